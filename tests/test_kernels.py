@@ -443,6 +443,30 @@ def test_sums_of_unit_vectors(target: int, dtype: Any) -> None:
         assert not sums.word_totals.any()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("size", [5, 64, 130])
+def test_sums_of_unit_and_plain_vectors(target: int, dtype: Any, size: int) -> None:
+    """The first word has more vectors than are read at a time and than a sum has before it moves to its total."""
+    generator = np.random.default_rng(size)
+    vectors = generator.standard_normal((300, size)).astype(dtype)
+    words = generator.choice(4, 300, p=(0.1, 0.6, 0.2, 0.1)) - 1
+    vectors[[3, 250]], words[[3, 250]] = 0, 0
+    vectors[words < 0] = np.nan
+    sums = UnitSums(size, np.float64 if dtype == np.float64 else np.float32, slots=[0, -1, -1])
+    sums.word_sums, sums.word_totals = np.tile(sums.word_sums, 2), np.tile(sums.word_totals, 2)
+    parts = (slice(0, 190), slice(190, 300))
+    assert sum(sums.add(vectors[part], words[part]) for part in parts) == (words >= 0).sum() - 2
+    found = sums.word_sums.astype(np.float64)
+    found[0] += sums.word_totals[0]
+    exact, units = vectors.astype(np.float64), units_of(vectors)
+    expected = [np.append(units[words == word].sum(0), exact[words == word].sum(0)) for word in range(3)]
+    assert np.allclose(found, expected, atol=1e-12 if dtype == np.float64 else 1e-4)
+    n_first, n_second, n_third = (int((words == word).sum()) for word in range(3))
+    assert sums.word_counts.tolist() == [[0, n_first % 64, n_first - 2], [-1, 0, n_second], [-1, 0, n_third]]
+    vectors[np.flatnonzero(words == 1)[0], -1] = np.inf
+    assert sums.add(vectors, words) == -1
+
+
 def test_long_sums_keep_the_precision_of_float64(target: int) -> None:
     """Equal vectors, of which a sum in float32 is wrong by far more; the second word has no total."""
     vectors = np.tile(np.array([[0.3, -0.2, 0.9]], np.float32), (30_000, 1))

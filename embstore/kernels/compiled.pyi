@@ -133,7 +133,7 @@ def add_cosines(
     """Add vectors to sums of unit vectors by word, by sentence and in all, each read once.
 
     Word sums and totals twice as wide as the vectors have the sum of the plain vectors after that of the unit vectors;
-    vectors without a word are then not read, and there are neither sentences nor a total.
+    vectors without a word are then left out, and there are neither sentences nor a total.
 
     The arithmetic has the dtype of the sums, float32 or float64; so have vectors that are not `half`. `words` and
     `sentences` [n] may be empty, -1 is none, and sentences ascend; the other arguments are explained in kernels.h.

@@ -39,6 +39,7 @@ cdef extern from "kernels.h" nogil:
         const void *vectors
         int half
         const int64_t *words
+        int64_t n_words
         int64_t *word_counts
         void *word_sums
         double *word_totals
@@ -373,6 +374,7 @@ def add_cosines(
     sums.size, sums.n, sums.half, sums.width = size, n, half, word_sums.shape[1]
     sums.vectors = &vectors[0, 0]
     sums.words = &words[0] if words.shape[0] else NULL
+    sums.n_words = n_words
     sums.word_counts = &word_counts[0, 0] if n_words else NULL
     sums.word_sums = &word_sums[0, 0] if n_words else NULL
     sums.word_totals = &word_totals[0, 0] if word_totals.shape[0] else NULL
@@ -382,6 +384,8 @@ def add_cosines(
     sums.runs, sums.run_sums, sums.buffers, sums.total = &runs[0, 0], &run_sums[0, 0, 0], &buffers[0, 0], &total[0]
     with nogil:
         n_nonzero = add_cosines_float(&sums) if real is float else add_cosines_double(&sums)
+    if n_nonzero == -2:
+        raise MemoryError("the memory is short")
     return n_nonzero
 
 

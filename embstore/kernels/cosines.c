@@ -1,3 +1,5 @@
+#include <stdlib.h>
+
 #define BODY "cosines_body.h"
 #include "targets.h"
 

@@ -111,12 +111,13 @@ void rank_rows(
 /* Sums of unit vectors by word, by sentence and in all; what is of the type of the arithmetic is void. */
 typedef struct {
     int64_t size, n;
-    /* Of a word's sum: size, or 2 size where the plain vectors are summed after it. Then vectors without a word are not
-       read, and there are neither sentences nor a total. */
+    /* Of a word's sum: size, or 2 size where the plain vectors are summed after it. Then vectors without a word are
+       left out, and there are neither sentences nor a total. */
     int64_t width;
     const void *vectors;            /* [n, size] */
     int half;                       /* whether they are float16 bits, else of the type of the arithmetic */
     const int64_t *words;           /* [n], the word of each vector, -1 for none; NULL without words */
+    int64_t n_words;
     /* Of each word: the row of its total or -1, the vectors in its sum, and how many vectors are not zero. A sum of
        FLUSH_COUNT vectors is moved to the total. */
     int64_t *word_counts;           /* [word, 3] */
@@ -135,7 +136,7 @@ typedef struct {
 
 enum { FLUSH_COUNT = 64 };
 
-/* Add vectors. Returns how many are not zero, or -1 if one is not finite or its square overflows. */
+/* Add vectors. Returns how many are not zero, -1 if one is not finite or its square overflows, -2 if memory is short. */
 int64_t add_cosines_float(const cosines_t *sums);
 int64_t add_cosines_double(const cosines_t *sums);
 

@@ -22,7 +22,9 @@ JSD = "jsd"
 METRICS = (*DISTANCES, *SIMILARITIES, JSD)
 TESTED = ("apd", "apd_excess", "prt", "prt_centered", "selfsim_change", JSD)
 TWO_SIDED = ("selfsim_change",)
-PART_TIMES = 16  # how many rows a part has for each group, so that adding up states takes little
+PART_TIMES = 64  # how many rows a part has for each group, so that adding up states takes little
+BLOCK_NBYTES = 8 * 2**20  # of stored vectors: a word's rows of a block are read one after the other
+BLOCK_WORDS = 128  # whose sums stay in cache as float64
 WHOLE = 0.25  # above this share of the rows the whole layer is scanned
 
 
@@ -161,7 +163,9 @@ def _reduced(
         parts = max(2, len(given.groups) // (PART_TIMES * len(given.sizes)))
         selection = Selection(given.store, rows=given.rows, layers=layer)
         reducers = {"sums": WordSums(given.groups, given.sizes)}
-        reduced = reduce(selection, reducers, device="cpu", parts=parts, threads=threads, max_states=4, progress=False)
+        block_rows = max(1, BLOCK_NBYTES // (given.store.hidden_size * given.store.vector_dtype.itemsize))
+        options: dict[str, Any] = {"parts": parts, "block_rows": block_rows, "threads": threads, "max_states": 4}
+        reduced = reduce(selection, reducers, device="cpu", progress=False, **options)
         sums, known = reduced[layer]["sums"]
         by_period = sums.reshape(len(counts), len(given.periods), -1)
         for place, period in enumerate(given.periods.tolist()):
@@ -243,18 +247,30 @@ def measures(
 
 
 def measures_of_sums(
-    sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64] | slice = slice(None)
+    sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64] | None = None
 ) -> dict[str, NDArray[np.float64]]:
     """The measures of words between two periods; float64 [word] each.
 
     `centers`: float64 [period, feature], the mean plain vector of each period over all compared words.
     """
+    numbers = np.arange(len(sums.counts)) if words is None else words
+    blocks = [
+        _measures_of_block(sums, centers, old, new, numbers[start : start + BLOCK_WORDS])
+        for start in range(0, len(numbers), BLOCK_WORDS)
+    ]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _measures_of_block(
+    sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64]
+) -> dict[str, NDArray[np.float64]]:
     sides = (old, new)
     counts = [sums.counts[words, side] for side in sides]
-    one, other = (sums.plain(side)[words] for side in sides)
+    units = [sums.unit(side)[words].astype(np.float64) for side in sides]
+    one, other = (sums.plain(side)[words].astype(np.float64) for side in sides)
     plain = Products.of(one, other)
     return measures(
-        Products.of(sums.unit(old)[words], sums.unit(new)[words]),
+        Products.of(*units),
         plain,
         plain.less(one, other, centers[old], centers[new], counts),
         counts,
