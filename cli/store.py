@@ -190,7 +190,7 @@ def export(
     dtype: Dtype = None,
     check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
-    """Copy a store or a part of it: Zarr or HDF5, disk or bucket; or to Parquet or safetensors.
+    """Copy a store or a part of it, also to Parquet or safetensors.
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """
@@ -286,7 +286,7 @@ def import_(
     ] = None,
     dtype: Dtype = None,
 ) -> None:
-    """Make a store of hidden states that another tool has written.
+    """Make a store of hidden states that another tool wrote.
 
     Vectors become float16 unless --dtype is given. Run the same command again to resume.
     """

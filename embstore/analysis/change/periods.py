@@ -217,7 +217,8 @@ def _test(
 
 def _points(compared: Compared, layer: int, found: list[list[tuple[int, float, float]]]) -> pl.DataFrame:
     """The change points of all words of a layer; the q of a word is that of its first test."""
-    rows = [(word, layer, compared.periods[period], gain, p)
-            for word, each in zip(compared.words, found, strict=True) for period, gain, p in each]  # fmt: skip
-    frame = pl.DataFrame(rows, schema=POINTS, orient="row")
-    return frame.with_columns(q=pl.Series(false_discovery(frame["p"].to_numpy()), dtype=pl.Float64))
+    first = false_discovery(np.array([each[0][2] if each else np.nan for each in found], np.float64))
+    rows = [(word, layer, compared.periods[period], gain, p, q)
+            for word, each, q in zip(compared.words, found, first.tolist(), strict=True)
+            for period, gain, p in sorted(each)]  # fmt: skip
+    return pl.DataFrame(rows, schema={**POINTS, "q": pl.Float64}, orient="row")

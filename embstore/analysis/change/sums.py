@@ -208,7 +208,7 @@ class Products:
 
 
 def measures(
-    unit: Products, plain: Products, centered: Products, counts: Any, n_nonzero: Any
+    unit: Products, plain: Products, centered: Products, counts: Any, similar: tuple[Any, Any]
 ) -> dict[str, NDArray[np.float64]]:
     """All measures of change but `jsd` from inner products of sums; no pair of occurrences is formed.
 
@@ -225,12 +225,11 @@ def measures(
     - `selfsim_old` = (U.U - n) / (n^2 - n), the mean cosine of two occurrences of one side (Ethayarajh 2019),
       `selfsim_new`, and `selfsim_change`, new minus old: below 0 the word is used in more different ways.
 
-    `counts`, `n_nonzero`: pairs (old, new) of arrays; a zero vector has cosine 0 with every other.
+    `counts`, `similar`: pairs (old, new) of arrays, the second the self-similarities.
     """
     n_old, n_new = (np.asarray(each, np.float64) for each in counts)
     apd = 1 - unit.both / (n_old * n_new)
-    similar_old = mean_cosine(unit.old, np.asarray(n_nonzero[0], np.float64), n_old)
-    similar_new = mean_cosine(unit.new, np.asarray(n_nonzero[1], np.float64), n_new)
+    similar_old, similar_new = similar
     cosine = plain.cosine
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = np.where(cosine > 0, 1 / cosine, np.nan)
@@ -268,11 +267,15 @@ def _measures_of_block(
     counts = [sums.counts[words, side] for side in sides]
     units = [sums.unit(side)[words].astype(np.float64) for side in sides]
     one, other = (sums.plain(side)[words].astype(np.float64) for side in sides)
-    plain = Products.of(one, other)
+    plain, unit = Products.of(one, other), Products.of(*units)
+    similar = [
+        mean_cosine(square, sums.n_nonzero[words, side].astype(np.float64), count.astype(np.float64))
+        for square, side, count in zip((unit.old, unit.new), sides, counts, strict=True)
+    ]
     return measures(
-        Products.of(*units),
+        unit,
         plain,
         plain.less(one, other, centers[old], centers[new], counts),
         counts,
-        [sums.n_nonzero[words, side] for side in sides],
+        (similar[0], similar[1]),
     )

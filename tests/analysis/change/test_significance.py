@@ -143,3 +143,25 @@ def test_words_are_compared_with_those_of_like_frequency() -> None:
     for lowest in known[:3]:
         assert median[lowest] == pytest.approx(np.median(values[known[:7]]))
     assert np.isnan(matched(values[:2], counts[:2], 6)[0]).all()
+
+
+def test_copies_of_a_unit_are_no_pairs() -> None:
+    """A resample's self-similarity is the mean over pairs of which each has one occurrence of a copy of its own."""
+    random = np.random.default_rng(6)
+    vectors, is_new, names = random.normal(size=(9, 4)), np.arange(9) >= 5, np.array([0, 0, 1, 2, 2, 3, 4, 4, 5])
+    units = Units.of(vectors, is_new, names, np.zeros((2, 4)), None)
+    old, new = np.array([[2.0, 0, 1, 0, 0, 0]]), np.array([[0.0, 0, 0, 0, 3, 1]])
+    found = units.measures(old, new)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    for weights, side in ((old[0], "selfsim_old"), (new[0], "selfsim_new")):
+        drawn = [(name, copy) for name in range(6) for copy in range(int(weights[name]))]
+        each = [(name, copy, row) for name, copy in drawn for row in np.flatnonzero(names == name)]
+        cosines = [
+            unit[one[2]] @ unit[other[2]]
+            for one in each
+            for other in each
+            if one != other and (one[0] != other[0] or one[1] == other[1])
+        ]
+        assert found[side][0] == pytest.approx(np.mean(cosines))
+    excess = found["apd"][0] - 1 + (found["selfsim_old"][0] + found["selfsim_new"][0]) / 2
+    assert found["apd_excess"][0] == pytest.approx(excess)
