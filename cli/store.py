@@ -190,7 +190,7 @@ def export(
     dtype: Dtype = None,
     check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
-    """Copy a store or a part of it, also to Parquet or safetensors.
+    """Copy a store or a part of it to another form or place.
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """

@@ -75,7 +75,7 @@ def require_survives(scene: str, whole: Whole, folder: Path, done: int, found: T
     state = SCENES[scene].state(folder, whole)
     if done == ENDED:
         assert state in SCENES[scene].final
-    elif done:
+    elif done and not scene.startswith("append"):  # what an append has committed is in a part that is not listed yet
         assert whole.reference is not None
         assert es.open(folder / whole.reference.path.name).committed.sum() >= done
     if resume:

@@ -77,7 +77,8 @@ class Units:
         counts = weights @ self.counts
         pairs = counts * (counts - 1) - copies @ np.square(self.counts)
         inside = squares - copies @ np.square(self.unit).sum(1) - weights @ self.n_nonzero
-        return np.divide(inside, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
+        similar: NDArray[np.float64] = np.divide(inside, pairs, out=np.full(len(pairs), np.nan), where=pairs > 0)
+        return similar
 
     @property
     def observed(self) -> dict[str, NDArray[np.float64]]:
