@@ -20,6 +20,7 @@ NEEDS = {
     "minutes",
     "hours",
     "data of your own",
+    "sae-lens",
 }
 
 
