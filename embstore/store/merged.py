@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.errors import InvalidValueError, StorageError, StoreDamagedError
-from embstore.store.index import KINDS, Field, Index, Labels, Strings, TypeIndex, rows_by_type
+from embstore.store.index import KINDS, Contexts, Field, Index, Labels, Strings, TypeIndex, rows_by_type
 from embstore.store.storage.files import REPAIR_HINT
 
 MEMBER = "member"  # the field of documents with the name of the member that they are in
 _IN_MEMORY_NBYTES = 64 * 2**20  # longer columns are in temporary files without a name
 _LOOKUPS_BEFORE_TABLE = 8
+CONTEXT_COLUMNS = ("start", "stop", "indptr")
 _LABELS, _FIELDS = "occurrences/labels/", "documents/fields/"
 
 
@@ -180,6 +181,22 @@ class MergedIndex(Index):
         """The first document of each member, and the number of all."""
         counts = [int(self._documents(member)[-1]) + 1 for member in self._numbers]
         return [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+
+    @cached_property
+    def contexts(self) -> Contexts | None:
+        """The contexts of all members; the sentences of those whose contexts are their sentences."""
+        if all("contexts/start" not in shapes for shapes in self._shapes):
+            return None
+        sentences, words, parts = self._starts("sentences/source"), self.word_indptr, []
+        for member, rows in enumerate(self._starts("occurrences/type")[:-1]):
+            own = words[sentences[member] : sentences[member + 1] + 1]
+            if "contexts/start" in self._shapes[member]:
+                start, stop, indptr = (self._of.column(member, f"contexts/{name}") for name in CONTEXT_COLUMNS)
+                parts.append((start + own[0], stop + own[0], indptr[:-1] + rows))
+            else:
+                parts.append((own[:-1], own[1:], self._of.column(member, "sentences/indptr")[:-1] + rows))
+        starts, stops, bounds = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return Contexts(starts, stops, np.append(bounds, len(self.type)))
 
     @cached_property
     def fields(self) -> dict[str, Field]:

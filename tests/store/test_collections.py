@@ -616,3 +616,22 @@ def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
     es.extract(plan_of(SENTENCES[20:40], model=FakeEncoder(), options=taken), path, append=True, progress=False)
     with pytest.raises(StoreMismatchError, match=r"extraction\.keep\.min_contexts 2, this plan has 1"):
         extract(path, SENTENCES[40:60], append=True, **{**options, "keep": es.Keep(words=keep.words)})
+
+
+@pytest.mark.parametrize("context", ["document", "sentence"])
+def test_contexts_are_those_of_the_one_store(context: str, tmp_path: Path) -> None:
+    """Of documents in blocks, and of sentences of which only one member has one that is too long for the model."""
+    sentences = [*SENTENCES[:60], Sentence(tuple(WORDS * 6), document=Document({"year": 1}))]
+    parts = [sentences[:40], sentences[40:]]
+    paths = [tmp_path / "a.zarr", tmp_path / "b.zarr"]
+    for path, part in zip(paths, parts, strict=True):
+        extract(path, part, context=context)
+    whole = extract(tmp_path / "whole.zarr", sentences, context=context)
+    joined = es.open(paths)
+    assert (es.open(paths[0]).index.contexts is None) == (context == "sentence")
+    for name in ("start", "stop", "indptr"):
+        expected = getattr(whole.index.contexts, name)
+        np.testing.assert_array_equal(getattr(joined.index.contexts, name), expected, err_msg=name)
+    copy = es.store.export(joined, tmp_path / "copy.zarr")
+    np.testing.assert_array_equal(copy.index.contexts.start, whole.index.contexts.start)
+    assert es.verify(copy.path).ok
