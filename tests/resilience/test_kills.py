@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 from signal import SIGALRM, SIGKILL
 from typing import Any
@@ -55,10 +57,9 @@ def kill(scene: str, whole: Whole, folder: Path, *, at_once: bool = False, **whe
 def test_killed_anywhere(
     tmp_path: Path, whole: GetWhole, scene: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three kills of four come at a random call, late ones more often than those of creation; the others at a random
-    moment, which may be inside a library.
+    """At random calls, late ones more often than those of creation.
 
-    Of several processes, the one that comes to the call is killed, or all of them.
+    Every fourth kill of a full campaign comes at a random moment instead, which may be inside a library. Of several processes, the one that comes to the call is killed, or all of them.
     """
     if scene in BUCKETS:
         request.getfixturevalue("scenes_bucket")
@@ -69,7 +70,8 @@ def test_killed_anywhere(
     states: Counter[str] = Counter()
     for number in range(campaign(52, 4)):
         where = rng.random()
-        when = {"kill_after": where * seconds} if number % 4 == 3 else {"kill_at": int(len(names) * where**0.5)}
+        moment = number % 4 == campaign(3, 4)
+        when = {"kill_after": where * seconds} if moment else {"kill_at": int(len(names) * where**0.5)}
         kill_all, at_once = scene in PROCESSES and number % 3 == 0, number % 2 == 1
         states[kill(scene, uninterrupted, tmp_path / str(number), **when, kill_all=kill_all, at_once=at_once)] += 1
     with capsys.disabled():
@@ -91,6 +93,20 @@ def test_an_append_killed_at_every_call(
     assert states == ["old", *(f"old, and {done} of 5 partitions" for done in range(6)), "new"]
     with capsys.disabled():
         print(f"\n{scene}: a kill at {len(steps)} of {len(names)} calls: {dict(Counter(found))}")
+
+
+@pytest.mark.slow
+def test_a_client_that_is_killed_while_it_asks_for_a_process_ends_no_other(tmp_path: Path, whole: GetWhole) -> None:
+    scene = "extraction to Zarr"
+    uninterrupted = whole(scene)
+    for number in range(2):
+        running = Running(scene, begin(scene, uninterrupted, tmp_path / str(number)), held=True)
+        running.go_on()
+        with socket.socket(socket.AF_UNIX) as client:  # connects, sends nothing, is gone
+            client.connect(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
+        running.release()
+        assert running.join() == 0
+        ALL_SCENES[scene].assert_whole(tmp_path / str(number), uninterrupted)
 
 
 @pytest.mark.parametrize("suffix", [pytest.param("Zarr", marks=pytest.mark.slow), "HDF5"])
