@@ -59,7 +59,8 @@ def test_killed_anywhere(
 ) -> None:
     """At random calls, late ones more often than those of creation.
 
-    Every fourth kill of a full campaign comes at a random moment instead, which may be inside a library. Of several processes, the one that comes to the call is killed, or all of them.
+    Every fourth kill of a full campaign comes at a random moment instead, which may be inside a library. Of several
+    processes, the one that comes to the call is killed, or all of them.
     """
     if scene in BUCKETS:
         request.getfixturevalue("scenes_bucket")
