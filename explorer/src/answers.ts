@@ -1,0 +1,94 @@
+/** What the queries answer. */
+
+export interface LabelLayer {
+  name: string;
+  values: string[];
+}
+
+export interface StoreInfo {
+  name: string;
+  address: string;
+  model: string | null;
+  layers: number[];
+  dim: number;
+  rows: number;
+  types: number;
+  sentences: number;
+  finished: boolean;
+  labels: LabelLayer[];
+  fields: { name: string; kind: string }[];
+  probes: { name: string; kind: string }[];
+}
+
+export interface Occurrence {
+  row: number;
+  sentence: number;
+  position: number;
+  left: string;
+  word: string;
+  right: string;
+  labels: Record<string, string | number | null>;
+}
+
+export interface Completion {
+  words: { word: string; count: number }[];
+}
+
+export interface Occurrences {
+  total: number;
+  columns: { name: string; kind: string }[];
+  rows: Occurrence[];
+  python: string;
+}
+
+export interface WordAnswer {
+  word: string;
+  count: number;
+  layers: number[];
+  selfsimilarity: (number | null)[];
+  corpus: (number | null)[];
+  anisotropy: (number | null)[];
+  python: string;
+}
+
+export interface Sense {
+  cluster: number;
+  count: number;
+  markers: string[];
+  examples: Occurrence[];
+}
+
+export interface Senses {
+  layer: number;
+  silhouette: number | null;
+  caveat: string | null;
+  clusters: Sense[];
+  rows: number[];
+  codes: number[];
+  python: string;
+}
+
+export type Neighbor = Occurrence & { similarity: number };
+
+export interface Neighbors {
+  query: { word: string; left: string; right: string; count: number };
+  layers: { layer: number; neighbors: Neighbor[] }[];
+  python: string;
+}
+
+export interface Geometry {
+  rows: { layer: number; metric: string; value: number | null; low: number | null; high: number | null }[];
+  python: string;
+}
+
+export interface Cka {
+  a: number[];
+  b: number[];
+  values: (number | null)[][];
+  python: string;
+}
+
+export interface ProbeResults {
+  results: { name: string; kind: string; rows: Record<string, string | number | null>[] }[];
+  python: string;
+}

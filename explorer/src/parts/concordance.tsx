@@ -1,0 +1,43 @@
+import type { Occurrence } from "../answers";
+import { Link } from "./link";
+import { Table, type Column } from "./table";
+
+interface Props<T extends Occurrence> {
+  rows: T[];
+  /** The labels and fields that are shown, in order. */
+  columns?: { name: string; kind: string }[];
+  /** Columns before the lines, as a similarity. */
+  extra?: Column<T>[];
+  sortable?: boolean;
+  label?: string;
+}
+
+/** Occurrences as keywords in context. Each leads to its sentence, its neighbours and its place on the map. */
+export function Concordance<T extends Occurrence>({ rows, columns = [], extra = [], sortable = false, label = "Occurrences" }: Props<T>) {
+  const sort = (name: string) => (sortable ? name : undefined);
+  const all: Column<T>[] = [
+    ...extra,
+    { name: "left", title: "Left", sort: sort("left"), class: "left", cell: (row) => <bdi class="context">{row.left}</bdi> },
+    {
+      name: "word", title: "Word", sort: sort("word"), class: "word",
+      cell: (row) => (
+        <Link to={{ view: "sentence", row: row.row, sentence: row.sentence }} title="Open the sentence"><bdi>{row.word}</bdi></Link>
+      ),
+    },
+    { name: "right", title: "Right", sort: sort("right"), class: "right", cell: (row) => <bdi class="context">{row.right}</bdi> },
+    ...columns.map((column): Column<T> => ({
+      name: column.name, title: column.name, sort: sort(column.name), class: "value",
+      cell: (row) => <bdi>{row.labels[column.name] ?? ""}</bdi>,
+    })),
+    {
+      name: "links", title: <span class="sr">Links</span>, class: "links",
+      cell: (row) => (
+        <>
+          <Link to={{ view: "neighbors", row: row.row, word: null, text: null, offset: null }} label={`Neighbours of row ${row.row}`}>similar</Link>
+          <Link to={{ view: "map", row: row.row, word: row.word, offset: null }} label={`Row ${row.row} on the map`}>map</Link>
+        </>
+      ),
+    },
+  ];
+  return <Table label={label} columns={all} rows={rows} id={(row) => row.row} />;
+}

@@ -1,0 +1,48 @@
+import type { ComponentChildren } from "preact";
+import type { Query } from "../use_query";
+
+/** What a part shows before anything is asked, or when the answer holds nothing. */
+export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
+  return (
+    <div class="state">
+      <strong>{title}</strong>
+      {children && <p>{children}</p>}
+    </div>
+  );
+}
+
+/** A query under way: a bar, with numbers once it reports progress. */
+export function Loading({ what, progress }: { what: string; progress?: { done: number; total: number | null } }) {
+  const known = progress?.total ? progress : undefined;
+  return (
+    <div class="state" role="status">
+      <progress aria-label={`Loading ${what}`} max={known?.total ?? undefined} value={known?.done} />
+      <p>
+        Loading {what}
+        {known && ` · ${Math.floor((100 * known.done) / known.total!)} %`}
+      </p>
+    </div>
+  );
+}
+
+export function ErrorState({ error, retry }: { error: string; retry: () => void }) {
+  return (
+    <div class="state error" role="alert">
+      <strong>This did not work</strong>
+      <p dir="auto">{error}</p>
+      <button type="button" onClick={retry}>Try again</button>
+    </div>
+  );
+}
+
+/** The answer of a query once it is here, until then its state; a newer answer under way dims the older one. */
+export function Answer<T>({ of, what, children }: { of: Query<T>; what: string; children: (value: T) => ComponentChildren }) {
+  if (of.status === "error") return <ErrorState error={of.error!} retry={of.retry} />;
+  if (of.value === undefined) return of.status === "idle" ? null : <Loading what={what} progress={of.progress} />;
+  const busy = of.status === "loading";
+  return (
+    <div class={busy ? "answer busy" : "answer"} aria-busy={busy}>
+      {children(of.value)}
+    </div>
+  );
+}

@@ -1,0 +1,17 @@
+/** Where a view's data come from: a server, files of a static export, or a notebook's kernel. */
+
+export type Params = Record<string, string | number | boolean | undefined>;
+
+export interface QueryOptions {
+  signal?: AbortSignal;
+  progress?: (done: number, total: number | null) => void;
+}
+
+export interface Source {
+  /** The answer of a named query; a query of arrays resolves to `Arrays`. Rejects with an Error of one line. */
+  query<T>(name: string, params: Params, options?: QueryOptions): Promise<T>;
+  /** The address of a query's table, where the source has one. */
+  exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string;
+  /** Whether the source answers a query: views hide what it cannot. */
+  has(name: string): boolean;
+}

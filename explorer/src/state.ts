@@ -1,0 +1,69 @@
+import { computed, signal, type ReadonlySignal } from "@preact/signals";
+
+/** What the page shows, as names and texts: all of it is in the address, so that a link restores it. */
+export type Values = Readonly<Record<string, string>>;
+export type Changes = Record<string, string | number | undefined | null>;
+
+export interface State {
+  readonly values: ReadonlySignal<Values>;
+  /** Changes values (undefined removes one) as a new entry of the history, or in place of the present one. */
+  go(changes: Changes, options?: { replace?: boolean }): void;
+  /** The address after some changes, for a link. */
+  href(changes: Changes): string;
+}
+
+function changed(values: Values, changes: Changes): Values {
+  const next: Record<string, string> = { ...values };
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === undefined || value === null || value === "") delete next[name];
+    else next[name] = String(value);
+  }
+  return next;
+}
+
+/** The state in the query of the page's address. */
+export function urlState(): State {
+  const read = (): Values => Object.fromEntries(new URLSearchParams(location.search));
+  const values = signal(read());
+  addEventListener("popstate", () => (values.value = read()));
+  const href = (changes: Changes) => `?${new URLSearchParams(changed(values.peek(), changes))}`;
+  return {
+    values,
+    href,
+    go(changes, { replace = false } = {}) {
+      const address = href(changes);
+      if (replace || address === location.search) history.replaceState(null, "", address);
+      else history.pushState(null, "", address);
+      values.value = read();
+    },
+  };
+}
+
+/** A state of its own, for a page inside another page. */
+export function memoryState(initial: Values = {}): State {
+  const values = signal<Values>(initial);
+  return {
+    values,
+    href: (changes) => `?${new URLSearchParams(changed(values.peek(), changes))}`,
+    go: (changes) => void (values.value = changed(values.peek(), changes)),
+  };
+}
+
+/** A state whose names stand under other names in another one: the right side of Compare has its own store. */
+export function renamed(state: State, names: Readonly<Record<string, string>>): State {
+  const outward = (changes: Changes): Changes =>
+    Object.fromEntries(Object.entries(changes).map(([name, value]) => [names[name] ?? name, value]));
+  return {
+    values: computed(() => {
+      const own: Record<string, string> = { ...state.values.value };
+      for (const [name, outer] of Object.entries(names)) {
+        delete own[name];
+        const value = state.values.value[outer];
+        if (value !== undefined) own[name] = value;
+      }
+      return own;
+    }),
+    go: (changes, options) => state.go(outward(changes), options),
+    href: (changes) => state.href(outward(changes)),
+  };
+}
