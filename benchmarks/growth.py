@@ -1,6 +1,6 @@
 """How time and memory grow with the number of rows: gather, scan, search, geometry, verify, plan.
 
-python benchmarks/growth.py --rows 1e5 1e6 5e6 --out benchmarks/results/growth.json --plot benchmarks/results/growth.png
+python benchmarks/growth.py --rows 1e5 1e6 5e6 --out benchmarks/results/growth.json --plot docs/results/growth.png
 
 All sizes have the same vocabulary, 500 words, each of which occurs at every size. Each operation at each size runs in a
 process of its own with one thread; its time is that of the processor, its memory the most that it had without a file

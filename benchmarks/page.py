@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from the files in benchmarks/results: python benchmarks/page.py [--check]."""
+"""Write docs/results/benchmarks.md from the files in benchmarks/results: python benchmarks/page.py [--check]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from embstore.bench.measure import Row, shown_seconds
 
 ROOT = Path(__file__).parent.parent
-PAGE, RESULTS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "results"
+PAGE, RESULTS = ROOT / "docs" / "results" / "benchmarks.md", ROOT / "benchmarks" / "results"
 ABOUT = {
     "all": "Everything in one run: `embstore bench all`",
     "extract": "Extraction: `benchmarks/extract.py`",
@@ -35,7 +35,7 @@ HEAD = """# Benchmarks
 
 <!-- Written by `python benchmarks/page.py` from the files in benchmarks/results: change these, not this page. -->
 
-Each table is one run of a script ([how to run and read them](../benchmarks/README.md)): embstore and its rivals take
+Each table is one run of a script (`benchmarks/README.md` says how to run and read them): embstore and its rivals take
 turns in the same run, and the figure is the median. **The best rival is the fastest that was installed, weak and strong
 ones measured alike**, and the limit is what the same machine does at best for the same result (one read of the bytes, a
 matrix product, a copy), measured in the same run. ours/rival below 1 means that embstore is faster; ours/limit cannot
@@ -138,8 +138,8 @@ def growth_lines(growth: list[dict[str, Any]], figure: str) -> Iterator[str]:
         "the start without a file behind it (RssAnon), the libraries that it loads included (for geometry torch); the "
         "last column is its growth from the first to the last size for each row. A list of all rows would take 8 bytes."
     )
-    if (RESULTS / figure).exists():
-        yield f"![Time and own memory over the number of rows](../benchmarks/results/{figure})"
+    if (PAGE.parent / figure).exists():
+        yield f"![Time and own memory over the number of rows]({figure})"
 
 
 def case_lines(cases: dict[str, dict[str, Any]]) -> str:
@@ -182,7 +182,7 @@ def page(folder: Path = RESULTS) -> str:
 def main() -> None:
     made = page()
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text() == made else "docs/benchmarks.md is old: run python benchmarks/page.py")
+        sys.exit(0 if PAGE.read_text() == made else "docs/results/benchmarks.md is old: run python benchmarks/page.py")
     PAGE.write_text(made)
     print(f"written: {PAGE.name}, {len(results())} files")
 

@@ -2,7 +2,7 @@
 
     python examples/read_without_embstore.py STORE.zarr|STORE.h5 WORD
 
-docs/format.md describes every array.
+docs/reference/format.md describes every array.
 """
 
 import sys

@@ -61,7 +61,11 @@ def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if any(blocks(page))],
+    ids=lambda page: page.stem if page.stem != "index" else page.parent.name,
+)
 def test_examples_run(page: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the blocks of a page in order: its Python in one namespace, its commands in this process."""
     work = tmp_path / "work"

@@ -59,7 +59,7 @@ class ExtractionOptions:
     context:
         What the model is given at a time: a "sentence", a "document", or a number: blocks of at most this many
         subwords of a document, special ones included. A sentence or document that is longer than the limit is given
-        in blocks too, of whole words, and every word has the vector of one block; see docs/contexts.md.
+        in blocks too, of whole words, and every word has the vector of one block; see docs/how-to/contexts.md.
     min_left:
         Blocks overlap so that a word has this many words before it in its block where the document has them, and
         after it too if the model is bidirectional. None: a quarter of a block overlaps, none of blocks of a number of

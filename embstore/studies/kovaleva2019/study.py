@@ -226,8 +226,8 @@ def unlearned(files: Mapping[str, Mapping[str, Path]], tuned: Mapping[str, FineT
 def notes(settings: Kovaleva2019) -> tuple[str, ...]:
     """Return what a reader must know."""
     found = [
-        "Patterns: by an explicit rule (docs/attention.md). The paper's classifier was trained on maps labeled by "
-        "hand, which are not public, so its shares are not ours.",
+        "Patterns: by an explicit rule (docs/how-to/attention.md). The paper's classifier was trained on maps labeled "
+        "by hand, which are not public, so its shares are not ours.",
         "The paper's tasks are of GLUE with BERT-base; its numbers are printed for orientation, without a difference.",
         "Intervals are over sentences of dev and hold for all heads and layers of a task together; they do not cover "
         "other fine-tuning runs. The epoch of fine-tuning was chosen on dev too.",
