@@ -3,6 +3,7 @@ from . import bench as bench
 from . import corpus as corpus
 from . import errors as errors
 from . import executors as executors
+from . import explorer as explorer
 from . import extraction as extraction
 from . import models as models
 from . import plot as plot

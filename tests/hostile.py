@@ -33,6 +33,7 @@ HUGE = 10**20
 BASES = {
     "plan": "corpus.txt -m random:8",
     "extract": "corpus.txt new.zarr -m random:8",
+    "explore": "gone.zarr --no-browser",
     "info": "store.zarr",
     "collect": "collected.json store.zarr",
     "verify": "store.zarr",

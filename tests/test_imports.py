@@ -75,6 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "vectors",
     },
+    "explorer": {"errors", "analysis", "arguments", "models", "probes", "store", "vectors"},
     "database": {"errors", "spacing", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "progress", "store", "analysis", "probes"},
     "studies": {
@@ -108,6 +109,8 @@ HOME = {
     "spacy": "corpus",
     "ray": "executors",
     "duckdb": "database",
+    "starlette": "explorer",
+    "uvicorn": "explorer",
     "tqdm": "progress",
 }
 SLOW = ["pydantic", "scipy", "asyncio", "rich", "tqdm"]  # others that commands need not wait for

@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 from embstore.errors import StoreDamagedError
 from embstore.store.storage.files import Bytes
 
-DTYPES = {"float16": "F16", "float32": "F32", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "uint8": "U8"}
-_NUMPY = {"F16": "<f2", "F32": "<f4", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+}
+_NUMPY = {"F64": "<f8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
 
 
 def header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:

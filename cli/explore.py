@@ -1,0 +1,44 @@
+"""The command that shows stores in a browser."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+import embstore_cli.options as opt
+from embstore.errors import InvalidValueError, MissingPackageError
+
+PASSWORD = "EMBSTORE_PASSWORD"
+MIN_PASSWORD = 8
+
+
+def explore(
+    stores: opt.StorePaths,
+    *,
+    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, opt.option("N", "The port; 0 for a free one.", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
+    password: Annotated[
+        bool, typer.Option("--password", help=f"Ask browsers for a password, that of {PASSWORD} or the one typed here.")
+    ] = False,
+) -> None:
+    """Look at stores in the browser: words, maps, neighbors, layers and sentences.
+
+    Runs until Ctrl-C. Only who has the URL that is printed can read the stores, and nobody can change them.
+    """
+    try:
+        from embstore.explorer import serve
+    except ImportError as error:
+        raise MissingPackageError('this needs starlette and uvicorn: pip install "embstore[explore]"') from error
+    serve(stores, host=host, port=port, browser=browser, password=_password() if password else None)
+
+
+def _password() -> str:
+    given = os.environ.get(PASSWORD)
+    if given is None:
+        given = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+    if len(given) < MIN_PASSWORD:
+        raise InvalidValueError(f"the password has {len(given)} characters: give {MIN_PASSWORD} or more")
+    return given

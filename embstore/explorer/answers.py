@@ -1,0 +1,54 @@
+"""Answers of queries as bytes: JSON, or arrays in the layout of safetensors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.store.storage.safetensors import header
+
+JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """An answer that is mostly numbers: arrays of float32, float64, int32 or int64 by name, and what JSON can hold."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    data: Mapping[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Return a safetensors file, `data` as JSON in `__metadata__.json`; the widest numbers first, all aligned."""
+        ordered = sorted(self.arrays.items(), key=lambda each: -each[1].itemsize)
+        described = {name: (array.dtype.name, array.shape) for name, array in ordered}
+        parts = [np.ascontiguousarray(array).tobytes() for _, array in ordered]
+        return b"".join([header(described, {"json": as_json(self.data)}), *parts])
+
+
+def as_json(value: Any) -> str:
+    """Return a value as JSON; NaN and infinite numbers become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def encoded(answer: Any) -> tuple[bytes, str]:
+    """Return an answer as bytes, and their media type."""
+    if isinstance(answer, Arrays):
+        return answer.to_bytes(), SAFETENSORS
+    return as_json(answer).encode(), JSON
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,76 @@
+"""Run the explorer's server until it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from dataclasses import replace
+
+import uvicorn
+
+from embstore.errors import InvalidValueError
+from embstore.explorer.security import LOOPBACK, Access
+from embstore.explorer.server import make_app
+from embstore.explorer.stores import explored
+
+
+def serve(
+    paths: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    browser: bool = True,
+    password: str | None = None,
+) -> None:
+    """Serve some stores, and return when the server is interrupted; prints the URL, and opens it in the browser."""
+    stores = explored(paths)
+    listening = _listening(host, port)
+    access = replace(Access(host=host, password=password), port=listening.getsockname()[1])
+    app = make_app(stores, access)
+    config = uvicorn.Config(
+        app,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        ws="none",
+        lifespan="off",
+        timeout_graceful_shutdown=1,
+        limit_concurrency=1000,
+    )
+    if host not in LOOPBACK and password is None:
+        print("embstore: everyone with this URL who can reach this machine can read the stores", file=sys.stderr)
+    print(f"exploring {', '.join(each.name for each in stores)} at {access.url} (Ctrl-C ends)", flush=True)
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(access.url,), daemon=True).start()
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt:
+        _end(app, 130)
+    _end(app, 0)
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        listening = socket.socket(family, kind)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        return listening
+    except OSError as error:
+        hint = "choose another port" if port else "choose another address"
+        raise InvalidValueError(f"{host}:{port} cannot be listened on ({error.strerror or error}): {hint}") from None
+
+
+def _end(app: object, status: int) -> None:
+    """End the process without waiting for queries that still run; nothing but a cache is written, by renames."""
+    app.state.queries.close()  # type: ignore[attr-defined]
+    sys.stdout.flush()
+    os._exit(status)
