@@ -9,6 +9,8 @@ export interface App {
   source: Source;
   stores: StoreInfo[];
   state: State;
+  /** The views that the source can fill. */
+  views: View[];
 }
 
 export const AppContext = createContext<App | null>(null);

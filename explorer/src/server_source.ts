@@ -1,6 +1,8 @@
 import { readSafetensors } from "./safetensors";
 import type { Params, QueryOptions, Source } from "./source";
 
+const LONGEST = 4000; // characters of an address; longer parameters go into the body
+
 /** The queries of the server that serves this page. */
 export class ServerSource implements Source {
   constructor(private readonly token: string | null) {}
@@ -13,21 +15,24 @@ export class ServerSource implements Source {
     return this.url(`export/${name}.${format}`, params);
   }
 
-  async query<T>(name: string, params: Params, options: QueryOptions = {}): Promise<T> {
-    const headers = options.progress ? { Accept: "application/x-ndjson" } : undefined;
+  async query<T>(name: string, params: Params, { signal, progress }: QueryOptions = {}): Promise<T> {
+    const address = this.url(name, params);
+    const request: RequestInit = { signal, cache: "no-store", headers: progress && { Accept: "application/x-ndjson" } };
     let response: Response;
     try {
-      response = await fetch(this.url(name, params), { signal: options.signal, headers, cache: "no-store" });
+      response = await (address.length <= LONGEST
+        ? fetch(address, request)
+        : fetch(this.url(name, {}), { ...request, method: "POST", body: JSON.stringify(params) }));
     } catch (error) {
-      if (options.signal?.aborted) throw error;
+      if (signal?.aborted) throw error;
       throw new Error("the server does not answer: is `embstore explore` still running?");
     }
     const type = response.headers.get("content-type") ?? "";
     if (!response.ok) {
       const body = type.startsWith("application/json") ? await response.json() : null;
-      throw new Error(body?.error ?? `the server answers ${response.status} to ${name}`);
+      throw new Error(body?.error ?? (response.status === 401 ? "open the address that `embstore explore` printed" : `the server answers ${response.status}`));
     }
-    if (type.startsWith("application/x-ndjson")) return (await readLines(response, options)) as T;
+    if (type.startsWith("application/x-ndjson")) return (await lastOf(response, progress)) as T;
     if (type.startsWith("application/json")) return (await response.json()) as T;
     return readSafetensors(await response.arrayBuffer()) as T;
   }
@@ -40,25 +45,42 @@ export class ServerSource implements Source {
   }
 }
 
-/** The last of newline-separated JSON values; those before it report progress. */
-async function readLines(response: Response, options: QueryOptions): Promise<unknown> {
-  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  let answer: unknown;
-  const take = (line: string) => {
-    if (!line) return;
-    const value = JSON.parse(line);
-    if (value.error) throw new Error(value.error);
-    if (value.progress) options.progress?.(value.progress[0], value.progress[1]);
-    else answer = value.result ?? value;
-  };
+/** The result after lines of progress: the last line, or the arrays that it says follow. */
+async function lastOf(response: Response, progress: QueryOptions["progress"]): Promise<unknown> {
+  const reader = response.body!.getReader();
+  let bytes = new Uint8Array();
   for (;;) {
-    const { done, value } = await reader.read();
-    const lines = (rest + (value ?? "")).split("\n");
-    rest = done ? "" : lines.pop()!;
-    lines.forEach(take);
-    if (done) break;
+    const end = bytes.indexOf(10);
+    if (end >= 0) {
+      const line = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
+      bytes = bytes.slice(end + 1);
+      if (line.error) throw new Error(line.error);
+      if (line.progress) progress?.(line.progress[0], line.progress[1]);
+      else if (line.safetensors) return readSafetensors(await filled(reader, bytes, line.safetensors));
+      else return line.result;
+    } else {
+      const { done, value } = await reader.read();
+      if (done) throw new Error("the answer ends before its result");
+      bytes = joined(bytes, value);
+    }
   }
-  if (answer === undefined) throw new Error("the answer ends before its result");
-  return answer;
+}
+
+async function filled(reader: ReadableStreamDefaultReader<Uint8Array>, start: Uint8Array, size: number): Promise<ArrayBuffer> {
+  const all = new Uint8Array(size);
+  all.set(start);
+  for (let at = start.length; at < size; ) {
+    const { done, value } = await reader.read();
+    if (done) throw new Error("the answer ends before its arrays");
+    all.set(value, at);
+    at += value.length;
+  }
+  return all.buffer;
+}
+
+function joined(first: Uint8Array, second: Uint8Array): Uint8Array<ArrayBuffer> {
+  const all = new Uint8Array(first.length + second.length);
+  all.set(first);
+  all.set(second, first.length);
+  return all;
 }

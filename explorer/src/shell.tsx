@@ -1,8 +1,9 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { StoreInfo } from "./answers";
-import { AppContext, useApp, type View } from "./app";
+import { AppContext, useApp } from "./app";
 import { Link } from "./parts/link";
+import { StorePicker } from "./parts/store_picker";
 import { ErrorState, Loading } from "./parts/states";
 import type { Source } from "./source";
 import type { State } from "./state";
@@ -30,15 +31,14 @@ function Page({ source, state }: { source: Source; state: State }) {
   if (error) return <ErrorState error={error} retry={() => setTries(tries + 1)} />;
   if (!stores) return <Loading what="the stores" />;
   return (
-    <AppContext.Provider value={{ source, stores, state }}>
+    <AppContext.Provider value={{ source, stores, state, views: VIEWS.filter((view) => view.needs.every((name) => source.has(name))) }}>
       <Shell />
     </AppContext.Provider>
   );
 }
 
 function Shell() {
-  const { source, values, store } = useApp();
-  const views = VIEWS.filter((view) => view.needs.every((name) => source.has(name)));
+  const { views, values, store } = useApp();
   const view = views.find((one) => one.name === values.view) ?? views[0]!;
   useEffect(() => {
     document.title = [values.word, view.title, store.name, "embstore"].filter(Boolean).join(" · ");
@@ -53,37 +53,14 @@ function Shell() {
             <Link key={one.name} to={{ view: one.name, offset: null }} current={one === view}>{one.title}</Link>
           ))}
         </nav>
-        <StorePicker />
+        {view.name === "compare" ? <span class="store" /> : <StorePicker />}
         <ThemeSwitch />
       </header>
       <main id="main" tabIndex={-1} class={`view view-${view.name}`}>
         <h1 class="sr">{view.title}</h1>
-        <Content key={view.name} view={view} />
+        <view.component key={view.name} />
       </main>
     </>
-  );
-}
-
-function Content({ view }: { view: View }) {
-  return <view.component />;
-}
-
-/** Chooses the store; with one store, says which. */
-export function StorePicker() {
-  const { stores, store, index, go } = useApp();
-  const facts = `${store.model ?? "no model"} · ${store.rows.toLocaleString("en")} rows · ${store.layers.length} layers`;
-  return (
-    <span class="store" title={`${store.address}\n${facts}`}>
-      {stores.length === 1 ? (
-        <b>{store.name}</b>
-      ) : (
-        <select aria-label="Store" value={String(index)} onChange={(event) => go({ store: event.currentTarget.value, row: null, sentence: null, offset: null })}>
-          {stores.map((one, position) => <option key={position} value={String(position)}>{one.name}</option>)}
-        </select>
-      )}
-      <span class="facts">{facts}</span>
-      {!store.finished && <span class="tag warn">unfinished</span>}
-    </span>
   );
 }
 

@@ -49,19 +49,17 @@ export function memoryState(initial: Values = {}): State {
   };
 }
 
-/** A state whose names stand under other names in another one: the right side of Compare has its own store. */
-export function renamed(state: State, names: Readonly<Record<string, string>>): State {
+/** A state with other names in the address for some of its values: each side of Compare has its own store. Where one of
+ * them is not in the address, it is that of `missing`, if any. */
+export function renamed(state: State, names: Readonly<Record<string, string>>, missing: (values: Values) => Changes = () => ({})): State {
   const outward = (changes: Changes): Changes =>
     Object.fromEntries(Object.entries(changes).map(([name, value]) => [names[name] ?? name, value]));
   return {
     values: computed(() => {
-      const own: Record<string, string> = { ...state.values.value };
-      for (const [name, outer] of Object.entries(names)) {
-        delete own[name];
-        const value = state.values.value[outer];
-        if (value !== undefined) own[name] = value;
-      }
-      return own;
+      const all = state.values.value;
+      const own = Object.fromEntries(Object.entries(names).map(([name, outer]) => [name, all[outer]]));
+      const set = Object.entries(own).filter(([, value]) => value !== undefined);
+      return changed(all, { ...own, ...missing(all), ...Object.fromEntries(set) });
     }),
     go: (changes, options) => state.go(outward(changes), options),
     href: (changes) => state.href(outward(changes)),

@@ -1,56 +1,59 @@
 import { useEffect, useState } from "preact/hooks";
 import { useApp } from "../app";
 
-const quoted = (value: string) => (/^[\w.+-]+$/.test(value) ? value : `"${value.replace(/(["\\])/g, "\\$1")}"`);
+const column = (name: string) => (/^[a-z_]\w*$/i.test(name) ? name : `"${name.replace(/"/g, '""')}"`);
+const text = (value: string) => `'${value.replace(/'/g, "''")}'`;
 
-/** The text of `--where`, with a menu that writes a condition on a label. */
+/** The condition on labels and fields, in SQL as in `where`, with a menu that writes it. */
 export function Filters() {
   const { store, values, go } = useApp();
-  const [text, setText] = useState(values.where ?? "");
-  useEffect(() => setText(values.where ?? ""), [values.where]);
+  const [draft, setDraft] = useState(values.where ?? "");
+  useEffect(() => setDraft(values.where ?? ""), [values.where]);
   const apply = (where: string) => go({ where, offset: null });
+  const example = store.labels[0];
   return (
     <form
-      class="filters"
+      class="field"
       onSubmit={(event) => {
         event.preventDefault();
-        apply(text.trim());
+        apply(draft.trim());
       }}
     >
-      <label>
+      <label class="grow">
         <span>Where</span>
         <input
           type="text"
-          dir="auto"
+          class="mono"
           spellcheck={false}
           autocomplete="off"
-          placeholder={store.labels.length ? `${store.labels[0]!.name} == …` : "a condition"}
-          value={text}
-          onInput={(event) => setText(event.currentTarget.value)}
-          onKeyDown={(event) => event.key === "Escape" && setText(values.where ?? "")}
+          placeholder={example ? `${column(example.name)} = ${text(example.values[0] ?? "…")}` : "position < 3"}
+          value={draft}
+          onInput={(event) => setDraft(event.currentTarget.value)}
+          onKeyDown={(event) => event.key === "Escape" && setDraft(values.where ?? "")}
         />
       </label>
       {store.labels.length > 0 && (
         <select
           aria-label="Add a condition on a label"
+          class="narrow"
           value=""
           onChange={(event) => {
             const condition = event.currentTarget.value;
             event.currentTarget.value = "";
-            apply([values.where, condition].filter(Boolean).join(" & "));
+            apply([values.where, condition].filter(Boolean).join(" AND "));
           }}
         >
-          <option value="">Label…</option>
+          <option value="">+ label</option>
           {store.labels.map((layer) => (
             <optgroup key={layer.name} label={layer.name}>
               {layer.values.slice(0, 200).map((value) => (
-                <option key={value} value={`${layer.name} == ${quoted(value)}`}>{value}</option>
+                <option key={value} value={`${column(layer.name)} = ${text(value)}`}>{value}</option>
               ))}
             </optgroup>
           ))}
         </select>
       )}
-      {values.where && <button type="button" class="quiet" onClick={() => apply("")}>Clear</button>}
+      {(values.where || draft) && <button type="button" class="quiet" onClick={() => { setDraft(""); apply(""); }}>Clear</button>}
     </form>
   );
 }

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 
-/** The call of the public API that gives what a view shows. */
-export function PythonCall({ code }: { code: string }) {
+/** The call of the public API that gives what a view shows, with a button that copies it. */
+export function PythonCall({ code, folded = false }: { code: string; folded?: boolean }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     await navigator.clipboard.writeText(code);
@@ -9,10 +9,14 @@ export function PythonCall({ code }: { code: string }) {
     setTimeout(() => setCopied(false), 2000);
   };
   return (
-    <figure class="python">
-      <figcaption>Python</figcaption>
-      <pre tabIndex={0} aria-label="The Python call of this view"><code>{code}</code></pre>
-      <button type="button" class="quiet" onClick={copy} aria-live="polite">{copied ? "Copied" : "Copy"}</button>
-    </figure>
+    <div class="python">
+      <details open={!folded}>
+        <summary>Python</summary>
+        <pre tabIndex={0} role="region" aria-label="The Python call"><code>{code}</code></pre>
+      </details>
+      <button type="button" class="quiet" onClick={copy}>
+        <span aria-live="polite">{copied ? "Copied" : "Copy"}</span>
+      </button>
+    </div>
   );
 }

@@ -1,0 +1,33 @@
+import * as Plot from "@observablehq/plot";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+interface Props {
+  label: string;
+  /** Whether the options set the width. */
+  fixed?: boolean;
+  /** The options for a width in pixels. */
+  options: (width: number) => Plot.PlotOptions;
+  /** Drawn again when one of these changes. */
+  inputs: readonly unknown[];
+}
+
+/** A figure of Observable Plot as wide as its place. */
+export function Chart({ label, options, inputs, fixed = false }: Props) {
+  const place = useRef<HTMLDivElement>(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry!.contentRect.width)));
+    observer.observe(place.current!);
+    return () => observer.disconnect();
+  }, []);
+  useEffect(() => {
+    if (!width) return;
+    const figure = Plot.plot({ ariaLabel: label, ...(fixed ? {} : { width }), ...options(width) });
+    // The stylesheet of the page has Plot's rules: a strict Content-Security-Policy forbids a <style> of its own.
+    figure.querySelectorAll("style").forEach((style) => style.remove());
+    (figure instanceof SVGElement ? figure : figure.querySelector("svg"))?.setAttribute("role", "img");
+    place.current!.replaceChildren(figure);
+    return () => figure.remove();
+  }, [width, label, ...inputs]);
+  return <div class="chart" ref={place} />;
+}
