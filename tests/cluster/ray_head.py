@@ -42,9 +42,15 @@ class RayHead:
     def start(self) -> None:
         """Start the head; returns when it answers."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cluster.ray_head", str(self.port), str(self._folder)],
+            [sys.executable, "-m", "tests.cluster.ray_head", str(self.port)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", **self._environment},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_TMPDIR": str(self._folder),
+                **self._environment,
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -67,7 +73,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def serve(port: int, folder: str) -> None:
+def serve(port: int) -> None:
     """Run a head until standard input is closed."""
     from ray.cluster_utils import Cluster
 
@@ -78,7 +84,6 @@ def serve(port: int, folder: str) -> None:
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_NBYTES,
             "gcs_server_port": port,
-            "temp_dir": folder,
         },
     )
     print(cluster.address, flush=True)
@@ -87,4 +92,4 @@ def serve(port: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), sys.argv[2])
+    serve(int(sys.argv[1]))
