@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -132,7 +133,9 @@ def canonical(document: object) -> bytes:
 def as_json(metadata: Metadata) -> dict[str, Any]:
     """Return the fields as JSON objects. Raises InvalidValueError for what JSON cannot hold (NaN, bytes)."""
     try:
-        fields: dict[str, Any] = json.loads(canonical(asdict(metadata)))
+        given = {each.name: getattr(metadata, each.name) for each in dataclasses.fields(metadata)}
+        given["dropped"] = [vars(each) for each in metadata.dropped]
+        fields: dict[str, Any] = json.loads(canonical(given))
     except (TypeError, ValueError) as error:
         raise InvalidValueError(f"the metadata cannot be written as JSON: {error}") from error
     for name in ("sites", "fields"):

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -202,9 +203,9 @@ def _joined(paths: Sequence[Path | ObjectPath], options: Mapping[str, Any], *, p
     """Open several stores as one."""
     if not paths:
         raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
-    twice = next((each for each in paths if paths.count(each) > 1), None)
-    if twice is not None:
-        raise InvalidValueError(f"{twice} is given twice: a store can be in a collection once")
+    twice = [each for each, count in Counter(map(str, paths)).items() if count > 1]
+    if twice:
+        raise InvalidValueError(f"{twice[0]} is given twice: a store can be in a collection once")
     stores = _each_opened(paths, options["cache"])
     if path is None:
         ends = dict.fromkeys([stores[0].path.stem, stores[-1].path.stem])
