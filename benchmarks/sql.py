@@ -116,7 +116,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
         cosine = f"array_cosine_similarity({h}, ?::FLOAT[{store.hidden_size}])"
         return asked(f"select occurrence, word, {cosine} s from t {where} order by s desc limit 10", query.tolist())
 
-    typed = encode_word(store, TEXT, layer=layer, model=model)[0]
+    typed = encode_word(store, TEXT, layers=[layer], model=model)[0]
 
     def neighbours(**options: Any) -> pl.DataFrame:
         return es.neighbors(store, layer=layer, k=10, **options).select("occurrence", pl.col("word").cast(pl.String),
@@ -214,8 +214,8 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
             "nearest occurrences of a typed sentence",
             f"select occurrence, word, cos({h}, vec('{TEXT}', {layer})) s from occurrences order by s desc limit 10",
             lambda: neighbours(text=TEXT, model=model),
-            {"DuckDB on Parquet": lambda: (encode_word(store, TEXT, layer=layer, model=model), nearest("")()),
-             "LanceDB": lambda: (encode_word(store, TEXT, layer=layer, model=model), searched(typed)["LanceDB"]())}
+            {"DuckDB on Parquet": lambda: (encode_word(store, TEXT, layers=[layer], model=model), nearest("")()),
+             "LanceDB": lambda: (encode_word(store, TEXT, layers=[layer], model=model), searched(typed)["LanceDB"]())}
             if lance is not None else {},
         ),
     ]  # fmt: skip

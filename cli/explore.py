@@ -19,6 +19,10 @@ def explore(
     *,
     host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: all.")] = "127.0.0.1",
     port: Annotated[int, opt.option("N", "The port; 0 for a free one.", min=0, max=65535)] = 0,
+    model: Annotated[str | None, opt.option("MODEL", "Where the stores' model is now, for new sentences.")] = None,
+    probes: Annotated[
+        str | None, opt.option("DIR", "Saved probes and tables of scores; `probes` next to the store by default.")
+    ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
     password: Annotated[
         bool, typer.Option("--password", help=f"Ask browsers for a password, that of {PASSWORD} or the one typed here.")
@@ -32,7 +36,8 @@ def explore(
         from embstore.explorer import serve
     except ImportError as error:
         raise MissingPackageError('this needs starlette and uvicorn: pip install "embstore[explore]"') from error
-    serve(stores, host=host, port=port, browser=browser, password=_password() if password else None)
+    typed = _password() if password else None
+    serve(stores, host=host, port=port, browser=browser, password=typed, model=model, probes=probes)
 
 
 def _password() -> str:

@@ -274,7 +274,7 @@ class Database:
         store = self.stores[name]
         layer = resolve_layer(int(values[1][1]) if len(values) > 1 else -1, store.layers)
         if kinds[0] == "STRING":
-            (vector,) = encode_word(store, values[0][1], layer=layer, model=self.model)
+            (vector,) = encode_word(store, values[0][1], layers=[layer], model=self.model)
         else:
             (vector,) = store.gather([int(values[0][1])], layer)
         return self.constant(vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import sys
@@ -24,13 +25,15 @@ from embstore.errors import EmbstoreError, InputError, InvalidValueError
 from embstore.explorer.answers import JSON, encoded
 from embstore.explorer.queries.registry import (
     CancelledQueryError,
-    UnknownQueryError,
+    NotFoundError,
+    Report,
     answer,
 )
 from embstore.explorer.security import Access, Guard
 from embstore.explorer.stores import Explored
+from embstore.explorer.tables import FORMATS, as_file
 
-THREADS = 8  # queries that are answered at the same time
+THREADS = 48  # queries at the same time; most wait for a search that they share
 MAX_BODY = 16 * 2**20
 NDJSON = "application/x-ndjson"
 MEDIA = {
@@ -46,7 +49,7 @@ MEDIA = {
     ".txt": "text/plain; charset=utf-8",
 }
 MISSING_PAGE = b"<!doctype html><title>embstore</title><p>The page is not built: npm run build in explorer/.</p>"
-Ask = Callable[..., tuple[bytes, str]]
+Make = Callable[[Any], tuple[bytes, str]]  # of an answer: the body and its media type
 
 
 class Queries:
@@ -58,10 +61,17 @@ class Queries:
         self._running: set[threading.Event] = set()
 
     async def ask(
-        self, name: str, params: Mapping[str, object], progress: Any, make: Any, left: threading.Event
-    ) -> Any:
+        self,
+        name: str,
+        params: Mapping[str, object],
+        make: Make,
+        left: threading.Event,
+        *,
+        progress: Report | None = None,
+        whole: bool = False,
+    ) -> tuple[bytes, str]:
         """Answer a query in a thread; `left` is set when nobody waits any more."""
-        work = partial(answer, self._stores, name, params, progress=progress, cancelled=left.is_set)
+        work = partial(answer, self._stores, name, params, progress=progress, cancelled=left.is_set, whole=whole)
         self._running.add(left)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: make(work()))
@@ -92,7 +102,17 @@ def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREA
     async def query(request: Request) -> Response:
         return await _answered(queries, request, request.path_params["name"], encoded)
 
+    async def export(request: Request) -> Response:
+        name, suffix = (request.path_params[part] for part in ("name", "suffix"))
+        if suffix not in FORMATS:
+            return _error(f"a table cannot be written as {suffix}: choose {' or '.join(FORMATS)}", 404)
+        made = await _answered(queries, request, name, partial(as_file, suffix=suffix), whole=True)
+        if made.status_code == 200:
+            made.headers["Content-Disposition"] = f'attachment; filename="{name}.{suffix}"'
+        return made
+
     routes = [
+        Route("/api/export/{name}.{suffix}", export, methods=["GET", "POST"]),
         Route("/api/{name}", query, methods=["GET", "POST"]),
         Route("/{path:path}", file, methods=["GET"]),
     ]
@@ -118,16 +138,23 @@ def _page() -> dict[str, Callable[[], bytes]]:
     return found
 
 
-async def _answered(queries: Queries, request: Request, name: str, make: Any) -> Response:
+async def _answered(
+    queries: Queries,
+    request: Request,
+    name: str,
+    make: Make,
+    *,
+    whole: bool = False,
+) -> Response:
     """Answer one request: as a whole, or line by line with its progress where the client accepts that."""
     try:
         params = await _params(request)
     except InvalidValueError as error:
         return _error(str(error), 400)
-    if NDJSON in request.headers.get("accept", ""):
+    if not whole and NDJSON in request.headers.get("accept", ""):
         return StreamingResponse(_lines(queries, name, params, make), media_type=NDJSON)
     left = threading.Event()
-    asked = asyncio.ensure_future(queries.ask(name, params, None, make, left))
+    asked = asyncio.ensure_future(queries.ask(name, params, make, left, whole=whole))
     gone = asyncio.ensure_future(_until_closed(request))
     await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
     left.set()
@@ -170,10 +197,10 @@ async def _until_closed(request: Request) -> None:
         pass
 
 
-async def _lines(queries: Queries, name: str, params: Mapping[str, object], make: Any) -> AsyncIterator[bytes]:
+async def _lines(queries: Queries, name: str, params: Mapping[str, object], make: Make) -> AsyncIterator[bytes]:
     """Yield lines {"progress": [done, total]}, and last {"result": ...} or {"error": ..., "status": ...}.
 
-    Instead of the result of arrays there is a line {"safetensors": N}, and N bytes follow.
+    Instead of the result of arrays there is a line {"safetensors": "..."}, the file in base64.
     """
     loop, left = asyncio.get_running_loop(), threading.Event()
     news: asyncio.Queue[tuple[int, int | None] | None] = asyncio.Queue(1000)
@@ -185,7 +212,7 @@ async def _lines(queries: Queries, name: str, params: Mapping[str, object], make
     def report(done: int, total: int | None) -> None:
         loop.call_soon_threadsafe(put, (int(done), None if total is None else int(total)))
 
-    asked = asyncio.ensure_future(queries.ask(name, params, report, make, left))
+    asked = asyncio.ensure_future(queries.ask(name, params, make, left, progress=report))
     asked.add_done_callback(lambda _: put(None))
     try:
         while (item := await news.get()) is not None:
@@ -199,8 +226,7 @@ async def _lines(queries: Queries, name: str, params: Mapping[str, object], make
         if kind == JSON:
             yield b'{"result":' + body + b"}\n"
         else:
-            yield json.dumps({"safetensors": len(body)}).encode() + b"\n"
-            yield body
+            yield b'{"safetensors":"' + base64.b64encode(body) + b'"}\n'
     finally:
         left.set()
         asked.cancel()
@@ -211,8 +237,8 @@ def _explained(error: BaseException) -> tuple[str, int]:
     if isinstance(error, CancelledQueryError | asyncio.CancelledError):
         return "the query was cancelled", 499
     if isinstance(error, EmbstoreError):
-        status = 404 if isinstance(error, UnknownQueryError) else 400 if isinstance(error, InputError) else 500
-        return " ".join(str(error).split()), getattr(error, "http_status", status)
+        status = 404 if isinstance(error, NotFoundError) else 400 if isinstance(error, InputError) else 500
+        return " ".join(str(error).split()), status
     if os.environ.get("EMBSTORE_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", 500

@@ -25,9 +25,14 @@ def serve(
     port: int = 0,
     browser: bool = True,
     password: str | None = None,
+    model: str | None = None,
+    probes: str | None = None,
 ) -> None:
-    """Serve some stores, and return when the server is interrupted; prints the URL, and opens it in the browser."""
-    stores = explored(paths)
+    """Serve some stores until the server is interrupted, then end the process; prints the URL, and opens the browser.
+
+    `model`, `probes`: as of `explored`. With a `password` browsers ask for it, and there is no token.
+    """
+    stores = explored(paths, model=model, probes=probes)
     listening = _listening(host, port)
     access = replace(Access(host=host, password=password), port=listening.getsockname()[1])
     app = make_app(stores, access)

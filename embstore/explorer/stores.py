@@ -8,15 +8,21 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from embstore.errors import InvalidValueError, StorageError, quoted
+from embstore.errors import InputError, InvalidValueError, ModelError, StorageError, quoted
 from embstore.store import Selection, Store, open_store
 from embstore.store.storage.files import replacing
 
+if TYPE_CHECKING:
+    from embstore.models import Encoder
+
+TABLE = "table"
+MAX_HEADER = 2**24
 KEPT = 64  # results by store
 MAX_CONDITION = 2000  # characters
 
@@ -24,8 +30,20 @@ MAX_CONDITION = 2000  # characters
 class Explored:
     """An open store. `address`: what it was opened by. `name`: a short one, different from those of other stores."""
 
-    def __init__(self, store: Store, *, address: str | None = None, name: str | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        address: str | None = None,
+        name: str | None = None,
+        model: str | None = None,
+        probes: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.store = store
+        self._model = model
+        self._probes = probes
+        self._cannot_encode: str | None = None
+        self.encoding = Lock()  # the encoder is used by one thread at a time
         self.address = str(store.path) if address is None else address
         self.name = name or Path(str(store.path)).stem
         self._kept: OrderedDict[Hashable, Any] = OrderedDict()
@@ -115,17 +133,96 @@ class Explored:
 
     @property
     def can_encode(self) -> bool:
-        """Whether new sentences can be encoded by the model of the store, as far as is known."""
-        return self.store.metadata.extraction["unit"] == "word"
+        """Whether new sentences can be encoded by the model of the store: as far as is known before it is loaded."""
+        if self._cannot_encode is not None or self.store.metadata.extraction["unit"] != "word":
+            return False
+        try:
+            self._model_location()
+        except InvalidValueError:
+            return False
+        return True
+
+    def encoder(self) -> Encoder:
+        """Load the model of the store, once. Raises InvalidValueError, ModelError, also when it is asked for again."""
+        if self._cannot_encode is not None:
+            raise ModelError(self._cannot_encode)
+        from embstore.analysis.neighbors.find import encoder_of
+
+        try:
+            found: Encoder = self.once("encoder", lambda: encoder_of(self.store, self._model_location()))
+            return found
+        except (InputError, OSError) as error:
+            self._cannot_encode = str(error)
+            raise
+
+    def _model_location(self) -> str:
+        """Return where the model of the store is. Raises InvalidValueError where its files are in no known place."""
+        if self._model is not None:
+            return self._model
+        from embstore.models.static.shorthand import locate
+
+        name, revision = (self.store.metadata.model.get(key) for key in ("name", "revision"))
+        return locate(str(name), revision, folders=(".", Path(str(self.store.path)).parent))
 
     @cached_property
-    def probes(self) -> dict[str, str]:
-        """The kinds of the saved probes of the store, by name."""
-        return {}
+    def probes(self) -> dict[str, SavedFile]:
+        """The saved probes of the store, by the stem of their file."""
+        return {name: each for name, each in self._probe_files.items() if each.kind != TABLE}
+
+    @cached_property
+    def results(self) -> dict[str, SavedFile]:
+        """The tables of probes' scores, by the stem of their file."""
+        return {name: each for name, each in self._probe_files.items() if each.kind == TABLE}
+
+    @cached_property
+    def _probe_files(self) -> dict[str, SavedFile]:
+        if self._probes is not None:
+            return probe_files(Path(self._probes))
+        return probe_files(self.store.path.parent / "probes") if isinstance(self.store.path, Path) else {}
 
 
-def explored(given: Sequence[str | os.PathLike[str] | Store]) -> list[Explored]:
-    """Open stores, or take open ones, and give each a name of its own: the end of its path, or more of it."""
+@dataclass(frozen=True)
+class SavedFile:
+    """A file of saved probes, of the kind `class`, `edge` or `structural`, or a table of scores, of the kind TABLE."""
+
+    path: Path
+    kind: str
+
+
+def probe_files(path: Path) -> dict[str, SavedFile]:
+    """Return the saved probes and the tables of scores in a folder, or of one file, by name; nothing is loaded."""
+    found = {}
+    for each in sorted(path.iterdir()) if path.is_dir() else [path]:
+        kind = TABLE if each.suffix in (".csv", ".parquet", ".json") else _kind_of_probe(each)
+        if kind is not None:
+            found[each.stem if each.stem not in found else each.name] = SavedFile(each, kind)
+    return found
+
+
+def _kind_of_probe(path: Path) -> str | None:
+    """Return the kind of saved probes, from the first bytes of their file; None for any other file."""
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            nbytes = int.from_bytes(file.read(8), "little")
+            metadata = json.loads(file.read(min(nbytes, MAX_HEADER)))["__metadata__"]
+        return str(json.loads(metadata["embstore"])["probe"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def explored(
+    given: Sequence[str | os.PathLike[str] | Store],
+    *,
+    model: str | None = None,
+    probes: str | os.PathLike[str] | None = None,
+) -> list[Explored]:
+    """Open stores, or take open ones, and give each a name of its own: the end of its path, or more of it.
+
+    `model`: where their model is now, for new sentences. `probes`: a folder of saved probes and tables of their scores,
+    or a file; "probes" next to each store by default.
+    """
     opened = [each if isinstance(each, Store) else open_store(each) for each in given]
     if not opened:
         raise InvalidValueError("no store is given: give one or more")
@@ -133,7 +230,7 @@ def explored(given: Sequence[str | os.PathLike[str] | Store]) -> list[Explored]:
     stems = [Path(str(store.path)).stem for store in opened]
     names = [stem if stems.count(stem) == 1 else address for stem, address in zip(stems, addresses, strict=True)]
     return [
-        Explored(store, address=address, name=name)
+        Explored(store, address=address, name=name, model=model, probes=probes)
         for store, address, name in zip(opened, addresses, names, strict=True)
     ]
 

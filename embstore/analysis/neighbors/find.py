@@ -26,6 +26,8 @@ from embstore.vectors import WordVectors
 if TYPE_CHECKING:
     import polars as pl
 
+    from embstore.models import Encoder
+
 POOLS = ("each", "mean")
 
 
@@ -80,7 +82,7 @@ def neighbors(
     candidates = _Candidates.of(data, layer, labels)
     if text is not None:
         marked = word if word is None or isinstance(word, str) else word[0]
-        word, vectors = None, encode_word(candidates.store, text, marked, layer=candidates.layer, model=model)
+        word, vectors = None, encode_word(candidates.store, text, marked, layers=[candidates.layer], model=model)
     queries = candidates.queries(word, occurrence, vectors, pool)
     exclude = candidates.exclusions(queries, same_word=same_word, same_sentence=same_sentence)
     _check_k(k, len(candidates.rows), "occurrences")
@@ -303,20 +305,10 @@ def _in_word_vectors(
     )
 
 
-def encode_word(
-    store: Store, text: str, word: str | None = None, *, layer: int, model: str | Path | None = None
-) -> NDArray[np.float32]:
-    """Encode a word in a new sentence as the sentences of the store were: float32 [1, hidden_size].
-
-    The word is in [brackets] in `text`, or `word` is given and occurs in it once. Nothing is written to disk.
-    """
+def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
+    """Load the model that made a store; `model`: where it is now. Raises InvalidValueError, ModelError."""
     from embstore.models import encoder_from_shorthand, locate
-    from embstore.models.encoder import Spans
 
-    made = store.metadata.extraction
-    if made["unit"] != "word":
-        raise InvalidValueError(f"the store has one row per {made['unit']}: give an occurrence or a vector, not a text")
-    words, position = _sentence_and_position(text, word, store.metadata.corpus["options"])
     if model is None:
         name, revision = (store.metadata.model[key] for key in ("name", "revision"))
         model = locate(name, revision, folders=(".", Path(str(store.path)).parent))
@@ -325,11 +317,34 @@ def encode_word(
         raise InvalidValueError(
             f"the model {encoder.info.name} is not the one that made {store.path}: give the location of that model"
         )
+    return encoder
+
+
+def encode_word(
+    store: Store,
+    text: str,
+    word: str | None = None,
+    *,
+    layers: Sequence[int],
+    model: str | Path | Encoder | None = None,
+) -> NDArray[np.float32]:
+    """Encode a word in a new sentence as the sentences of the store were: float32 [layer, hidden_size].
+
+    The word is in [brackets] in `text`, or `word` is given and occurs in it once. `model`: also what `encoder_of`
+    returned. Nothing is written to disk.
+    """
+    from embstore.models.encoder import Spans
+
+    made = store.metadata.extraction
+    if made["unit"] != "word":
+        raise InvalidValueError(f"the store has one row per {made['unit']}: give an occurrence or a vector, not a text")
+    words, position = _sentence_and_position(text, word, store.metadata.corpus["options"])
+    encoder = encoder_of(store, model) if isinstance(model, str | Path | None) else model
     tokenized = encoder.tokenize([words])
     limit = int(made["max_length"]) - encoder.n_specials
     tokenized = replace(tokenized, ids=tokenized.ids[:limit], word_indptr=np.minimum(tokenized.word_indptr, limit))
     start, stop = (int(tokenized.word_indptr[number]) for number in (position, position + 1))
-    options: dict[str, Any] = {"layers": [layer], "pooling": made["pooling"]}
+    options: dict[str, Any] = {"layers": list(layers), "pooling": made["pooling"]}
     options["attention_window"] = made.get("attention_window")
     options["sites"] = [store.layout.site]
     spans = Spans(*(np.array([number], np.int64) for number in (0, start, stop)))
@@ -339,7 +354,7 @@ def encode_word(
         )
     encoder.self_check(tokenized, **options)
     (pooled,) = encoder.encode(tokenized, spans, batch_subwords=encoder.default_batch_subwords, **options)
-    return np.asarray(pooled.vectors[0].float().cpu().numpy(), np.float32)
+    return np.asarray(pooled.vectors[:, 0].float().cpu().numpy(), np.float32)
 
 
 def _sentence_and_position(text: str, word: str | None, options: Mapping[str, Any]) -> tuple[list[str], int]:

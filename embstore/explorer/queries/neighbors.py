@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from threading import Lock
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,24 +12,88 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Hits, exact_search
 from embstore.analysis.neighbors.space import Rows, StoreVectors
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.explorer.parameters import Bounds, Layers, Number, Row, Text, Where, Word
-from embstore.explorer.queries.registry import Asked
+from embstore.explorer.queries.registry import Asked, CancelledQueryError, NotFoundError
 from embstore.explorer.queries.words import described, found_rows
 from embstore.explorer.stores import Explored
 from embstore.store.layout import resolve_layers
 
 MAX_LAYERS = 16
+AT_ONCE = 64  # vectors of one search
+
+
+@dataclass
+class _Waiting:
+    """A vector whose neighbours are searched together with those of others."""
+
+    asked: Asked
+    vector: NDArray[np.floating]
+    k: int
+    hits: Hits | None = None
+    error: Exception | None = None
+
+
+@dataclass
+class _Searches:
+    """The searches of one store: the vectors that come while one runs are searched together by the next.
+
+    A search of many vectors takes little longer than that of a single one, since a layer is read once for all.
+    """
+
+    one: Explored
+    running: Lock = field(default_factory=Lock)
+    lock: Lock = field(default_factory=Lock)
+    waiting: dict[Hashable, list[_Waiting]] = field(default_factory=dict)
+
+    def find(self, own: _Waiting, where: str | None, layer: int, rows: Rows) -> Hits:
+        """Return the nearest of some rows, those of the condition `where`, at a layer."""
+        with self.lock:
+            self.waiting.setdefault((where, layer), []).append(own)
+        while own.hits is None:
+            with self.running:
+                if own.error is None and own.hits is None:
+                    with self.lock:
+                        waiting = self.waiting.pop((where, layer))
+                        some, rest = waiting[:AT_ONCE], waiting[AT_ONCE:]
+                        if rest:
+                            self.waiting[where, layer] = rest
+                    self._search(some, layer, rows)
+            if own.error is not None:
+                raise own.error
+        return own.hits
+
+    def _search(self, some: list[_Waiting], layer: int, rows: Rows) -> None:
+        def report(done: int) -> None:
+            left = 0
+            for each in some:
+                try:
+                    each.asked.report(done, len(rows))
+                except CancelledQueryError:
+                    left += 1
+            if left == len(some):
+                raise CancelledQueryError
+
+        vectors, most = np.stack([each.vector for each in some]), max(each.k for each in some)
+        try:
+            found = exact_search(
+                StoreVectors(self.one.store, layer), vectors, k=most, rows=rows, device="cpu", progress=report
+            )
+        except Exception as error:
+            for each in some:
+                each.error = error
+            return
+        for number, each in enumerate(some):
+            each.hits = Hits(found.rows[number, : each.k], found.scores[number, : each.k])
 
 
 @dataclass(frozen=True)
 class _Query:
-    """What neighbours are searched of: the `rows` whose mean is compared, or a typed sentence with its `vectors`."""
+    """What neighbours are searched of: `vectors` float64 [layer, feature]. `shown`: its word in its context."""
 
     shown: dict[str, Any]
     python: str
-    rows: NDArray[np.int64]
-    vectors: NDArray[np.floating] | None = None
+    vectors: NDArray[np.float64]
 
 
 def neighbors(
@@ -43,62 +109,78 @@ def neighbors(
 ) -> dict[str, Any]:
     """Return the k nearest occurrences at some layers of an occurrence, of the mean of a word, or of a new sentence.
 
-    `layers`: such as 0,6,12; the first, middle and last one by default. `where`: neighbours are only among these.
+    `text` has its word in [brackets]. `layers`: such as 0,6,12; the first, middle and last one by default. `where`:
+    neighbours are only among these occurrences. By cosine, as `embstore.neighbors`.
     """
     one = asked.store(store)
     stored = one.store.layers
     chosen = resolve_layers(layers or (stored[0], stored[len(stored) // 2], stored[-1]), stored)
     chosen = tuple(dict.fromkeys(chosen))
     if len(chosen) > MAX_LAYERS:
-        raise InvalidValueError(f"layers are {len(chosen)}: give {MAX_LAYERS} at most")
+        raise InvalidValueError(f"{len(chosen)} layers are too many: give {MAX_LAYERS} at most")
     query = _query(one, row, word, text, chosen)
     candidates = _candidates(one, where)
+    searches: _Searches = one.once("searches", lambda: _Searches(one))
     found = []
-    for number, layer in enumerate(chosen):
-        asked.report(number, len(chosen))
-        vector = (
-            one.store.gather(query.rows, layer).astype(np.float64).mean(0)
-            if query.vectors is None
-            else query.vectors[number]
-        )
-        hits = _search(one, layer, vector, candidates, k, row)
-        near = hits.rows[0][hits.rows[0] >= 0]
-        pairs = zip(described(one.store, near), hits.scores[0].tolist(), strict=False)
+    for layer, vector in zip(chosen, query.vectors, strict=True):
+        if not np.isfinite(vector).all():
+            raise NonFiniteError(f"layer {layer} holds a value that is not finite: run embstore verify")
+        # One more, since an occurrence finds itself
+        hits = searches.find(_Waiting(asked, vector, k + 1), where, layer, candidates)
+        others = (hits.rows >= 0) & (hits.rows != (-1 if row is None else row))
+        near, scores = hits.rows[others][:k], hits.scores[others][:k]
+        pairs = zip(described(one.store, near), scores.tolist(), strict=True)
         found.append({"layer": layer, "neighbors": [{**each, "similarity": score} for each, score in pairs]})
-    kept = "store" if where is None else f"store.select(where=pl.sql_expr({where!r}))"
+    data = "store" if where is None else f"store.select(where=pl.sql_expr({where!r}))"
+    call = f"es.neighbors({data}, {query.python}, layer=layer, k={k})"
     return {
         "query": query.shown,
         "layers": found,
-        "python": one.python(f"[es.neighbors({kept}, {query.python}, layer=layer, k={k}) for layer in {list(chosen)}]"),
+        "python": one.python(f"for layer in {list(chosen)}:", f"    print({call})"),
     }
 
 
 def _query(one: Explored, row: int | None, word: str | None, text: str | None, layers: tuple[int, ...]) -> _Query:
+    """Return the query and its vectors. Raises InvalidValueError unless one of row, word and text is given."""
     if (row is not None) + (word is not None) + (text is not None) != 1:
         raise InvalidValueError("give one of row, word and text")
+    if text is not None:
+        from embstore.analysis.neighbors.find import encode_word
+
+        if not one.can_encode:
+            one.encoder()  # raises why
+        with one.encoding:
+            vectors = encode_word(one.store, text, layers=layers, model=one.encoder())
+        left, _, rest = text.partition("[")
+        marked, _, right = rest.partition("]")
+        shown = {"word": marked, "left": left, "right": right, "count": 1}
+        return _Query(shown, f"text={text!r}", vectors.astype(np.float64))
     if row is not None:
-        (shown,) = described(one.store, [row])
-        own = {name: shown[name] for name in ("word", "left", "right")}
-        return _Query({**own, "count": 1}, f"occurrence={row}", np.array([row]))
-    if word is not None:
-        rows = np.asarray(found_rows(one, word, None))
-        return _Query({"word": word, "left": "", "right": "", "count": len(rows)}, f"{word!r}, pool='mean'", rows)
-    raise InvalidValueError("new sentences cannot be encoded yet")
+        if row >= one.store.n_rows:
+            raise NotFoundError(f"there is no row {row}: the store has rows 0 to {one.store.n_rows - 1}")
+        (own,) = described(one.store, [row])
+        shown = {name: own[name] for name in ("word", "left", "right")} | {"count": 1}
+        return _Query(shown, f"occurrence={row}", one.store.gather_layers([row], layers)[:, 0].astype(np.float64))
+    assert word is not None
+    rows = np.asarray(found_rows(one, word, None))
+    means = one.once(("mean", word, layers), lambda: _means(one, rows, layers))
+    return _Query({"word": word, "left": "", "right": "", "count": len(rows)}, f"{word!r}, pool='mean'", means)
+
+
+def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return the mean of some rows at some layers, float64 [layer, feature]."""
+    sums = {layer: np.zeros(one.store.hidden_size) for layer in layers}
+    for block in one.store.select(rows=rows, layers=layers).iter_blocks():
+        sums[block.layer] += block.vectors.sum(0, dtype=np.float64)
+    return np.stack([sums[layer] for layer in layers]) / len(rows)
 
 
 def _candidates(one: Explored, where: str | None) -> Rows:
-    """Return the rows that can be found: those of a condition, of an unfinished store those that are written."""
-    rows: Rows = np.asarray(found_rows(one, None, where)) if where is not None else range(one.store.n_rows)
+    """Return the rows that can be found: those of a condition; of an unfinished store those that are written."""
+    rows: Rows = range(one.store.n_rows) if where is None else np.asarray(found_rows(one, None, where))
     if one.store.n_committed_rows < one.store.n_rows:
-        rows = np.asarray(rows, np.int64)
-        rows = rows[one.store.is_written(rows)]
+        every = np.asarray(rows, np.int64)
+        rows = every[one.store.is_written(every)]
     if not len(rows):
-        raise InvalidValueError("no occurrence can be found: choose other conditions")
+        raise InvalidValueError("no occurrence can be found: choose another condition")
     return rows
-
-
-def _search(one: Explored, layer: int, vector: NDArray[np.floating], rows: Rows, k: int, row: int | None) -> Hits:
-    """Return the k nearest rows, without the query's own."""
-    hits = exact_search(StoreVectors(one.store, layer), vector, k=k + 1, rows=rows, device="cpu")
-    others = hits.rows[0] != (-1 if row is None else row)
-    return Hits(hits.rows[:, others][:, :k], hits.scores[:, others][:, :k])

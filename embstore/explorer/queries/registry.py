@@ -34,8 +34,8 @@ QUERIES = {  # name -> module, imported when the query is first asked
 Report = Callable[[int, int | None], object]
 
 
-class UnknownQueryError(InvalidValueError):
-    """There is no query of this name."""
+class NotFoundError(InvalidValueError):
+    """There is no query, word or row of this name."""
 
 
 class CancelledQueryError(Exception):
@@ -70,16 +70,18 @@ def answer(
     *,
     progress: Report | None = None,
     cancelled: Callable[[], bool] | None = None,
+    whole: bool = False,
 ) -> Any:
-    """Answer a query: a value that JSON can hold, or `Arrays`.
+    """Answer a query: a value that JSON can hold, or `Arrays`; with `whole` a frame of all rows, of queries by pages.
 
     `params`: texts, as in a URL, or values as JSON has them; None leaves one out. `progress(done, total)` is called as
     the work advances. `cancelled` is asked then, and ends the work by CancelledQueryError once it is true.
 
-    Raises UnknownQueryError, InvalidValueError for a parameter that is unknown, missing or out of bounds, and what the
+    Raises NotFoundError, InvalidValueError for a parameter that is unknown, missing or out of bounds, and what the
     functions of embstore raise.
     """
     function = query(name)
+    function = getattr(import_module(function.__module__), f"whole_{name}", function) if whole else function
     asked = Asked(stores, progress or (lambda done, total: None), cancelled or (lambda: False))
     return function(asked, **parse(parameters(name), {key: each for key, each in params.items() if each is not None}))
 
@@ -90,9 +92,9 @@ def has(name: str) -> bool:
 
 
 def query(name: str) -> Callable[..., Any]:
-    """Return the function of a query. Raises UnknownQueryError."""
+    """Return the function of a query. Raises NotFoundError."""
     if not has(name):
-        raise UnknownQueryError(f"there is no query {quoted(name)}: choose one of {', '.join(filter(has, QUERIES))}")
+        raise NotFoundError(f"there is no query {quoted(name)}: choose one of {', '.join(filter(has, QUERIES))}")
     function: Callable[..., Any] = getattr(import_module(f"{__package__}.{QUERIES[name]}"), name)
     return function
 

@@ -34,5 +34,5 @@ def _described(one: Explored) -> dict[str, Any]:
             for name, labels in index.own_labels.items()
         ],
         "fields": [{"name": name, "kind": field.kind} for name, field in index.fields.items()],
-        "probes": [{"name": name, "kind": kind} for name, kind in one.probes.items()],
+        "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
     }

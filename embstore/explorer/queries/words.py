@@ -5,24 +5,24 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, quoted
 from embstore.explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
-from embstore.explorer.queries.registry import Asked
+from embstore.explorer.queries.registry import Asked, NotFoundError
 from embstore.explorer.stores import Explored
 from embstore.store import Selection, Store
 from embstore.vectors.kmeans import unit_rows
 
+if TYPE_CHECKING:
+    import polars as pl
+
 CONTEXT = 1000  # characters left and right of a word
+MAX_EXPORTED = 1_000_000  # rows of a file
 MAX_SORTED = 100_000  # occurrences that are sorted by the text around them
-
-
-class UnknownWordError(InvalidValueError):
-    """The store has no such word."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,7 @@ def occurrences(
     by row, those without a value last.
     """
     one = asked.store(store)
-    chosen = found_rows(one, word, where, rows)
-    if sort != "row" or descending:
-        key = ("sorted", word, where, rows, sort, descending)
-        chosen = one.once(key, lambda: _sorted(asked, one, chosen, sort, descending))
+    chosen = _in_order(asked, one, word, where, rows, sort, descending)
     page = np.asarray(chosen[offset : offset + limit], np.int64)
     return {
         "total": len(chosen),
@@ -98,18 +95,59 @@ def occurrences(
     }
 
 
+def whole_occurrences(
+    asked: Asked,
+    *,
+    store: Number = 0,
+    word: Word | None = None,
+    where: Where | None = None,
+    rows: Rows | None = None,
+    sort: str = "row",
+    descending: bool = False,
+    offset: Row = 0,
+    limit: Limit = 50,
+) -> pl.DataFrame:
+    """Return all pages of `occurrences` as `Selection.table` has them."""
+    one = asked.store(store)
+    chosen = _in_order(asked, one, word, where, rows, sort, descending)
+    if len(chosen) > MAX_EXPORTED:
+        raise InvalidValueError(
+            f"{len(chosen):,} occurrences are too many for a file of the explorer, which has {MAX_EXPORTED:,} at most: "
+            "use Store.table"
+        )
+    return one.store.select(rows=np.asarray(chosen, np.int64)).table()
+
+
+def _in_order(
+    asked: Asked,
+    one: Explored,
+    word: str | None,
+    where: str | None,
+    rows: Sequence[int] | None,
+    sort: str,
+    descending: bool,
+) -> NDArray[np.int64] | range:
+    chosen = found_rows(one, word, where, rows)
+    if sort == "row" and not descending:
+        return chosen
+    ordered: NDArray[np.int64] = one.once(
+        ("sorted", word, where, rows, sort, descending), lambda: _sorted(asked, one, chosen, sort, descending)
+    )
+    return ordered
+
+
 def found_rows(
     one: Explored, word: str | None, where: str | None, rows: Sequence[int] | None = None
 ) -> NDArray[np.int64] | range:
     """Return the rows that `Explored.select` selects, kept for the next page; those of all words as a range.
 
-    Raises UnknownWordError, InvalidValueError.
+    Raises NotFoundError, InvalidValueError.
     """
     if word is not None and one.store.type_of(word) is None:
         try:
             one.store.select(words=word)
         except InvalidValueError as error:
-            raise UnknownWordError(str(error)) from None
+            raise NotFoundError(str(error)) from None
     if word is None and where is None and rows is None:
         return range(one.store.n_rows)
     if where is None and rows is None:

@@ -1,0 +1,103 @@
+"""The senses of a word: clusters of its occurrences, with the words that mark each."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from embstore.explorer.parameters import Bounds, Layer, Number, Word
+from embstore.explorer.queries.registry import Asked
+from embstore.explorer.queries.words import described, found_rows
+from embstore.store.layout import resolve_layers
+
+SAMPLE = 5000  # occurrences that are clustered
+EXAMPLES, MARKERS = 5, 8
+WEAK = 0.1  # a silhouette below it shows no clusters
+LEAST_Z = 1.5
+
+
+def senses(
+    asked: Asked,
+    *,
+    store: Number = 0,
+    word: Word,
+    layer: Layer = "last",
+    clusters: Annotated[int, Bounds(1, 50)] | None = None,
+) -> dict[str, Any]:
+    """Cluster the occurrences of a word, as `embstore.senses`; `rows` and `codes` say which is in which cluster."""
+    one = asked.store(store)
+    found_rows(one, word, None)
+    (number,) = resolve_layers(layer, one.store.layers)[:1]
+    return dict(one.once(("senses", word, number, clusters), lambda: _senses(asked, store, word, number, clusters)))
+
+
+def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
+    from embstore.analysis.neighbors.senses import senses as clustered
+
+    one = asked.store(store)
+    asked.report(0, None)
+    found = clustered(one.store, word, layer=layer, n_clusters=clusters, sample=SAMPLE)
+    asked.report(1, None)
+    table = found.occurrences
+    numbers = [number for number in found.frame["cluster"].to_list() if number >= 0]
+    words = [
+        Counter(each for text in table.filter(table["cluster"] == number)["text"] for each in _words(text, word))
+        for number in numbers
+    ]
+    given = "" if clusters is None else f", n_clusters={clusters}"
+    return {
+        "layer": layer,
+        "silhouette": found.silhouette,
+        "caveat": _caveat(found.silhouette, len(table), len(np.asarray(found_rows(one, word, None))), len(numbers)),
+        "clusters": [
+            {
+                "cluster": number,
+                "count": int((table["cluster"] == number).sum()),
+                "markers": markers(words, position) if len(numbers) > 1 else [],
+                "examples": described(one.store, found.nearest(EXAMPLES).filter(cluster=number)["occurrence"]),
+            }
+            for position, number in enumerate(numbers)
+        ],
+        "rows": table["occurrence"].to_list(),
+        "codes": table["cluster"].to_list(),
+        "python": one.python(f"es.senses(store, {word!r}, layer={layer}{given}, sample={SAMPLE})"),
+    }
+
+
+def _words(text: str, word: str) -> set[str]:
+    return {each.casefold() for each in text.split() if any(map(str.isalpha, each))} - {word.casefold()}
+
+
+def markers(words: Sequence[Counter[str]], number: int) -> list[str]:
+    """Return the words that mark the sentences of one cluster among all, given how many sentences have each word.
+
+    By the z-score of the log-odds of each word against the other clusters, smoothed by how frequent it is in all
+    (Monroe et al. 2008, "Fightin' words").
+    """
+    whole = sum(words, Counter())
+    own, total = words[number], whole.total()
+    scores = {}
+    for each, count in own.items():
+        prior, prior_total = whole[each] / total * 100, 100
+        here = count + prior
+        there = whole[each] - count + prior
+        odds = math.log(here / (own.total() + prior_total - here))
+        odds -= math.log(there / (total - own.total() + prior_total - there))
+        scores[each] = odds / math.sqrt(1 / here + 1 / there)
+    best = sorted((-score, each) for each, score in scores.items() if score > LEAST_Z and own[each] > 1)
+    return [each for _, each in best[:MARKERS]]
+
+
+def _caveat(silhouette: float | None, n_clustered: int, count: int, n_clusters: int) -> str | None:
+    said = []
+    if n_clusters < 2:
+        said.append("no number of clusters from 2 to 8 separates the occurrences: one sense, or too few occurrences")
+    elif silhouette is not None and silhouette < WEAK:
+        said.append(f"a silhouette of {silhouette:.2f} is low: the clusters are hardly separate")
+    if n_clustered < count:
+        said.append(f"a random {n_clustered:,} of {count:,} occurrences are clustered")
+    return "; ".join(said) or None
