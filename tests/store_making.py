@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store.index import Field
 
 
 @dataclass
@@ -28,10 +29,12 @@ def make_store(
     seed: int = 0,
     leave_out: tuple[int, ...] = (),
     ties: bool = False,
+    years: bool = False,
 ) -> Made:
     """Write a store with partitions of 256 rows, except the partitions in `leave_out`.
 
-    `ties`: a third of the vectors are equal, and every seventh is zero.
+    `ties`: a third of the vectors are equal, and every seventh is zero. `years`: documents have the fields `year`, with
+    gaps, and `place`.
     """
     rng = np.random.default_rng(seed)
     words = ["bank", "river", "the", "new york", "suit", "évident"]
@@ -59,6 +62,11 @@ def make_store(
             )
             position += words[number].count(" ") + 1
     index = _index(table, words, tags, texts)
+    if years:
+        codes = np.arange(len(texts), dtype=np.int32) % 4
+        fields = {"year": Field(codes - 1, Strings.of(["-5", "1900", "1910"]), "int"),
+                  "place": Field(codes // 2, Strings.of(["O'Hare", "x"]), "str")}  # fmt: skip
+        index = replace(index, fields=fields)
     vectors = rng.normal(size=(len(layers), len(table), hidden_size)).astype(np.float32)
     if ties:
         vectors[:, rng.choice(len(table), len(table) // 3, replace=False)] = vectors[:, :1]
@@ -72,6 +80,7 @@ def make_store(
         model={"name": "none", "architecture": "none"},
         corpus={"name": "none", "sha256": "0" * 64},
         extraction={"unit": "word", "pooling": "mean"},
+        fields={name: own.kind for name, own in index.fields.items()},
     )
     create_store(path, metadata=metadata, index=index)
     with StoreWriter(path) as writer:

@@ -89,12 +89,12 @@ class Vectors:
 
         `groups`: the group of each handle. Vectors of one layer are read in one pass.
         """
-        slots = np.unique(handles >> SLOT_BITS)
-        if len(slots) != 1 or slots[0] << SLOT_BITS >= CONSTANT:
+        first, last = (int(end) >> SLOT_BITS for end in (handles.min(initial=CONSTANT), handles.max(initial=0)))
+        if first != last or first << SLOT_BITS >= CONSTANT:
             return grouped_sums(unit, groups, n_groups, np.asarray(self.read(handles), np.float64))
-        store, layer = self.slots[int(slots[0])]
+        store, layer = self.slots[first]
         rows = handles & (2**SLOT_BITS - 1)
-        order = np.argsort(rows, kind="stable")
+        order = np.argsort(rows)
         selection = store.select(rows=rows[order], layers=layer)
         if self.missing == "null":
             order = order[np.isin(rows[order], selection.committed().rows)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 OPEN = 4  # databases kept for the next query
+TEXTS = 1000  # statements and expressions whose syntax is kept
+LONG = 10_000  # characters of a text that is not kept
+KINDS = {"str": "STRING", "int": "INTEGER"}  # the literals that a column is compared with by the index
+SHARE = 32  # a table of some rows has at most one in this many
 FEW = 100  # rows that a search leaves out afterwards
 SMALL = 2**20  # rows of a store whose index is held whole
 DEFAULT = "main"  # DuckDB's schema for tables without one
@@ -127,11 +131,16 @@ class Database:
         self.model: str | Path | None = None
         self._error: type[Exception] = duckdb.Error
         self._failure: Exception | None = None
-        self._parsed: dict[str, Node] = {}
+        self._serialized = lru_cache(TEXTS)(self._serialize)
+        self._written = lru_cache(TEXTS)(self._write)
+        self._tables: dict[str, _Columns] = {}
+        self._some: dict[str, list[_Some]] = {}
+        self._n_some = 0
         self._encoded: dict[tuple[Any, ...], int] = {}
         self._slots: dict[tuple[str, str], int] = {}
         options = {"python_enable_replacements": False, "autoinstall_known_extensions": False}
         self._connection = duckdb.connect(config={**options, "autoload_known_extensions": False})
+        self._relation = lru_cache(TEXTS // 10)(self._connection.sql)  # its text is planned again at each run
         found = self._rows("select current_setting('memory_limit'), current_setting('threads')")
         ((self._memory, self._threads),) = found
         self._settings: dict[str, str | int] = {"memory_limit": self._memory, "threads": self._threads}
@@ -153,24 +162,23 @@ class Database:
     def _create_tables(self, schema: str) -> None:
         store = self.stores[schema]
         firsts = store.select(rows=np.flatnonzero(np.diff(store.index.sentence, prepend=-1)))
+        self._tables[schema] = _Columns(store.select(), without=["text"])
+        self._some[schema] = []
         for table, columns in {
-            "occurrences": _Columns(store.select(), without=["text"]),
+            "occurrences": self._tables[schema],
             "sentences": _Columns(firsts, only=["sentence", "text", "document", *store.index.fields]),
         }.items():
-            held = columns.whole() if store.n_rows <= SMALL else columns.lazy()
-            self._connection.register(f"_es_{schema}_{table}", held)
-        vectors = []
+            self._connection.register(f"_es_{schema}_{table}", columns.held())
         for layer in store.layers:
-            slot = self._slots[schema, f"h{layer}"] = len(self.vectors.slots)
+            self._slots[schema, f"h{layer}"] = len(self.vectors.slots)
             self.vectors.slots.append((store, layer))
-            vectors.append(f"_es_vector_{store.hidden_size}(occurrence + {slot << SLOT_BITS}) as h{layer}")
         labels = [
             f'select {_text(name)} as "column", {_name(name)}::varchar as label, count(*) as count '
             f"from {schema}.occurrences where {_name(name)} is not null group by all"
             for name in store.index.labels
         ] or ["select ''::varchar as \"column\", ''::varchar as label, 0::bigint as count where false"]
         for view, text in {
-            "occurrences": f"select *, {', '.join(vectors)} from _es_{schema}_occurrences",
+            "occurrences": self._with_vectors(schema, "occurrences"),
             "sentences": f"select * from _es_{schema}_sentences",
             "types": f"select word, count(*) as count from {schema}.occurrences group by word",
             "labels": " union all ".join(labels),
@@ -180,8 +188,17 @@ class Database:
         vector = f"_es_vector_{store.hidden_size}(0)"  # so that DuckDB knows the name when it looks for an error
         self._connection.execute(f"create macro {schema}.vec(what) as {vector}, (what, layer) as {vector}")
 
+    def _with_vectors(self, schema: str, table: str) -> str:
+        """The statement of a table of occurrences with a column for the vectors of each layer."""
+        store = self.stores[schema]
+        vector = f"_es_vector_{store.hidden_size}"
+        slots = {f"h{layer}": self._slots[schema, f"h{layer}"] << SLOT_BITS for layer in store.layers}
+        columns = ", ".join(f"{vector}(occurrence + {slot}) as {name}" for name, slot in slots.items())
+        return f"select *, {columns} from _es_{schema}_{table}"
+
     def answer(self, query: str, *, pushdown: bool) -> pl.DataFrame:
         """Answer a statement; see `sql`."""
+        self._n_some = 0
         self._set("memory_limit", self._memory if self.memory is None else f"{self.memory}B")
         self.vectors.constants.clear()
         self._encoded.clear()
@@ -195,7 +212,7 @@ class Database:
             text = self._deserialized(statement["node"])
             is_grouped = any(f"_es_{name}(" in text for name in AGGREGATES)  # one thread gives their groups at once
             self._set("threads", 1 if is_grouped else self._threads)
-            frame: pl.DataFrame = self._connection.sql(text).pl()
+            frame: pl.DataFrame = self._related(text).pl()
             return frame
         except self._error as error:
             raise self._explained(error, query) from None
@@ -222,17 +239,28 @@ class Database:
         rows: list[tuple[Any, ...]] = self._connection.execute(text, list(parameters)).fetchall()
         return rows
 
+    def _related(self, text: str) -> Any:
+        """A statement that DuckDB has parsed."""
+        return self._relation(text) if len(text) < LONG else self._connection.sql(text)
+
     def _tree(self, query: str) -> Node:
-        tree: Node = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
+        tree: Node = json.loads(self._serialized(query) if len(query) < LONG else self._serialize(query))
         if not tree["error"]:
             return tree
         if tree["error_type"] == "not implemented":
             raise InvalidValueError("SQL can only ask: the statement must be a SELECT")
         raise _refused(json.dumps({"exception_message": tree["error_message"], **tree}), query)
 
+    def _serialize(self, query: str) -> str:
+        text: str = self._rows("select json_serialize_sql(?)", [query])[0][0]
+        return text
+
     def _deserialized(self, node: Node) -> str:
-        tree = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
-        text: str = self._rows("select json_deserialize_sql(?::json)", [json.dumps(tree)])[0][0]
+        tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
+        return self._written(tree) if len(tree) < 10 * LONG else self._write(tree)
+
+    def _write(self, tree: str) -> str:
+        text: str = self._rows("select json_deserialize_sql(?::json)", [tree])[0][0]
         return text
 
     # What a rewriter asks for
@@ -281,12 +309,8 @@ class Database:
 
     def parse(self, text: str) -> Node:
         """The syntax tree of an expression."""
-        if len(self._parsed) > 1000:
-            self._parsed.clear()
-        if text not in self._parsed:
-            tree = self._tree(f"select {text}")
-            self._parsed[text] = tree["statements"][0]["node"]["select_list"][0]
-        return copy.deepcopy(self._parsed[text])
+        node: Node = self._tree(f"select {text}")["statements"][0]["node"]["select_list"][0]
+        return node
 
     def text(self, expression: Node) -> str:
         """An expression as DuckDB writes it."""
@@ -301,6 +325,26 @@ class Database:
         if len(found) != 1:
             raise InvalidValueError(f"a subquery has {len(found)} columns: give one")
         return np.asarray(next(iter(found.values())))
+
+    def narrowed(self, name: str, conditions: list[tuple[str, list[Any]]]) -> str | None:
+        """The table of the occurrences whose columns are one of some literals; None where it would be of little use."""
+        found = [self._tables[name].rows_with(column, literals) for column, literals in conditions]
+        known = [rows for rows in found if rows is not None]
+        if not known:
+            return None
+        rows = known[0]
+        for other in known[1:]:
+            rows = np.intersect1d(rows, other, assume_unique=True)
+        if len(rows) * SHARE > self.stores[name].n_rows:
+            return None
+        tables, number = self._some[name], self._n_some
+        self._n_some += 1
+        for made in range(len(tables), number + 1):
+            tables.append(_Some(self._tables[name]))
+            self._connection.register(f"_es_{name}_some{made}", tables[made])
+            self._connection.execute(f"create view {name}._es_some{made} as {self._with_vectors(name, f'some{made}')}")
+        tables[number].set(rows)
+        return f"_es_some{number}"
 
     def nearest(
         self, slot: int, query: int, name: str, k: int, rows: NDArray[np.int64] | None
@@ -342,17 +386,51 @@ class _Columns:
     def __init__(self, selection: Selection, *, without: Sequence[str] = (), only: Sequence[str] | None = None) -> None:
         self._selection = selection
         self._made: dict[str, pl.Series] = {}
+        self._whole: Any = None
         schema = selection.store.select(rows=[]).table().schema
         self.schema = {name: schema[name] for name in (schema if only is None else only) if name not in without}
 
-    def whole(self) -> Any:
-        """All columns as an Arrow table, which DuckDB reads faster."""
-        return self._selection.table(columns=list(self.schema)).to_arrow()
-
-    def lazy(self) -> pl.LazyFrame:
+    def held(self) -> Any:
+        """What DuckDB reads: all columns as an Arrow table, or columns that are made when they are named."""
         from polars.io.plugins import register_io_source
 
-        return register_io_source(self._read, schema=self.schema)
+        if self._selection.store.n_rows > SMALL:
+            return register_io_source(self._read, schema=self.schema)
+        self._whole = self._selection.table(columns=list(self.schema)).to_arrow()
+        return self._whole
+
+    def of_rows(self, rows: NDArray[np.int64]) -> Any:
+        """Some rows of the store as an Arrow table."""
+        if self._whole is not None:
+            found = self._whole.take(rows)
+        else:
+            found = self._selection.store.select(rows=rows).table(columns=list(self.schema)).to_arrow()
+        return found.cast(self._plain(found.schema))  # DuckDB would read all values of a dictionary
+
+    @staticmethod
+    def _plain(schema: Any) -> Any:
+        import pyarrow as pa
+
+        kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema]
+        return pa.schema(zip(schema.names, kinds, strict=True))
+
+    def rows_with(self, column: str, literals: Sequence[Mapping[str, str]]) -> NDArray[np.int64] | None:
+        """The rows, ascending, in which a column is one of some literals; None for other columns and kinds."""
+        store, index = self._selection.store, self._selection.store.index
+        name = next((each for each in self.schema if each.lower() == column), column)
+        kind = index.fields[name].kind if name in index.fields else "str"
+        given = [each for each in literals if each["kind"] != "NULL_LITERAL"]
+        if kind not in KINDS or {each["kind"] for each in given} - {KINDS[kind]}:
+            return None
+        texts = {str(int(each["text"])) if kind == "int" else each["text"] for each in given}
+        if name == "word":
+            types = [number for number in map(store.type_of, texts) if number is not None]
+            return np.sort(np.concatenate([np.empty(0, np.int64), *map(store.occurrences_of, types)]))
+        if name in index.labels:
+            labels = index.labels[name]
+            codes = [code for code in map(labels.names.find, texts) if code is not None]
+            return np.flatnonzero(np.isin(labels.codes, codes))
+        return None
 
     def _read(
         self, names: list[str] | None, where: pl.Expr | None, n_rows: int | None, _size: int | None
@@ -366,6 +444,24 @@ class _Columns:
         frame = pl.DataFrame([self._made[name] for name in names])
         frame = frame if where is None else frame.filter(where)
         yield frame if n_rows is None else frame.head(n_rows)
+
+
+class _Some:
+    """A table of some rows: DuckDB reads those that are set when a statement runs."""
+
+    def __init__(self, columns: _Columns) -> None:
+        self._columns = columns
+        self._table: Any = columns.of_rows(np.empty(0, np.int64))
+        self._schema = self._table.schema
+
+    def set(self, rows: NDArray[np.int64]) -> None:
+        self._table = self._columns.of_rows(rows)
+
+    def __arrow_c_schema__(self) -> Any:
+        return self._schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._table.__arrow_c_stream__(requested_schema)
 
 
 def _name(column: str) -> str:

@@ -37,6 +37,7 @@ class Engine(Protocol):
     def parse(self, text: str) -> Node: ...
     def text(self, expression: Node) -> str: ...
     def run(self, node: Node) -> NDArray[Any]: ...
+    def narrowed(self, name: str, conditions: list[tuple[str, list[Any]]]) -> str | None: ...
     def nearest(
         self, slot: int, query: int, name: str, k: int, rows: NDArray[np.int64] | None
     ) -> NDArray[np.int64] | None: ...
@@ -44,11 +45,12 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """A table in FROM: the names it goes by, its store if it is the occurrences of one, and whether it is ours."""
+    """A table in FROM: the names it goes by, the store whose occurrences it has, whether it is ours, and its node."""
 
     names: tuple[tuple[str, ...], ...]
     store: str | None
     is_ours: bool
+    table: Node
 
 
 class Rewriter:
@@ -66,6 +68,7 @@ class Rewriter:
         """Change a statement; one that names a table of its own like one of ours is left alone."""
         names = {entry["key"].lower() for each in _nodes(statement) for entry in each.get("cte_map", {}).get("map", ())}
         self.pushdown = self.pushdown and not names & set(TABLES)
+        self._narrows = self.pushdown and not any(len(each.get("column_names", ())) > 2 for each in _nodes(statement))
         self._visit(statement, [])
 
     def _visit(self, value: Any, scopes: list[list[Source]]) -> None:
@@ -95,6 +98,8 @@ class Rewriter:
             self._visit(each, [] if name == "cte_map" else inner)
         if len(sources) > 1 and self.pushdown:
             node["select_list"] = [self._late(each, inner) for each in node["select_list"]]
+        if self._narrows and node["where_clause"] is not None and _keeps_rows(node["from_table"]):
+            self._narrow(node["where_clause"], sources)
         if simple and single is not None:
             self._order(node, single)
 
@@ -121,7 +126,7 @@ class Rewriter:
             names = names or [(name,), (schema, name)]
             is_ours = name in TABLES and not table["column_name_alias"]
             store = self.engine.store_of(schema) if is_ours and name == TABLE else None
-        yield Source(tuple(names), store, is_ours)
+        yield Source(tuple(names), store, is_ours, table)
 
     def _is_simple(self, node: Node) -> bool:
         """Whether rows are sorted and each is one occurrence: no groups, nothing that sees other rows."""
@@ -262,6 +267,20 @@ class Rewriter:
         late["arguments"][0]["expression"] = self._handle(expression, scopes)
         return {**late, "alias": expression["alias"] or expression["column_names"][-1]}
 
+    def _narrow(self, where: Node, sources: list[Source]) -> None:
+        """Have tables hold only rows that WHERE may keep, found in the index; WHERE stays as it is."""
+        for source in sources:
+            conditions = []
+            for column, literals in _equalities(where):
+                *qualifiers, name = column
+                if tuple(qualifiers) in source.names or (not qualifiers and len(sources) == 1):
+                    conditions.append((name, literals))
+            if source.store is not None and conditions:
+                narrowed = self.engine.narrowed(source.store, conditions)
+                if narrowed is not None:
+                    path = [*source.table["qualified_name"]["path"][:-1], narrowed]
+                    source.table.update(table_name=narrowed, qualified_name={"path": path}, alias=source.names[0][-1])
+
     def _order(self, node: Node, source: Source) -> None:
         """Sort equal rows by occurrence; where only some rows are asked for, find them before vectors are read."""
         orders, row = node["modifiers"][0]["orders"], f'"{source.names[0][-1]}".occurrence'
@@ -307,6 +326,31 @@ class Rewriter:
             or self._slot(each, [[source]]) is not None
             for each in _expressions(value)
         )
+
+
+def _keeps_rows(table: Node) -> bool:
+    """Whether rows that WHERE leaves out may be missing from the tables of FROM."""
+    if table["type"] == "JOIN":
+        known = table["join_type"] in ("INNER", "LEFT", "RIGHT", "FULL") and table["ref_type"] in ("REGULAR", "CROSS")
+        return known and _keeps_rows(table["left"]) and _keeps_rows(table["right"])
+    return not table.get("sample")
+
+
+def _equalities(where: Node) -> Iterator[tuple[tuple[str, ...], list[Node]]]:
+    """The columns that WHERE demands to be one of some literals, in lower case."""
+    if where["type"] == "CONJUNCTION_AND":
+        for each in where["children"]:
+            yield from _equalities(each)
+        return
+    if where["type"] == "COMPARE_EQUAL":
+        sides = [where["left"], where["right"]]
+        column, *others = sides if sides[0]["class"] == "COLUMN_REF" else sides[::-1]
+    elif where["type"] == "COMPARE_IN":
+        column, *others = where["children"]
+    else:
+        return
+    if column["class"] == "COLUMN_REF" and all(each["class"] == "CONSTANT" and each.get("literal") for each in others):
+        yield tuple(name.lower() for name in column["column_names"]), [each["literal"] for each in others]
 
 
 def _bounds(modifier: Node) -> tuple[int, int] | None:

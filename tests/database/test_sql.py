@@ -79,6 +79,78 @@ GROUPED = [
 ]
 
 
+# Statements whose tables are narrowed to rows found in the index, and how many tables are.
+NARROWED = [
+    ("select * from occurrences where word = 'bank'", 1),
+    ("select avg(cos(h2, h5)) from occurrences where 'bank' = WORD", 1),
+    ("select occurrence from occurrences where word in ('bank', 'suit', null, 'no such') order by position, 1", 1),
+    ("select count(*), sum(occurrence) from occurrences where word = 'no such'", 1),
+    ("select count(*) from occurrences where word in (null)", 1),
+    ("select count(*) from occurrences o where o.upos = 'NOUN' and position > 1 and o.word = 'new york'", 1),
+    ("select word, count(*) from main.occurrences where upos = 'NOUN' and year = 1910 group by word order by 1", 1),
+    ("select count(*) from occurrences where year in (1900, -5)", 1),
+    ("select count(*) from occurrences where place = 'O''Hare' and word = 'évident'", 1),
+    ("select 'bank' as word, occurrence from occurrences where word = 'suit'", 1),
+    ("select occurrence, cos(h5, vec(2, 5)) s from occurrences where word = 'suit' order by s desc limit 5", 1),
+    ("select word, h2 from occurrences where word = 'suit' order by position desc limit 4", 1),
+    ("select word, selfsim(h5) from occurrences where word in ('bank', 'the') group by word order by word", 1),
+    ("select a.occurrence, b.occurrence o, cos(a.h5, b.h5) from occurrences a join occurrences b using (sentence) "
+     "where a.word = 'bank' and b.word = 'suit' order by 1, 2", 2),
+    ("select o.occurrence, s.text, h2 from occurrences o left join sentences s on s.sentence = o.sentence "
+     "and s.sentence % 2 = 0 where o.word = 'bank' order by 1", 1),
+    ("select s.sentence, o.occurrence from sentences s left join occurrences o on o.sentence = s.sentence "
+     "where o.word = 'bank' order by all", 1),
+    ("select s.sentence, (select count(*) from occurrences i where i.sentence = s.sentence and i.word = 'the') n "
+     "from sentences s order by 1", 1),
+    ("select count(*) from occurrences where word = 'bank' and occurrence in "
+     "(select occurrence from occurrences where upos = 'NOUN')", 2),
+    ("select row_number() over (order by occurrence) n, occurrence from occurrences where word = 'the' order by 2", 1),
+    ("select * from (select word w from occurrences where upos = 'DET') where w = 'bank'", 1),
+    # what must stay as it is
+    ("select count(*) from occurrences where word = 'bank' or upos = 'NOUN'", 0),
+    ("select count(*) from occurrences where not (word = 'bank')", 0),
+    ("select count(*) from occurrences where word not in ('bank')", 0),
+    ("select count(*) from occurrences where word <> 'bank' and upos is null", 0),
+    ("select count(*) from occurrences where lower(word) = 'bank' or word = null", 0),
+    ("select count(*) from occurrences where word in (select word from types where count > 85)", 0),
+    ("select count(*) from occurrences where year = '1910'", 0),
+    ("select count(*) from occurrences where word = upos", 0),
+    ("select main.occurrences.word from occurrences where word = 'bank'", 0),
+    ("select s.sentence from sentences s anti join occurrences o on o.sentence = s.sentence and o.word = 'bank' "
+     "where s.place = 'x' order by 1", 0),
+    ("select a.occurrence, b.occurrence o from occurrences a asof join occurrences b on a.occurrence >= b.occurrence "
+     "where b.word = 'bank' order by 1", 0),
+    ("select a.occurrence, b.word from occurrences a positional join occurrences b where b.word = 'bank' order by 1",
+     0),
+    ("select count(*) from occurrences o where (select count(*) from types i where o.word = 'bank' and count > 5) > 0",
+     0),
+    ("select s.sentence from sentences s, (select 'bank' as word) t where word = 'bank'", 0),
+    ("with t as (select 'bank' as word) select count(*) from occurrences o, t where t.word = 'bank'", 0),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dated(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
+    return make_store(tmp_path_factory.mktemp("dated") / "store.zarr", ties=True, years=True).store
+
+
+@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize(("query", "count"), NARROWED)
+def test_narrowed_tables_change_nothing(
+    dated: es.Store, query: str, count: int, held: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = es.sql(dated, query, pushdown=False)
+    found: list[str | None] = []
+    narrowed = database.Database.narrowed
+    monkeypatch.setattr(database, "SHARE", 1)
+    monkeypatch.setattr(database.Database, "narrowed", lambda *a: found.append(narrowed(*a)) or found[-1])
+    monkeypatch.setattr(database, "SMALL", database.SMALL if held else 0)
+    if not held:
+        database.close_databases()
+    assert_frame_equal(es.sql(dated, query), expected, abs_tol=1e-12, check_row_order="order by" in query)
+    assert sum(each is not None for each in found) == count
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     yield make_store(tmp_path_factory.mktemp("sql") / "store.zarr", ties=True)
@@ -98,6 +170,16 @@ def test_push_down_changes_nothing_in_groups(made: Made, query: str) -> None:
     expected = es.sql(made.store, query, pushdown=False)
     assert_frame_equal(es.sql(made.store, query), expected, abs_tol=1e-12)
     assert len(expected)
+
+
+def test_what_is_kept_between_statements_is_their_syntax_alone(made: Made, tmp_path: Path) -> None:
+    query = "select count(*) n, sum(occurrence) s from occurrences where cos(h5, vec({}, 5)) > 0.3"
+    found = [es.sql(made.store, query.format(row)).row(0) for row in (2, 4, 2)]
+    assert found[0] == found[2] != found[1]
+    query = f"select * from '{tmp_path / 'x.parquet'}'"
+    for frame in (pl.DataFrame({"a": [1]}), pl.DataFrame({"b": ["x", "y"]})):
+        frame.write_parquet(tmp_path / "x.parquet")
+        assert_frame_equal(es.sql(made.store, query), frame)
 
 
 def test_scores_are_those_of_neighbors_to_the_bit(made: Made) -> None:
