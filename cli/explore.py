@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,11 +28,24 @@ def explore(
     password: Annotated[
         bool, typer.Option("--password", help=f"Ask browsers for a password, that of {PASSWORD} or the one typed here.")
     ] = False,
+    static: Annotated[
+        Path | None, opt.option("OUT", "Write a folder instead, which any web host shows without embstore.")
+    ] = None,
+    store_url: Annotated[
+        str | None, opt.option("URL", "With --static: where the store is; by default at its path from OUT.")
+    ] = None,
 ) -> None:
     """Look at stores in the browser: words, maps, neighbors, layers and sentences.
 
     Runs until Ctrl-C. Only who has the URL that is printed can read the stores, and nobody can change them.
     """
+    if static is not None:
+        from embstore.explorer import write_static
+
+        print(f"{write_static(stores, static, store_url=store_url)}: copy it to a web host, and the store to its place")
+        return
+    if store_url is not None:
+        raise InvalidValueError(f"--store-url {store_url} is for static pages: give --static OUT too")
     try:
         from embstore.explorer import serve
     except ImportError as error:

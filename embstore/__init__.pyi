@@ -23,6 +23,7 @@ from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
 from .corpus import open_corpus as open_corpus
 from .database.query import sql as sql
+from .explorer.notebook import explore as explore
 from .extraction.extract import extract as extract
 from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import Plan as Plan

@@ -75,7 +75,7 @@ ALLOWED: dict[str, set[str]] = {
         "store",
         "vectors",
     },
-    "explorer": {"errors", "analysis", "arguments", "models", "probes", "store", "vectors"},
+    "explorer": {"errors", "analysis", "arguments", "models", "probes", "progress", "store", "vectors"},
     "database": {"errors", "spacing", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "progress", "store", "analysis", "probes"},
     "studies": {

@@ -38,10 +38,10 @@ function Page({ source, state }: { source: Source; state: State }) {
 }
 
 function Shell() {
-  const { views, values, store } = useApp();
+  const { views, state, values, store } = useApp();
   const view = views.find((one) => one.name === values.view) ?? views[0]!;
   useEffect(() => {
-    document.title = [values.word, view.title, store.name, "embstore"].filter(Boolean).join(" · ");
+    if (state.titled) document.title = [values.word, view.title, store.name, "embstore"].filter(Boolean).join(" · ");
   }, [values.word, view, store]);
   return (
     <>

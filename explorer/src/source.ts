@@ -14,4 +14,6 @@ export interface Source {
   exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string;
   /** Whether the source answers a query: views hide what it cannot. */
   has(name: string): boolean;
+  /** Is told of the rows that are selected on the map, for code outside the page. */
+  selected?(rows: number[] | null): void;
 }

@@ -8,6 +8,8 @@ export interface State {
   readonly values: ReadonlySignal<Values>;
   /** Changes values (undefined removes one) as a new entry of the history, or in place of the present one. */
   go(changes: Changes, options?: { replace?: boolean }): void;
+  /** Whether the document's title says what is shown. */
+  readonly titled?: boolean;
   /** The address after some changes, for a link. */
   href(changes: Changes): string;
 }
@@ -29,6 +31,7 @@ export function urlState(): State {
   const href = (changes: Changes) => `?${new URLSearchParams(changed(values.peek(), changes))}`;
   return {
     values,
+    titled: true,
     href,
     go(changes, { replace = false } = {}) {
       const address = href(changes);

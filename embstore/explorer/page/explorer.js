@@ -1310,6 +1310,7 @@ function urlState() {
 	const href = (changes) => `?${new URLSearchParams(changed(values.peek(), changes))}`;
 	return {
 		values,
+		titled: true,
 		href,
 		go(changes, { replace = false } = {}) {
 			const address = href(changes);
@@ -8484,7 +8485,7 @@ function nonempty(x) {
 function finite(x) {
 	return isFinite(x) ? x : NaN;
 }
-function positive(x) {
+function positive$1(x) {
 	return x > 0 && isFinite(x) ? x : NaN;
 }
 function negative(x) {
@@ -10008,7 +10009,7 @@ function inferZeroDomain(channels) {
 function inferRadialRange(channels, domain) {
 	const hint = channels.find(({ radius }) => radius !== void 0);
 	if (hint !== void 0) return [0, hint.radius];
-	const h25 = quantile$1(channels, .5, ({ value }) => value === void 0 ? NaN : quantile$1(value, .25, positive));
+	const h25 = quantile$1(channels, .5, ({ value }) => value === void 0 ? NaN : quantile$1(value, .25, positive$1));
 	const range = domain.map((d) => 3 * Math.sqrt(d / h25));
 	const k = 30 / max(range);
 	return k < 1 ? range.map((r) => r * k) : range;
@@ -10021,7 +10022,7 @@ function inferLengthRange(channels, domain) {
 }
 function inferLogDomain(channels) {
 	for (const { value } of channels) if (value !== void 0) for (let v of value) {
-		if (v > 0) return inferDomain$1(channels, positive);
+		if (v > 0) return inferDomain$1(channels, positive$1);
 		if (v < 0) return inferDomain$1(channels, negative);
 	}
 	return [1, 10];
@@ -10101,7 +10102,7 @@ function createScaleDivergingPow(key, channels, { exponent = 1, ...options }) {
 		type: "diverging-pow"
 	});
 }
-function createScaleDivergingLog(key, channels, { base = 10, pivot = 1, domain = inferDomain$1(channels, pivot < 0 ? negative : positive), ...options }) {
+function createScaleDivergingLog(key, channels, { base = 10, pivot = 1, domain = inferDomain$1(channels, pivot < 0 ? negative : positive$1), ...options }) {
 	return createScaleD(key, divergingLog().base(base = +base), transformLog, channels, {
 		domain,
 		pivot,
@@ -14839,7 +14840,7 @@ var Dot = class extends Mark {
 			r: {
 				value: vr,
 				scale: "r",
-				filter: positive,
+				filter: positive$1,
 				optional: true
 			},
 			rotate: {
@@ -14900,7 +14901,7 @@ var Dot = class extends Mark {
 		}).call(applyChannelStyles, this, channels)).node();
 	}
 };
-function dot(data, { x, y, ...options } = {}) {
+function dot$1(data, { x, y, ...options } = {}) {
 	if (options.frameAnchor === void 0) [x, y] = maybeTuple(x, y);
 	return new Dot(data, {
 		...options,
@@ -15144,7 +15145,7 @@ function LayerCurves({ points, label, title, height = 260, layer, series = [...n
 				strokeWidth: 2,
 				strokeDasharray: DASHES[Math.floor(position / 8)] ?? "none"
 			})),
-			dot(known, {
+			dot$1(known, {
 				x: "layer",
 				y: "value",
 				fill: stroke,
@@ -16374,10 +16375,10 @@ function Page({ source, state }) {
 	});
 }
 function Shell() {
-	const { views, values, store } = useApp();
+	const { views, state, values, store } = useApp();
 	const view = views.find((one) => one.name === values.view) ?? views[0];
 	A$2(() => {
-		document.title = [
+		if (state.titled) document.title = [
 			values.word,
 			view.title,
 			store.name,
@@ -16570,7 +16571,612 @@ function joined(first, second) {
 	all.set(second, first.length);
 	return all;
 }
+// src/plane.ts
+/** Vectors in two dimensions, computed in the browser. */
+var COLUMNS = 6;
+var ITERATIONS = 200;
+/** n vectors on their first two principal axes: x and y, and the share of the variance along each. */
+function principalPlane(vectors, size) {
+	const n = vectors.length / size;
+	const mean = new Float64Array(size);
+	for (let i = 0; i < vectors.length; i++) mean[i % size] += vectors[i] / n;
+	const centered = Float32Array.from(vectors, (value, i) => value - mean[i % size]);
+	let total = 0;
+	for (const value of centered) total += value * value;
+	const count = Math.min(COLUMNS, size);
+	let basis = orthonormal(Array.from({ length: count }, (_, column) => Float64Array.from({ length: size }, (_, i) => Math.sin(1 + i * (column + 1) * 1.618))));
+	let before = 0;
+	let axes = basis;
+	for (let iteration = 0; iteration < ITERATIONS; iteration++) {
+		const moved = basis.map((axis) => scattered(centered, axis, size));
+		const { values, vectors: mixed } = eigen(basis.map((axis) => moved.map((each) => dot(axis, each))));
+		axes = mixed.slice(0, 2).map((weights) => combined(basis, weights));
+		const captured = values[0] + (values[1] ?? 0);
+		if (captured - before <= 1e-12 * captured) break;
+		before = captured;
+		basis = orthonormal(moved);
+	}
+	const points = new Float32Array(n * 2);
+	const explained = [0, 0];
+	axes.map(positive).forEach((axis, side) => {
+		for (let row = 0; row < n; row++) {
+			let sum = 0;
+			for (let i = 0; i < size; i++) sum += centered[row * size + i] * axis[i];
+			points[row * 2 + side] = sum;
+			explained[side] += total ? sum * sum / total : 0;
+		}
+	});
+	return {
+		points,
+		explained
+	};
+}
+/** Points [n, 2] turned or mirrored to be as near as possible to others (orthogonal Procrustes, Schönemann 1966). */
+function turned(points, like) {
+	let [a, b, c, d] = [
+		0,
+		0,
+		0,
+		0
+	];
+	for (let i = 0; i < points.length; i += 2) {
+		a += points[i] * like[i];
+		b += points[i] * like[i + 1];
+		c += points[i + 1] * like[i];
+		d += points[i + 1] * like[i + 1];
+	}
+	const mirror = a * d - b * c < 0 ? -1 : 1;
+	const [p, q] = [a + mirror * d, b - mirror * c];
+	const norm = Math.hypot(p, q) || 1;
+	const [cos, sin] = [p / norm, q / norm];
+	const found = new Float32Array(points.length);
+	for (let i = 0; i < points.length; i += 2) {
+		found[i] = points[i] * cos - mirror * points[i + 1] * sin;
+		found[i + 1] = points[i] * sin + mirror * points[i + 1] * cos;
+	}
+	return found;
+}
+/** The mean cosine of all pairs of n vectors: (|sum u|^2 - n) / (n^2 - n) of the unit vectors u. */
+function selfSimilarity(vectors, size) {
+	const n = vectors.length / size;
+	const sum = new Float64Array(size);
+	let nonzero = 0;
+	for (let row = 0; row < n; row++) {
+		let squares = 0;
+		for (let i = 0; i < size; i++) squares += vectors[row * size + i] ** 2;
+		if (!squares) continue;
+		nonzero += 1;
+		for (let i = 0; i < size; i++) sum[i] += vectors[row * size + i] / Math.sqrt(squares);
+	}
+	return n < 2 ? null : (dot(sum, sum) - nonzero) / (n * n - n);
+}
+function dot(a, b) {
+	let sum = 0;
+	for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+	return sum;
+}
+/** X^T (X axis). */
+function scattered(x, axis, size) {
+	const found = new Float64Array(size);
+	for (let start = 0; start < x.length; start += size) {
+		let sum = 0;
+		for (let i = 0; i < size; i++) sum += x[start + i] * axis[i];
+		for (let i = 0; i < size; i++) found[i] += x[start + i] * sum;
+	}
+	return found;
+}
+/** The eigenvalues, descending, and eigenvectors of a small symmetric matrix, by Jacobi's rotations. */
+function eigen(matrix) {
+	const size = matrix.length;
+	const a = matrix.map((row) => [...row]);
+	const vectors = a.map((_, i) => a.map((_, j) => i === j ? 1 : 0));
+	for (let sweep = 0; sweep < 20; sweep++) for (let p = 0; p < size; p++) for (let q = p + 1; q < size; q++) {
+		if (Math.abs(a[p][q]) < 1e-300) continue;
+		const angle = Math.atan2(2 * a[p][q], a[q][q] - a[p][p]) / 2;
+		const [cos, sin] = [Math.cos(angle), Math.sin(angle)];
+		for (let i = 0; i < size; i++) {
+			const [x, y] = [a[i][p], a[i][q]];
+			[a[i][p], a[i][q]] = [cos * x - sin * y, sin * x + cos * y];
+		}
+		for (const rows of [a, vectors]) {
+			const [first, second] = [rows[p], rows[q]];
+			rows[p] = first.map((x, i) => cos * x - sin * second[i]);
+			rows[q] = first.map((x, i) => sin * x + cos * second[i]);
+		}
+	}
+	const order = a.map((_, i) => i).sort((i, j) => a[j][j] - a[i][i]);
+	return {
+		values: order.map((i) => a[i][i]),
+		vectors: order.map((i) => vectors[i])
+	};
+}
+function combined(basis, weights) {
+	return basis[0].map((_, i) => basis.reduce((sum, axis, each) => sum + axis[i] * weights[each], 0));
+}
+function orthonormal(columns) {
+	const found = [];
+	for (const column of columns) {
+		for (const earlier of found) {
+			const share = dot(column, earlier);
+			for (let i = 0; i < column.length; i++) column[i] -= share * earlier[i];
+		}
+		const norm = Math.sqrt(dot(column, column));
+		found.push(norm > 1e-300 ? column.map((value) => value / norm) : column.fill(0));
+	}
+	return found;
+}
+function positive(axis) {
+	let largest = 0;
+	for (let i = 1; i < axis.length; i++) if (Math.abs(axis[i]) > Math.abs(axis[largest])) largest = i;
+	return axis[largest] < 0 ? axis.map((value) => -value) : axis;
+}
+// src/ranges.ts
+var GAP = 32768;
+var MOST = 4194304;
+var AT_ONCE = 24;
+var Ranges = class {
+	base;
+	running = 0;
+	waiting = [];
+	/** `base`: the address of the folder, relative to the page or absolute. */
+	constructor(base) {
+		this.base = base;
+	}
+	/** The bytes of spans of a file, in their order. */
+	async read(path, spans, signal) {
+		const order = spans.map((_, number) => number).sort((a, b) => spans[a].start - spans[b].start);
+		const found = new Array(spans.length);
+		const runs = [];
+		for (const number of order) {
+			const { start, nbytes } = spans[number];
+			const last = runs.at(-1);
+			if (last && start - last.stop <= GAP && start + nbytes - last.start <= MOST) {
+				last.stop = Math.max(last.stop, start + nbytes);
+				last.members.push(number);
+			} else runs.push({
+				start,
+				stop: start + nbytes,
+				members: [number]
+			});
+		}
+		await Promise.all(runs.map(async (run) => {
+			if (run.stop === run.start) return run.members.forEach((number) => found[number] = /* @__PURE__ */ new Uint8Array(0));
+			const bytes = await this.fetched(path, run.start, run.stop, signal);
+			for (const number of run.members) {
+				const { start, nbytes } = spans[number];
+				found[number] = bytes.slice(start - run.start, start - run.start + nbytes);
+			}
+		}));
+		return found;
+	}
+	/** Elements of an array of int32 or int64 at some positions, as numbers. */
+	async numbers(path, positions, size, signal) {
+		return (await this.read(path, positions.map((each) => ({
+			start: each * size,
+			nbytes: size
+		})), signal)).map((bytes) => integers(bytes, size)[0]);
+	}
+	async fetched(path, start, stop, signal) {
+		if (this.running >= AT_ONCE) await new Promise((resolve) => this.waiting.push(resolve));
+		else this.running += 1;
+		try {
+			signal?.throwIfAborted();
+			const headers = { Range: `bytes=${start}-${stop - 1}` };
+			const response = await fetch(`${this.base}/${path}`, {
+				headers,
+				signal,
+				cache: "no-store"
+			});
+			if (response.status === 200) throw new Error("the store's web host does not answer range requests: use another host");
+			if (response.status !== 206) throw new Error(`the store's web host answers ${response.status} to ${path}`);
+			const bytes = new Uint8Array(await response.arrayBuffer());
+			if (bytes.length !== stop - start) throw new Error(`the store's web host has ${bytes.length} of ${stop - start} bytes of ${path}`);
+			return bytes;
+		} finally {
+			const next = this.waiting.shift();
+			if (next) next();
+			else this.running -= 1;
+		}
+	}
+};
+/** Little-endian integers as numbers. */
+function integers(bytes, size) {
+	return size === 4 ? Array.from(new Int32Array(bytes.buffer)) : Array.from(new BigInt64Array(bytes.buffer), Number);
+}
+var ITEM_NBYTES = {
+	float16: 2,
+	float32: 4,
+	bfloat16: 2
+};
+var halves;
+/** Stored vectors as float32. */
+function decode(bytes, dtype) {
+	if (dtype === "float32") return new Float32Array(bytes.buffer);
+	const bits = new Uint16Array(bytes.buffer);
+	if (dtype === "bfloat16") return new Float32Array(Uint32Array.from(bits, (each) => each << 16).buffer);
+	halves ??= Float32Array.from({ length: 65536 }, (_, each) => {
+		const [exponent, fraction] = [each >> 10 & 31, each & 1023];
+		const sign = each & 32768 ? -1 : 1;
+		if (exponent === 31) return fraction ? NaN : sign * Infinity;
+		return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
+	});
+	const table = halves;
+	return Float32Array.from(bits, (each) => table[each]);
+}
+// src/static_source.ts
+var READ = 67108864;
+var SORTED = 2e3;
+var MAPPED = 2e4;
+var CONTEXT = 1e3;
+var COLORS = 7;
+var ATTACHED = "";
+var COMPUTED = [
+	"complete",
+	"occurrences",
+	"word",
+	"map"
+];
+/** A folder of files on any web host: answers computed beforehand, and the store itself, read by ranges. */
+var StaticSource = class StaticSource {
+	manifest;
+	ranges;
+	kept = /* @__PURE__ */ new Map();
+	before = /* @__PURE__ */ new Map();
+	constructor(manifest) {
+		this.manifest = manifest;
+		this.ranges = manifest.stores.map((each) => new Ranges(each.url));
+	}
+	static async open(address) {
+		return new StaticSource(await json(address));
+	}
+	has(name) {
+		return COMPUTED.includes(name) || Object.keys(this.manifest.answers).some((key) => key.split("?")[0] === name);
+	}
+	async query(name, params, { signal, progress } = {}) {
+		const prepared = this.manifest.answers[keyOf(name, params)];
+		if (prepared?.endsWith(".json")) return json(prepared, signal);
+		if (prepared) return readSafetensors(await (await found(prepared, signal)).arrayBuffer());
+		const asked = new Asked(this, this.manifest.stores[Number(params.store ?? 0)], this.ranges[Number(params.store ?? 0)], params, signal);
+		if (name === "complete") return await asked.complete();
+		if (name === "occurrences") return await asked.occurrences();
+		if (name === "word") return await asked.word(progress);
+		if (name === "map" && (params.word || params.rows)) return await asked.map(this.before);
+		throw new Error(`this page is static and has no answer to this: run embstore explore on the store`);
+	}
+	/** What is fetched once. */
+	once(key, make) {
+		if (!this.kept.has(key)) this.kept.set(key, make().catch((error) => (this.kept.delete(key), Promise.reject(error))));
+		return this.kept.get(key);
+	}
+};
+/** The name under which an answer was stored: parameters that do not choose among stored answers are left out. */
+function keyOf(name, params) {
+	const given = Object.entries(params).filter(([key, value]) => value !== void 0 && ![
+		"sample",
+		"seed",
+		"parts"
+	].includes(key));
+	if (params.method === "pca") given.splice(given.findIndex(([key]) => key === "method"), 1);
+	if (!given.some(([key]) => key === "store") && name !== "stores") given.push(["store", 0]);
+	return `${name}?${given.sort(([a], [b]) => a < b ? -1 : 1).map(([key, value]) => `${key}=${value}`).join("&")}`;
+}
+/** One question about one store. */
+var Asked = class {
+	source;
+	held;
+	ranges;
+	params;
+	signal;
+	constructor(source, held, ranges, params, signal) {
+		this.source = source;
+		this.held = held;
+		this.ranges = ranges;
+		this.params = params;
+		this.signal = signal;
+	}
+	async complete() {
+		const prefix = String(this.params.prefix ?? "").toLowerCase();
+		const limit = Number(this.params.limit ?? 20);
+		const { frequent } = await this.wordIndex();
+		return { words: (frequent[prefix] ?? (await this.entries(prefix, (each) => each.startsWith(prefix))).sort((a, b) => b[2] - a[2] || a[1] - b[1]).map(([word, , count]) => [word, count])).slice(0, limit).map(([word, count]) => ({
+			word,
+			count
+		})) };
+	}
+	async occurrences() {
+		const { sort = "row", descending = false, offset = 0, limit = 50 } = this.params;
+		const chosen = await this.chosen();
+		const [first, last] = [Number(offset), Math.min(Number(offset) + Number(limit), chosen.total)];
+		const answer = {
+			total: chosen.total,
+			columns: this.held.columns,
+			python: `${this.held.python}\n${this.selecting()}.table()`
+		};
+		if (sort === "row") {
+			const rows = descending ? (await chosen.rows(chosen.total - last, chosen.total - first)).reverse() : await chosen.rows(first, last);
+			return {
+				...answer,
+				rows: await this.described(rows)
+			};
+		}
+		if (chosen.total > SORTED) throw new Error(`a static page sorts ${SORTED.toLocaleString("en")} occurrences at most: there are ${chosen.total.toLocaleString("en")}`);
+		const all = await this.described(await chosen.rows(0, chosen.total));
+		return {
+			...answer,
+			rows: sorted(all, String(sort), Boolean(descending)).slice(first, last)
+		};
+	}
+	async word(progress) {
+		const { layers, corpus, dim, dtype, python } = this.held;
+		const chosen = await this.chosen();
+		const most = Math.floor(READ / (layers.length * dim * ITEM_NBYTES[dtype]));
+		if (chosen.total > most) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
+		const rows = await chosen.rows(0, chosen.total);
+		let done = 0;
+		const own = await Promise.all(layers.map(async (layer) => {
+			const value = selfSimilarity(await this.vectors(rows, layer), dim);
+			progress?.(++done, layers.length);
+			return value;
+		}));
+		return {
+			word: String(this.params.word),
+			count: rows.length,
+			layers,
+			selfsimilarity: own,
+			corpus: corpus.selfsim,
+			anisotropy: corpus.anisotropy,
+			python: `${python}\nes.geometry(${this.selecting()}, metrics='selfsim', min_contexts=1)\nes.geometry(store, metrics=['selfsim', 'anisotropy'], min_contexts=${corpus.min_contexts})`
+		};
+	}
+	async map(before) {
+		const { layers, dim, dtype } = this.held;
+		const layer = this.layer();
+		const chosen = await this.chosen();
+		if (chosen.total < 3) throw new Error(`a map of ${chosen.total} occurrences is not possible: choose a word with three or more`);
+		const shown = Math.min(chosen.total, MAPPED, Number(this.params.sample ?? MAPPED), Math.floor(READ / (dim * ITEM_NBYTES[dtype])));
+		const every = await chosen.rows(0, chosen.total);
+		const rows = Array.from({ length: shown }, (_, each) => every[Math.floor(each * chosen.total / shown)]);
+		const plane = principalPlane(await this.vectors(rows, layer), dim);
+		const key = `${layers.length} ${this.params.store} ${this.params.word} ${this.params.rows}`;
+		const points = before.has(key) ? turned(plane.points, before.get(key)) : plane.points;
+		before.set(key, points);
+		const { codes, names } = await this.colors(rows);
+		const array = (values) => ({
+			values,
+			shape: [shown]
+		});
+		const reach = Float32Array.from(points, Math.abs).sort();
+		return {
+			meta: {
+				layer,
+				method: "pca",
+				total: chosen.total,
+				shown,
+				explained: plane.explained,
+				seed: 0,
+				colors: names,
+				scale: "categories",
+				regions: [],
+				note: null,
+				extent: reach[Math.floor(.998 * (reach.length - 1))],
+				python: `${this.held.python}\nes.analysis.project(${this.selecting()}, layer=${layer}, method='pca', sample=${MAPPED})`
+			},
+			arrays: {
+				row: array(Float64Array.from(rows)),
+				x: array(points.filter((_, each) => each % 2 === 0)),
+				y: array(points.filter((_, each) => each % 2 === 1)),
+				color: array(codes)
+			}
+		};
+	}
+	layer() {
+		const { layers } = this.held;
+		const given = this.params.layer === void 0 || this.params.layer === "last" ? -1 : Number(this.params.layer);
+		const layer = given < 0 ? layers.at(given) : given;
+		if (layer === void 0 || !layers.includes(layer)) throw new Error(`layer ${this.params.layer} is not stored: choose among ${layers.join(", ")}`);
+		return layer;
+	}
+	selecting() {
+		const { word, rows } = this.params;
+		const list = rows ? rowNumbers(String(rows)) : [];
+		const numbers = `rows=[${[...list.slice(0, 20), ...list.length > 20 ? ["..."] : []].join(", ")}]`;
+		return `store.select(${[word && `words=${quoted(String(word))}`, rows && numbers].filter(Boolean).join(", ")})`;
+	}
+	/** The rows that are asked for: how many, and a function that fetches some of them. */
+	async chosen() {
+		const { word, where, rows } = this.params;
+		if (where) throw new Error("a static page has no filters: run embstore explore on the store");
+		if (rows) {
+			const list = rowNumbers(String(rows));
+			return {
+				total: list.length,
+				rows: async (start, stop) => list.slice(start, stop)
+			};
+		}
+		if (!word) return {
+			total: this.held.rows,
+			rows: async (start, stop) => Array.from({ length: stop - start }, (_, each) => start + each)
+		};
+		const folded = String(word).toLowerCase();
+		const entry = (await this.entries(folded, (each) => each === folded)).find(([each]) => each === word);
+		if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
+		return {
+			total: entry[2],
+			rows: async (start, stop) => {
+				const span = {
+					start: (entry[1] + start) * 8,
+					nbytes: (stop - start) * 8
+				};
+				return integers((await this.ranges.read("types/occurrences/c/0", [span], this.signal))[0], 8);
+			}
+		};
+	}
+	wordIndex() {
+		return this.source.once(this.held.words, () => json(`${this.held.words}/index.json`));
+	}
+	/** The words whose spelling without case satisfies a condition; those that do follow each other, from `folded` on. */
+	async entries(folded, wanted) {
+		const { firsts } = await this.wordIndex();
+		let piece = firsts.findLastIndex((first) => first < folded);
+		const found = [];
+		for (piece = Math.max(piece, 0); piece < firsts.length; piece++) {
+			const name = `${this.held.words}/${piece}.json`;
+			const entries = await this.source.once(name, () => json(name));
+			found.push(...entries.filter(([word]) => wanted(word.toLowerCase())));
+			if (entries.some(([word]) => word.toLowerCase() > folded && !wanted(word.toLowerCase()))) break;
+		}
+		return found;
+	}
+	async described(rows) {
+		const read = (path, positions, size) => this.ranges.numbers(path, positions, size, this.signal);
+		const [sentences, positions, types] = await Promise.all([
+			read("occurrences/sentence/c/0", rows, 8),
+			read("occurrences/position/c/0", rows, 4),
+			read("occurrences/type/c/0", rows, 4)
+		]);
+		const [texts, forms, labels] = await Promise.all([
+			this.strings("sentences/text", sentences),
+			this.strings("types/form", types),
+			this.labels(rows, sentences)
+		]);
+		return rows.map((row, each) => {
+			const [left, word, right] = concordance(texts[each], positions[each], forms[each]);
+			return {
+				row,
+				sentence: sentences[each],
+				position: positions[each],
+				word,
+				left: left.length <= CONTEXT ? left : `…${left.slice(-1e3)}`,
+				right: right.length <= CONTEXT ? right : `${right.slice(0, CONTEXT)}…`,
+				labels: labels[each]
+			};
+		});
+	}
+	async labels(rows, sentences) {
+		const { columns } = this.held;
+		const documents = this.held.documents && columns.some(({ kind }) => kind !== "label") ? await this.ranges.numbers("sentences/document/c/0", sentences, 8, this.signal) : sentences;
+		const values = await Promise.all(columns.map(({ name, kind }) => this.values(name, kind, kind === "label" ? rows : documents)));
+		return rows.map((_, each) => Object.fromEntries(columns.map(({ name }, column) => [name, values[column][each]])));
+	}
+	async values(name, kind, positions) {
+		const [codes, names] = kind === "label" ? [`occurrences/labels/${name}`, `labels/${name}/name`] : [`documents/fields/${name}/codes`, `documents/fields/${name}/name`];
+		const found = await this.ranges.numbers(`${codes}/c/0`, positions, 4, this.signal);
+		const known = [...new Set(found)].filter((code) => code >= 0);
+		const texts = await this.strings(names, known);
+		const parse = (text) => kind === "int" || kind === "float" ? Number(text) : kind === "bool" ? text === "true" : text;
+		const named = new Map(known.map((code, each) => [code, parse(texts[each])]));
+		return found.map((code) => named.get(code) ?? null);
+	}
+	/** Some strings of a column in Arrow's layout. */
+	async strings(path, positions) {
+		const spans = (await this.ranges.read(`${path}_offsets/c/0`, positions.map((each) => ({
+			start: each * 8,
+			nbytes: 16
+		})), this.signal)).map((bytes) => {
+			const [start, stop] = integers(bytes, 8);
+			return {
+				start,
+				nbytes: stop - start
+			};
+		});
+		const decoder = new TextDecoder();
+		return (await this.ranges.read(`${path}_bytes/c/0`, spans, this.signal)).map((bytes) => decoder.decode(bytes));
+	}
+	/** The vectors of rows at a layer: float32 [n, dim]. */
+	async vectors(rows, layer) {
+		const { dim, dtype, vectors, partition_rows: size, layers } = this.held;
+		const nbytes = dim * ITEM_NBYTES[dtype];
+		const partitions = Map.groupBy(rows.map((row, each) => [row, each]), ([row]) => Math.floor(row / size));
+		const found = new Float32Array(rows.length * dim);
+		await Promise.all([...partitions].map(async ([partition, members]) => {
+			const padded = Math.ceil(Math.min(size, this.held.rows - partition * size) / 256) * 256;
+			const first = layers.indexOf(layer) * padded - partition * size;
+			const spans = members.map(([row]) => ({
+				start: (first + row) * nbytes,
+				nbytes
+			}));
+			(await this.ranges.read(`${vectors}/c/0/${partition}/0`, spans, this.signal)).forEach((bytes, each) => found.set(decode(bytes, dtype), members[each][1] * dim));
+		}));
+		return found;
+	}
+	async colors(rows) {
+		const column = this.held.columns.find(({ name }) => name === this.params.color);
+		if (!column || column.kind !== "label") return {
+			codes: new Int32Array(rows.length).fill(-1),
+			names: []
+		};
+		const values = await this.values(column.name, "label", rows);
+		const order = [...Map.groupBy(values.filter((value) => value !== null), (value) => value)].map(([value, all]) => [value, all.length]).sort((a, b) => b[1] - a[1]).map(([value]) => String(value));
+		const apart = order.length <= 8 ? order.length : COLORS;
+		const names = [...order.slice(0, apart), ...apart < order.length ? [`${order.length - COLORS} others`] : []];
+		return {
+			codes: Int32Array.from(values, (value) => value === null ? -1 : Math.min(order.indexOf(String(value)), apart)),
+			names
+		};
+	}
+};
+/** The parts of a stored sentence before a word, the word, and after it, as they are read. */
+function concordance(text, position, form) {
+	const words = text.replaceAll(ATTACHED, ` ${ATTACHED}`).split(" ");
+	const natural = (part) => part.join(" ").replaceAll(` ${ATTACHED}`, "").replaceAll(ATTACHED, "");
+	if (position < 0) return [
+		"",
+		form,
+		` ${natural(words)}`
+	];
+	if (position >= words.length) return [
+		`${natural(words)} `,
+		form,
+		""
+	];
+	const stop = position + form.split(" ").length;
+	const space = (at) => at > 0 && at < words.length && !words[at].startsWith(ATTACHED) ? " " : "";
+	return [
+		natural(words.slice(0, position)) + space(position),
+		natural(words.slice(position, stop)),
+		space(stop) + natural(words.slice(stop))
+	];
+}
+/** The row numbers of a text such as 3,7-9, ascending, each once. */
+function rowNumbers(text) {
+	const rows = text.split(",").flatMap((part) => {
+		const [first, last] = part.split("-").map(Number);
+		return Array.from({ length: (last ?? first) - first + 1 }, (_, each) => first + each);
+	});
+	return [...new Set(rows)].sort((a, b) => a - b);
+}
+function sorted(rows, by, descending) {
+	const words = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
+	const key = {
+		word: (each) => each.word.toLowerCase(),
+		sentence: (each) => each.sentence,
+		position: (each) => each.position,
+		left: (each) => words(each.left).reverse().join("\0"),
+		right: (each) => words(each.right).join("\0")
+	}[by] ?? ((each) => each.labels[by] ?? null);
+	const known = rows.map((each) => [key(each), each]);
+	const order = (a, b) => (a < b ? -1 : a > b ? 1 : 0) * (descending ? -1 : 1);
+	return known.sort(([a, first], [b, second]) => (a === null ? 1 : 0) - (b === null ? 1 : 0) || (a === null ? 0 : order(a, b)) || first.row - second.row).map(([, each]) => each);
+}
+/** A text as Python writes it. */
+function quoted(text) {
+	const quote = text.includes("'") && !text.includes("\"") ? "\"" : "'";
+	return quote + text.replaceAll("\\", "\\\\").replaceAll(quote, `\\${quote}`) + quote;
+}
+async function found(address, signal) {
+	const response = await fetch(address, { signal });
+	if (!response.ok) throw new Error(`the web host answers ${response.status} to ${address}`);
+	return response;
+}
+async function json(address, signal) {
+	return (await found(address, signal)).json();
+}
 // src/main.tsx
 startTheme();
-var token = new URLSearchParams(location.search).get("token");
-mount(document.getElementById("app"), new ServerSource(token), urlState());
+var app = document.getElementById("app");
+var manifest = document.querySelector("meta[name=\"embstore-static\"]")?.content;
+if (manifest) StaticSource.open(manifest).then((source) => {
+	Object.assign(window, { embstore: source });
+	mount(app, source, urlState());
+}, (error) => app.append(`The files of this page cannot be read: ${error.message}`));
+else mount(app, new ServerSource(new URLSearchParams(location.search).get("token")), urlState());

@@ -1,0 +1,192 @@
+"""A folder by which any web host shows stores: the page, pieces of the word list, and answers computed beforehand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import numpy as np
+
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError
+from embstore.explorer.answers import as_json, encoded
+from embstore.explorer.queries.registry import Asked, answer, has
+from embstore.explorer.queries.words import columns, corpus_means
+from embstore.explorer.stores import Explored, explored
+from embstore.progress import Progress, reporting
+from embstore.store import Collection, Store
+from embstore.store.storage.files import storing
+
+PAGE = Path(__file__).parent / "page"
+PIECE = 2000  # words of a file
+FREQUENT = 20  # words listed for a prefix that many have
+DTYPES = ("float16", "float32", "bfloat16")
+WHOLE = ("geometry", "cka", "probes")  # queries about a whole store
+POLICY = (
+    "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'{origin}; "
+    "worker-src 'self' blob:; object-src 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+@checked
+def write_static(
+    stores: Sequence[str | os.PathLike[str] | Store],
+    out: str | os.PathLike[str],
+    *,
+    store_url: str | None = None,
+    progress: Progress = None,
+) -> Path:
+    """Write a new folder that shows finished stores in the browser without a server, from any web host.
+
+    It holds the page, the words in pieces, and what is known of whole stores: maps of a sample of 100,000 rows at each
+    layer, geometry, CKA, probes. Occurrences, sentences and vectors are read by range requests from the stores, which
+    stay where they are: at `store_url` (of several stores, the folder that holds them), or by default at the path from
+    `out` to each. A page and stores on different hosts need CORS with the header Range.
+
+    Raises InvalidValueError for a path that is taken, and for a store that cannot be read by ranges: one that is not
+    Zarr, not finished, a collection, or of int8.
+    """
+    path = Path(out)
+    if os.path.lexists(path):
+        raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
+    opened = explored(stores)
+    for each in opened:
+        _require_ranges(each)
+    urls = [_url(each, path, store_url, several=len(opened) > 1) for each in opened]
+    shown = [  # the page tells nothing of the folders of this machine
+        Explored(each.store, address=url if urlsplit(url).netloc else url.rsplit("/", 1)[-1], name=each.name)
+        for each, url in zip(opened, urls, strict=True)
+    ]
+    partial = path.with_name(f".{path.name}.new")
+    with storing(path):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_page(partial, urls)
+        held = [_describe(each, number, urls[number], partial) for number, each in enumerate(shown)]
+        answers = _write_answers(shown, partial, progress)
+        (partial / "static.json").write_text(as_json({"stores": held, "answers": answers}), "utf-8")
+        os.replace(partial, path)
+    return path
+
+
+def _require_ranges(one: Explored) -> None:
+    store, name = one.store, one.name
+    if isinstance(store, Collection) or not str(store.path).rstrip("/").endswith(".zarr"):
+        raise InvalidValueError(f"{name} is not one Zarr store: `embstore export` makes a copy that a browser can read")
+    if store.dtype not in DTYPES:
+        raise InvalidValueError(f"{name} has vectors of {store.dtype}: export it as {' or '.join(DTYPES[:2])} first")
+    if not store.finished:
+        raise InvalidValueError(f"{name} is not finished: finish it first with the command that began it")
+
+
+def _url(one: Explored, out: Path, given: str | None, *, several: bool) -> str:
+    """The address of a store for the page."""
+    name = one.address.rstrip("/").rsplit("/", 1)[-1]
+    if given is not None:
+        return f"{given.rstrip('/')}/{quote(name)}" if several else given.rstrip("/")
+    if isinstance(one.store.path, Path):
+        return quote(Path(os.path.relpath(Path(one.address).absolute(), out.absolute())).as_posix())
+    if not one.address.startswith("https://"):
+        raise InvalidValueError(f"a browser cannot read {one.address}: give the address of the store by --store-url")
+    return one.address.rstrip("/")
+
+
+def _write_page(out: Path, urls: Sequence[str]) -> None:
+    shutil.copytree(PAGE, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns("widget*"))
+    parts = [urlsplit(url) for url in urls]
+    origins = dict.fromkeys(f" {each.scheme}://{each.netloc}" for each in parts if each.netloc)
+    policy = POLICY.format(origin="".join(origins))
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}" />'
+    meta += '\n    <meta name="embstore-static" content="static.json" />'
+    html = (PAGE / "index.html").read_text("utf-8")
+    (out / "index.html").write_text(html.replace("<head>", f"<head>\n    {meta}", 1), "utf-8")
+
+
+def _describe(one: Explored, number: int, url: str, out: Path) -> dict[str, Any]:
+    """What the page needs to read a store by ranges; writes its words."""
+    store = one.store
+    stored = set(store.column_shapes())
+    _write_words(store, out / "words" / str(number))
+    return {
+        "url": url,
+        "python": one.python(),
+        "layers": list(store.layers),
+        "dim": store.hidden_size,
+        "dtype": store.dtype,
+        "rows": store.n_rows,
+        "vectors": store.layout.vectors,
+        "partition_rows": store.layout.partition_rows,
+        "columns": [
+            each for each in columns(store) if each["kind"] != "label" or f"occurrences/labels/{each['name']}" in stored
+        ],
+        "documents": "sentences/document" in stored,
+        "words": f"words/{number}",
+        "corpus": corpus_means(Asked([one], lambda done, total: None, lambda: False), one),
+    }
+
+
+def _write_words(store: Store, folder: Path) -> None:
+    """Write the words without their case in alphabetical order, with the positions of their rows, in pieces."""
+    folder.mkdir(parents=True)
+    words, indptr = list(store.index.words), np.asarray(store.occurrences[0])
+    folded = [word.lower() for word in words]
+    order = sorted(range(len(words)), key=lambda each: folded[each].encode("utf-16-be", "surrogatepass"))
+    starts, counts = indptr[:-1].tolist(), np.diff(indptr).tolist()
+    entries = [(words[each], starts[each], counts[each]) for each in order]
+    alphabet = [folded[each] for each in order]
+    for piece, first in enumerate(range(0, len(entries), PIECE)):
+        (folder / f"{piece}.json").write_text(as_json(entries[first : first + PIECE]), "utf-8")
+    ranked = sorted(range(len(order)), key=lambda each: (-entries[each][2], order[each]))
+    rank = np.empty(len(order), np.int64)
+    rank[ranked] = np.arange(len(order))
+    frequent = {
+        prefix: [entries[ranked[each]][::2] for each in np.sort(rank[first:last])[:FREQUENT].tolist()]
+        for prefix, first, last in _prefixes(alphabet, "", 0, len(alphabet))
+    }
+    index = {"firsts": alphabet[::PIECE], "frequent": frequent}
+    (folder / "index.json").write_text(as_json(index), "utf-8")
+
+
+def _prefixes(alphabet: Sequence[str], prefix: str, first: int, last: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the prefixes that more words have than two pieces hold, and the positions of these words."""
+    if last - first <= 2 * PIECE and prefix:
+        return
+    yield prefix, first, last
+    longer = (each for each in range(first, last) if len(alphabet[each]) > len(prefix))
+    for _, group in groupby(longer, key=lambda each: alphabet[each][len(prefix)]):
+        members = list(group)
+        yield from _prefixes(alphabet, alphabet[members[0]][: len(prefix) + 1], members[0], members[-1] + 1)
+
+
+def _calls(shown: Sequence[Explored]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The queries that are answered beforehand."""
+    yield "stores", {}
+    for number, one in enumerate(shown):
+        yield from ((name, {"store": number}) for name in WHOLE if has(name))
+        for other in range(len(shown)) if has("cka") else ():
+            if other != number:
+                yield "cka", {"store": number, "other": other}
+        named = [each["name"] for each in columns(one.store) if each["kind"] == "label"]
+        for layer in one.store.layers if has("map") else ():
+            for color in (None, "word", "cluster", *named):
+                yield "map", {"store": number, "layer": layer, **({"color": color} if color else {})}
+
+
+def _write_answers(shown: Sequence[Explored], out: Path, progress: Progress) -> dict[str, str]:
+    """Answer these queries; returns the file of each, by its name and parameters as the page spells them."""
+    folder, calls = out / "answers", list(_calls(shown))
+    folder.mkdir()
+    files = {}
+    with reporting(progress, total=len(calls), unit="answers", label="static") as report:
+        for number, (name, params) in enumerate(calls):
+            data, kind = encoded(answer(shown, name, params))
+            file = f"answers/{number}.{'json' if kind == 'application/json' else 'safetensors'}"
+            (out / file).write_bytes(data)
+            files[f"{name}?" + "&".join(f"{key}={value}" for key, value in sorted(params.items()))] = file
+            report(number + 1)
+    return files

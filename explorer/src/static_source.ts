@@ -1,0 +1,351 @@
+import type { Completion, Occurrence, Occurrences, WordAnswer } from "./answers";
+import { principalPlane, selfSimilarity, turned } from "./plane";
+import { decode, integers, ITEM_NBYTES, Ranges, type VectorType } from "./ranges";
+import { readSafetensors, type Arrays } from "./safetensors";
+import type { Params, QueryOptions, Source } from "./source";
+
+/** What `embstore explore --static` says of a store: where its bytes are, and what was computed of the whole of it. */
+interface Held {
+  url: string;
+  python: string;
+  layers: number[];
+  dim: number;
+  dtype: VectorType;
+  rows: number;
+  vectors: string;
+  partition_rows: number;
+  columns: { name: string; kind: string }[];
+  documents: boolean;
+  words: string;
+  corpus: { selfsim: (number | null)[]; anisotropy: (number | null)[]; min_contexts: number };
+}
+
+interface Manifest {
+  stores: Held[];
+  answers: Record<string, string>;
+}
+
+/** A piece of the words, which are sorted without their case: word, first position in types/occurrences, count. */
+type Entry = [word: string, start: number, count: number];
+
+interface Words {
+  firsts: string[];
+  frequent: Record<string, [string, number][]>;
+}
+
+const READ = 64 * 1024 * 1024; // bytes of vectors that one answer may need
+const SORTED = 2000; // occurrences that are fetched to be sorted
+const MAPPED = 20_000;
+const CONTEXT = 1000;
+const COLORS = 7;
+const ATTACHED = "\x1f";
+const COMPUTED = ["complete", "occurrences", "word", "map"];
+
+/** A folder of files on any web host: answers computed beforehand, and the store itself, read by ranges. */
+export class StaticSource implements Source {
+  private ranges: Ranges[];
+  private kept = new Map<string, Promise<unknown>>();
+  private before = new Map<string, Float32Array>(); // the last map of some rows, like which the next one is turned
+
+  private constructor(private readonly manifest: Manifest) {
+    this.ranges = manifest.stores.map((each) => new Ranges(each.url));
+  }
+
+  static async open(address: string): Promise<StaticSource> {
+    return new StaticSource(await json<Manifest>(address));
+  }
+
+  has(name: string): boolean {
+    return COMPUTED.includes(name) || Object.keys(this.manifest.answers).some((key) => key.split("?")[0] === name);
+  }
+
+  async query<T>(name: string, params: Params, { signal, progress }: QueryOptions = {}): Promise<T> {
+    const prepared = this.manifest.answers[keyOf(name, params)];
+    if (prepared?.endsWith(".json")) return json<T>(prepared, signal);
+    if (prepared) return readSafetensors(await (await found(prepared, signal)).arrayBuffer()) as T;
+    const asked = new Asked(this, this.manifest.stores[Number(params.store ?? 0)]!, this.ranges[Number(params.store ?? 0)]!, params, signal);
+    if (name === "complete") return (await asked.complete()) as T;
+    if (name === "occurrences") return (await asked.occurrences()) as T;
+    if (name === "word") return (await asked.word(progress)) as T;
+    if (name === "map" && (params.word || params.rows)) return (await asked.map(this.before)) as T;
+    throw new Error(`this page is static and has no answer to this: run embstore explore on the store`);
+  }
+
+  /** What is fetched once. */
+  once<T>(key: string, make: () => Promise<T>): Promise<T> {
+    if (!this.kept.has(key)) this.kept.set(key, make().catch((error) => (this.kept.delete(key), Promise.reject(error))));
+    return this.kept.get(key) as Promise<T>;
+  }
+}
+
+/** The name under which an answer was stored: parameters that do not choose among stored answers are left out. */
+export function keyOf(name: string, params: Params): string {
+  const given = Object.entries(params).filter(([key, value]) => value !== undefined && !["sample", "seed", "parts"].includes(key));
+  if (params.method === "pca") given.splice(given.findIndex(([key]) => key === "method"), 1);
+  if (!given.some(([key]) => key === "store") && name !== "stores") given.push(["store", 0]);
+  return `${name}?${given.sort(([a], [b]) => (a < b ? -1 : 1)).map(([key, value]) => `${key}=${value}`).join("&")}`;
+}
+
+/** One question about one store. */
+class Asked {
+  constructor(
+    private readonly source: StaticSource,
+    private readonly held: Held,
+    private readonly ranges: Ranges,
+    private readonly params: Params,
+    private readonly signal?: AbortSignal,
+  ) {}
+
+  async complete(): Promise<Completion> {
+    const prefix = String(this.params.prefix ?? "").toLowerCase();
+    const limit = Number(this.params.limit ?? 20);
+    const { frequent } = await this.wordIndex();
+    const best = frequent[prefix] ?? (await this.entries(prefix, (each) => each.startsWith(prefix)))
+      .sort((a, b) => b[2] - a[2] || a[1] - b[1]).map(([word, , count]): [string, number] => [word, count]);
+    return { words: best.slice(0, limit).map(([word, count]) => ({ word, count })) };
+  }
+
+  async occurrences(): Promise<Occurrences> {
+    const { sort = "row", descending = false, offset = 0, limit = 50 } = this.params;
+    const chosen = await this.chosen();
+    const [first, last] = [Number(offset), Math.min(Number(offset) + Number(limit), chosen.total)];
+    const answer = { total: chosen.total, columns: this.held.columns, python: `${this.held.python}\n${this.selecting()}.table()` };
+    if (sort === "row") {
+      const rows = descending
+        ? (await chosen.rows(chosen.total - last, chosen.total - first)).reverse()
+        : await chosen.rows(first, last);
+      return { ...answer, rows: await this.described(rows) };
+    }
+    if (chosen.total > SORTED) throw new Error(`a static page sorts ${SORTED.toLocaleString("en")} occurrences at most: there are ${chosen.total.toLocaleString("en")}`);
+    const all = await this.described(await chosen.rows(0, chosen.total));
+    return { ...answer, rows: sorted(all, String(sort), Boolean(descending)).slice(first, last) };
+  }
+
+  async word(progress?: QueryOptions["progress"]): Promise<WordAnswer> {
+    const { layers, corpus, dim, dtype, python } = this.held;
+    const chosen = await this.chosen();
+    const most = Math.floor(READ / (layers.length * dim * ITEM_NBYTES[dtype]));
+    if (chosen.total > most) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
+    const rows = await chosen.rows(0, chosen.total);
+    let done = 0;
+    const own = await Promise.all(layers.map(async (layer) => {
+      const value = selfSimilarity(await this.vectors(rows, layer), dim);
+      progress?.(++done, layers.length);
+      return value;
+    }));
+    return {
+      word: String(this.params.word), count: rows.length, layers, selfsimilarity: own, corpus: corpus.selfsim, anisotropy: corpus.anisotropy,
+      python: `${python}\nes.geometry(${this.selecting()}, metrics='selfsim', min_contexts=1)\n` +
+        `es.geometry(store, metrics=['selfsim', 'anisotropy'], min_contexts=${corpus.min_contexts})`,
+    };
+  }
+
+  async map(before: Map<string, Float32Array>): Promise<Arrays> {
+    const { layers, dim, dtype } = this.held;
+    const layer = this.layer();
+    const chosen = await this.chosen();
+    if (chosen.total < 3) throw new Error(`a map of ${chosen.total} occurrences is not possible: choose a word with three or more`);
+    const shown = Math.min(chosen.total, MAPPED, Number(this.params.sample ?? MAPPED), Math.floor(READ / (dim * ITEM_NBYTES[dtype])));
+    const every = await chosen.rows(0, chosen.total);
+    const rows = Array.from({ length: shown }, (_, each) => every[Math.floor((each * chosen.total) / shown)]!);
+    const plane = principalPlane(await this.vectors(rows, layer), dim);
+    const key = `${layers.length} ${this.params.store} ${this.params.word} ${this.params.rows}`;
+    const points = before.has(key) ? turned(plane.points, before.get(key)!) : plane.points;
+    before.set(key, points);
+    const { codes, names } = await this.colors(rows);
+    const array = (values: Float32Array | Float64Array | Int32Array) => ({ values, shape: [shown] });
+    const reach = Float32Array.from(points, Math.abs).sort();
+    return {
+      meta: {
+        layer, method: "pca", total: chosen.total, shown, explained: plane.explained, seed: 0,
+        colors: names, scale: "categories", regions: [], note: null, extent: reach[Math.floor(0.998 * (reach.length - 1))],
+        python: `${this.held.python}\nes.analysis.project(${this.selecting()}, layer=${layer}, method='pca', sample=${MAPPED})`,
+      },
+      arrays: {
+        row: array(Float64Array.from(rows)),
+        x: array(points.filter((_, each) => each % 2 === 0)),
+        y: array(points.filter((_, each) => each % 2 === 1)),
+        color: array(codes),
+      },
+    };
+  }
+
+  private layer(): number {
+    const { layers } = this.held;
+    const given = this.params.layer === undefined || this.params.layer === "last" ? -1 : Number(this.params.layer);
+    const layer = given < 0 ? layers.at(given) : given;
+    if (layer === undefined || !layers.includes(layer)) throw new Error(`layer ${this.params.layer} is not stored: choose among ${layers.join(", ")}`);
+    return layer;
+  }
+
+  private selecting(): string {
+    const { word, rows } = this.params;
+    const list = rows ? rowNumbers(String(rows)) : [];
+    const numbers = `rows=[${[...list.slice(0, 20), ...(list.length > 20 ? ["..."] : [])].join(", ")}]`;
+    return `store.select(${[word && `words=${quoted(String(word))}`, rows && numbers].filter(Boolean).join(", ")})`;
+  }
+
+  /** The rows that are asked for: how many, and a function that fetches some of them. */
+  private async chosen(): Promise<{ total: number; rows: (start: number, stop: number) => Promise<number[]> }> {
+    const { word, where, rows } = this.params;
+    if (where) throw new Error("a static page has no filters: run embstore explore on the store");
+    if (rows) {
+      const list = rowNumbers(String(rows));
+      return { total: list.length, rows: async (start, stop) => list.slice(start, stop) };
+    }
+    if (!word) return { total: this.held.rows, rows: async (start, stop) => Array.from({ length: stop - start }, (_, each) => start + each) };
+    const folded = String(word).toLowerCase();
+    const entry = (await this.entries(folded, (each) => each === folded)).find(([each]) => each === word);
+    if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
+    return {
+      total: entry[2],
+      rows: async (start, stop) => {
+        const span = { start: (entry[1] + start) * 8, nbytes: (stop - start) * 8 };
+        return integers((await this.ranges.read("types/occurrences/c/0", [span], this.signal))[0]!, 8);
+      },
+    };
+  }
+
+  private wordIndex(): Promise<Words> {
+    return this.source.once(this.held.words, () => json<Words>(`${this.held.words}/index.json`));
+  }
+
+  /** The words whose spelling without case satisfies a condition; those that do follow each other, from `folded` on. */
+  private async entries(folded: string, wanted: (each: string) => boolean): Promise<Entry[]> {
+    const { firsts } = await this.wordIndex();
+    let piece = firsts.findLastIndex((first) => first < folded);
+    const found: Entry[] = [];
+    for (piece = Math.max(piece, 0); piece < firsts.length; piece++) {
+      const name = `${this.held.words}/${piece}.json`;
+      const entries = await this.source.once(name, () => json<Entry[]>(name));
+      found.push(...entries.filter(([word]) => wanted(word.toLowerCase())));
+      if (entries.some(([word]) => word.toLowerCase() > folded && !wanted(word.toLowerCase()))) break;
+    }
+    return found;
+  }
+
+  private async described(rows: number[]): Promise<Occurrence[]> {
+    const read = (path: string, positions: number[], size: 4 | 8) => this.ranges.numbers(path, positions, size, this.signal);
+    const [sentences, positions, types] = await Promise.all([
+      read("occurrences/sentence/c/0", rows, 8), read("occurrences/position/c/0", rows, 4), read("occurrences/type/c/0", rows, 4)]);
+    const [texts, forms, labels] = await Promise.all([
+      this.strings("sentences/text", sentences), this.strings("types/form", types), this.labels(rows, sentences)]);
+    return rows.map((row, each) => {
+      const [left, word, right] = concordance(texts[each]!, positions[each]!, forms[each]!);
+      return {
+        row, sentence: sentences[each]!, position: positions[each]!, word,
+        left: left.length <= CONTEXT ? left : `…${left.slice(-CONTEXT)}`,
+        right: right.length <= CONTEXT ? right : `${right.slice(0, CONTEXT)}…`,
+        labels: labels[each]!,
+      };
+    });
+  }
+
+  private async labels(rows: number[], sentences: number[]): Promise<Occurrence["labels"][]> {
+    const { columns } = this.held;
+    const documents = this.held.documents && columns.some(({ kind }) => kind !== "label")
+      ? await this.ranges.numbers("sentences/document/c/0", sentences, 8, this.signal) : sentences;
+    const values = await Promise.all(columns.map(({ name, kind }) => this.values(name, kind, kind === "label" ? rows : documents)));
+    return rows.map((_, each) => Object.fromEntries(columns.map(({ name }, column) => [name, values[column]![each]!])));
+  }
+
+  private async values(name: string, kind: string, positions: number[]): Promise<(string | number | null)[]> {
+    const [codes, names] = kind === "label"
+      ? [`occurrences/labels/${name}`, `labels/${name}/name`] : [`documents/fields/${name}/codes`, `documents/fields/${name}/name`];
+    const found = await this.ranges.numbers(`${codes}/c/0`, positions, 4, this.signal);
+    const known = [...new Set(found)].filter((code) => code >= 0);
+    const texts = await this.strings(names, known);
+    const parse = (text: string) => (kind === "int" || kind === "float" ? Number(text) : kind === "bool" ? ((text === "true") as unknown as number) : text);
+    const named = new Map(known.map((code, each) => [code, parse(texts[each]!)]));
+    return found.map((code) => named.get(code) ?? null);
+  }
+
+  /** Some strings of a column in Arrow's layout. */
+  private async strings(path: string, positions: number[]): Promise<string[]> {
+    const bounds = await this.ranges.read(`${path}_offsets/c/0`, positions.map((each) => ({ start: each * 8, nbytes: 16 })), this.signal);
+    const spans = bounds.map((bytes) => {
+      const [start, stop] = integers(bytes, 8) as [number, number];
+      return { start, nbytes: stop - start };
+    });
+    const decoder = new TextDecoder();
+    return (await this.ranges.read(`${path}_bytes/c/0`, spans, this.signal)).map((bytes) => decoder.decode(bytes));
+  }
+
+  /** The vectors of rows at a layer: float32 [n, dim]. */
+  private async vectors(rows: number[], layer: number): Promise<Float32Array> {
+    const { dim, dtype, vectors, partition_rows: size, layers } = this.held;
+    const nbytes = dim * ITEM_NBYTES[dtype];
+    const partitions = Map.groupBy(rows.map((row, each) => [row, each] as const), ([row]) => Math.floor(row / size));
+    const found = new Float32Array(rows.length * dim);
+    await Promise.all([...partitions].map(async ([partition, members]) => {
+      const padded = Math.ceil(Math.min(size, this.held.rows - partition * size) / 256) * 256;
+      const first = layers.indexOf(layer) * padded - partition * size;
+      const spans = members.map(([row]) => ({ start: (first + row) * nbytes, nbytes }));
+      const parts = await this.ranges.read(`${vectors}/c/0/${partition}/0`, spans, this.signal);
+      parts.forEach((bytes, each) => found.set(decode(bytes, dtype), members[each]![1] * dim));
+    }));
+    return found;
+  }
+
+  private async colors(rows: number[]): Promise<{ codes: Int32Array; names: string[] }> {
+    const column = this.held.columns.find(({ name }) => name === this.params.color);
+    if (!column || column.kind !== "label") return { codes: new Int32Array(rows.length).fill(-1), names: [] };
+    const values = await this.values(column.name, "label", rows);
+    const counts = [...Map.groupBy(values.filter((value) => value !== null), (value) => value)].map(([value, all]) => [value, all.length] as const);
+    const order = counts.sort((a, b) => b[1] - a[1]).map(([value]) => String(value));
+    const apart = order.length <= COLORS + 1 ? order.length : COLORS;
+    const names = [...order.slice(0, apart), ...(apart < order.length ? [`${order.length - COLORS} others`] : [])];
+    const codes = Int32Array.from(values, (value) => (value === null ? -1 : Math.min(order.indexOf(String(value)), apart)));
+    return { codes, names };
+  }
+}
+
+/** The parts of a stored sentence before a word, the word, and after it, as they are read. */
+export function concordance(text: string, position: number, form: string): [string, string, string] {
+  const words = text.replaceAll(ATTACHED, ` ${ATTACHED}`).split(" ");
+  const natural = (part: string[]) => part.join(" ").replaceAll(` ${ATTACHED}`, "").replaceAll(ATTACHED, "");
+  if (position < 0) return ["", form, ` ${natural(words)}`];
+  if (position >= words.length) return [`${natural(words)} `, form, ""];
+  const stop = position + form.split(" ").length;
+  const space = (at: number) => (at > 0 && at < words.length && !words[at]!.startsWith(ATTACHED) ? " " : "");
+  return [natural(words.slice(0, position)) + space(position), natural(words.slice(position, stop)), space(stop) + natural(words.slice(stop))];
+}
+
+/** The row numbers of a text such as 3,7-9, ascending, each once. */
+function rowNumbers(text: string): number[] {
+  const rows = text.split(",").flatMap((part) => {
+    const [first, last] = part.split("-").map(Number) as [number, number?];
+    return Array.from({ length: (last ?? first) - first + 1 }, (_, each) => first + each);
+  });
+  return [...new Set(rows)].sort((a, b) => a - b);
+}
+
+function sorted(rows: Occurrence[], by: string, descending: boolean): Occurrence[] {
+  const words = (text: string) => text.toLowerCase().split(/\s+/).filter(Boolean);
+  const keys: Record<string, (each: Occurrence) => string | number | null> = {
+    word: (each) => each.word.toLowerCase(), sentence: (each) => each.sentence, position: (each) => each.position,
+    left: (each) => words(each.left).reverse().join("\0"), right: (each) => words(each.right).join("\0"),
+  };
+  const key = keys[by] ?? ((each: Occurrence) => each.labels[by] ?? null);
+  const known = rows.map((each) => [key(each), each] as const);
+  const order = (a: string | number, b: string | number) => (a < b ? -1 : a > b ? 1 : 0) * (descending ? -1 : 1);
+  return known
+    .sort(([a, first], [b, second]) => (a === null ? 1 : 0) - (b === null ? 1 : 0) || (a === null ? 0 : order(a, b!)) || first.row - second.row)
+    .map(([, each]) => each);
+}
+
+/** A text as Python writes it. */
+function quoted(text: string): string {
+  const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
+  return quote + text.replaceAll("\\", "\\\\").replaceAll(quote, `\\${quote}`) + quote;
+}
+
+async function found(address: string, signal?: AbortSignal): Promise<Response> {
+  const response = await fetch(address, { signal });
+  if (!response.ok) throw new Error(`the web host answers ${response.status} to ${address}`);
+  return response;
+}
+
+async function json<T>(address: string, signal?: AbortSignal): Promise<T> {
+  return (await found(address, signal)).json() as Promise<T>;
+}

@@ -1,0 +1,168 @@
+"""A static folder on a plain web host answers as the server does, read by ranges in a real browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore.explorer import answer, explored, write_static
+from embstore.explorer import static as module
+from tests.store.example import example
+from tests.store_making import make_store
+from tests.web_host import WebHost, web_host
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+TIMEOUT = 60_000
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebHost, es.Store]]:
+    folder = tmp_path_factory.mktemp("static")
+    (folder / "data").mkdir()
+    store = make_store(folder / "data" / "s.zarr", sentences=400).store
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE", 2)
+        write_static([store], folder / "site")
+    with web_host(folder) as host:
+        yield host, store
+
+
+@pytest.fixture(scope="module")
+def page(served: tuple[WebHost, es.Store]) -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM.exists():
+        pytest.skip(f"there is no {CHROMIUM}")
+    with playwright.sync_playwright() as run:
+        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        page = browser.new_page()
+        page.set_default_timeout(TIMEOUT)
+        problems: list[str] = []
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(f"{served[0].url}/site/?view=word&word=bank&layer=2")
+        page.wait_for_function("window.embstore")
+        yield page
+        assert not problems
+        browser.close()
+
+
+def ask(page: Any, name: str, **params: Any) -> Any:
+    """Ask the page's source; arrays come as lists."""
+    script = """async ([name, params]) => {
+        const answer = await embstore.query(name, params);
+        if (!answer.arrays) return answer;
+        const lists = Object.entries(answer.arrays).map(([key, each]) => [key, Array.from(each.values)]);
+        return { ...answer.meta, ...Object.fromEntries(lists) };
+    }"""
+    return page.evaluate(script, [name, params])
+
+
+QUERIES: list[tuple[str, dict[str, Any]]] = [
+    ("complete", {"prefix": ""}),
+    ("complete", {"prefix": "SU"}),
+    ("complete", {"prefix": "é", "limit": 1}),
+    ("complete", {"prefix": "zebra"}),
+    ("occurrences", {"word": "bank", "limit": 1000}),
+    ("occurrences", {"word": "new york", "offset": 7, "limit": 9, "descending": True}),
+    ("occurrences", {"word": "évident", "sort": "right", "limit": 500}),
+    ("occurrences", {"word": "the", "sort": "upos", "descending": True, "offset": 3}),
+    ("occurrences", {"word": "suit", "sort": "position"}),
+    ("occurrences", {"offset": 255, "limit": 4}),
+    ("occurrences", {"rows": "7,300-302"}),
+    ("stores", {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "params"), QUERIES, ids=str)
+def test_answers_are_those_of_the_server(
+    page: Any, served: tuple[WebHost, es.Store], name: str, params: dict[str, Any]
+) -> None:
+    expected = json.loads(json.dumps(answer(explored([served[1]]), name, params)))
+    path = str(served[1].path)
+    expected = json.loads(json.dumps(expected).replace(path, "s.zarr"))
+    found = ask(page, name, **params)
+    if name == "occurrences":
+        assert len(found["rows"]) > 0
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_self_similarity_is_computed_in_the_browser(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    expected = answer(explored([served[1]]), "word", {"word": "bank"})
+    found = ask(page, "word", word="bank")
+    np.testing.assert_allclose(found.pop("selfsimilarity"), expected.pop("selfsimilarity"), atol=1e-9)
+    assert found.pop("python") == expected.pop("python").replace(str(served[1].path), "s.zarr")
+    np.testing.assert_allclose(found.pop("anisotropy"), expected.pop("anisotropy"), rtol=1e-12)
+    assert found == expected
+
+
+@pytest.mark.slow
+def test_what_a_static_page_cannot_answer_is_said(page: Any) -> None:
+    for name, params, message in (
+        ("neighbors", {"row": 3}, "run embstore explore"),
+        ("occurrences", {"word": "bank", "where": "upos = 'X'"}, "no filters"),
+        ("occurrences", {"word": "zebra"}, "no word 'zebra'"),
+    ):
+        found = page.evaluate(
+            "([name, params]) => embstore.query(name, params).then(() => null, (error) => error.message)",
+            [name, params],
+        )
+        assert message in found
+    assert page.evaluate("embstore.has('neighbors')") is False
+
+
+@pytest.mark.slow
+def test_the_page_shows_a_shared_word_and_reads_only_ranges_of_the_store(
+    page: Any, served: tuple[WebHost, es.Store]
+) -> None:
+    page.get_by_text("bank", exact=True).first.wait_for()
+    sizes = {path: nbytes for path, nbytes in served[0].requests if "/data/" in path}
+    assert sizes
+    assert max(sizes.values()) < 64 * 1024
+    assert not [path for path, _ in served[0].requests if "/data/" in path and path.endswith(".json")]
+
+
+@pytest.mark.slow
+def test_the_folder_names_no_folder_of_this_machine(served: tuple[WebHost, es.Store]) -> None:
+    store = served[1]
+    site = store.path.parent.parent / "site"
+    for file in site.rglob("*.json"):
+        assert str(store.path.parent) not in file.read_text("utf-8")
+    assert json.loads((site / "static.json").read_text())["stores"][0]["url"] == "../data/s.zarr"
+    assert "connect-src 'self';" in (site / "index.html").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_addresses_of_several_stores(tmp_path: Path) -> None:
+    for name in "ab":
+        make_store(tmp_path / f"{name} 1.zarr", sentences=30)
+    paths = [tmp_path / f"{name} 1.zarr" for name in "ab"]
+    out = write_static(paths, tmp_path / "out", store_url="https://host.example/stores/")
+    held = json.loads((out / "static.json").read_text())
+    urls = [each["url"] for each in held["stores"]]
+    assert urls == ["https://host.example/stores/a%201.zarr", "https://host.example/stores/b%201.zarr"]
+    assert "connect-src 'self' https://host.example;" in (out / "index.html").read_text("utf-8")
+    assert {"stores?"} <= set(held["answers"])
+
+
+def test_stores_that_a_browser_cannot_read_are_refused(tmp_path: Path) -> None:
+    cases = [
+        (make_store(tmp_path / "s.h5").store, "not one Zarr store"),
+        (example(dtype="int8").make(tmp_path / "int8.zarr"), "vectors of int8"),
+    ]
+    for store, message in cases:
+        with pytest.raises(InvalidValueError, match=message):
+            write_static([store], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(InvalidValueError, match="exists already"):
+        write_static([tmp_path / "gone.zarr"], tmp_path / "there")
