@@ -1481,43 +1481,45 @@ async function saveSvg(svg, name) {
 }
 // src/parts/export_menu.tsx
 /** Saves a view's table and its picture. */
-function ExportMenu({ name, params, picture }) {
+function ExportMenu({ name, params, picture = false }) {
 	const { source } = useApp();
-	const save = (format) => {
-		const found = picture?.();
-		if (found instanceof SVGSVGElement) saveSvg(found, `${name}.${format}`);
-		else if (found) saveCanvas(found, `${name}.png`);
-	};
 	return /* @__PURE__ */ a$2("span", {
 		class: "export",
 		role: "group",
-		"aria-label": "Export",
-		children: [
-			/* @__PURE__ */ a$2("span", {
-				class: "label",
-				children: "Export"
-			}),
-			source.exportUrl && /* @__PURE__ */ a$2($, { children: [/* @__PURE__ */ a$2("a", {
-				href: source.exportUrl(name, params, "csv"),
-				download: `${name}.csv`,
-				children: "CSV"
-			}), /* @__PURE__ */ a$2("a", {
-				href: source.exportUrl(name, params, "parquet"),
-				download: `${name}.parquet`,
-				children: "Parquet"
-			})] }),
-			picture && /* @__PURE__ */ a$2($, { children: [/* @__PURE__ */ a$2("button", {
-				type: "button",
-				class: "link",
-				onClick: () => save("svg"),
-				children: "SVG"
-			}), /* @__PURE__ */ a$2("button", {
-				type: "button",
-				class: "link",
-				onClick: () => save("png"),
-				children: "PNG"
-			})] })
-		]
+		"aria-label": `Export ${name}`,
+		children: [source.exportUrl && /* @__PURE__ */ a$2($, { children: [/* @__PURE__ */ a$2("a", {
+			href: source.exportUrl(name, params, "csv"),
+			download: `${name}.csv`,
+			children: "CSV"
+		}), /* @__PURE__ */ a$2("a", {
+			href: source.exportUrl(name, params, "parquet"),
+			download: `${name}.parquet`,
+			children: "Parquet"
+		})] }), picture && /* @__PURE__ */ a$2(PictureButtons, { name })]
+	});
+}
+/** Saves the picture of the <section> around. */
+function PictureButtons({ name }) {
+	const save = (button, format) => {
+		const section = button.closest("section");
+		const svg = section?.querySelector(".chart svg");
+		const canvas = section?.querySelector("canvas");
+		if (svg) saveSvg(svg, `${name}.${format}`);
+		else if (canvas) saveCanvas(canvas, `${name}.png`);
+	};
+	return /* @__PURE__ */ a$2("span", {
+		class: "export",
+		children: [/* @__PURE__ */ a$2("button", {
+			type: "button",
+			class: "link",
+			onClick: (event) => save(event.currentTarget, "svg"),
+			children: "SVG"
+		}), /* @__PURE__ */ a$2("button", {
+			type: "button",
+			class: "link",
+			onClick: (event) => save(event.currentTarget, "png"),
+			children: "PNG"
+		})]
 	});
 }
 // node_modules/d3-array/dist/d3-array.mjs
@@ -15115,12 +15117,14 @@ function LayerCurves({ points, label, title, height = 260, layer, series = [...n
 		marginLeft: 44,
 		x: {
 			label: "layer",
-			ticks: width < 60 * layers.length ? layers.filter((_, at) => at % Math.ceil(layers.length / (width / 60)) === 0) : layers,
+			ticks: layers.filter((_, at) => at % Math.ceil(layers.length * 26 / Math.max(52, width - 150)) === 0),
 			tickFormat: "d",
-			labelAnchor: "center"
+			labelAnchor: "center",
+			labelArrow: "none"
 		},
 		y: {
 			label,
+			labelArrow: "none",
 			grid: true,
 			nice: true,
 			ticks: Math.max(3, height / 48)
@@ -15392,7 +15396,7 @@ function useQuery(name, params, options = {}) {
 function LayersView() {
 	const { source, index, values } = useApp();
 	return /* @__PURE__ */ a$2("div", {
-		class: "tiles",
+		class: "layers",
 		children: [
 			/* @__PURE__ */ a$2(GeometryPart, {}),
 			source.has("cka") && /* @__PURE__ */ a$2(CkaPart, {}, `${index} ${values.other}`),
@@ -15402,49 +15406,80 @@ function LayersView() {
 }
 var NAMES = {
 	selfsim: "self-similarity",
-	intrasim: "intra-sentence similarity",
-	mev: "maximum explainable variance",
-	anisotropy: "anisotropy"
+	intrasim: "intra-sentence",
+	anisotropy: "anisotropy",
+	mev: "of a word (MEV)",
+	top_component: "of the layer",
+	participation_ratio: "participation ratio",
+	effective_rank: "effective rank",
+	mean_norm: "mean norm"
 };
+/** Measures of one unit share a chart. */
+var PANELS = [
+	{
+		title: "Similarity",
+		label: "mean cosine",
+		metrics: [
+			"selfsim",
+			"intrasim",
+			"anisotropy"
+		]
+	},
+	{
+		title: "Variance of the first component",
+		label: "share of variance",
+		metrics: ["mev", "top_component"]
+	},
+	{
+		title: "Dimensions in use",
+		label: "dimensions",
+		metrics: ["participation_ratio", "effective_rank"]
+	},
+	{
+		title: "Length of vectors",
+		label: "norm",
+		metrics: ["mean_norm"]
+	}
+];
 function GeometryPart() {
 	const { index, values } = useApp();
-	const place = T(null);
 	const answer = useQuery("geometry", { store: index }, { progress: true });
 	return /* @__PURE__ */ a$2("section", {
 		class: "tile",
-		ref: place,
 		children: [/* @__PURE__ */ a$2("div", {
 			class: "toolbar tight",
 			children: [/* @__PURE__ */ a$2("h2", { children: "Geometry" }), /* @__PURE__ */ a$2(ExportMenu, {
 				name: "geometry",
-				params: { store: index },
-				picture: () => place.current?.querySelector(".chart svg")
+				params: { store: index }
 			})]
 		}), /* @__PURE__ */ a$2(Answer, {
 			of: answer,
 			what: "the geometry",
-			children: (found) => {
-				const points = found.rows.map((row) => ({
-					...row,
-					series: NAMES[row.metric] ?? row.metric
-				}));
-				return points.length === 0 ? /* @__PURE__ */ a$2(Empty, {
-					title: "No numbers",
-					children: "This store has too few words that occur more than once."
-				}) : /* @__PURE__ */ a$2($, { children: [/* @__PURE__ */ a$2(LayerCurves, {
-					title: "Geometry by layer",
-					label: "value",
-					height: 300,
-					points,
-					layer: values.layer ? Number(values.layer) : void 0
-				}), /* @__PURE__ */ a$2(PythonCall, { code: found.python })] });
-			}
+			children: (found) => /* @__PURE__ */ a$2($, { children: [/* @__PURE__ */ a$2("div", {
+				class: "panels",
+				children: PANELS.map(({ title, label, metrics }) => {
+					const rows = found.rows.filter((row) => metrics.includes(row.metric));
+					return rows.length > 0 && /* @__PURE__ */ a$2("section", { children: [/* @__PURE__ */ a$2("div", {
+						class: "toolbar tight",
+						children: [/* @__PURE__ */ a$2("h3", { children: title }), /* @__PURE__ */ a$2(PictureButtons, { name: title })]
+					}), /* @__PURE__ */ a$2(LayerCurves, {
+						title: `${title} by layer`,
+						label,
+						height: 210,
+						layer: values.layer ? Number(values.layer) : void 0,
+						points: rows.map((row) => ({
+							...row,
+							series: NAMES[row.metric]
+						})),
+						series: metrics.map((metric) => NAMES[metric])
+					})] }, title);
+				})
+			}), /* @__PURE__ */ a$2(PythonCall, { code: found.python })] })
 		})]
 	});
 }
 function CkaPart() {
 	const { index, stores, store, values, go } = useApp();
-	const place = T(null);
 	const other = values.other === void 0 ? void 0 : Math.min(Number(values.other) || 0, stores.length - 1);
 	const params = {
 		store: index,
@@ -15453,7 +15488,6 @@ function CkaPart() {
 	const answer = useQuery("cka", params, { progress: true });
 	return /* @__PURE__ */ a$2("section", {
 		class: "tile",
-		ref: place,
 		children: [/* @__PURE__ */ a$2("div", {
 			class: "toolbar tight",
 			children: [
@@ -15472,7 +15506,7 @@ function CkaPart() {
 				/* @__PURE__ */ a$2(ExportMenu, {
 					name: "cka",
 					params,
-					picture: () => place.current?.querySelector(".chart svg")
+					picture: true
 				})
 			]
 		}), /* @__PURE__ */ a$2(Answer, {
@@ -15535,14 +15569,17 @@ function ProbeResult({ name, kind, rows }) {
 	return /* @__PURE__ */ a$2("section", {
 		class: "tile",
 		children: [
-			/* @__PURE__ */ a$2("h3", { children: [
-				name,
-				" ",
-				/* @__PURE__ */ a$2("span", {
-					class: "tag",
-					children: kind
-				})
-			] }),
+			/* @__PURE__ */ a$2("div", {
+				class: "toolbar tight",
+				children: [/* @__PURE__ */ a$2("h3", { children: [
+					name,
+					" ",
+					/* @__PURE__ */ a$2("span", {
+						class: "tag",
+						children: kind
+					})
+				] }), /* @__PURE__ */ a$2(PictureButtons, { name })]
+			}),
 			points.length > 0 && new Set(points.map((point) => point.series)).size <= 8 && /* @__PURE__ */ a$2(LayerCurves, {
 				title: `${name} by layer`,
 				label: "value",
@@ -16161,56 +16198,52 @@ function Code({ code }) {
 }
 function SelfSimilarity({ word }) {
 	const { index, layer, source } = useApp();
-	const place = T(null);
 	const answer = useQuery("word", source.has("word") ? {
 		store: index,
 		word
 	} : null, { progress: true });
-	return /* @__PURE__ */ a$2("section", {
-		ref: place,
-		children: [/* @__PURE__ */ a$2("div", {
-			class: "toolbar tight",
-			children: [/* @__PURE__ */ a$2("h2", { children: "Self-similarity" }), /* @__PURE__ */ a$2(ExportMenu, {
-				name: "word",
-				params: {
-					store: index,
-					word
-				},
-				picture: () => place.current?.querySelector(".chart svg")
-			})]
-		}), /* @__PURE__ */ a$2(Answer, {
-			of: answer,
-			what: "self-similarity",
-			children: (found) => {
-				const of = (series, values) => found.layers.map((each, at) => ({
-					layer: each,
-					series,
-					value: values[at] ?? null
-				}));
-				return /* @__PURE__ */ a$2($, { children: [
-					/* @__PURE__ */ a$2(LayerCurves, {
-						title: `Self-similarity of ${word} by layer, next to the mean over words and to random words`,
-						label: "cosine",
-						height: 190,
-						layer,
-						points: [
-							...of("this word", found.selfsimilarity),
-							...of("all words", found.corpus),
-							...of("random", found.anisotropy)
-						]
-					}),
-					found.selfsimilarity.every((value) => value === null) && /* @__PURE__ */ a$2("p", {
-						class: "note",
-						children: "One occurrence has no self-similarity."
-					}),
-					/* @__PURE__ */ a$2(PythonCall, {
-						folded: true,
-						code: found.python
-					})
-				] });
-			}
+	return /* @__PURE__ */ a$2("section", { children: [/* @__PURE__ */ a$2("div", {
+		class: "toolbar tight",
+		children: [/* @__PURE__ */ a$2("h2", { children: "Self-similarity" }), /* @__PURE__ */ a$2(ExportMenu, {
+			name: "word",
+			params: {
+				store: index,
+				word
+			},
+			picture: true
 		})]
-	});
+	}), /* @__PURE__ */ a$2(Answer, {
+		of: answer,
+		what: "self-similarity",
+		children: (found) => {
+			const of = (series, values) => found.layers.map((each, at) => ({
+				layer: each,
+				series,
+				value: values[at] ?? null
+			}));
+			return /* @__PURE__ */ a$2($, { children: [
+				/* @__PURE__ */ a$2(LayerCurves, {
+					title: `Self-similarity of ${word} by layer, next to the mean over words and to random words`,
+					label: "cosine",
+					height: 190,
+					layer,
+					points: [
+						...of("this word", found.selfsimilarity),
+						...of("all words", found.corpus),
+						...of("random", found.anisotropy)
+					]
+				}),
+				found.selfsimilarity.every((value) => value === null) && /* @__PURE__ */ a$2("p", {
+					class: "note",
+					children: "One occurrence has no self-similarity."
+				}),
+				/* @__PURE__ */ a$2(PythonCall, {
+					folded: true,
+					code: found.python
+				})
+			] });
+		}
+	})] });
 }
 function SenseList({ of }) {
 	const { index, layer, values, go } = useApp();
@@ -16255,7 +16288,10 @@ function SenseList({ of }) {
 										/* @__PURE__ */ a$2(Code, { code: one.cluster }),
 										/* @__PURE__ */ a$2("span", {
 											class: "markers",
-											children: one.markers.map((marker) => /* @__PURE__ */ a$2("bdi", { children: marker }, marker))
+											children: one.markers.length ? one.markers.map((marker) => /* @__PURE__ */ a$2("bdi", { children: marker }, marker)) : /* @__PURE__ */ a$2("span", {
+												class: "muted",
+												children: "no word marks it"
+											})
 										}),
 										/* @__PURE__ */ a$2("span", {
 											class: "number",

@@ -6,33 +6,39 @@ interface Props {
   /** The query whose table is saved, with its parameters. */
   name: string;
   params: Params;
-  /** Finds the picture: an <svg> or a <canvas>, or nothing. */
-  picture?: () => SVGSVGElement | HTMLCanvasElement | null | undefined;
+  /** Whether the <section> around has a picture: a figure's <svg>, or a <canvas>. */
+  picture?: boolean;
 }
 
 /** Saves a view's table and its picture. */
-export function ExportMenu({ name, params, picture }: Props) {
+export function ExportMenu({ name, params, picture = false }: Props) {
   const { source } = useApp();
-  const save = (format: "svg" | "png") => {
-    const found = picture?.();
-    if (found instanceof SVGSVGElement) void saveSvg(found, `${name}.${format}`);
-    else if (found) saveCanvas(found, `${name}.png`);
-  };
   return (
-    <span class="export" role="group" aria-label="Export">
-      <span class="label">Export</span>
+    <span class="export" role="group" aria-label={`Export ${name}`}>
       {source.exportUrl && (
         <>
           <a href={source.exportUrl(name, params, "csv")} download={`${name}.csv`}>CSV</a>
           <a href={source.exportUrl(name, params, "parquet")} download={`${name}.parquet`}>Parquet</a>
         </>
       )}
-      {picture && (
-        <>
-          <button type="button" class="link" onClick={() => save("svg")}>SVG</button>
-          <button type="button" class="link" onClick={() => save("png")}>PNG</button>
-        </>
-      )}
+      {picture && <PictureButtons name={name} />}
+    </span>
+  );
+}
+
+/** Saves the picture of the <section> around. */
+export function PictureButtons({ name }: { name: string }) {
+  const save = (button: HTMLElement, format: "svg" | "png") => {
+    const section = button.closest("section");
+    const svg = section?.querySelector<SVGSVGElement>(".chart svg");
+    const canvas = section?.querySelector("canvas");
+    if (svg) void saveSvg(svg, `${name}.${format}`);
+    else if (canvas) saveCanvas(canvas, `${name}.png`);
+  };
+  return (
+    <span class="export">
+      <button type="button" class="link" onClick={(event) => save(event.currentTarget, "svg")}>SVG</button>
+      <button type="button" class="link" onClick={(event) => save(event.currentTarget, "png")}>PNG</button>
     </span>
   );
 }

@@ -32,8 +32,8 @@ export function LayerCurves({ points, label, title, height = 260, layer, series 
     height,
     marginRight: Math.min(150, 20 + 6.6 * Math.max(...series.map((name) => name.length), 0)),
     marginLeft: 44,
-    x: { label: "layer", ticks: width < 60 * layers.length ? layers.filter((_, at) => at % Math.ceil(layers.length / (width / 60)) === 0) : layers, tickFormat: "d", labelAnchor: "center" },
-    y: { label, grid: true, nice: true, ticks: Math.max(3, height / 48) },
+    x: { label: "layer", ticks: layers.filter((_, at) => at % Math.ceil((layers.length * 26) / Math.max(52, width - 150)) === 0), tickFormat: "d", labelAnchor: "center", labelArrow: "none" },
+    y: { label, labelArrow: "none", grid: true, nice: true, ticks: Math.max(3, height / 48) },
     marks: [
       ...(layer === undefined ? [] : [Plot.ruleX([layer], { stroke: "var(--control)", strokeDasharray: "2 2" })]),
       Plot.areaY(known.filter((point) => point.low != null && point.high != null), {

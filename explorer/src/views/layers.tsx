@@ -1,7 +1,6 @@
-import { useRef } from "preact/hooks";
 import type { Cka, Geometry, ProbeResults } from "../answers";
 import { useApp, type View } from "../app";
-import { ExportMenu } from "../parts/export_menu";
+import { ExportMenu, PictureButtons } from "../parts/export_menu";
 import { HeatMap } from "../parts/heat_map";
 import { LayerCurves } from "../parts/layer_curves";
 import { PythonCall } from "../parts/python_call";
@@ -12,7 +11,7 @@ import { useQuery } from "../use_query";
 function LayersView() {
   const { source, index, values } = useApp();
   return (
-    <div class="tiles">
+    <div class="layers">
       <GeometryPart />
       {source.has("cka") && <CkaPart key={`${index} ${values.other}`} />}
       {source.has("probes") && <ProbesPart />}
@@ -21,29 +20,50 @@ function LayersView() {
 }
 
 const NAMES: Record<string, string> = {
-  selfsim: "self-similarity", intrasim: "intra-sentence similarity", mev: "maximum explainable variance", anisotropy: "anisotropy",
+  selfsim: "self-similarity", intrasim: "intra-sentence", anisotropy: "anisotropy", mev: "of a word (MEV)", top_component: "of the layer",
+  participation_ratio: "participation ratio", effective_rank: "effective rank", mean_norm: "mean norm",
 };
+
+/** Measures of one unit share a chart. */
+const PANELS = [
+  { title: "Similarity", label: "mean cosine", metrics: ["selfsim", "intrasim", "anisotropy"] },
+  { title: "Variance of the first component", label: "share of variance", metrics: ["mev", "top_component"] },
+  { title: "Dimensions in use", label: "dimensions", metrics: ["participation_ratio", "effective_rank"] },
+  { title: "Length of vectors", label: "norm", metrics: ["mean_norm"] },
+];
 
 function GeometryPart() {
   const { index, values } = useApp();
-  const place = useRef<HTMLElement>(null);
   const answer = useQuery<Geometry>("geometry", { store: index }, { progress: true });
   return (
-    <section class="tile" ref={place}>
+    <section class="tile">
       <div class="toolbar tight">
         <h2>Geometry</h2>
-        <ExportMenu name="geometry" params={{ store: index }} picture={() => place.current?.querySelector(".chart svg")} />
+        <ExportMenu name="geometry" params={{ store: index }} />
       </div>
       <Answer of={answer} what="the geometry">
-        {(found) => {
-          const points = found.rows.map((row) => ({ ...row, series: NAMES[row.metric] ?? row.metric }));
-          return points.length === 0 ? <Empty title="No numbers">This store has too few words that occur more than once.</Empty> : (
-            <>
-              <LayerCurves title="Geometry by layer" label="value" height={300} points={points} layer={values.layer ? Number(values.layer) : undefined} />
-              <PythonCall code={found.python} />
-            </>
-          );
-        }}
+        {(found) => (
+          <>
+            <div class="panels">
+              {PANELS.map(({ title, label, metrics }) => {
+                const rows = found.rows.filter((row) => metrics.includes(row.metric));
+                return rows.length > 0 && (
+                  <section key={title}>
+                    <div class="toolbar tight">
+                      <h3>{title}</h3>
+                      <PictureButtons name={title} />
+                    </div>
+                    <LayerCurves
+                      title={`${title} by layer`} label={label} height={210} layer={values.layer ? Number(values.layer) : undefined}
+                      points={rows.map((row) => ({ ...row, series: NAMES[row.metric]! }))} series={metrics.map((metric) => NAMES[metric]!)}
+                    />
+                  </section>
+                );
+              })}
+            </div>
+            <PythonCall code={found.python} />
+          </>
+        )}
       </Answer>
     </section>
   );
@@ -51,12 +71,11 @@ function GeometryPart() {
 
 function CkaPart() {
   const { index, stores, store, values, go } = useApp();
-  const place = useRef<HTMLElement>(null);
   const other = values.other === undefined ? undefined : Math.min(Number(values.other) || 0, stores.length - 1);
   const params = { store: index, other };
   const answer = useQuery<Cka>("cka", params, { progress: true });
   return (
-    <section class="tile" ref={place}>
+    <section class="tile">
       <div class="toolbar tight">
         <h2>Similarity of layers (CKA)</h2>
         {stores.length > 1 && (
@@ -67,7 +86,7 @@ function CkaPart() {
             </select>
           </label>
         )}
-        <ExportMenu name="cka" params={params} picture={() => place.current?.querySelector(".chart svg")} />
+        <ExportMenu name="cka" params={params} picture />
       </div>
       <Answer of={answer} what="the similarity of layers">
         {(found) => (
@@ -125,7 +144,10 @@ function ProbeResult({ name, kind, rows }: ProbeResults["results"][number]) {
   const columns = Object.keys(rows[0] ?? {}).filter((column) => rows.some((row) => row[column] != null && row[column] !== ""));
   return (
     <section class="tile">
-      <h3>{name} <span class="tag">{kind}</span></h3>
+      <div class="toolbar tight">
+        <h3>{name} <span class="tag">{kind}</span></h3>
+        <PictureButtons name={name} />
+      </div>
       {points.length > 0 && new Set(points.map((point) => point.series)).size <= 8 && (
         <LayerCurves title={`${name} by layer`} label="value" height={220} points={points} />
       )}

@@ -1,5 +1,4 @@
 import type { Completion, Occurrence, Occurrences, Senses, WordAnswer } from "../answers";
-import { useRef } from "preact/hooks";
 import { useApp, type View } from "../app";
 import { color } from "../palette";
 import { Concordance } from "../parts/concordance";
@@ -78,13 +77,12 @@ function Code({ code }: { code: number | undefined }) {
 
 function SelfSimilarity({ word }: { word: string }) {
   const { index, layer, source } = useApp();
-  const place = useRef<HTMLElement>(null);
   const answer = useQuery<WordAnswer>("word", source.has("word") ? { store: index, word } : null, { progress: true });
   return (
-    <section ref={place}>
+    <section>
       <div class="toolbar tight">
         <h2>Self-similarity</h2>
-        <ExportMenu name="word" params={{ store: index, word }} picture={() => place.current?.querySelector(".chart svg")} />
+        <ExportMenu name="word" params={{ store: index, word }} picture />
       </div>
       <Answer of={answer} what="self-similarity">
         {(found) => {
@@ -129,7 +127,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
                       <button type="button" aria-pressed={chosen} onClick={() => go({ sense: chosen ? null : one.cluster, offset: null })}>
                         <span class="line">
                           <Code code={one.cluster} />
-                          <span class="markers">{one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>)}</span>
+                          <span class="markers">{one.markers.length ? one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>) : <span class="muted">no word marks it</span>}</span>
                           <span class="number">{one.count.toLocaleString("en")} · {Math.round((100 * one.count) / Math.max(1, total))} %</span>
                         </span>
                         {one.examples.slice(0, 1).map((example) => (

@@ -1,0 +1,129 @@
+"""A browser, and a server of two small stores that it opens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+import embstore as es
+from embstore.corpus import Sentence
+from tests.models import tiny
+
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TIMEOUT = 60_000  # milliseconds
+HOSTILE = "<img/src=x/onerror=alert(1)>"
+RIGHT_TO_LEFT = "שָׁלוֹם"
+EMOJI = "👩🏽‍🚀"
+LONG = 500  # words of the longest sentence
+RUN = "from embstore_cli.main import run; run()"
+
+
+def _sentences() -> list[Sentence]:
+    nouns = {"bank", "river", "cat", "mat", "sea", "money", HOSTILE}
+    written = [
+        *tiny.SENTENCES,
+        *(f"the {place} bank {number} is old".split() for number in range(30) for place in ("river", "city")),
+        f"we saw {HOSTILE} there".split(),
+        f"she said {RIGHT_TO_LEFT} to him {EMOJI} twice".split(),
+        [f"w{number % 97}" for number in range(LONG)],
+    ]
+    return [Sentence(words, {"upos": ["NOUN" if word in nouns else "X" for word in words]}) for words in written]
+
+
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two stores of the same sentences by models of the same shape, with the label column `upos`."""
+    folder = tmp_path_factory.mktemp("explored")
+    made = []
+    for name, seed in (("first", 0), ("second", 1)):
+        model = tiny.save("bert", folder / f"model-{name}", seed=seed)
+        es.extract(es.plan(_sentences(), model=model, device="cpu"), folder / f"{name}.zarr", progress=False)
+        made.append(folder / f"{name}.zarr")
+    return made
+
+
+@pytest.fixture(scope="session")
+def address(stores: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of the stores, with its token."""
+    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", RUN, "explore", *map(str, stores), "--no-browser"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        yield next(part for part in line.split() if part.startswith("http://"))
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
+        yield started
+        started.close()
+
+
+@dataclass
+class Opened:
+    """Opens views in pages of their own, and keeps what these pages complain of."""
+
+    browser: Any
+    address: str
+    complaints: list[str] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
+
+    def __call__(self, *, theme: str = "light", width: int = 1280, height: int = 720, **values: object) -> Any:
+        """Open the state of `values`, and wait until nothing loads any more."""
+        context = self.browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
+        )
+        context.set_default_timeout(TIMEOUT)
+        self.contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        page.goto(f"{self.address}&{urlencode(values)}")
+        loaded(page)
+        return page
+
+
+def loaded(page: Any) -> None:
+    """Wait until the page shows a view and loads nothing."""
+    page.wait_for_selector("main")
+    page.locator(".state progress, [aria-busy=true]").first.wait_for(state="detached")
+
+
+@pytest.fixture
+def view(browser: Any, address: str) -> Iterator[Opened]:
+    """Opens views; at the end no page may have complained."""
+    opened = Opened(browser, address)
+    yield opened
+    for context in opened.contexts:
+        context.close()
+    assert opened.complaints == []
