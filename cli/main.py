@@ -99,6 +99,7 @@ COMMANDS = (
     Entry("plan", "extract.plan", START, "plan ewt.conllu --model bert-base-uncased"),
     Entry("extract", "extract.extract", START, "extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,-1"),
     Entry("explore", "explore.explore", START, "explore ewt.zarr"),
+    Entry("report", "report.report", START, "report ewt.zarr -o report.html"),
     Entry("info", "store.info", STORES, "info ewt.zarr"),
     Entry("collect", "store.collect", STORES, "collect decades.json 1900.zarr 1910.zarr"),
     Entry("verify", "store.verify", STORES, "verify ewt.zarr"),

@@ -33,6 +33,7 @@ from .probes import ClassProbe as ClassProbe
 from .probes import EdgeProbe as EdgeProbe
 from .probes import StructuralProbe as StructuralProbe
 from .probes import Training as Training
+from .reports.report import report as report
 from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export

@@ -78,6 +78,7 @@ ALLOWED: dict[str, set[str]] = {
     "explorer": {"errors", "analysis", "arguments", "models", "probes", "progress", "store", "vectors"},
     "database": {"errors", "spacing", "arguments", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "progress", "store", "analysis", "probes"},
+    "reports": {"errors", "arguments", "progress", "store", "analysis", "probes", "plot"},
     "studies": {
         "spacing",
         "errors",

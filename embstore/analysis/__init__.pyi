@@ -36,6 +36,7 @@ from .neighbors.labels import knn_labels as knn_labels
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters
+from .neighbors.senses import sense_support as sense_support
 from .neighbors.senses import umap_plane as umap_plane
 from .scan import Batch as Batch
 from .scan import Reducer as Reducer

@@ -15,6 +15,7 @@ from .drawing import colormap as colormap
 from .drawing import save as save
 from .drawing import style as style
 from .drawing import subplots as subplots
+from .drawing import svg as svg
 from .edges import edge_layers as edge_layers
 from .edges import edge_summary as edge_summary
 from .edges import mixing_layers as mixing_layers

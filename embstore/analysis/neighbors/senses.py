@@ -143,6 +143,31 @@ def senses(
     return _clusters(selection, word, method, rows, vectors, _largest_first(found), tried, label)
 
 
+@checked
+def sense_support(clusters: Clusters, *, draws: int = 19, seed: int = 0) -> float:
+    """The p-value of a clustering of `senses`: how often vectors without clusters are clustered as well, by silhouette.
+
+    As many vectors are drawn from one normal distribution with the mean and the covariance of the word's vectors, and
+    clustered into each number of clusters that was tried, `draws` times; (1 + b) / (1 + draws), where b counts those
+    whose highest silhouette is as high (as in SigClust; Liu et al. 2008). 1 for fewer than two clusters.
+
+    Raises InvalidValueError for draws of 0.
+    """
+    check_whole("draws", draws, 1)
+    check_whole("seed", seed, 0, MAX_SEED)
+    tried = clusters.tried.drop_nulls("silhouette")["n_clusters"].to_list()
+    if clusters.silhouette is None or not tried:
+        return 1.0
+    inside = clusters.occurrences["cluster"].to_numpy() >= 0
+    vectors, random, n_higher = clusters.vectors[inside], np.random.default_rng(seed), 0
+    mean, count = vectors.mean(0), len(vectors)
+    for _ in range(draws):
+        unit = unit_rows(mean + random.standard_normal((count, count)) @ (vectors - mean) / np.sqrt(count - 1))
+        values = (silhouettes(unit, spherical_kmeans(unit, number, seed=seed)).mean() for number in tried)
+        n_higher += max(values) >= clusters.silhouette
+    return (1 + n_higher) / (1 + draws)
+
+
 def _clusters(
     selection: Selection,
     word: str,

@@ -1,0 +1,144 @@
+"""The parts of a report, before they become HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from embstore.analysis.geometry.measure import geometry
+from embstore.store import Selection, Store
+
+MAX_ROWS = 250_000  # rows whose geometry is measured; larger stores are sampled by sentence
+FEW_ROWS = 10_000  # rows of analyses that compare pairs
+METRICS = ("selfsim", "intrasim", "anisotropy")
+MIN_CONTEXTS = 5
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; `words`: the columns that hold words or sentences of the corpus."""
+
+    frame: pl.DataFrame
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as the text of an SVG element."""
+
+    svg: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences with a word marked: (left, word, right) of each."""
+
+    heading: str
+    parts: Sequence[tuple[str, str, str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a report.
+
+    `finding`: what it shows, in a sentence or two. `method`: how. `call`: Python that computes `frames`, given `store`.
+    `problem`: why there is nothing to show; the other parts are then empty.
+    """
+
+    name: str
+    title: str
+    finding: str = ""
+    method: str = ""
+    call: str = ""
+    blocks: Sequence[Table | Picture | Sentences] = ()
+    caveats: Sequence[str] = ()
+    frames: Mapping[str, pl.DataFrame] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What sections are computed from: the written rows of a store, all or a sample, and a smaller sample of rows.
+
+    `data_code`, `few_code`: Python that makes `data` and `few`.
+    """
+
+    store: Store
+    seed: int
+
+    @cached_property
+    def data(self) -> Selection:
+        selection = self.store.select()
+        if self._n_sentences is not None:
+            drawn = np.random.default_rng(self.seed).permutation(len(self.store.index.texts))[: self._n_sentences]
+            selection = self.store.select(sentences=np.sort(drawn).tolist())
+        return selection if self.store.finished else selection.committed()
+
+    @cached_property
+    def few(self) -> Selection:
+        rows = self.data.rows
+        if len(rows) <= FEW_ROWS:
+            return self.data
+        rows = np.sort(np.random.default_rng(self.seed).choice(rows, FEW_ROWS, replace=False))
+        return self.store.select(rows=rows)
+
+    @property
+    def _n_sentences(self) -> int | None:
+        """The sentences of the sample; None: all."""
+        if self.store.n_rows <= MAX_ROWS:
+            return None
+        return max(1, len(self.store.index.texts) * MAX_ROWS // self.store.n_rows)
+
+    @property
+    def data_code(self) -> str:
+        committed = "" if self.store.finished else ".committed()"
+        if self._n_sentences is None:
+            return f"data = store.select(){committed}"
+        return (
+            f"drawn = np.random.default_rng({self.seed}).permutation(len(store.index.texts))[:{self._n_sentences}]\n"
+            f"data = store.select(sentences=np.sort(drawn).tolist()){committed}"
+        )
+
+    @property
+    def few_code(self) -> str:
+        if self.few is self.data:
+            return f"{self.data_code}\nfew = data"
+        draw = f"np.random.default_rng({self.seed}).choice(data.rows, {FEW_ROWS}, replace=False)"
+        return f"{self.data_code}\nfew = store.select(rows=np.sort({draw}))"
+
+    @property
+    def sampled(self) -> list[str]:
+        """The caveat that a sample was measured, if one was."""
+        if len(self.data) == self.store.n_rows:
+            return []
+        how = "" if self._n_sentences is None else f", in {self._n_sentences:,} random sentences"
+        return [f"Measured on {len(self.data):,} of {self.store.n_rows:,} rows{how}."]
+
+    @property
+    def sampled_few(self) -> list[str]:
+        if len(self.few) == self.store.n_rows:
+            return []
+        return [f"Measured on {len(self.few):,} random rows of {self.store.n_rows:,}."]
+
+    @cached_property
+    def geometry(self) -> pl.DataFrame:
+        """The table of geometry, by layer, word and sentence."""
+        return geometry(
+            self.data, metrics=METRICS, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed, progress=False
+        )
+
+    @property
+    def geometry_code(self) -> str:
+        arguments = f"metrics={METRICS!r}, min_contexts={MIN_CONTEXTS}, words_only=True, seed={self.seed}"
+        return f"{self.data_code}\ntable = es.geometry(data, {arguments})"
+
+    @property
+    def some_layers(self) -> tuple[int, ...]:
+        """The first layer with context, the middle one and the last, as far as they are stored."""
+        layers = [layer for layer in self.store.layers if layer] or list(self.store.layers)
+        return tuple(sorted({layers[0], layers[len(layers) // 2], layers[-1]}))

@@ -1,0 +1,157 @@
+"""The report of a store: its numbers are those of the public functions, and its text is only ever text."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore.reports.sections import SECTIONS
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
+from tests.store_making import make_store
+
+pytest.importorskip("matplotlib", reason="figures need matplotlib")
+HOSTILE = ("<img/src=x/onerror=alert(1)>", "</svg><script>alert(2)</script>", "שלום\u202eעולם", "\"'&amp;", "$x^2$")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """300 sentences of hostile and other words; the first word has two senses in its 30 sentences, far from each other."""
+    rng, size = np.random.default_rng(0), 8
+    words = [*HOSTILE, *(f"word{number}" for number in range(55))]
+    types = np.array([rng.permutation(len(words))[:6] for _ in range(300)], np.int32)
+    types[types == 0] = 7
+    types[:30, 0] = 0
+    count, rows = types.size, types.ravel()
+    centers = rng.normal(size=(3, len(words), size))
+    vectors = centers[:, rows] + rng.normal(size=(3, count, size)) * 0.4
+    turned = (rows > 0) & (rows < len(HOSTILE))
+    vectors[:, turned] *= rng.normal(size=turned.sum())[:, None]
+    second = np.flatnonzero(rows == 0)[::2]
+    vectors[:, second] -= 2 * centers[:, [0]]
+    texts = [" ".join(words[number] for number in sentence) for sentence in types]
+    index = Index(
+        type=rows, sentence=np.repeat(np.arange(300), 6), position=np.tile(np.arange(6, dtype=np.int32), 300),
+        subwords=np.ones(count, np.int16), words=Strings.of(words), texts=Strings.of(texts),
+        indptr=np.arange(0, count + 1, 6), source=np.arange(300),
+        labels={"<b>tag": Labels((rows % 3).astype(np.int32), Strings.of(["<i>A", "B", "C"]))},
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("report") / "<hostile>.zarr"
+    metadata = Metadata(
+        n_rows=count, layers=(0, 1, 2), hidden_size=size, dtype="float32", partition_rows=2048,
+        model={"name": "<model>", "architecture": "none"}, corpus={"name": "none", "sha256": "0" * 64},
+        extraction={"unit": "word", "pooling": "mean"},
+    )  # fmt: skip
+    create_store(path, metadata=metadata, index=index)
+    with StoreWriter(path) as writer:
+        writer.write(0, {"hidden_states": vectors.astype(np.float32)})
+        writer.finish()
+    return es.open(path)
+
+
+@pytest.fixture(scope="module")
+def report(store: Store) -> Any:
+    return es.report(store, progress=False)
+
+
+class Tags(HTMLParser):
+    """The tags of a page with their attributes, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.slow
+def test_words_are_text_and_nothing_outside_is_referenced(report: Any) -> None:
+    page = Tags(report.html)
+    assert not {tag for tag, _ in page.tags} & {"img", "script", "link", "iframe", "object", "i", "b"}
+    names = {name for _, attributes in page.tags for name in attributes}
+    assert not [name for name in names if name.startswith("on")]
+    links = [
+        each
+        for _, attributes in page.tags
+        for name, each in attributes.items()
+        if name in ("href", "xlink:href", "src")
+    ]
+    assert links
+    assert all(each is not None and each.startswith(("#", "data:image/png;base64,")) for each in links)
+    assert not re.search(r"url\((?!#)|@import", report.html)
+    for word in HOSTILE:
+        assert word in page.text
+    ids = [str(attributes["id"]) for _, attributes in page.tags if "id" in attributes]
+    anchors = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert anchors == {f"#{name}" for name in SECTIONS}
+    assert all(ids.count(name) == 1 for name in SECTIONS)
+
+
+@pytest.mark.slow
+def test_every_section_is_computed_and_its_python_gives_its_numbers(report: Any, store: Store) -> None:
+    assert [each.name for each in report.sections] == list(SECTIONS)
+    assert not [each.problem for each in report.sections if each.problem]
+    for section in report.sections[1:]:
+        known: dict[str, Any] = {"es": es, "np": np, "store": store}
+        exec(section.call, known)
+        for name, frame in section.frames.items():
+            if name == "tested":
+                row = frame.row(by_predicate=pl.col("word") == known["found"].word, named=True)
+                assert (known["found"].silhouette, known["p"]) == (row["silhouette"], row["p"])
+            else:
+                again = known[name]
+                assert frame.equals(getattr(again, "frame", again)), f"{section.name}: {name}"
+    [tested] = [each.frames["tested"] for each in report.sections if each.name == "senses"]
+    assert tested.row(by_predicate=pl.col("word") == HOSTILE[0], named=True)["supported"]
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_bytes(report: Any, store: Store, tmp_path: Path) -> None:
+    again = es.report(store, progress=False)
+    assert again.html == report.html
+    again.save(tmp_path / "a.html")
+    assert (tmp_path / "a.html").read_text("utf-8") == report.html
+    assert es.report(store, sections="words", seed=1, progress=False).html != report.html
+
+
+def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "small.zarr", sentences=4)
+    report = es.report(made.store, sections=("words", "probes", "contents"), progress=False)
+    problems = {each.name: each.problem for each in report.sections}
+    assert list(problems) == ["contents", "words", "probes"], "the order of the page"
+    assert problems["contents"] is None
+    assert "5 different sentences" in str(problems["words"])
+    assert "fewer than 50 words have a label of upos" in str(problems["probes"])
+    assert report.html.count("Not computed: ") == 2
+
+
+def test_unknown_sections_and_files_are_refused(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "small.zarr", sentences=4)
+    with pytest.raises(InvalidValueError, match="section 'sense'"):
+        es.report(made.store, sections="sense")
+    with pytest.raises(InvalidValueError, match="no section is chosen"):
+        es.report(made.store, sections=[])
+    with pytest.raises(InvalidValueError, match=r"report .*a\.pdf has no known suffix"):
+        es.report(made.store, sections="contents", progress=False).save(tmp_path / "a.pdf")
+
+
+@pytest.mark.slow
+def test_two_groups_are_supported_and_one_is_not(store: Store) -> None:
+    assert es.analysis.sense_support(es.senses(store, HOSTILE[0])) == 1 / 20
+    assert es.analysis.sense_support(es.senses(store, "word9", n_clusters=2)) > 0.05
+    assert es.analysis.sense_support(es.senses(store, "word9", n_clusters=1)) == 1
+    with pytest.raises(InvalidValueError, match="draws 0 is not allowed"):
+        es.analysis.sense_support(es.senses(store, HOSTILE[0]), draws=0)
