@@ -33,11 +33,8 @@ HUGE = 10**20
 BASES = {
     "plan": "corpus.txt -m random:8",
     "extract": "corpus.txt new.zarr -m random:8",
-<<<<<<< HEAD
     "explore": "gone.zarr --no-browser",
-=======
     "report": "store.zarr --sections contents",
->>>>>>> 5d90c00 (A store has a report in one HTML page, with the method, limits and Python of each section)
     "info": "store.zarr",
     "collect": "collected.json store.zarr",
     "verify": "store.zarr",

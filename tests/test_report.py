@@ -23,7 +23,7 @@ HOSTILE = ("<img/src=x/onerror=alert(1)>", "</svg><script>alert(2)</script>", "×
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """300 sentences of hostile and other words; the first word has two senses in its 30 sentences, far from each other."""
+    """300 sentences of hostile and other words; the first has two senses in its 30 sentences."""
     rng, size = np.random.default_rng(0), 8
     words = [*HOSTILE, *(f"word{number}" for number in range(55))]
     types = np.array([rng.permutation(len(words))[:6] for _ in range(300)], np.int32)
