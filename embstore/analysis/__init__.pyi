@@ -38,6 +38,8 @@ from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import sense_support as sense_support
 from .neighbors.senses import umap_plane as umap_plane
+from .projection import Projection as Projection
+from .projection import project as project
 from .scan import Batch as Batch
 from .scan import Reducer as Reducer
 from .scan import Reduction as Reduction

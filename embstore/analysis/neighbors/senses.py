@@ -22,6 +22,7 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
+from embstore.progress import Report
 from embstore.store import Selection, Store, write_frame
 from embstore.vectors.kmeans import spherical_kmeans, unit_rows
 
@@ -29,6 +30,7 @@ Method = Literal["kmeans", "hdbscan"]
 MAX_CLUSTERS = 8
 TIE = 1e-9  # silhouettes that differ by less are equal up to rounding
 MIN_MAPPED = 4
+MANY, EPOCHS = 10_000, 200  # as UMAP chooses itself: more than so many vectors have fewer epochs
 
 
 @dataclass(frozen=True, eq=False)
@@ -350,11 +352,19 @@ def _mean(values: NDArray[np.float64]) -> float | None:
 
 
 @checked
-def umap_plane(vectors: NDArray[Any], *, seed: int = 0, n_neighbors: int = 15) -> NDArray[np.float64]:
+def umap_plane(
+    vectors: NDArray[Any],
+    *,
+    seed: int = 0,
+    n_neighbors: int = 15,
+    start: NDArray[Any] | None = None,
+    report: Report | None = None,
+) -> NDArray[np.float64]:
     """Map vectors [n, feature] to two dimensions by UMAP (McInnes et al. 2018) of their cosines; float64 [n, 2].
 
-    Unlike with principal components, axes and distances have no meaning, only who is near whom. Needs umap-learn (the
-    extra `umap`). Raises InvalidValueError for fewer than four vectors, MissingPackageError.
+    Unlike with principal components, axes and distances have no meaning, only who is near whom. `start`: coordinates
+    [n, 2] to begin with. `report(done, total)` counts epochs. Needs umap-learn (the extra `umap`). Raises
+    InvalidValueError for fewer than four vectors, MissingPackageError.
     """
     vectors = as_matrix("vectors", vectors)
     if len(vectors) < MIN_MAPPED:
@@ -365,8 +375,31 @@ def umap_plane(vectors: NDArray[Any], *, seed: int = 0, n_neighbors: int = 15) -
         from umap import UMAP
     except ImportError as error:
         raise MissingPackageError('a UMAP map needs umap-learn: pip install "embstore[umap]", or choose pca') from error
-    start = "random" if len(vectors) < 12 else "spectral"  # the spectral start needs more vectors than dimensions
-    layout = UMAP(n_neighbors=min(n_neighbors, len(vectors) - 1), random_state=seed % 2**32, n_jobs=1, init=start)
+    begin = "random" if len(vectors) < 12 else "spectral"  # the spectral start needs more vectors than dimensions
+    epochs = EPOCHS if len(vectors) > MANY else 500
+    layout = UMAP(
+        n_neighbors=min(n_neighbors, len(vectors) - 1),
+        random_state=seed % 2**32,
+        n_jobs=1,
+        n_epochs=epochs,
+        init=begin if start is None else np.asarray(start, np.float32),
+        tqdm_kwds={"disable": report is None, "file": _Epochs(report, epochs), "bar_format": "{n} ", "mininterval": 0},
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return np.asarray(layout.fit_transform(unit_rows(np.asarray(vectors, np.float64))), np.float64)
+        return np.asarray(layout.fit_transform(unit_rows(np.asarray(vectors, np.float32))), np.float64)
+
+
+@dataclass(frozen=True)
+class _Epochs:
+    """The file that UMAP's progress bar is written to: passes on the number of epochs that are done."""
+
+    report: Report | None
+    total: int
+
+    def write(self, text: str) -> None:
+        if self.report is not None and text.strip().isdecimal():
+            self.report(int(text), self.total)
+
+    def flush(self) -> None:
+        pass

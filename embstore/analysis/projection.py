@@ -1,0 +1,220 @@
+"""Maps of a layer: occurrences in two dimensions by PCA or UMAP, turned so that the maps of all layers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.geometry.moments import LayerMoments, Moments
+from embstore.analysis.neighbors.senses import umap_plane
+from embstore.analysis.scan import Batch, Scope, layer_of, reduce, selected
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError, check_choice, check_whole
+from embstore.progress import Progress, reporting
+from embstore.store import Selection, Store, write_frame
+
+if TYPE_CHECKING:
+    import polars as pl
+
+Method = Literal["pca", "umap"]
+AXES_ROWS = 200_000  # the principal axes of more rows are learned from this many of them
+ANCHORS = 1000  # rows whose maps at all layers are computed to turn each layer like the one before
+MAX_SEED = 2**63 - 1
+_ITERATIONS = 300
+_SUBSPACE = 10
+_TOLERANCE = 1e-13
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """Occurrences of one layer in two dimensions: `rows` int64 [n], ascending, and `points` float32 [n, 2].
+
+    `explained`: the share of the variance of these vectors along each of the two axes, None for UMAP. `n_selected`: how
+    many occurrences the rows were drawn from. `axes_rows`: how many rows the principal axes were learned from.
+    """
+
+    layer: int
+    method: str
+    rows: NDArray[np.int64]
+    points: NDArray[np.float32]
+    explained: tuple[float, float] | None
+    n_selected: int
+    axes_rows: int
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """One line for each occurrence: `occurrence` (the row), `x`, `y`."""
+        import polars as pl
+
+        return pl.DataFrame({"occurrence": self.rows, "x": self.points[:, 0], "y": self.points[:, 1]})
+
+    def save(self, path: str | Path) -> None:
+        """Write `frame` to a .csv, .parquet or .json file."""
+        write_frame(self.frame, Path(path))
+
+    def __repr__(self) -> str:
+        return f"<Projection of layer {self.layer} by {self.method}: {len(self.rows):,} of {self.n_selected:,} rows>"
+
+
+@checked
+def project(
+    data: Store | Selection,
+    *,
+    layer: int | str = -1,
+    method: str = "pca",
+    sample: int | None = 100_000,
+    seed: int = 0,
+    n_neighbors: int = 15,
+    progress: Progress = None,
+) -> Projection:
+    """Map the occurrences of a layer to two dimensions, in step with the maps of the other layers.
+
+    `pca`: the first two principal components, from one pass for the covariance and one for the coordinates, in memory
+    that does not grow with the rows but for their coordinates. The axes of more than 200,000 rows are learned from that
+    many. `umap`: UMAP (McInnes et al. 2018) of the cosines, which starts from the map by PCA; needs umap-learn (the
+    extra `umap`). Its distances are not distances: only who is near whom counts.
+
+    Each map is turned or mirrored about its mean, which keeps all distances. PCA maps of `ANCHORS` of the rows are
+    turned layer by layer like the layer before (orthogonal Procrustes: the R with R^T R = I that minimizes
+    |X R - Y|_F), and the map of a layer like that of its anchors. The result does not depend on which layers were
+    mapped before. `explained` counts along the turned axes; its sum is that of the two principal components.
+
+    `sample`: at most this many rows, one from each of as many equal stretches of the selection, drawn with `seed`; None
+    for all. The same rows are drawn at every layer. `seed` is also that of UMAP, `n_neighbors` its main setting.
+
+    Raises InvalidValueError (no row, a layer that is not stored, fewer than three rows, or four for UMAP),
+    MissingPackageError, MissingRowsError, NonFiniteError.
+    """
+    check_choice("method", method, get_args(Method))
+    check_whole("seed", seed, 0, MAX_SEED)
+    if sample is not None:
+        check_whole("sample", sample, 3)
+    number, selection = layer_of(data, layer), selected(data)
+    rows = sample_rows(selection, sample, seed)
+    if len(rows) < 3:
+        raise InvalidValueError(f"a map of {len(rows)} occurrences is not possible: select three or more")
+    store = selection.store
+    total = 1 if method == "pca" else None
+    with reporting(progress, total=total, unit="epochs", label=method) as report:
+        points, explained, axes_rows = _principal(store, rows, number)
+        anchors = stretches(len(rows), ANCHORS, seed)
+        points = points @ turn(points[anchors], anchor_maps(store, rows[anchors], number)[number])
+        share = np.square(points).sum(0, dtype=np.float64)
+        share = explained * share / max(float(share.sum()), np.finfo(np.float64).tiny)
+        if method == "pca":
+            report(1)
+            shares = float(share[0]), float(share[1])
+            return Projection(number, method, rows, points, shares, len(selection), axes_rows)
+        vectors = np.asarray(store.gather(rows, number), np.float32)
+        found = umap_plane(vectors, seed=seed, n_neighbors=n_neighbors, start=points, report=report)
+        found -= found.mean(0)
+        found = (found @ turn(found, points)).astype(np.float32)
+        return Projection(number, method, rows, found, None, len(selection), axes_rows)
+
+
+def stretches(total: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Draw one number from each of `count` equal stretches of range(total): ascending; all if there are no more."""
+    if count >= total:
+        return np.arange(total)
+    edges = np.arange(count + 1, dtype=np.int64) * total // count
+    return edges[:-1] + (np.random.default_rng(seed).random(count) * np.diff(edges)).astype(np.int64)
+
+
+def sample_rows(selection: Selection, sample: int | None, seed: int) -> NDArray[np.int64]:
+    """The rows of a sample of a selection, ascending; int64 [n]."""
+    chosen = stretches(len(selection), len(selection) if sample is None else sample, seed)
+    return chosen + selection.span.start if selection.span is not None else np.sort(selection.rows)[chosen]
+
+
+def turn(points: NDArray[Any], like: NDArray[Any]) -> NDArray[Any]:
+    """The rotation or reflection R [2, 2] that minimizes |points R - like| (orthogonal Procrustes, Schönemann 1966)."""
+    left, _, right = np.linalg.svd(np.asarray(points, np.float64).T @ np.asarray(like, np.float64))
+    return np.asarray(left @ right, points.dtype)
+
+
+def anchor_maps(store: Store, rows: NDArray[np.int64], last: int) -> dict[int, NDArray[np.float64]]:
+    """The maps of a few rows at each layer up to `last`, each turned like the layer before: {layer: [n, 2]}."""
+    maps: dict[int, NDArray[np.float64]] = {}
+    before: NDArray[np.float64] | None = None
+    for layer in store.layers[: store.layers.index(last) + 1]:
+        vectors = np.asarray(store.gather(rows, layer), np.float64)
+        vectors = np.nan_to_num(vectors - vectors.mean(0))
+        points = vectors @ _leading(partial(_scattered, vectors), vectors.shape[1])
+        before = maps[layer] = points if before is None else points @ turn(points, before)
+    return maps
+
+
+def _scattered(vectors: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(vectors.T @ (vectors @ others))
+
+
+def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArray[np.float32], float, int]:
+    """The first two principal components of rows, the share of the variance in both, and how many gave the axes."""
+    some = rows[stretches(len(rows), AXES_ROWS, 0)]
+    found = reduce(_of_rows(store, some, layer), {"moments": Moments()}, progress=False)
+    moments: LayerMoments = found[layer]["moments"]
+    scale = max(float(np.trace(moments.scatter)), np.finfo(np.float64).tiny)  # or squares vanish
+    axes = _leading(lambda vectors: moments.scatter / scale @ vectors, len(moments.mean))
+    points = np.empty((len(rows), 2), np.float32)
+    reducers = {"total": _Coordinates(points, moments.mean, axes)}
+    total = float(reduce(_of_rows(store, rows, layer), reducers, progress=False)[layer]["total"])
+    inside = float(np.square(points, dtype=np.float64).sum())
+    points -= points.mean(0, dtype=np.float64).astype(np.float32)
+    return points, inside / total if total > 0 else 0.0, len(some)
+
+
+def _of_rows(store: Store, rows: NDArray[np.int64], layer: int) -> Selection:
+    """A selection of ascending rows; of all rows as a slice, so that the layer is scanned."""
+    first, stop = int(rows[0]), int(rows[-1]) + 1
+    return Selection(store, layers=layer, rows=slice(first, stop) if stop - first == len(rows) else rows)
+
+
+class _Coordinates:
+    """A reducer that writes the coordinates of each vector along two axes; its result is the sum of |x - mean|^2."""
+
+    def __init__(self, points: NDArray[np.float32], mean: NDArray[np.float64], axes: NDArray[np.float64]) -> None:
+        self._points = points
+        self._mean = torch.from_numpy(np.asarray(mean, np.float32))
+        self._axes = torch.from_numpy(np.asarray(axes, np.float32))
+
+    def init(self, scope: Scope) -> float:
+        return 0.0
+
+    def update(self, state: float, batch: Batch) -> float:
+        centered = batch.vectors - self._mean.to(batch.vectors.device)
+        self._points[batch.positions] = (centered @ self._axes.to(centered.device)).cpu().numpy()
+        return state + float(centered.square().sum(dtype=torch.float64))
+
+    def merge(self, state: float, other: float) -> float:
+        return state + other
+
+    def finish(self, state: float, scope: Scope) -> float:
+        return state
+
+
+def _leading(product: Callable[[NDArray[np.float64]], NDArray[np.float64]], size: int) -> NDArray[np.float64]:
+    """The two eigenvectors [size, 2] with the largest eigenvalues of a positive semidefinite matrix.
+
+    `product` multiplies the matrix with vectors. By subspace iteration from a fixed start; the largest component of
+    each vector is positive.
+    """
+    basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((size, min(_SUBSPACE, size))))
+    before = np.zeros(2)
+    for _ in range(_ITERATIONS):
+        moved = product(basis)
+        every, mixed = np.linalg.eigh((basis.T @ moved + moved.T @ basis) / 2)
+        values, vectors = every[:-3:-1], basis @ mixed[:, :-3:-1]
+        if np.abs(values - before[: len(values)]).max() <= _TOLERANCE * values[0]:
+            break
+        before = values
+        basis, _ = np.linalg.qr(moved)
+    if size == 1:
+        vectors = np.append(vectors, [[0.0]], 1)
+    return np.asarray(vectors * np.where(vectors[np.abs(vectors).argmax(0), [0, 1]] < 0, -1, 1))
