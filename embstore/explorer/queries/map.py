@@ -68,6 +68,9 @@ def map(
     names = name_groups(one, made.rows, regions.codes, len(regions.counts), by_context=word is not None)
     codes, colors, scale = _colors(one, made, color, word, regions, names)
     places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
+    given = selecting(word, rows=rows)
+    if where is not None:
+        given = f"{given[:-1]}, where=pl.sql_expr({where!r}))".replace("(, ", "(")
     call = f"layer={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
     data = {
         "layer": number,
@@ -81,7 +84,7 @@ def map(
         "scale": scale,
         "regions": [{"x": x, "y": y, "name": name, "count": count} for (x, y), name, count in places],
         "note": _note(made, sample),
-        "python": f"{one.opening()}es.analysis.project({selecting(word, where, rows)}, {call})",
+        "python": one.python(f"es.analysis.project({given}, {call})"),
     }
     arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1]}
     if parts == "all":
@@ -191,7 +194,7 @@ def _colors(
         raise InvalidValueError(f"color {quoted(color)} is not allowed: choose one of {allowed}")
     labels = index.labels[color]
     codes = np.asarray(labels.codes[made.rows], np.int32)
-    if color in index.fields and index.fields[color].kind != "string":
+    if color in index.fields and index.fields[color].kind != "str":
         return (*_ordered(codes, list(labels.names)), "ordered")
     return (*_frequent(codes, list(labels.names)), "categories")
 

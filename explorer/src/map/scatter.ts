@@ -36,11 +36,11 @@ export class Scatter {
   private t = 1;
   private frame = 0;
   private selecting = false;
-  x = new Float32Array(0);
-  y = new Float32Array(0);
+  x: Float32Array = new Float32Array(0);
+  y: Float32Array = new Float32Array(0);
   private fromX = this.x;
   private fromY = this.y;
-  codes = new Uint8Array(0);
+  codes: Uint8Array = new Uint8Array(0);
   sight: Sight = { x: 0, y: 0, zoom: 1 };
   /** Called after each picture, for what lies over it. */
   drawn: () => void = () => {};

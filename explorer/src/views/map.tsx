@@ -122,7 +122,11 @@ function MapView() {
 
 /** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other. */
 function normalized({ meta, arrays }: Arrays<MapAnswer>): Points {
-  const scale = (values: ArrayLike<number>) => Float32Array.from(values, (value) => value / (meta.extent || 1));
+  const scale = (values: ArrayLike<number>) => {
+    const scaled = new Float32Array(values.length);
+    for (let i = 0; i < values.length; i++) scaled[i] = values[i]! / (meta.extent || 1);
+    return scaled;
+  };
   return {
     x: scale(arrays.x!.values as Float32Array),
     y: scale(arrays.y!.values as Float32Array),
