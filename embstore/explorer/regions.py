@@ -23,7 +23,7 @@ N_WORDS = 3
 
 @dataclass(frozen=True)
 class Regions:
-    """`codes` int32 [n], the region of each point, -1 for none; `centers` float64 [r, 2] and `counts`, largest first."""
+    """The largest first: `codes` int32 [n], the region of each point, -1 for none; `centers` [r, 2] and `counts`."""
 
     codes: NDArray[np.int32]
     centers: NDArray[np.float64]
@@ -51,10 +51,10 @@ def find_regions(points: NDArray[np.floating]) -> Regions:
     order = order[counts[order] >= max(LEAST_POINTS, LEAST_SHARE * len(points))][:MAX_REGIONS]
     numbers = np.full(len(found), -1, np.int32)
     numbers[order] = np.arange(len(order))
-    codes = numbers[codes]
-    inside = codes >= 0
-    sums = [np.bincount(codes[inside], points[inside, axis], len(order)) for axis in (0, 1)]
-    return Regions(codes, np.stack(sums, 1) / np.maximum(counts[order], 1)[:, None], counts[order])
+    own = np.asarray(numbers[codes], np.int32)
+    inside = own >= 0
+    sums = [np.bincount(own[inside], points[inside, axis], len(order)) for axis in (0, 1)]
+    return Regions(own, np.stack(sums, 1) / np.maximum(counts[order], 1)[:, None], counts[order])
 
 
 def _uphill(density: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -68,7 +68,7 @@ def _uphill(density: NDArray[np.float64]) -> NDArray[np.int64]:
     target = ((rows + step // 3 - 1) * size + columns + step % 3 - 1).ravel()
     while not np.array_equal(target[target], target):
         target = target[target]
-    return target
+    return np.asarray(target)
 
 
 def name_groups(
@@ -93,8 +93,10 @@ def name_groups(
     for group in range(n_groups):
         own = np.bincount(items[groups == group], minlength=len(words)).astype(np.float64)
         scores = log_odds(own, whole - own, prior)
-        best = [number for number in np.argsort(-scores, kind="stable")[:N_WORDS].tolist() if scores[number] > LEAST_Z]
-        best = best or (np.argsort(-own, kind="stable")[:1].tolist() if own.any() else [])
+        order = np.argsort(-scores, kind="stable")[: 10 * N_WORDS].tolist()
+        best = [number for number in order if scores[number] > LEAST_Z]
+        best = [number for number in best if any(map(str.isalnum, words[number]))] or best
+        best = best[:N_WORDS] or (np.argsort(-own, kind="stable")[:1].tolist() if own.any() else [])
         names.append(", ".join(words[number] for number in best))
     return names
 
@@ -104,7 +106,7 @@ def log_odds(own: NDArray[np.float64], other: NDArray[np.float64], prior: NDArra
     one, two, total = own + prior, other + prior, prior.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log(one / (own.sum() + total - one)) - np.log(two / (other.sum() + total - two))
-        return np.nan_to_num(ratio / np.sqrt(1 / one + 1 / two), nan=0.0, posinf=0.0, neginf=0.0)
+        return np.asarray(np.nan_to_num(ratio / np.sqrt(1 / one + 1 / two), nan=0.0, posinf=0.0, neginf=0.0))
 
 
 def _contexts(

@@ -30,7 +30,7 @@ Method = Literal["kmeans", "hdbscan"]
 MAX_CLUSTERS = 8
 TIE = 1e-9  # silhouettes that differ by less are equal up to rounding
 MIN_MAPPED = 4
-MANY, EPOCHS = 10_000, 200  # as UMAP chooses itself: more than so many vectors have fewer epochs
+MANY, EPOCHS = 10_000, 200  # of UMAP: for more vectors than these, as it chooses itself
 
 
 @dataclass(frozen=True, eq=False)

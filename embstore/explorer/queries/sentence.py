@@ -21,7 +21,7 @@ from embstore.explorer.stores import Explored
 from embstore.probes import EdgeProbe, StructuralProbe
 from embstore.probes.loading import load
 from embstore.probes.structure.scores import spanning_trees
-from embstore.spacing import split_words
+from embstore.spacing import natural, split_words
 from embstore.store import Store
 
 MAX_WORDS = 1000  # of a sentence that is compared with itself
@@ -35,7 +35,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
     if row is not None and sentence is None:
         sentence = int(one.store.index.sentence[one.store.select(rows=[row]).rows[0]])
     number = 0 if sentence is None else sentence
-    words, stored, positions = _words(one.store, number)
+    words, stored, _ = _words(one.store, number)
     found = described(one.store, stored)
     rows: list[int | None] = [None] * len(words)
     labels: dict[str, list[Any]] = {each["name"]: [None] * len(words) for each in columns(one.store)}
@@ -49,9 +49,8 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "sentences": len(one.store.index.texts),
         "words": words,
         "rows": rows,
-        "stored": [{"row": each["row"], "position": each["position"], "word": each["word"]} for each in found],
         "labels": labels,
-        "text": one.store.select(rows=stored[:1]).concordance() and " ".join(words),
+        "text": natural(one.store.index.texts[number]),
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": kind} for name, kind in one.probes.items()],
         "attention": one.store.metadata.extraction["unit"] in ("word", "subword"),
@@ -72,9 +71,7 @@ def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer =
     return Arrays({"values": found.values[0].astype(np.float32)}, data)
 
 
-def parse(
-    asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer: Layer | None = None
-) -> dict[str, Any]:
+def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer: Layer | None = None) -> dict[str, Any]:
     """Return the tree over the words of a sentence that a structural probe finds at a layer.
 
     `edges`: pairs of positions in `words`, the minimum spanning tree of the predicted squared distances

@@ -13,7 +13,7 @@ void main() {
   color = vec4(own.rgb, selecting ? (chosen ? 1.0 : alpha * 0.25) : alpha);
 }`;
 const FRAGMENT = `#version 300 es
-precision mediump float;
+precision highp float;
 in vec4 color; out vec4 drawn; uniform float size;
 void main() {
   float edge = length(gl_PointCoord - 0.5);

@@ -1,0 +1,333 @@
+"""Maps of layers: coordinates against NumPy, in step with each other; regions, colours and the cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.analysis import project
+from embstore.analysis.projection import anchor_maps, stretches, turn
+from embstore.errors import ExecutorError, InvalidValueError, UnfinishedStoreWarning
+from embstore.explorer import Explored, answer
+from embstore.explorer.background import in_process
+from embstore.explorer.queries import map as map_query
+from embstore.explorer.queries.registry import CancelledQueryError
+from embstore.explorer.regions import find_regions, log_odds
+from tests.store_making import Made, make_store
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return make_store(tmp_path_factory.mktemp("maps") / "a.zarr", sentences=150, hidden_size=7)
+
+
+@pytest.fixture
+def explored(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Explored:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return Explored(made.store)
+
+
+def ask(explored: Explored, **params: Any) -> Any:
+    return answer([explored], "map", params)
+
+
+@pytest.mark.parametrize("words", [None, "bank"])
+def test_coordinates_are_those_of_the_singular_value_decomposition(made: Made, words: str | None) -> None:
+    chosen = made.store.select(words=words)
+    for number, layer in enumerate(made.store.layers):
+        vectors = made.vectors[number, chosen.rows].astype(np.float64)
+        vectors -= vectors.mean(0)
+        _, values, axes = np.linalg.svd(vectors, full_matrices=False)
+        found = project(chosen, layer=layer, sample=None)
+        assert np.array_equal(found.rows, chosen.rows)
+        own = vectors @ axes[:2].T
+        np.testing.assert_allclose(found.points @ turn(found.points, own), own, atol=1e-5)
+        assert found.explained is not None
+        shares = np.square(found.points).sum(0) / np.square(values).sum()
+        np.testing.assert_allclose(found.explained, shares, rtol=1e-4)
+        assert sum(found.explained) == pytest.approx(np.square(values[:2]).sum() / np.square(values).sum(), rel=1e-5)
+
+
+def test_a_turn_keeps_distances_and_is_the_best_one() -> None:
+    random = np.random.default_rng(0)
+    points, like = random.normal(size=(40, 2)), random.normal(size=(40, 2))
+    best = turn(points, like)
+    np.testing.assert_allclose(best.T @ best, np.eye(2), atol=1e-12)
+    least = np.linalg.norm(points @ best - like)
+    for angle in np.linspace(0, 2 * np.pi, 60):
+        for mirror in (1, -1):
+            other = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle) * mirror, np.cos(angle) * mirror]])
+            assert least <= np.linalg.norm(points @ other - like) + 1e-9
+    np.testing.assert_allclose(points @ turn(points, points @ other), points @ other, atol=1e-12)
+
+
+def test_each_layer_is_turned_like_the_one_before(made: Made) -> None:
+    store = made.store
+    maps = {layer: project(store, layer=layer, sample=None).points for layer in store.layers}
+    anchors = anchor_maps(store, np.arange(store.n_rows), store.layers[-1])  # all rows are anchors
+    for before, layer in zip(store.layers, store.layers[1:], strict=False):
+        np.testing.assert_allclose(turn(anchors[layer], anchors[before]), np.eye(2), atol=1e-9)
+        np.testing.assert_allclose(turn(maps[layer], maps[before]), np.eye(2), atol=1e-4)
+
+
+def test_a_turned_copy_of_a_layer_has_the_same_map(tmp_path: Path) -> None:
+    """The second layer is the first one, rotated in all dimensions: its principal components differ in sign."""
+    vectors = np.random.default_rng(1).normal(size=(900, 5)) * [5, 3, 1, 1, 1]
+    other = vectors @ np.linalg.qr(np.random.default_rng(2).normal(size=(5, 5)))[0]
+    made = make_store(tmp_path / "a.zarr", sentences=100, hidden_size=5, layers=(0, 1))
+    count = made.store.n_rows
+    store = rewritten(tmp_path / "b.zarr", made, np.stack([vectors[:count], other[:count]]).astype(np.float32))
+    one, two = (project(store, layer=layer, sample=None).points for layer in (0, 1))
+    np.testing.assert_allclose(one, two, atol=1e-4)
+
+
+def rewritten(path: Path, made: Made, vectors: np.ndarray) -> es.Store:
+    from embstore.store import StoreWriter, create_store, open_store
+
+    create_store(path, metadata=made.store.metadata, index=made.store.index)
+    with StoreWriter(path) as writer:
+        for partition in writer.missing():
+            start, stop = made.store.layout.span(partition)
+            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop])})
+        writer.finish()
+    return open_store(path)
+
+
+@pytest.mark.parametrize(("total", "count"), [(10, 3), (1000, 999), (7, 7), (7, 20), (10**9, 50)])
+def test_a_sample_has_one_number_from_each_stretch(total: int, count: int) -> None:
+    found = stretches(total, count, 3)
+    size = min(total, count)
+    assert len(found) == size
+    assert found[0] >= 0
+    assert found[-1] < total
+    edges = np.arange(size + 1) * total // size
+    assert np.all((edges[:-1] <= found) & (found < edges[1:]))
+
+
+def test_the_same_rows_are_drawn_at_every_layer_and_seeds_differ(explored: Explored) -> None:
+    rows = [ask(explored, layer=layer, sample=50).arrays["row"] for layer in explored.store.layers]
+    assert all(np.array_equal(rows[0], each) for each in rows)
+    assert not np.array_equal(rows[0], ask(explored, layer=0, sample=50, seed=1).arrays["row"])
+
+
+def test_the_axes_of_many_rows_are_learned_from_some(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.analysis.projection.AXES_ROWS", 200)
+    found = project(made.store, layer=2, sample=None)
+    some = stretches(made.store.n_rows, 200, 0)
+    vectors = made.vectors[1, some].astype(np.float64)
+    axes = np.linalg.svd(vectors - vectors.mean(0))[2][:2]
+    own = made.vectors[1].astype(np.float64) @ axes.T
+    own -= own.mean(0)
+    np.testing.assert_allclose(found.points @ turn(found.points, own), own, atol=1e-4)
+    assert (found.axes_rows, len(found.rows)) == (200, made.store.n_rows)
+
+
+def test_layers_where_nothing_varies_have_a_map(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "a.zarr", sentences=30, hidden_size=1, layers=(0, 1))
+    store = rewritten(tmp_path / "b.zarr", made, np.ones((2, made.store.n_rows, 1), np.float32))
+    found = project(store, layer=1)
+    assert not found.points.any()
+    assert found.explained == (0.0, 0.0)
+    assert project(made.store, layer=1).explained == pytest.approx((1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"sample": 2}, "sample"), ({"method": "tsne"}, "tsne"), ({"layer": 9}, "9"), ({"seed": -1}, "seed")],
+)
+def test_wrong_arguments_are_named(made: Made, given: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidValueError, match=named):
+        project(made.store, **given)
+
+
+def test_two_occurrences_have_no_map(made: Made) -> None:
+    with pytest.raises(InvalidValueError, match="2 occurrences"):
+        project(made.store.select(rows=[1, 5]))
+
+
+def test_a_second_answer_is_read_from_the_cache(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ask(explored, layer=2, sample=60)
+    monkeypatch.setattr(map_query, "project", lambda *_, **__: pytest.fail("computed again"))
+    again = ask(Explored(explored.store), layer=2, sample=60)
+    for name in ("row", "x", "y"):
+        np.testing.assert_array_equal(first.arrays[name], again.arrays[name])
+    assert first.data == again.data
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"", lambda data: data[:-1] + b"\x7f"])
+def test_a_damaged_cache_is_made_again(explored: Explored, tmp_path: Path, damage: Any) -> None:
+    first = ask(explored, layer=2, sample=60)
+    (file,) = (tmp_path / "embstore" / "maps").iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    again = ask(Explored(explored.store), layer=2, sample=60)
+    np.testing.assert_array_equal(first.arrays["x"], again.arrays["x"])
+    assert file.read_bytes() == whole
+
+
+def test_the_oldest_cached_maps_are_removed(
+    explored: Explored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(explored, layer=0, sample=60)
+    (oldest,) = (tmp_path / "embstore" / "maps").iterdir()
+    os.utime(oldest, (1, 1))
+    monkeypatch.setattr(map_query, "CACHE_NBYTES", 2 * oldest.stat().st_size + 100)
+    for layer in (2, 5):
+        ask(explored, layer=layer, sample=60)
+    left = list((tmp_path / "embstore" / "maps").iterdir())
+    assert len(left) == 2
+    assert oldest not in left
+
+
+def test_colours_are_those_of_labels_and_words(explored: Explored, made: Made) -> None:
+    for color, column in (("upos", "upos"), ("word", "word")):
+        found = ask(explored, layer=2, color=color)
+        names = [*found.data["colors"], None]
+        values = [made.table[int(row)][column] for row in found.arrays["row"]]
+        assert [names[code] for code in found.arrays["color"]] == values
+        counts = [values.count(name) for name in found.data["colors"]]
+        assert counts == sorted(counts, reverse=True)
+    assert set(ask(explored, layer=2).arrays["color"].tolist()) == {-1}
+    with pytest.raises(InvalidValueError, match="upso"):
+        ask(explored, layer=2, color="upso")
+
+
+def test_rare_values_share_a_colour() -> None:
+    codes = np.repeat(np.arange(12), np.arange(12, 0, -1))
+    found, names = map_query._frequent(np.append(codes, -1), [f"v{number}" for number in range(12)])
+    assert names == [*(f"v{number}" for number in range(7)), "5 others"]
+    assert found.tolist() == [*np.minimum(codes, 7).tolist(), -1]
+
+
+def test_ascending_values_are_binned_in_their_order() -> None:
+    codes = np.repeat(np.arange(40, dtype=np.int32), 5)
+    found, names = map_query._ordered(np.append(codes, np.int32(-1)), [str(1900 + number) for number in range(40)])
+    assert found[-1] == -1
+    assert np.all(np.diff(found[:-1]) >= 0)
+    assert len(names) == 7
+    for number, name in enumerate(names):
+        first, _, last = name.partition(" to ")
+        inside = codes[found[:-1] == number]
+        assert (inside.min() + 1900, inside.max() + 1900) == (int(first), int(last))
+
+
+def test_clusters_of_a_word_are_its_senses(explored: Explored) -> None:
+    found = ask(explored, layer=2, word="bank", color="cluster")
+    clusters = es.senses(explored.store, "bank", layer=2).occurrences
+    codes = dict(zip(clusters["occurrence"].to_list(), clusters["cluster"].to_list(), strict=True))
+    assert {int(row): code for row, code in zip(found.arrays["row"], found.arrays["color"], strict=True)} == codes
+
+
+def test_clusters_of_a_frequent_word_reach_rows_that_are_not_sampled(
+    explored: Explored, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(map_query, "CLUSTERED", 30)
+    codes = ask(explored, layer=2, word="bank", color="cluster").arrays["color"]
+    assert len(codes) > 60
+    assert np.all(codes >= 0)
+
+
+def test_regions_are_the_hills_of_the_density() -> None:
+    random = np.random.default_rng(0)
+    centers = np.array([[0, 0], [10, 0], [0, 10]])
+    counts = [3000, 2000, 1000]
+    points = np.concatenate([random.normal(each, 0.7, (count, 2)) for each, count in zip(centers, counts, strict=True)])
+    found = find_regions(points.astype(np.float32))
+    assert len(found.counts) == 3
+    np.testing.assert_allclose(found.centers, centers, atol=0.4)
+    np.testing.assert_allclose(found.counts, counts, rtol=0.03)
+    for code in range(3):
+        np.testing.assert_allclose(points[found.codes == code].mean(0), found.centers[code], atol=1e-4)
+    assert len(find_regions(np.zeros((20, 2), np.float32)).counts) == 1
+
+
+def test_words_are_named_by_their_log_odds() -> None:
+    """Monroe et al. 2008, equations 15, 20 and 22, word by word."""
+    own, other, prior = np.array([30.0, 5, 1]), np.array([10.0, 50, 1]), np.array([4.0, 5.5, 0.2])
+    for number, score in enumerate(log_odds(own, other, prior)):
+        one = (own[number] + prior[number]) / (own.sum() + prior.sum() - own[number] - prior[number])
+        two = (other[number] + prior[number]) / (other.sum() + prior.sum() - other[number] - prior[number])
+        variance = 1 / (own[number] + prior[number]) + 1 / (other[number] + prior[number])
+        assert score == pytest.approx((np.log(one) - np.log(two)) / np.sqrt(variance))
+
+
+def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None:
+    found = ask(explored, layer=2, where="upos = 'NOUN' and position > 0", sample=50)
+    rows = [row["occurrence"] for row in made.table if row["upos"] == "NOUN" and row["position"]]
+    assert set(found.arrays["row"]) <= set(rows)
+    assert found.data["total"] == len(rows)
+    names: dict[str, Any] = {}
+    exec("\n".join([*found.data["python"].splitlines()[:-1], f"made = {found.data['python'].splitlines()[-1]}"]), names)
+    np.testing.assert_array_equal(names["made"].points[:, 0], found.arrays["x"])
+
+
+def test_only_written_rows_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.warns(UnfinishedStoreWarning):
+        made = make_store(tmp_path / "a.zarr", sentences=150, leave_out=(1,))
+    rows = ask(Explored(made.store), layer=2).arrays["row"]
+    assert len(rows) == made.store.n_committed_rows
+    assert not np.isin(np.arange(256, 512), rows).any()
+
+
+def echoed(value: Any, *, progress: Any) -> Any:
+    progress(1, 2)
+    return value
+
+
+def forever(*, progress: Any) -> None:
+    while True:
+        time.sleep(0.01)
+
+
+def failing(*, progress: Any) -> None:
+    raise InvalidValueError("four or more")
+
+
+def ending(*, progress: Any) -> None:
+    os._exit(3)
+
+
+@pytest.mark.slow
+def test_work_in_a_process_is_reported_cancelled_and_explained() -> None:
+    seen: list[tuple[int, int | None]] = []
+
+    def report(done: int, total: int | None) -> None:
+        seen.append((done, total))
+
+    assert in_process(echoed, [1, 2], report=report) == [1, 2]
+    assert seen[-1] == (1, 2)
+    with pytest.raises(InvalidValueError, match="four or more"):
+        in_process(failing, report=report)
+    with pytest.raises(ExecutorError, match="memory"):
+        in_process(ending, report=report)
+
+    def cancel(done: int, total: int | None) -> None:
+        raise CancelledQueryError
+
+    with pytest.raises(CancelledQueryError):
+        in_process(forever, report=cancel)
+
+
+@pytest.mark.slow
+def test_umap_begins_with_the_principal_components_and_keeps_neighbours(explored: Explored) -> None:
+    pytest.importorskip("umap", reason="umap-learn is not installed")
+    seen: list[tuple[int, int | None]] = []
+    found = answer(
+        [explored], "map", {"layer": 2, "method": "umap"}, progress=lambda done, total: seen.append((done, total))
+    )
+    assert found.data["explained"] is None
+    assert "not distances" in found.data["note"]
+    assert any(done and done <= (total or 0) for done, total in seen)
+    again = project(explored.store, layer=2, method="umap")
+    np.testing.assert_array_equal(again.points[:, 0], found.arrays["x"])
+    pca = project(explored.store, layer=2, method="pca").points
+    np.testing.assert_allclose(turn(again.points, pca), np.eye(2), atol=1e-4)
+    with pytest.raises(CancelledQueryError):
+        answer([explored], "map", {"layer": 5, "method": "umap"}, cancelled=lambda: True)
