@@ -137,7 +137,7 @@ class Explored:
         if self._cannot_encode is not None or self.store.metadata.extraction["unit"] != "word":
             return False
         try:
-            self._model_location()
+            self.model_location()
         except InvalidValueError:
             return False
         return True
@@ -149,13 +149,13 @@ class Explored:
         from embstore.analysis.neighbors.find import encoder_of
 
         try:
-            found: Encoder = self.once("encoder", lambda: encoder_of(self.store, self._model_location()))
+            found: Encoder = self.once("encoder", lambda: encoder_of(self.store, self.model_location()))
             return found
         except (InputError, OSError) as error:
             self._cannot_encode = str(error)
             raise
 
-    def _model_location(self) -> str:
+    def model_location(self) -> str:
         """Return where the model of the store is. Raises InvalidValueError where its files are in no known place."""
         if self._model is not None:
             return self._model

@@ -1552,7 +1552,7 @@ function bisector(f) {
 function zero$1() {
 	return 0;
 }
-function number$5(x) {
+function number$6(x) {
 	return x === null ? NaN : +x;
 }
 function* numbers(values, valueof) {
@@ -1566,7 +1566,7 @@ function* numbers(values, valueof) {
 var ascendingBisect = bisector(ascending$1);
 var bisectRight = ascendingBisect.right;
 ascendingBisect.left;
-bisector(number$5).center;
+bisector(number$6).center;
 function count(values, valueof) {
 	let count = 0;
 	if (valueof === void 0) {
@@ -1990,7 +1990,7 @@ function quantile$1(values, p, valueof) {
 	var n, i = (n - 1) * p, i0 = Math.floor(i), value0 = max(quickselect(values, i0).subarray(0, i0 + 1));
 	return value0 + (min$1(values.subarray(i0 + 1)) - value0) * (i - i0);
 }
-function quantileSorted(values, p, valueof = number$5) {
+function quantileSorted(values, p, valueof = number$6) {
 	if (!(n = values.length) || isNaN(p = +p)) return;
 	if (p <= 0 || n < 2) return +valueof(values[0], 0, values);
 	if (p >= 1) return +valueof(values[n - 1], n - 1, values);
@@ -2090,7 +2090,7 @@ function translateX(x) {
 function translateY(y) {
 	return "translate(0," + y + ")";
 }
-function number$4(scale) {
+function number$5(scale) {
 	return (d) => +scale(d);
 }
 function center(scale, offset) {
@@ -2104,7 +2104,7 @@ function entering() {
 function axis(orient, scale) {
 	var tickArguments = [], tickValues = null, tickFormat = null, tickSizeInner = 6, tickSizeOuter = 6, tickPadding = 3, offset = typeof window !== "undefined" && window.devicePixelRatio > 1 ? 0 : .5, k = orient === top || orient === left ? -1 : 1, x = orient === left || orient === right ? "x" : "y", transform = orient === top || orient === bottom ? translateX : translateY;
 	function axis(context) {
-		var values = tickValues == null ? scale.ticks ? scale.ticks.apply(scale, tickArguments) : scale.domain() : tickValues, format = tickFormat == null ? scale.tickFormat ? scale.tickFormat.apply(scale, tickArguments) : identity$5 : tickFormat, spacing = Math.max(tickSizeInner, 0) + tickPadding, range = scale.range(), range0 = +range[0] + offset, range1 = +range[range.length - 1] + offset, position = (scale.bandwidth ? center : number$4)(scale.copy(), offset), selection = context.selection ? context.selection() : context, path = selection.selectAll(".domain").data([null]), tick = selection.selectAll(".tick").data(values, scale).order(), tickExit = tick.exit(), tickEnter = tick.enter().append("g").attr("class", "tick"), line = tick.select("line"), text = tick.select("text");
+		var values = tickValues == null ? scale.ticks ? scale.ticks.apply(scale, tickArguments) : scale.domain() : tickValues, format = tickFormat == null ? scale.tickFormat ? scale.tickFormat.apply(scale, tickArguments) : identity$5 : tickFormat, spacing = Math.max(tickSizeInner, 0) + tickPadding, range = scale.range(), range0 = +range[0] + offset, range1 = +range[range.length - 1] + offset, position = (scale.bandwidth ? center : number$5)(scale.copy(), offset), selection = context.selection ? context.selection() : context, path = selection.selectAll(".domain").data([null]), tick = selection.selectAll(".tick").data(values, scale).order(), tickExit = tick.exit(), tickEnter = tick.enter().append("g").attr("class", "tick"), line = tick.select("line"), text = tick.select("text");
 		path = path.merge(path.enter().insert("path", ".tick").attr("class", "domain").attr("stroke", "currentColor"));
 		tick = tick.merge(tickEnter);
 		line = line.merge(tickEnter.append("line").attr("stroke", "currentColor").attr(x + "2", k * tickSizeInner));
@@ -3410,7 +3410,7 @@ function date$1(a, b) {
 		return d.setTime(a * (1 - t) + b * t), d;
 	};
 }
-function number$3(a, b) {
+function number$4(a, b) {
 	return a = +a, b = +b, function(t) {
 		return a * (1 - t) + b * t;
 	};
@@ -3454,7 +3454,7 @@ function string$1(a, b) {
 			s[++i] = null;
 			q.push({
 				i,
-				x: number$3(am, bm)
+				x: number$4(am, bm)
 			});
 		}
 		bi = reB.lastIndex;
@@ -3471,7 +3471,7 @@ function string$1(a, b) {
 }
 function value(a, b) {
 	var t = typeof b, c;
-	return b == null || t === "boolean" ? constant$2(b) : (t === "number" ? number$3 : t === "string" ? (c = color$2(b)) ? (b = c, rgb) : string$1 : b instanceof color$2 ? rgb : b instanceof Date ? date$1 : isNumberArray$1(b) ? numberArray : Array.isArray(b) ? genericArray : typeof b.valueOf !== "function" && typeof b.toString !== "function" || isNaN(b) ? object : number$3)(a, b);
+	return b == null || t === "boolean" ? constant$2(b) : (t === "number" ? number$4 : t === "string" ? (c = color$2(b)) ? (b = c, rgb) : string$1 : b instanceof color$2 ? rgb : b instanceof Date ? date$1 : isNumberArray$1(b) ? numberArray : Array.isArray(b) ? genericArray : typeof b.valueOf !== "function" && typeof b.toString !== "function" || isNaN(b) ? object : number$4)(a, b);
 }
 function round(a, b) {
 	return a = +a, b = +b, function(t) {
@@ -6745,7 +6745,7 @@ function transformer$2() {
 		return x == null || isNaN(x = +x) ? unknown : (output || (output = piecewise(domain.map(transform), range, interpolate$1)))(transform(clamp(x)));
 	}
 	scale.invert = function(y) {
-		return clamp(untransform((input || (input = piecewise(range, domain.map(transform), number$3)))(y)));
+		return clamp(untransform((input || (input = piecewise(range, domain.map(transform), number$4)))(y)));
 	};
 	scale.domain = function(_) {
 		return arguments.length ? (domain = Array.from(_, number$1$1), rescale()) : domain.slice();
@@ -7091,7 +7091,7 @@ function threshold() {
 function date(t) {
 	return new Date(t);
 }
-function number$2(t) {
+function number$3(t) {
 	return t instanceof Date ? +t : Math.round(t);
 }
 function calendar(ticks, tickInterval, year, month, week, day, hour, minute, second, format) {
@@ -7104,7 +7104,7 @@ function calendar(ticks, tickInterval, year, month, week, day, hour, minute, sec
 		return new Date(Math.round(invert(y)));
 	};
 	scale.domain = function(_) {
-		return arguments.length ? domain(Array.from(_, number$2)) : domain().map(date);
+		return arguments.length ? domain(Array.from(_, number$3)) : domain().map(date);
 	};
 	scale.ticks = function(interval) {
 		var d = domain();
@@ -8815,7 +8815,7 @@ var identity$1 = { transform: (d) => d };
 var one = () => 1;
 var yes = () => true;
 var string = (x) => x == null ? x : `${x}`;
-var number$1 = (x) => x == null ? x : +x;
+var number$2 = (x) => x == null ? x : +x;
 var first = (x) => x ? x[0] : void 0;
 var second = (x) => x ? x[1] : void 0;
 var constant = (x) => () => x;
@@ -9831,7 +9831,7 @@ function isDivergingScheme(scheme) {
 var flip = (i) => (t) => i(1 - t);
 var unit = [0, 1];
 var interpolators = /* @__PURE__ */ new Map([
-	["number", number$3],
+	["number", number$4],
 	["rgb", rgb],
 	["hsl", hsl_default],
 	["hcl", hcl_default],
@@ -9842,7 +9842,7 @@ function maybeInterpolator(interpolate) {
 	if (!interpolators.has(i)) throw new Error(`unknown interpolator: ${i}`);
 	return interpolators.get(i);
 }
-function createScaleQ(key, scale, channels, { type, nice, clamp, zero, domain = inferAutoDomain(key, channels), unknown, round: round$1, scheme, interval, range = registry.get(key) === radius ? inferRadialRange(channels, domain) : registry.get(key) === length ? inferLengthRange(channels, domain) : registry.get(key) === opacity ? unit : void 0, interpolate = registry.get(key) === color$1 ? scheme == null && range !== void 0 ? rgb : quantitativeScheme(scheme !== void 0 ? scheme : type === "cyclical" ? "rainbow" : "turbo") : round$1 ? round : number$3, reverse: reverse$2 }) {
+function createScaleQ(key, scale, channels, { type, nice, clamp, zero, domain = inferAutoDomain(key, channels), unknown, round: round$1, scheme, interval, range = registry.get(key) === radius ? inferRadialRange(channels, domain) : registry.get(key) === length ? inferLengthRange(channels, domain) : registry.get(key) === opacity ? unit : void 0, interpolate = registry.get(key) === color$1 ? scheme == null && range !== void 0 ? rgb : quantitativeScheme(scheme !== void 0 ? scheme : type === "cyclical" ? "rainbow" : "turbo") : round$1 ? round : number$4, reverse: reverse$2 }) {
 	domain = maybeRepeat(domain);
 	interval = maybeRangeInterval(interval, type);
 	if (type === "cyclical" || type === "sequential") type = "linear";
@@ -9939,7 +9939,7 @@ function createScaleQuantize(key, channels, { range, n = range === void 0 ? 5 : 
 		n = thresholds.length + 1;
 		range = interpolate !== void 0 ? quantize(interpolate, n) : registry.get(key) === color$1 ? ordinalRange(scheme, n) : void 0;
 	} else {
-		thresholds = quantize(number$3(min, max), n + 1).slice(1, -1);
+		thresholds = quantize(number$4(min, max), n + 1).slice(1, -1);
 		if (min instanceof Date) thresholds = thresholds.map((x) => new Date(x));
 	}
 	if (orderof(arrayify(domain)) < 0) thresholds.reverse();
@@ -10033,7 +10033,7 @@ function warn(message) {
 	++warnings;
 }
 // node_modules/@observablehq/plot/src/scales/diverging.js
-function createScaleD(key, scale, transform, channels, { type, nice, clamp, domain = inferDomain$1(channels), unknown, pivot = 0, scheme, range, symmetric = true, interpolate = registry.get(key) === color$1 ? scheme == null && range !== void 0 ? rgb : quantitativeScheme(scheme !== void 0 ? scheme : "rdbu") : number$3, reverse }) {
+function createScaleD(key, scale, transform, channels, { type, nice, clamp, domain = inferDomain$1(channels), unknown, pivot = 0, scheme, range, symmetric = true, interpolate = registry.get(key) === color$1 ? scheme == null && range !== void 0 ? rgb : quantitativeScheme(scheme !== void 0 ? scheme : "rdbu") : number$4, reverse }) {
 	pivot = +pivot;
 	domain = arrayify(domain);
 	let [min, max] = domain;
@@ -11232,7 +11232,7 @@ function impliedString(value, impliedValue) {
 	if ((value = string(value)) !== impliedValue) return value;
 }
 function impliedNumber(value, impliedValue) {
-	if ((value = number$1(value)) !== impliedValue) return value;
+	if ((value = number$2(value)) !== impliedValue) return value;
 }
 var validClassName = /^-?([_a-z]|[\240-\377]|\\[0-9a-f]{1,6}(\r\n|[ \t\r\n\f])?|\\[^\r\n\f0-9a-f])([_a-z0-9-]|[\240-\377]|\\[0-9a-f]{1,6}(\r\n|[ \t\r\n\f])?|\\[^\r\n\f0-9a-f])*$/i;
 function maybeClassName(name) {
@@ -11680,7 +11680,7 @@ function legendRamp(color, options) {
 	const { type, domain, range, interpolate, scale, pivot } = color;
 	if (interpolate) {
 		const interpolator = range === void 0 ? interpolate : piecewise(interpolate.length === 1 ? interpolatePiecewise(interpolate) : interpolate, range);
-		x = applyRange(scale.copy(), quantize(number$3(marginLeft, width - marginRight), Math.min(domain.length + (pivot !== void 0), range === void 0 ? Infinity : range.length)));
+		x = applyRange(scale.copy(), quantize(number$4(marginLeft, width - marginRight), Math.min(domain.length + (pivot !== void 0), range === void 0 ? Infinity : range.length)));
 		const n = 256;
 		const canvas = context.document.createElement("canvas");
 		canvas.width = n;
@@ -11926,8 +11926,8 @@ var RuleX = class extends Mark {
 				optional: true
 			}
 		}, withTip(options, "x"), defaults$8);
-		this.insetTop = number$1(insetTop);
-		this.insetBottom = number$1(insetBottom);
+		this.insetTop = number$2(insetTop);
+		this.insetBottom = number$2(insetBottom);
 		markers(this, options);
 	}
 	render(index, scales, channels, dimensions, context) {
@@ -11958,8 +11958,8 @@ var RuleY = class extends Mark {
 				optional: true
 			}
 		}, withTip(options, "y"), defaults$8);
-		this.insetRight = number$1(insetRight);
-		this.insetLeft = number$1(insetLeft);
+		this.insetRight = number$2(insetRight);
+		this.insetLeft = number$2(insetLeft);
 		markers(this, options);
 	}
 	render(index, scales, channels, dimensions, context) {
@@ -12562,9 +12562,9 @@ function axisFx() {
 	return axisKx("fx", anchorFx(options), data, options);
 }
 function axisKy(k, anchor, data, { color = "currentColor", opacity = 1, stroke = color, strokeOpacity = opacity, strokeWidth = 1, fill = color, fillOpacity = opacity, textAnchor, textStroke, textStrokeOpacity, textStrokeWidth, tickSize = k === "y" ? 6 : 0, tickPadding, tickRotate, x, margin, marginTop = margin === void 0 ? 20 : margin, marginRight = margin === void 0 ? anchor === "right" ? 40 : 0 : margin, marginBottom = margin === void 0 ? 20 : margin, marginLeft = margin === void 0 ? anchor === "left" ? 40 : 0 : margin, label, labelAnchor, labelArrow, labelOffset, ariaLabel = `${k}-axis`, ...options }) {
-	tickSize = number$1(tickSize);
-	tickPadding = number$1(tickPadding);
-	tickRotate = number$1(tickRotate);
+	tickSize = number$2(tickSize);
+	tickPadding = number$2(tickPadding);
+	tickRotate = number$2(tickRotate);
 	if (labelAnchor !== void 0) labelAnchor = keyword(labelAnchor, "labelAnchor", [
 		"center",
 		"top",
@@ -12633,9 +12633,9 @@ function axisKy(k, anchor, data, { color = "currentColor", opacity = 1, stroke =
 	})) : null);
 }
 function axisKx(k, anchor, data, { color = "currentColor", opacity = 1, stroke = color, strokeOpacity = opacity, strokeWidth = 1, fill = color, fillOpacity = opacity, textAnchor, textStroke, textStrokeOpacity, textStrokeWidth, tickSize = k === "x" ? 6 : 0, tickPadding, tickRotate, y, margin, marginTop = margin === void 0 ? anchor === "top" ? 30 : 0 : margin, marginRight = margin === void 0 ? 20 : margin, marginBottom = margin === void 0 ? anchor === "bottom" ? 30 : 0 : margin, marginLeft = margin === void 0 ? 20 : margin, label, labelAnchor, labelArrow, labelOffset, ariaLabel = `${k}-axis`, ...options }) {
-	tickSize = number$1(tickSize);
-	tickPadding = number$1(tickPadding);
-	tickRotate = number$1(tickRotate);
+	tickSize = number$2(tickSize);
+	tickPadding = number$2(tickPadding);
+	tickRotate = number$2(tickRotate);
 	if (labelAnchor !== void 0) labelAnchor = keyword(labelAnchor, "labelAnchor", [
 		"center",
 		"left",
@@ -13391,10 +13391,10 @@ function orderZDomain(compare, domain) {
 }
 // node_modules/@observablehq/plot/src/marks/rect.js
 function rectInsets(mark, { inset = 0, insetTop = inset, insetRight = inset, insetBottom = inset, insetLeft = inset } = {}) {
-	mark.insetTop = number$1(insetTop);
-	mark.insetRight = number$1(insetRight);
-	mark.insetBottom = number$1(insetBottom);
-	mark.insetLeft = number$1(insetLeft);
+	mark.insetTop = number$2(insetTop);
+	mark.insetRight = number$2(insetRight);
+	mark.insetBottom = number$2(insetBottom);
+	mark.insetLeft = number$2(insetLeft);
 }
 function rectRadii(mark, { r, rx, ry, rx1 = r, ry1 = r, rx2 = r, ry2 = r, rx1y1 = rx1 !== void 0 ? +rx1 : ry1 !== void 0 ? +ry1 : 0, rx1y2 = rx1 !== void 0 ? +rx1 : ry2 !== void 0 ? +ry2 : 0, rx2y1 = rx2 !== void 0 ? +rx2 : ry1 !== void 0 ? +ry1 : 0, rx2y2 = rx2 !== void 0 ? +rx2 : ry2 !== void 0 ? +ry2 : 0 } = {}) {
 	if (rx1y1 || rx1y2 || rx2y1 || rx2y2) {
@@ -13563,7 +13563,7 @@ var Tip = class extends Mark {
 		this.textOverflow = maybeTextOverflow(textOverflow);
 		this.monospace = !!monospace;
 		this.fontFamily = string(fontFamily);
-		this.fontSize = number$1(fontSize);
+		this.fontSize = number$2(fontSize);
 		this.fontStyle = string(fontStyle);
 		this.fontVariant = string(fontVariant);
 		this.fontWeight = string(fontWeight);
@@ -14781,7 +14781,7 @@ var Cell = class extends AbstractBar {
 		selection.call(applyTransform, mark, {}, 0, 0);
 	}
 };
-function cell(data, { x, y, ...options } = {}) {
+function cell$1(data, { x, y, ...options } = {}) {
 	[x, y] = maybeTuple(x, y);
 	return new Cell(data, {
 		...options,
@@ -14898,7 +14898,7 @@ var defaults = {
 	strokeLinejoin: "round",
 	strokeMiterlimit: 1
 };
-var Line$1 = class extends Mark {
+var Line$2 = class extends Mark {
 	constructor(data, options = {}) {
 		const { x, y, z, curve, tension } = options;
 		super(data, {
@@ -14948,7 +14948,7 @@ function sphereLine(path, X, Y) {
 	};
 }
 function lineY(data, { x = indexOf, y = identity$1, ...options } = {}) {
-	return new Line$1(data, maybeDenseIntervalX({
+	return new Line$2(data, maybeDenseIntervalX({
 		...options,
 		x,
 		y
@@ -15032,7 +15032,7 @@ function HeatMap({ title, rows, columns, values, rowLabel, columnLabel, domain }
 				domain: [low, high]
 			},
 			marks: [
-				cell(known, {
+				cell$1(known, {
 					x: "column",
 					y: "row",
 					fill: "value"
@@ -15497,9 +15497,9 @@ function ProbesPart() {
 		})]
 	});
 }
-var number = (value) => typeof value === "number";
+var number$1 = (value) => typeof value === "number";
 function ProbeResult({ name, kind, rows }) {
-	const points = rows.filter((row) => number(row.layer) && number(row.value)).map((row) => ({
+	const points = rows.filter((row) => number$1(row.layer) && number$1(row.value)).map((row) => ({
 		layer: row.layer,
 		value: row.value,
 		low: row.low,
@@ -15535,8 +15535,8 @@ function ProbeResult({ name, kind, rows }) {
 				columns: columns.map((column) => ({
 					name: column,
 					title: column,
-					class: rows.some((row) => number(row[column])) ? "number" : "value",
-					cell: (row) => number(row[column]) && !Number.isInteger(row[column]) ? row[column].toFixed(4) : row[column]
+					class: rows.some((row) => number$1(row[column])) ? "number" : "value",
+					cell: (row) => number$1(row[column]) && !Number.isInteger(row[column]) ? row[column].toFixed(4) : row[column]
 				}))
 			})] })
 		]
@@ -15548,19 +15548,671 @@ var layers = {
 	needs: ["geometry"],
 	component: LayersView
 };
-// src/views/map.tsx
-function MapView() {
-	return /* @__PURE__ */ a$1(Empty, {
-		title: "Map",
-		children: "This view is not built yet."
+// src/map/scatter.ts
+/** Points drawn by WebGL: their own renderer, as those of the packages compile code at run time, which the page forbids. */
+var VERTEX = `#version 300 es
+in float xa; in float ya; in float xb; in float yb; in uint code; in uint flag;
+uniform float t, size, alpha; uniform vec2 scale, offset; uniform vec4 colors[10]; uniform bool selecting; uniform vec3 marked;
+out vec4 color;
+void main() {
+  vec4 own = colors[min(int(code), 9)];
+  bool chosen = flag == 1u;
+  gl_Position = own.a == 0.0 ? vec4(2.0, 2.0, 2.0, 1.0)
+    : vec4(mix(vec2(xa, ya), vec2(xb, yb), t) * scale + offset, 0.0, 1.0);
+  gl_PointSize = chosen ? size + 2.0 : size;
+  color = vec4(own.rgb, selecting ? (chosen ? 1.0 : alpha * 0.25) : alpha);
+}`;
+var FRAGMENT = `#version 300 es
+precision highp float;
+in vec4 color; out vec4 drawn; uniform float size;
+void main() {
+  float edge = length(gl_PointCoord - 0.5);
+  if (size > 2.5 && edge > 0.5) discard;
+  drawn = vec4(color.rgb * color.a, color.a);
+}`;
+var Scatter = class {
+	canvas;
+	gl;
+	program;
+	buffers = {};
+	colors = /* @__PURE__ */ new Float32Array(40);
+	count = 0;
+	t = 1;
+	frame = 0;
+	selecting = false;
+	x = /* @__PURE__ */ new Float32Array(0);
+	y = /* @__PURE__ */ new Float32Array(0);
+	fromX = this.x;
+	fromY = this.y;
+	codes = /* @__PURE__ */ new Uint8Array(0);
+	sight = {
+		x: 0,
+		y: 0,
+		zoom: 1
+	};
+	/** Called after each picture, for what lies over it. */
+	drawn = () => {};
+	/** Throws where the browser has no WebGL 2. */
+	constructor(canvas) {
+		this.canvas = canvas;
+		const gl = canvas.getContext("webgl2", {
+			antialias: false,
+			premultipliedAlpha: true,
+			preserveDrawingBuffer: true
+		});
+		if (!gl) throw new Error("This browser has no WebGL 2, which maps need: switch hardware acceleration on, or use another browser. The table shows the same occurrences.");
+		this.gl = gl;
+		this.program = gl.createProgram();
+		for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
+			const shader = gl.createShader(kind);
+			gl.shaderSource(shader, text);
+			gl.compileShader(shader);
+			gl.attachShader(this.program, shader);
+		}
+		gl.linkProgram(this.program);
+		if (!gl.getProgramParameter(this.program, gl.LINK_STATUS)) throw new Error(`WebGL cannot draw points: ${gl.getProgramInfoLog(this.program)}`);
+		gl.useProgram(this.program);
+		gl.enable(gl.BLEND);
+		gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
+	}
+	/** Puts points where they are; `animate`: they move there from where they were, in milliseconds. */
+	setPoints(x, y, animate = 0) {
+		const moves = animate > 0 && x.length === this.count && this.count > 0;
+		this.fromX = moves ? this.x : x;
+		this.fromY = moves ? this.y : y;
+		[this.x, this.y, this.count] = [
+			x,
+			y,
+			x.length
+		];
+		for (const [name, values] of [
+			["xa", this.fromX],
+			["ya", this.fromY],
+			["xb", x],
+			["yb", y]
+		]) this.floats(name, values);
+		if (this.codes.length !== this.count) this.setCodes(new Uint8Array(this.count).fill(9));
+		this.select(null);
+		this.t = moves ? 0 : 1;
+		const began = performance.now();
+		const step = () => {
+			this.t = Math.min(1, (performance.now() - began) / animate);
+			this.t = this.t * this.t * (3 - 2 * this.t);
+			this.paint();
+			if (this.t < 1) this.frame = requestAnimationFrame(step);
+		};
+		cancelAnimationFrame(this.frame);
+		if (moves) this.frame = requestAnimationFrame(step);
+		else this.draw();
+	}
+	/** The number of each point's colour, `NONE` for none. */
+	setCodes(codes) {
+		this.codes = codes;
+		this.bytes("code", codes);
+		this.draw();
+	}
+	/** The colours by number, null for hidden points; the last is that of points without one. */
+	setColors(colors, none) {
+		this.colors = /* @__PURE__ */ new Float32Array(40);
+		[
+			...colors.slice(0, 9),
+			...Array(Math.max(0, 9 - colors.length)).fill(null),
+			none
+		].forEach((rgb, number) => {
+			if (rgb) this.colors.set([
+				rgb[0] / 255,
+				rgb[1] / 255,
+				rgb[2] / 255,
+				1
+			], 4 * number);
+		});
+		this.draw();
+	}
+	/** Whether a point's colour is shown. */
+	visible(point) {
+		return this.colors[4 * Math.min(this.codes[point], 9) + 3] === 1;
+	}
+	/** Brings some points out, null for none. */
+	select(points) {
+		const flags = new Uint8Array(this.count);
+		if (points) for (let i = 0; i < points.length; i++) flags[points[i]] = 1;
+		this.selecting = points !== null && points.length > 0;
+		this.bytes("flag", flags);
+		this.draw();
+	}
+	floats(name, values) {
+		const { gl } = this;
+		const place = gl.getAttribLocation(this.program, name);
+		gl.bindBuffer(gl.ARRAY_BUFFER, this.buffers[name] ??= gl.createBuffer());
+		gl.bufferData(gl.ARRAY_BUFFER, values, gl.STATIC_DRAW);
+		gl.enableVertexAttribArray(place);
+		gl.vertexAttribPointer(place, 1, gl.FLOAT, false, 0, 0);
+	}
+	bytes(name, values) {
+		const { gl } = this;
+		const place = gl.getAttribLocation(this.program, name);
+		gl.bindBuffer(gl.ARRAY_BUFFER, this.buffers[name] ??= gl.createBuffer());
+		gl.bufferData(gl.ARRAY_BUFFER, values, gl.STATIC_DRAW);
+		gl.enableVertexAttribArray(place);
+		gl.vertexAttribIPointer(place, 1, gl.UNSIGNED_BYTE, 0, 0);
+	}
+	/** Draws at the next frame. */
+	draw() {
+		if (this.t < 1) return;
+		cancelAnimationFrame(this.frame);
+		this.frame = requestAnimationFrame(() => this.paint());
+	}
+	/** Pixels of the screen by unit of the map. */
+	get unit() {
+		return .47 * Math.min(this.canvas.clientWidth, this.canvas.clientHeight) * this.sight.zoom;
+	}
+	toScreen(x, y) {
+		return [this.canvas.clientWidth / 2 + (x - this.sight.x) * this.unit, this.canvas.clientHeight / 2 - (y - this.sight.y) * this.unit];
+	}
+	toMap(px, py) {
+		return [this.sight.x + (px - this.canvas.clientWidth / 2) / this.unit, this.sight.y - (py - this.canvas.clientHeight / 2) / this.unit];
+	}
+	/** Points become smaller and clearer the more of them there are, so that their density shows. */
+	get look() {
+		const seen = this.count / Math.max(1, this.sight.zoom * this.sight.zoom);
+		const size = Math.max(1.5, Math.min(9, 60 / Math.pow(Math.max(seen, 1), .3)));
+		const cover = seen * size * size / (this.canvas.clientWidth * this.canvas.clientHeight + 1);
+		return {
+			size,
+			alpha: Math.max(.04, Math.min(.85, .9 / (1 + 3 * cover)))
+		};
+	}
+	paint() {
+		const { gl, canvas } = this;
+		const ratio = devicePixelRatio || 1;
+		const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
+		if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
+		gl.viewport(0, 0, width, height);
+		gl.clearColor(0, 0, 0, 0);
+		gl.clear(gl.COLOR_BUFFER_BIT);
+		const at = (name) => gl.getUniformLocation(this.program, name);
+		const scale = [2 * this.unit / canvas.clientWidth, 2 * this.unit / canvas.clientHeight];
+		const { size, alpha } = this.look;
+		gl.uniform1f(at("t"), this.t);
+		gl.uniform1f(at("size"), size * ratio);
+		gl.uniform1f(at("alpha"), alpha);
+		gl.uniform2f(at("scale"), ...scale);
+		gl.uniform2f(at("offset"), -this.sight.x * scale[0], -this.sight.y * scale[1]);
+		gl.uniform4fv(at("colors"), this.colors);
+		gl.uniform1i(at("selecting"), this.selecting ? 1 : 0);
+		if (this.count && width && height) gl.drawArrays(gl.POINTS, 0, this.count);
+		this.drawn();
+	}
+	close() {
+		cancelAnimationFrame(this.frame);
+		this.gl.getExtension("WEBGL_lose_context")?.loseContext();
+	}
+};
+var CELLS = 256;
+/** Finds points by where they are. */
+var Grid = class {
+	x;
+	y;
+	starts = /* @__PURE__ */ new Uint32Array(65537);
+	order;
+	constructor(x, y) {
+		this.x = x;
+		this.y = y;
+		this.order = new Uint32Array(x.length);
+		const cells = new Uint16Array(x.length);
+		for (let i = 0; i < x.length; i++) {
+			cells[i] = cell(x[i]) * CELLS + cell(y[i]);
+			this.starts[cells[i] + 1]++;
+		}
+		for (let i = 0; i < CELLS * CELLS; i++) this.starts[i + 1] += this.starts[i];
+		const next = this.starts.slice();
+		for (let i = 0; i < x.length; i++) this.order[next[cells[i]]++] = i;
+	}
+	/** The nearest point to a place, no farther than `reach`, of those that are `wanted`; -1 for none. */
+	nearest(x, y, reach, wanted) {
+		let [best, least] = [-1, reach * reach];
+		this.each(x - reach, x + reach, y - reach, y + reach, (point) => {
+			const far = (this.x[point] - x) ** 2 + (this.y[point] - y) ** 2;
+			if (far < least && wanted(point)) [best, least] = [point, far];
+		});
+		return best;
+	}
+	/** The points inside a polygon, ascending. */
+	inside(polygon, wanted) {
+		const [xs, ys] = [polygon.map((one) => one[0]), polygon.map((one) => one[1])];
+		const found = [];
+		this.each(Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys), (point) => {
+			if (contains(xs, ys, this.x[point], this.y[point]) && wanted(point)) found.push(point);
+		});
+		return found.sort((one, other) => one - other);
+	}
+	each(left, right, low, high, visit) {
+		for (let column = cell(left); column <= cell(right); column++) for (let row = cell(low); row <= cell(high); row++) {
+			const place = column * CELLS + row;
+			for (let at = this.starts[place]; at < this.starts[place + 1]; at++) visit(this.order[at]);
+		}
+	}
+};
+var cell = (value) => Math.max(0, Math.min(255, Math.floor((value + 1.25) / 2.5 * CELLS)));
+function contains(xs, ys, x, y) {
+	let odd = false;
+	for (let i = 0, j = xs.length - 1; i < xs.length; j = i++) if (ys[i] > y !== ys[j] > y && x < (xs[j] - xs[i]) * (y - ys[i]) / (ys[j] - ys[i]) + xs[i]) odd = !odd;
+	return odd;
+}
+// src/map/canvas.tsx
+var MOVES = 2e5;
+var REACH = 10;
+var palette = (element, ordered, count) => {
+	const probe = element.appendChild(document.createElement("span"));
+	const read = (value) => {
+		probe.style.color = value;
+		const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g).map(Number);
+		return [
+			r,
+			g,
+			b
+		];
+	};
+	const ends = [read("var(--map-low)"), read("var(--map-high)")];
+	const mixed = (share) => [
+		0,
+		1,
+		2
+	].map((i) => ends[0][i] * (1 - share) + ends[1][i] * share);
+	const colors = Array.from({ length: Math.min(9, Math.max(count, 1)) }, (_, number) => ordered ? mixed(count > 1 ? number / (count - 1) : 0) : read(`var(--c${number % 8})`));
+	const none = read(count ? "var(--map-none)" : "var(--c0)");
+	probe.remove();
+	return {
+		colors,
+		none
+	};
+};
+/** The colour of a category or a step of a scale, as CSS. */
+var swatch = (number, count, ordered) => number < 0 ? "var(--map-none)" : ordered ? `color-mix(in srgb, var(--map-high) ${count > 1 ? 100 * number / (count - 1) : 0}%, var(--map-low))` : `var(--c${number % 8})`;
+/** Points by WebGL under an <svg> of names, marks and the lasso. */
+function MapCanvas(props) {
+	const { points, hidden, n_colors: count, ordered, row, lasso } = props;
+	const box = T(null);
+	const canvas = T(null);
+	const over = T(null);
+	const scatter = T(null);
+	const grid = T(null);
+	const [error, setError] = d$2();
+	const [drawing, setDrawing] = d$2(false);
+	const draft = T([]);
+	const last = T(props);
+	last.current = props;
+	A$2(() => {
+		try {
+			scatter.current = new Scatter(canvas.current);
+		} catch (problem) {
+			return setError(problem.message);
+		}
+		scatter.current.drawn = () => annotate(over.current, scatter.current, last.current, draft.current);
+		props.picture.current = () => composed(scatter.current, over.current);
+		const watch = new ResizeObserver(() => scatter.current.draw());
+		watch.observe(box.current);
+		const wheel = (event) => {
+			event.preventDefault();
+			zoomAt(scatter.current, Math.exp(-event.deltaY * (event.deltaMode ? .05 : .002)), event.offsetX, event.offsetY);
+		};
+		box.current.addEventListener("wheel", wheel, { passive: false });
+		return () => {
+			watch.disconnect();
+			scatter.current.close();
+			props.picture.current = null;
+		};
+	}, []);
+	A$2(() => {
+		if (!scatter.current) return;
+		const still = points.x.length > MOVES || matchMedia("(prefers-reduced-motion: reduce)").matches;
+		scatter.current.setPoints(points.x, points.y, still ? 0 : 600);
+		grid.current = new Grid(points.x, points.y);
+	}, [points.x, points.y]);
+	A$2(() => {
+		if (!scatter.current) return;
+		scatter.current.setCodes(Uint8Array.from(points.color, (code) => code < 0 ? 9 : code));
+	}, [points.color]);
+	A$2(() => {
+		if (!scatter.current) return;
+		const { colors, none } = palette(box.current, ordered, count);
+		scatter.current.setColors(colors.map((rgb, number) => number >= count || hidden.has(number) ? null : rgb), hidden.has(-1) ? null : none);
+	}, [
+		hidden,
+		count,
+		ordered,
+		dark.value,
+		points
+	]);
+	A$2(() => {
+		if (!scatter.current || !grid.current) return;
+		const found = lasso && grid.current.inside(lasso, (point) => scatter.current.visible(point));
+		scatter.current.select(found);
+		props.chosen(found);
+	}, [
+		lasso,
+		points.x,
+		points.color,
+		hidden
+	]);
+	A$2(() => scatter.current?.draw(), [row, points.regions]);
+	const at = (event) => {
+		const { left, top } = box.current.getBoundingClientRect();
+		return [event.clientX - left, event.clientY - top];
+	};
+	const near = (px, py) => {
+		const one = scatter.current;
+		if (!one || !grid.current) return -1;
+		return grid.current.nearest(...one.toMap(px, py), REACH / one.unit, (point) => one.visible(point));
+	};
+	const drag = T(null);
+	const down = (event) => {
+		if (event.button || !scatter.current) return;
+		box.current.setPointerCapture(event.pointerId);
+		const [x, y] = at(event);
+		drag.current = {
+			x,
+			y,
+			moved: false,
+			lasso: drawing || event.shiftKey
+		};
+		draft.current = drag.current.lasso ? [scatter.current.toMap(x, y)] : [];
+	};
+	const move = (event) => {
+		const one = scatter.current;
+		if (!one) return;
+		const [x, y] = at(event);
+		const held = drag.current;
+		if (!held) {
+			const point = near(x, y);
+			return props.hover(point < 0 ? null : points.row[point]);
+		}
+		if (!held.moved && Math.hypot(x - held.x, y - held.y) < 4) return;
+		held.moved = true;
+		if (held.lasso) draft.current.push(one.toMap(x, y));
+		else {
+			one.sight.x -= (x - held.x) / one.unit;
+			one.sight.y += (y - held.y) / one.unit;
+			[held.x, held.y] = [x, y];
+		}
+		one.draw();
+	};
+	const up = (event) => {
+		const held = drag.current;
+		drag.current = null;
+		if (!held || !scatter.current) return;
+		if (held.lasso) {
+			const outline = thinned(draft.current);
+			draft.current = [];
+			setDrawing(false);
+			props.setLasso(outline.length > 2 ? outline : null);
+			scatter.current.draw();
+		} else if (!held.moved) {
+			const point = near(...at(event));
+			if (point >= 0) props.pick(points.row[point]);
+		}
+	};
+	const zoom = (factor) => scatter.current && zoomAt(scatter.current, factor);
+	const pan = (x, y) => {
+		const one = scatter.current;
+		if (!one) return;
+		one.sight.x += x * 60 / one.unit;
+		one.sight.y += y * 60 / one.unit;
+		one.draw();
+	};
+	const reset = () => {
+		if (!scatter.current) return;
+		scatter.current.sight = {
+			x: 0,
+			y: 0,
+			zoom: 1
+		};
+		scatter.current.draw();
+	};
+	const keys = {
+		"+": () => zoom(1.4),
+		"=": () => zoom(1.4),
+		"-": () => zoom(1 / 1.4),
+		"0": reset,
+		ArrowLeft: () => pan(-1, 0),
+		ArrowRight: () => pan(1, 0),
+		ArrowUp: () => pan(0, 1),
+		ArrowDown: () => pan(0, -1),
+		Escape: () => {
+			setDrawing(false);
+			props.setLasso(null);
+		}
+	};
+	if (error) return /* @__PURE__ */ a$1("div", {
+		class: "state error",
+		role: "alert",
+		children: [/* @__PURE__ */ a$1("strong", { children: "No map" }), /* @__PURE__ */ a$1("p", { children: error })]
+	});
+	return /* @__PURE__ */ a$1("div", {
+		class: "map-frame",
+		children: [/* @__PURE__ */ a$1("div", {
+			ref: box,
+			class: drawing ? "map-box drawing" : "map-box",
+			tabIndex: 0,
+			role: "application",
+			"aria-label": `Map of ${points.x.length} points: arrow keys move, plus and minus zoom, 0 shows all; the table below lists the points`,
+			onPointerDown: down,
+			onPointerMove: move,
+			onPointerUp: up,
+			onPointerLeave: () => props.hover(null),
+			onKeyDown: (event) => {
+				const act = keys[event.key];
+				if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
+				event.preventDefault();
+				act();
+			},
+			children: [/* @__PURE__ */ a$1("canvas", { ref: canvas }), /* @__PURE__ */ a$1("svg", {
+				ref: over,
+				"aria-hidden": "true"
+			})]
+		}), /* @__PURE__ */ a$1("div", {
+			class: "map-tools",
+			role: "group",
+			"aria-label": "Map",
+			children: [
+				/* @__PURE__ */ a$1("button", {
+					type: "button",
+					"aria-pressed": drawing,
+					title: "Draw around points (or hold Shift)",
+					onClick: () => setDrawing(!drawing),
+					children: "Lasso"
+				}),
+				lasso && /* @__PURE__ */ a$1("button", {
+					type: "button",
+					onClick: () => props.setLasso(null),
+					children: "Clear"
+				}),
+				/* @__PURE__ */ a$1("button", {
+					type: "button",
+					"aria-label": "Zoom in",
+					onClick: () => zoom(1.4),
+					children: "+"
+				}),
+				/* @__PURE__ */ a$1("button", {
+					type: "button",
+					"aria-label": "Zoom out",
+					onClick: () => zoom(1 / 1.4),
+					children: "−"
+				}),
+				/* @__PURE__ */ a$1("button", {
+					type: "button",
+					title: "Show all points",
+					onClick: reset,
+					children: "All"
+				})
+			]
+		})]
 	});
 }
-var map = {
-	name: "map",
-	title: "Map",
-	needs: ["map"],
-	component: MapView
-};
+function zoomAt(one, factor, px = one.canvas.clientWidth / 2, py = one.canvas.clientHeight / 2) {
+	const [x, y] = one.toMap(px, py);
+	one.sight.zoom = Math.max(.5, Math.min(1e3, one.sight.zoom * factor));
+	const [nowX, nowY] = one.toMap(px, py);
+	one.sight.x += x - nowX;
+	one.sight.y += y - nowY;
+	one.draw();
+}
+/** An outline with at most 48 corners of three decimals, so that an address holds it. */
+function thinned(outline) {
+	const step = Math.max(1, outline.length / 48);
+	return Array.from({ length: Math.floor(outline.length / step) }, (_, i) => outline[Math.floor(i * step)]).map(([x, y]) => [Number(x.toFixed(3)), Number(y.toFixed(3))]);
+}
+var SVG = "http://www.w3.org/2000/svg";
+/** Draws the names of regions that do not touch, the outline of the lasso and the row that is brought out. */
+function annotate(svg, one, props, draft) {
+	const add = (kind, attributes, text) => {
+		const element = document.createElementNS(SVG, kind);
+		for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, String(value));
+		if (text !== void 0) element.textContent = text;
+		return svg.appendChild(element);
+	};
+	svg.replaceChildren();
+	const [width, height] = [one.canvas.clientWidth, one.canvas.clientHeight];
+	const taken = [];
+	for (const region of props.points.regions) {
+		const [x, y] = one.toScreen(region.x, region.y);
+		const half = 3.4 * region.name.length + 4;
+		if (!region.name || x < 0 || y < 12 || x > width || y > height - 4) continue;
+		if (taken.some(([otherX, otherY, other]) => Math.abs(otherX - x) < half + other && Math.abs(otherY - y) < 17)) continue;
+		taken.push([
+			x,
+			y,
+			half
+		]);
+		add("text", {
+			x: Math.max(half, Math.min(width - half, x)),
+			y,
+			class: "region"
+		}, region.name);
+	}
+	const outline = draft.length ? draft : props.lasso;
+	if (outline) add("polygon", {
+		points: outline.map(([x, y]) => one.toScreen(x, y).join(",")).join(" "),
+		class: "lasso"
+	});
+	const point = props.row === void 0 ? -1 : props.points.row.indexOf(props.row);
+	if (point >= 0) {
+		const [x, y] = one.toScreen(props.points.x[point], props.points.y[point]);
+		add("circle", {
+			cx: x,
+			cy: y,
+			r: 8,
+			class: "found"
+		});
+	}
+}
+/** The points and what lies over them in one picture. */
+function composed(one, over) {
+	one.paint();
+	const picture = document.createElement("canvas");
+	[picture.width, picture.height] = [one.canvas.width, one.canvas.height];
+	const ratio = picture.width / one.canvas.clientWidth;
+	const context = picture.getContext("2d");
+	const style = getComputedStyle(document.body);
+	context.fillStyle = style.backgroundColor;
+	context.fillRect(0, 0, picture.width, picture.height);
+	context.drawImage(one.canvas, 0, 0);
+	context.scale(ratio, ratio);
+	context.textAlign = "center";
+	context.lineJoin = "round";
+	for (const text of over.querySelectorAll("text")) {
+		context.font = `600 12px ${style.fontFamily}`;
+		context.strokeStyle = style.backgroundColor;
+		context.lineWidth = 4;
+		context.strokeText(text.textContent, Number(text.getAttribute("x")), Number(text.getAttribute("y")));
+		context.fillStyle = style.color;
+		context.fillText(text.textContent, Number(text.getAttribute("x")), Number(text.getAttribute("y")));
+	}
+	return picture;
+}
+// src/parts/concordance.tsx
+/** Occurrences as keywords in context. Each leads to its sentence, its neighbours and its place on the map. */
+function Concordance({ rows, columns = [], extra = [], sortable = false, label = "Occurrences" }) {
+	const sort = (name) => sortable ? name : void 0;
+	return /* @__PURE__ */ a$1(Table, {
+		label,
+		columns: [
+			...extra,
+			{
+				name: "left",
+				title: "Left",
+				sort: sort("left"),
+				class: "left",
+				cell: (row) => /* @__PURE__ */ a$1("bdi", {
+					class: "context",
+					children: row.left
+				})
+			},
+			{
+				name: "word",
+				title: "Word",
+				sort: sort("word"),
+				class: "word",
+				cell: (row) => /* @__PURE__ */ a$1(Link, {
+					to: {
+						view: "sentence",
+						row: row.row,
+						sentence: row.sentence
+					},
+					title: "Open the sentence",
+					children: /* @__PURE__ */ a$1("bdi", { children: row.word })
+				})
+			},
+			{
+				name: "right",
+				title: "Right",
+				sort: sort("right"),
+				class: "right",
+				cell: (row) => /* @__PURE__ */ a$1("bdi", {
+					class: "context",
+					children: row.right
+				})
+			},
+			...columns.map((column) => ({
+				name: column.name,
+				title: column.name,
+				sort: sort(column.name),
+				class: "value",
+				cell: (row) => /* @__PURE__ */ a$1("bdi", { children: row.labels[column.name] ?? "" })
+			})),
+			{
+				name: "links",
+				title: /* @__PURE__ */ a$1("span", {
+					class: "sr",
+					children: "Links"
+				}),
+				class: "links",
+				cell: (row) => /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1(Link, {
+					to: {
+						view: "neighbors",
+						row: row.row,
+						word: null,
+						text: null,
+						offset: null
+					},
+					label: `Neighbours of row ${row.row}`,
+					children: "similar"
+				}), /* @__PURE__ */ a$1(Link, {
+					to: {
+						view: "map",
+						row: row.row,
+						word: row.word,
+						offset: null
+					},
+					label: `Row ${row.row} on the map`,
+					children: "map"
+				})] })
+			}
+		],
+		rows,
+		id: (row) => row.row
+	});
+}
 // src/parts/filters.tsx
 var column = (name) => /^[a-z_]\w*$/i.test(name) ? name : `"${name.replace(/"/g, "\"\"")}"`;
 var text = (value) => `'${value.replace(/'/g, "''")}'`;
@@ -15623,6 +16275,28 @@ function Filters() {
 				},
 				children: "Clear"
 			})
+		]
+	});
+}
+// src/parts/layer_slider.tsx
+/** Chooses a layer of the store: the arrow keys move it too. */
+function LayerSlider({ label = "Layer" }) {
+	const { store, layer, go } = useApp();
+	const last = store.layers.length - 1;
+	return /* @__PURE__ */ a$1("label", {
+		class: "slider",
+		children: [
+			/* @__PURE__ */ a$1("span", { children: label }),
+			/* @__PURE__ */ a$1("input", {
+				type: "range",
+				min: 0,
+				max: last,
+				step: 1,
+				value: store.layers.indexOf(layer),
+				"aria-valuetext": `layer ${layer}`,
+				onInput: (event) => go({ layer: store.layers[Number(event.currentTarget.value)] }, { replace: true })
+			}),
+			/* @__PURE__ */ a$1("output", { children: layer })
 		]
 	});
 }
@@ -15733,6 +16407,349 @@ function WordBox({ label, value, placeholder, choose }) {
 		]
 	});
 }
+// src/views/map.tsx
+var SIZE$1 = 25;
+var SAMPLES = [
+	1e4,
+	1e5,
+	1e6,
+	1e7
+];
+var number = (value) => value.toLocaleString("en");
+var percent = (value) => `${(100 * value).toFixed(1)} %`;
+function MapView() {
+	const { store, index, layer, values, go } = useApp();
+	const method = values.method === "umap" ? "umap" : "pca";
+	const sample = Number(values.sample) || 1e5;
+	const color = values.color ?? (values.word ? "cluster" : "word");
+	const params = {
+		store: index,
+		layer,
+		word: values.word,
+		where: values.where,
+		method,
+		sample,
+		color: color === "none" ? void 0 : color
+	};
+	const answer = useQuery("map", params, { progress: method === "umap" });
+	const points = w$2(() => answer.value && normalized(answer.value), [answer.value]);
+	const meta = answer.value?.meta;
+	const [chosen, setChosen] = d$2(null);
+	const [hovered, setHovered] = d$2(null);
+	const picture = T(null);
+	const lasso = w$2(() => outline(values.lasso), [values.lasso]);
+	const hidden = w$2(() => new Set((values.hidden ?? "").split(",").filter(Boolean).map(Number)), [values.hidden]);
+	const counts = w$2(() => points && tally(points.color, meta.colors.length), [points]);
+	const row = values.row === void 0 ? void 0 : Number(values.row);
+	const set = (name, value) => go({
+		[name]: value,
+		hidden: null,
+		lasso: name === "color" ? values.lasso : null,
+		offset: null
+	});
+	const toggle = (code) => {
+		const next = new Set(hidden);
+		if (!next.delete(code)) next.add(code);
+		go({ hidden: [...next].sort().join(",") || null }, { replace: true });
+	};
+	return /* @__PURE__ */ a$1($, { children: [
+		/* @__PURE__ */ a$1("div", {
+			class: "toolbar",
+			children: [
+				/* @__PURE__ */ a$1(WordBox, {
+					label: "Word",
+					value: values.word ?? "",
+					placeholder: "all words",
+					choose: (word) => go({
+						word,
+						row: null,
+						color: null,
+						lasso: null,
+						hidden: null,
+						offset: null
+					})
+				}),
+				/* @__PURE__ */ a$1(Filters, {}),
+				/* @__PURE__ */ a$1(LayerSlider, {}),
+				/* @__PURE__ */ a$1("label", {
+					class: "field",
+					children: [/* @__PURE__ */ a$1("span", { children: "Method" }), /* @__PURE__ */ a$1("select", {
+						value: method,
+						onChange: (event) => set("method", event.currentTarget.value),
+						children: [/* @__PURE__ */ a$1("option", {
+							value: "pca",
+							children: "PCA"
+						}), /* @__PURE__ */ a$1("option", {
+							value: "umap",
+							children: "UMAP"
+						})]
+					})]
+				}),
+				/* @__PURE__ */ a$1("label", {
+					class: "field",
+					children: [/* @__PURE__ */ a$1("span", { children: "Colour" }), /* @__PURE__ */ a$1("select", {
+						value: color,
+						onChange: (event) => set("color", event.currentTarget.value),
+						children: [
+							/* @__PURE__ */ a$1("option", {
+								value: "none",
+								children: "none"
+							}),
+							/* @__PURE__ */ a$1("option", {
+								value: "word",
+								children: "word"
+							}),
+							/* @__PURE__ */ a$1("option", {
+								value: "cluster",
+								children: "cluster"
+							}),
+							store.labels.map((one) => /* @__PURE__ */ a$1("option", {
+								value: one.name,
+								children: one.name
+							}, one.name)),
+							store.fields.map((one) => /* @__PURE__ */ a$1("option", {
+								value: one.name,
+								children: one.name
+							}, one.name))
+						]
+					})]
+				}),
+				/* @__PURE__ */ a$1("label", {
+					class: "field",
+					children: [/* @__PURE__ */ a$1("span", { children: "Sample" }), /* @__PURE__ */ a$1("select", {
+						value: String(sample),
+						onChange: (event) => set("sample", event.currentTarget.value),
+						children: [.../* @__PURE__ */ new Set([...SAMPLES, sample])].sort((one, other) => one - other).map((size) => /* @__PURE__ */ a$1("option", {
+							value: String(size),
+							children: number(size)
+						}, size))
+					})]
+				})
+			]
+		}),
+		answer.status === "error" ? /* @__PURE__ */ a$1(ErrorState, {
+			error: answer.error,
+			retry: answer.retry
+		}) : !points || !meta ? /* @__PURE__ */ a$1(Loading, {
+			what: method === "umap" ? "the map: UMAP takes seconds to minutes, once" : "the map",
+			progress: answer.progress
+		}) : meta.shown === 0 ? /* @__PURE__ */ a$1(Empty, {
+			title: "No point",
+			children: "Change the word or the filter."
+		}) : /* @__PURE__ */ a$1("div", {
+			class: "split map-split",
+			children: [/* @__PURE__ */ a$1("section", { children: [
+				/* @__PURE__ */ a$1("div", {
+					class: answer.status === "loading" ? "answer busy" : "answer",
+					"aria-busy": answer.status === "loading",
+					children: /* @__PURE__ */ a$1(MapCanvas, {
+						points,
+						hidden,
+						n_colors: meta.colors.length,
+						ordered: meta.scale === "ordered",
+						row,
+						lasso,
+						setLasso: (next) => go({
+							lasso: next?.map((pair) => pair.join(",")).join(";") ?? null,
+							offset: null
+						}),
+						chosen: setChosen,
+						hover: setHovered,
+						pick: (picked) => go({
+							view: "sentence",
+							row: picked,
+							sentence: null
+						}),
+						picture
+					})
+				}),
+				/* @__PURE__ */ a$1(Line$1, { row: hovered ?? row ?? null }),
+				/* @__PURE__ */ a$1("p", {
+					class: "note",
+					children: [
+						`${number(meta.shown)} of ${number(meta.total)} occurrences`,
+						meta.shown < meta.total && `, drawn evenly with seed ${meta.seed}`,
+						meta.explained && ` · the axes hold ${percent(meta.explained[0])} (across) and ${percent(meta.explained[1])} (up) of the variance`,
+						meta.note && ` · ${meta.note}`
+					]
+				}),
+				answer.status === "loading" && method === "umap" && /* @__PURE__ */ a$1(Loading, {
+					what: "UMAP of this layer",
+					progress: answer.progress
+				})
+			] }), /* @__PURE__ */ a$1("aside", { children: [meta.colors.length > 0 && /* @__PURE__ */ a$1(Legend, {
+				meta,
+				counts,
+				hidden,
+				toggle,
+				title: color
+			}), /* @__PURE__ */ a$1(Chosen, {
+				points,
+				chosen
+			})] })]
+		}),
+		meta && /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1("div", {
+			class: "toolbar tight",
+			children: /* @__PURE__ */ a$1(ExportMenu, {
+				name: "map",
+				params,
+				picture: () => picture.current?.()
+			})
+		}), /* @__PURE__ */ a$1(PythonCall, { code: meta.python })] })
+	] });
+}
+/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other. */
+function normalized({ meta, arrays }) {
+	const scale = (values) => {
+		const scaled = new Float32Array(values.length);
+		for (let i = 0; i < values.length; i++) scaled[i] = values[i] / (meta.extent || 1);
+		return scaled;
+	};
+	return {
+		x: scale(arrays.x.values),
+		y: scale(arrays.y.values),
+		row: arrays.row.values,
+		color: arrays.color.values,
+		regions: meta.regions.map((region) => ({
+			...region,
+			x: region.x / (meta.extent || 1),
+			y: region.y / (meta.extent || 1)
+		}))
+	};
+}
+function outline(text) {
+	const pairs = (text ?? "").split(";").map((pair) => pair.split(",").map(Number));
+	return pairs.length > 2 && pairs.every((pair) => pair.length === 2 && pair.every(Number.isFinite)) ? pairs : null;
+}
+/** How many points have each colour; the last is those without. */
+function tally(codes, count) {
+	const counts = new Array(count + 1).fill(0);
+	for (const code of codes) counts[code < 0 ? count : code]++;
+	return counts;
+}
+/** The colours; each hides and shows its points. */
+function Legend({ meta, counts, hidden, toggle, title }) {
+	const codes = [...meta.colors.keys(), ...counts[meta.colors.length] ? [-1] : []];
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": "Colours",
+		children: [/* @__PURE__ */ a$1("h2", { children: title }), /* @__PURE__ */ a$1("ul", {
+			class: "legend",
+			children: codes.map((code) => /* @__PURE__ */ a$1("li", { children: /* @__PURE__ */ a$1("button", {
+				type: "button",
+				"aria-pressed": !hidden.has(code),
+				title: hidden.has(code) ? "Show these points" : "Hide these points",
+				onClick: () => toggle(code),
+				children: [
+					/* @__PURE__ */ a$1("svg", {
+						width: "10",
+						height: "10",
+						"aria-hidden": "true",
+						children: /* @__PURE__ */ a$1("circle", {
+							cx: "5",
+							cy: "5",
+							r: "5",
+							style: { fill: swatch(code, meta.colors.length, meta.scale === "ordered") }
+						})
+					}),
+					/* @__PURE__ */ a$1("bdi", { children: code < 0 ? "none" : meta.colors[code] }),
+					/* @__PURE__ */ a$1("span", {
+						class: "number",
+						children: number(counts[code < 0 ? meta.colors.length : code])
+					})
+				]
+			}) }, code))
+		})]
+	});
+}
+/** The occurrence under the pointer, or the one that was found. */
+function Line$1({ row }) {
+	const { index } = useApp();
+	const [settled, setSettled] = d$2(row);
+	A$2(() => {
+		const wait = setTimeout(() => setSettled(row), 60);
+		return () => clearTimeout(wait);
+	}, [row]);
+	const one = useQuery("occurrences", settled === null ? null : {
+		store: index,
+		rows: String(settled),
+		limit: 1
+	}).value?.rows[0];
+	return /* @__PURE__ */ a$1("p", {
+		class: "map-line",
+		"aria-live": "polite",
+		children: one && settled !== null ? /* @__PURE__ */ a$1($, { children: [
+			/* @__PURE__ */ a$1("bdi", { children: one.left.slice(-120) }),
+			/* @__PURE__ */ a$1("mark", { children: /* @__PURE__ */ a$1("bdi", { children: one.word }) }),
+			/* @__PURE__ */ a$1("bdi", { children: one.right.slice(0, 120) })
+		] }) : /* @__PURE__ */ a$1("span", {
+			class: "muted",
+			children: "Point at a dot for its line; click for its sentence; hold Shift and draw to select."
+		})
+	});
+}
+/** The occurrences inside the lasso, else all, as a table: a way to every point without a pointer. */
+function Chosen({ points, chosen }) {
+	const { index, values, go } = useApp();
+	const total = chosen ? chosen.length : points.row.length;
+	const offset = Math.min(Number(values.offset) || 0, Math.max(0, total - 1));
+	const rows = Array.from({ length: Math.max(0, Math.min(SIZE$1, total - offset)) }, (_, place) => points.row[chosen ? chosen[offset + place] : offset + place]);
+	const found = useQuery("occurrences", rows.length ? {
+		store: index,
+		rows: rows.join(","),
+		limit: SIZE$1
+	} : null);
+	const all = chosen && chosen.length <= 500 ? chosen.map((point) => points.row[point]).join(",") : rows.join(",");
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": "Points",
+		children: [
+			/* @__PURE__ */ a$1("div", {
+				class: "toolbar tight",
+				children: [/* @__PURE__ */ a$1("h2", { children: chosen ? `${number(total)} selected` : "All points" }), /* @__PURE__ */ a$1(Pager, {
+					total,
+					size: SIZE$1
+				})]
+			}),
+			chosen && !total && /* @__PURE__ */ a$1("p", {
+				class: "note",
+				children: "No point lies inside the outline at this layer."
+			}),
+			found.error && /* @__PURE__ */ a$1("p", {
+				class: "note warn",
+				children: found.error
+			}),
+			rows.length > 0 && found.value && /* @__PURE__ */ a$1(Concordance, {
+				rows: found.value.rows,
+				extra: [{
+					name: "find",
+					title: /* @__PURE__ */ a$1("span", {
+						class: "sr",
+						children: "On the map"
+					}),
+					cell: (row) => /* @__PURE__ */ a$1("button", {
+						type: "button",
+						class: "link",
+						"aria-label": `Show row ${row.row} on the map`,
+						onClick: () => go({ row: row.row }, { replace: true }),
+						children: "find"
+					})
+				}]
+			}),
+			chosen && total > 0 && /* @__PURE__ */ a$1(ExportMenu, {
+				name: "occurrences",
+				params: {
+					store: index,
+					rows: all
+				}
+			})
+		]
+	});
+}
+var map = {
+	name: "map",
+	title: "Map",
+	needs: ["map"],
+	component: MapView
+};
 // src/views/neighbors.tsx
 function NeighborsView() {
 	const { index, store, values, go } = useApp();
@@ -15913,11 +16930,611 @@ var neighbors = {
 	needs: ["neighbors"],
 	component: NeighborsView
 };
+// src/sentence/matrix.tsx
+var [LEAST, MOST] = [14, 34];
+var shortened = (word) => [...word].length > 14 ? `${[...word].slice(0, 13).join("")}…` : word;
+/** A matrix over the words of a sentence: cells stay large enough for their words, and only those in sight are drawn. */
+function Matrix({ label, words, values, canvas, low, high }) {
+	const place = T(null);
+	const [at, setAt] = d$2(null);
+	const [width, setWidth] = d$2(0);
+	const n = words.length;
+	const head = 14 + 7 * Math.max(4, ...words.map((word) => shortened(word).length));
+	const [least, most] = w$2(() => {
+		const found = [Infinity, -Infinity];
+		for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) if (i !== j) {
+			found[0] = Math.min(found[0], values[i * n + j]);
+			found[1] = Math.max(found[1], values[i * n + j]);
+		}
+		return [low ?? found[0], high ?? found[1]];
+	}, [
+		values,
+		low,
+		high
+	]);
+	const cell = Math.max(LEAST, Math.min(MOST, Math.floor((Math.min(width, 860) - head) / n)));
+	const size = head + n * cell;
+	const draw = () => {
+		const box = place.current;
+		const shown = canvas.current;
+		const ratio = devicePixelRatio || 1;
+		const [wide, tall] = [Math.min(size, box.clientWidth), Math.min(size, box.clientHeight)];
+		[shown.width, shown.height] = [Math.round(wide * ratio), Math.round(tall * ratio)];
+		[shown.style.width, shown.style.height] = [`${wide}px`, `${tall}px`];
+		const pen = shown.getContext("2d");
+		const style = getComputedStyle(box);
+		const probe = box.appendChild(document.createElement("span"));
+		const ends = ["var(--heat-low)", "var(--heat-high)"].map((value) => {
+			probe.style.color = value;
+			return getComputedStyle(probe).color.match(/[\d.]+/g).map(Number);
+		});
+		probe.remove();
+		pen.scale(ratio, ratio);
+		pen.fillStyle = getComputedStyle(document.body).backgroundColor;
+		pen.fillRect(0, 0, wide, tall);
+		const [left, top] = [box.scrollLeft, box.scrollTop];
+		const columns = [Math.max(0, Math.floor(left / cell)), Math.min(n, Math.ceil((left + wide - head) / cell))];
+		const rows = [Math.max(0, Math.floor(top / cell)), Math.min(n, Math.ceil((top + tall - head) / cell))];
+		pen.save();
+		pen.beginPath();
+		pen.rect(head, head, wide - head, tall - head);
+		pen.clip();
+		for (let row = rows[0]; row < rows[1]; row++) for (let column = columns[0]; column < columns[1]; column++) {
+			const share = Math.max(0, Math.min(1, (values[row * n + column] - least) / (most - least || 1)));
+			pen.fillStyle = `rgb(${[
+				0,
+				1,
+				2
+			].map((i) => Math.round(ends[0][i] * (1 - share) + ends[1][i] * share)).join(" ")})`;
+			pen.fillRect(head + column * cell - left, head + row * cell - top, cell - 1, cell - 1);
+		}
+		pen.restore();
+		pen.font = `${Math.min(12, cell - 2)}px ${style.fontFamily}`;
+		pen.textBaseline = "middle";
+		const ink = (chosen) => {
+			pen.fillStyle = style.color;
+			pen.globalAlpha = chosen ? 1 : .75;
+		};
+		pen.textAlign = "right";
+		pen.save();
+		pen.beginPath();
+		pen.rect(0, head, head, tall - head);
+		pen.clip();
+		for (let row = rows[0]; row < rows[1]; row++) {
+			ink(at?.[0] === row);
+			pen.fillText(shortened(words[row]), head - 5, head + (row + .5) * cell - top);
+		}
+		pen.restore();
+		pen.textAlign = "left";
+		pen.beginPath();
+		pen.rect(head, 0, wide - head, head);
+		pen.clip();
+		for (let column = columns[0]; column < columns[1]; column++) {
+			pen.save();
+			ink(at?.[1] === column);
+			pen.translate(head + (column + .5) * cell - left, head - 5);
+			pen.rotate(-Math.PI / 2);
+			pen.fillText(shortened(words[column]), 0, 0);
+			pen.restore();
+		}
+	};
+	A$2(() => {
+		const watch = new ResizeObserver(() => setWidth(place.current.clientWidth));
+		watch.observe(place.current);
+		return () => watch.disconnect();
+	}, []);
+	A$2(() => void (width && draw()), [
+		values,
+		width,
+		at,
+		dark.value,
+		least,
+		most
+	]);
+	const found = at && [
+		words[at[0]],
+		words[at[1]],
+		values[at[0] * n + at[1]].toFixed(3)
+	];
+	return /* @__PURE__ */ a$1("div", {
+		class: "matrix",
+		children: [/* @__PURE__ */ a$1("div", {
+			ref: place,
+			class: "matrix-scroll",
+			tabIndex: 0,
+			role: "region",
+			"aria-label": label,
+			onScroll: draw,
+			onPointerMove: (event) => {
+				const { left, top } = place.current.getBoundingClientRect();
+				const column = Math.floor((event.clientX - left + place.current.scrollLeft - head) / cell);
+				const row = Math.floor((event.clientY - top + place.current.scrollTop - head) / cell);
+				setAt(row >= 0 && column >= 0 && row < n && column < n ? [row, column] : null);
+			},
+			onPointerLeave: () => setAt(null),
+			children: /* @__PURE__ */ a$1("div", {
+				style: {
+					width: `${size}px`,
+					height: `${size}px`
+				},
+				children: /* @__PURE__ */ a$1("canvas", {
+					ref: canvas,
+					role: "img",
+					"aria-label": label
+				})
+			})
+		}), /* @__PURE__ */ a$1("p", {
+			class: "note",
+			children: [
+				/* @__PURE__ */ a$1("span", {
+					class: "scale",
+					"aria-hidden": "true"
+				}),
+				`${least.toFixed(2)} to ${most.toFixed(2)}`,
+				found && /* @__PURE__ */ a$1($, { children: [
+					" · ",
+					/* @__PURE__ */ a$1("bdi", { children: found[0] }),
+					" × ",
+					/* @__PURE__ */ a$1("bdi", { children: found[1] }),
+					": ",
+					/* @__PURE__ */ a$1("b", { children: found[2] })
+				] })
+			]
+		})]
+	});
+}
+// src/sentence/arcs.tsx
+/** A tree as arcs over its words; the word of least predicted depth is the root. */
+function Arcs({ words, edges, depths, svg }) {
+	const centers = [];
+	let width = 12;
+	for (const word of words) {
+		const own = 7.4 * [...word].length + 14;
+		centers.push(width + own / 2);
+		width += own;
+	}
+	const inTree = new Set(edges.flatMap(([one, other]) => [one, other]));
+	const root = depths && [...inTree].reduce((best, one) => best < 0 || depths[one] < depths[best] ? one : best, -1);
+	const farthest = Math.max(1, ...edges.map(([one, other]) => other - one));
+	const height = 30 + Math.min(260, 18 * farthest);
+	const rise = (reach) => (height - 30) * Math.pow(reach / farthest, .7);
+	return /* @__PURE__ */ a$1("div", {
+		class: "scroll",
+		tabIndex: 0,
+		role: "region",
+		"aria-label": "Tree",
+		children: /* @__PURE__ */ a$1("svg", {
+			ref: svg,
+			class: "arcs",
+			width,
+			height: height + 16,
+			role: "img",
+			"aria-label": edges.map(([one, other]) => `${words[one]} – ${words[other]}`).join(", "),
+			children: [edges.map(([one, other, distance]) => {
+				const [from, to, top] = [
+					centers[one],
+					centers[other],
+					height - 8 - rise(other - one)
+				];
+				return /* @__PURE__ */ a$1("path", {
+					d: `M${from},${height - 8}C${from},${top} ${to},${top} ${to},${height - 8}`,
+					children: /* @__PURE__ */ a$1("title", { children: `${words[one]} – ${words[other]}: squared distance ${distance.toFixed(2)}` })
+				}, `${one}-${other}`);
+			}), words.map((word, position) => /* @__PURE__ */ a$1("text", {
+				x: centers[position],
+				y: height + 8,
+				class: position === root ? "root" : inTree.has(position) ? void 0 : "out",
+				children: word
+			}, position))]
+		})
+	});
+}
 // src/views/sentence.tsx
 function SentenceView() {
-	return /* @__PURE__ */ a$1(Empty, {
-		title: "Sentence",
-		children: "This view is not built yet."
+	const { index, values, go } = useApp();
+	const answer = useQuery("sentence", {
+		store: index,
+		sentence: values.sentence,
+		row: values.sentence === void 0 ? values.row : void 0
+	});
+	const [number, setNumber] = d$2("");
+	return /* @__PURE__ */ a$1(Answer, {
+		of: answer,
+		what: "the sentence",
+		children: (one) => /* @__PURE__ */ a$1($, { children: [
+			/* @__PURE__ */ a$1("form", {
+				class: "toolbar",
+				onSubmit: (event) => {
+					event.preventDefault();
+					const wanted = Number(number);
+					if (number && Number.isInteger(wanted)) go({
+						sentence: Math.max(0, Math.min(one.sentences - 1, wanted)),
+						row: null
+					});
+				},
+				children: [
+					/* @__PURE__ */ a$1("button", {
+						type: "button",
+						disabled: one.sentence === 0,
+						onClick: () => go({
+							sentence: one.sentence - 1,
+							row: null
+						}),
+						children: "Previous"
+					}),
+					/* @__PURE__ */ a$1("label", {
+						class: "field",
+						children: [
+							/* @__PURE__ */ a$1("span", { children: "Sentence" }),
+							/* @__PURE__ */ a$1("input", {
+								type: "text",
+								inputMode: "numeric",
+								class: "narrow",
+								placeholder: String(one.sentence),
+								value: number,
+								onInput: (event) => setNumber(event.currentTarget.value)
+							}),
+							/* @__PURE__ */ a$1("span", { children: `of ${one.sentences.toLocaleString("en")}` })
+						]
+					}),
+					/* @__PURE__ */ a$1("button", {
+						type: "button",
+						disabled: one.sentence + 1 >= one.sentences,
+						onClick: () => go({
+							sentence: one.sentence + 1,
+							row: null
+						}),
+						children: "Next"
+					}),
+					/* @__PURE__ */ a$1(LayerSlider, {})
+				]
+			}),
+			/* @__PURE__ */ a$1(Words, { of: one }),
+			/* @__PURE__ */ a$1(Similarities, { of: one }),
+			one.probes.filter((probe) => probe.kind === "structural").map((probe) => /* @__PURE__ */ a$1(Tree, {
+				of: one,
+				probe: probe.name
+			}, probe.name)),
+			one.probes.filter((probe) => probe.kind === "edge").map((probe) => /* @__PURE__ */ a$1(Trace, {
+				of: one,
+				probe: probe.name
+			}, probe.name)),
+			one.probes.length === 0 && /* @__PURE__ */ a$1("p", {
+				class: "note",
+				children: "Start embstore explore with --probes to see the trees and labels that saved probes find here."
+			}),
+			one.attention && /* @__PURE__ */ a$1(Heads, { of: one }),
+			/* @__PURE__ */ a$1(PythonCall, { code: one.python })
+		] })
+	});
+}
+/** The words, each with its label below, leading to its neighbours. */
+function Words({ of: one }) {
+	const { values, go } = useApp();
+	const names = Object.keys(one.labels);
+	const label = values.label && names.includes(values.label) ? values.label : names.includes("upos") ? "upos" : names[0];
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": "Words",
+		children: [names.length > 0 && /* @__PURE__ */ a$1("label", {
+			class: "field",
+			children: [/* @__PURE__ */ a$1("span", { children: "Label" }), /* @__PURE__ */ a$1("select", {
+				value: label,
+				onChange: (event) => go({ label: event.currentTarget.value }, { replace: true }),
+				children: names.map((name) => /* @__PURE__ */ a$1("option", {
+					value: name,
+					children: name
+				}, name))
+			})]
+		}), /* @__PURE__ */ a$1("ol", {
+			class: "sentence-words",
+			dir: "auto",
+			children: one.words.map((word, position) => {
+				const row = one.rows[position];
+				return /* @__PURE__ */ a$1("li", {
+					class: row !== null && String(row) === values.row ? "chosen" : void 0,
+					children: [row === null || row === void 0 ? /* @__PURE__ */ a$1("bdi", {
+						class: "muted",
+						children: word
+					}) : /* @__PURE__ */ a$1(Link, {
+						to: {
+							view: "neighbors",
+							row,
+							word: null,
+							text: null,
+							offset: null
+						},
+						title: `Neighbours of row ${row}`,
+						children: /* @__PURE__ */ a$1("bdi", { children: word })
+					}), label && /* @__PURE__ */ a$1("small", { children: one.labels[label][position] ?? " " })]
+				}, position);
+			})
+		})]
+	});
+}
+function Similarities({ of: one }) {
+	const { index, layer } = useApp();
+	const params = {
+		store: index,
+		sentence: one.sentence,
+		layer
+	};
+	const found = useQuery("similarity", params);
+	const canvas = T(null);
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": "Similarity",
+		children: [/* @__PURE__ */ a$1("div", {
+			class: "toolbar tight",
+			children: [/* @__PURE__ */ a$1("h2", { children: `Similarity of the words at layer ${layer} (cosine)` }), /* @__PURE__ */ a$1(ExportMenu, {
+				name: "similarity",
+				params,
+				picture: () => canvas.current
+			})]
+		}), /* @__PURE__ */ a$1(Answer, {
+			of: found,
+			what: "similarities",
+			children: ({ meta, arrays }) => meta.words.length < 2 ? /* @__PURE__ */ a$1(Empty, {
+				title: "One word",
+				children: "There is nothing to compare it with."
+			}) : /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1(Matrix, {
+				label: `Cosine of every two words at layer ${meta.layer}`,
+				words: meta.words,
+				values: arrays.values.values,
+				canvas
+			}), /* @__PURE__ */ a$1(PythonCall, { code: meta.python })] })
+		})]
+	});
+}
+function Tree({ of: one, probe }) {
+	const { index, layer } = useApp();
+	const params = {
+		store: index,
+		sentence: one.sentence,
+		probe,
+		layer
+	};
+	const best = useQuery("parse", {
+		store: index,
+		sentence: one.sentence,
+		probe
+	});
+	const here = best.value?.layers.includes(layer);
+	const found = useQuery("parse", here ? params : null);
+	const svg = T(null);
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": `Parse by ${probe}`,
+		children: [/* @__PURE__ */ a$1("div", {
+			class: "toolbar tight",
+			children: [/* @__PURE__ */ a$1("h2", { children: `Tree that the structural probe ${probe} finds at layer ${here ? layer : best.value?.layer ?? layer}` }), /* @__PURE__ */ a$1(ExportMenu, {
+				name: "parse",
+				params: here ? params : {
+					store: index,
+					sentence: one.sentence,
+					probe
+				},
+				picture: () => svg.current
+			})]
+		}), /* @__PURE__ */ a$1(Answer, {
+			of: here ? found : best,
+			what: "the tree",
+			children: (tree) => /* @__PURE__ */ a$1($, { children: [
+				/* @__PURE__ */ a$1(Arcs, {
+					words: tree.words,
+					edges: tree.edges,
+					depths: tree.depths,
+					svg
+				}),
+				best.value && /* @__PURE__ */ a$1("p", {
+					class: "note",
+					children: `The probe was best on its dev trees at layer ${best.value.layer}. Edges have no direction; punctuation is left out.`
+				}),
+				/* @__PURE__ */ a$1(PythonCall, { code: tree.python })
+			] })
+		})]
+	});
+}
+function Trace({ of: one, probe }) {
+	const { index } = useApp();
+	const [second, setSecond] = d$2();
+	const [word, setWord] = d$2(0);
+	const params = {
+		store: index,
+		sentence: one.sentence,
+		probe,
+		second
+	};
+	const found = useQuery("traces", params);
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": `Labels by ${probe}`,
+		children: [/* @__PURE__ */ a$1("div", {
+			class: "toolbar tight",
+			children: [/* @__PURE__ */ a$1("h2", { children: `Labels that the edge probe ${probe} gives, reading layers 0 to ℓ` }), /* @__PURE__ */ a$1(ExportMenu, {
+				name: "traces",
+				params
+			})]
+		}), /* @__PURE__ */ a$1(Answer, {
+			of: found,
+			what: "label traces",
+			children: ({ meta, arrays }) => {
+				const values = arrays.values.values;
+				const [targets, labels] = [meta.words.length, meta.labels.length];
+				const at = (place, target, label) => values[(place * targets + target) * labels + label];
+				const best = (place, target) => meta.labels.reduce((most, _, label) => at(place, target, label) > at(place, target, most) ? label : most, 0);
+				const chosen = Math.min(word, targets - 1);
+				const total = (label) => meta.layers.reduce((sum, _, place) => sum + at(place, chosen, label), 0);
+				const gold = meta.gold?.[chosen];
+				const top = [...meta.labels.keys()].sort((a, b) => total(b) - total(a)).slice(0, 3);
+				const known = gold ? meta.labels.indexOf(gold) : -1;
+				if (known >= 0 && !top.includes(known)) top[2] = known;
+				return /* @__PURE__ */ a$1($, { children: [
+					meta.second !== null && /* @__PURE__ */ a$1("label", {
+						class: "field",
+						children: [/* @__PURE__ */ a$1("span", { children: "Pairs with" }), /* @__PURE__ */ a$1("select", {
+							value: String(meta.second),
+							onChange: (event) => setSecond(Number(event.currentTarget.value)),
+							children: one.words.map((text, position) => /* @__PURE__ */ a$1("option", {
+								value: String(position),
+								children: `${position + 1} ${text}`
+							}, position))
+						})]
+					}),
+					/* @__PURE__ */ a$1("div", {
+						class: "scroll traces",
+						tabIndex: 0,
+						role: "region",
+						"aria-label": "The likeliest label of each word, by the layers that are read",
+						children: /* @__PURE__ */ a$1("table", { children: [/* @__PURE__ */ a$1("thead", { children: /* @__PURE__ */ a$1("tr", { children: [
+							/* @__PURE__ */ a$1("th", {
+								scope: "col",
+								children: "Word"
+							}),
+							meta.gold && /* @__PURE__ */ a$1("th", {
+								scope: "col",
+								children: "Label"
+							}),
+							meta.layers.map((layer) => /* @__PURE__ */ a$1("th", {
+								scope: "col",
+								children: `0–${layer}`
+							}, layer))
+						] }) }), /* @__PURE__ */ a$1("tbody", { children: meta.words.map((text, target) => /* @__PURE__ */ a$1("tr", {
+							"aria-selected": target === chosen,
+							children: [
+								/* @__PURE__ */ a$1("th", {
+									scope: "row",
+									children: /* @__PURE__ */ a$1("button", {
+										type: "button",
+										class: "link",
+										onClick: () => setWord(target),
+										children: /* @__PURE__ */ a$1("bdi", { children: text })
+									})
+								}),
+								meta.gold && /* @__PURE__ */ a$1("td", {
+									class: "value",
+									children: meta.gold[target] ?? ""
+								}),
+								meta.layers.map((layer, place) => {
+									const label = best(place, target);
+									const right = meta.gold && meta.gold[target] === meta.labels[label];
+									return /* @__PURE__ */ a$1("td", {
+										title: `${(100 * at(place, target, label)).toFixed(0)} %`,
+										class: meta.gold && !right ? "wrong" : void 0,
+										style: { opacity: .45 + .55 * at(place, target, label) },
+										children: meta.labels[label]
+									}, layer);
+								})
+							]
+						}, target)) })] })
+					}),
+					/* @__PURE__ */ a$1("h3", { children: `Probability of labels of “${meta.words[chosen]}”${gold ? `, labelled ${gold}` : ""}` }),
+					/* @__PURE__ */ a$1(LayerCurves, {
+						title: `Probability of labels of ${meta.words[chosen]}`,
+						label: "probability",
+						points: top.flatMap((label) => meta.layers.map((layer, place) => ({
+							layer,
+							series: meta.labels[label],
+							value: at(place, chosen, label)
+						})))
+					}),
+					/* @__PURE__ */ a$1("p", {
+						class: "note",
+						children: [meta.gold ? "Labels other than the store's are in red; pale ones are less likely. " : "Pale labels are less likely. ", "Choose a word for its curves."]
+					}),
+					/* @__PURE__ */ a$1(PythonCall, { code: meta.python })
+				] });
+			}
+		})]
+	});
+}
+/** The heads of a layer, small, and one of them large. */
+function Heads({ of: one }) {
+	const { index, layer, values, go } = useApp();
+	const [asked, setAsked] = d$2(values.head !== void 0);
+	const block = Math.max(1, layer);
+	const params = {
+		store: index,
+		sentence: one.sentence,
+		layer: block
+	};
+	const found = useQuery("attention", asked ? params : null);
+	const head = Number(values.head) || 0;
+	const canvas = T(null);
+	return /* @__PURE__ */ a$1("section", {
+		"aria-label": "Attention",
+		children: [
+			/* @__PURE__ */ a$1("div", {
+				class: "toolbar tight",
+				children: [/* @__PURE__ */ a$1("h2", { children: `Attention of block ${block}` }), asked && /* @__PURE__ */ a$1(ExportMenu, {
+					name: "attention",
+					params,
+					picture: () => canvas.current
+				})]
+			}),
+			!asked && /* @__PURE__ */ a$1("p", { children: [
+				/* @__PURE__ */ a$1("button", {
+					type: "button",
+					onClick: () => setAsked(true),
+					children: "Load the model"
+				}),
+				" ",
+				/* @__PURE__ */ a$1("span", {
+					class: "note",
+					children: "Attention is not stored: the model computes it again."
+				})
+			] }),
+			/* @__PURE__ */ a$1(Answer, {
+				of: found,
+				what: "the model and its attention",
+				children: ({ meta, arrays }) => {
+					const every = arrays.values.values;
+					const size = meta.subwords.length ** 2;
+					const of = (number) => every.subarray(number * size, (number + 1) * size);
+					const chosen = Math.min(head, meta.heads.length - 1);
+					return /* @__PURE__ */ a$1($, { children: [
+						/* @__PURE__ */ a$1("ul", {
+							class: "heads",
+							children: meta.heads.map((number) => /* @__PURE__ */ a$1("li", { children: /* @__PURE__ */ a$1("button", {
+								type: "button",
+								"aria-pressed": number === chosen,
+								"aria-label": `Head ${number}`,
+								onClick: () => go({ head: number }, { replace: true }),
+								children: [/* @__PURE__ */ a$1(Thumbnail, {
+									values: of(number),
+									n: meta.subwords.length
+								}), /* @__PURE__ */ a$1("span", { children: number })]
+							}) }, number))
+						}),
+						/* @__PURE__ */ a$1("h3", { children: `Head ${chosen} of block ${meta.layer}: each row is what a subword attends to` }),
+						/* @__PURE__ */ a$1(Matrix, {
+							label: `Attention of head ${chosen} of block ${meta.layer}`,
+							words: meta.subwords,
+							values: of(chosen),
+							canvas,
+							low: 0,
+							high: 1
+						}),
+						/* @__PURE__ */ a$1(PythonCall, { code: meta.python })
+					] });
+				}
+			})
+		]
+	});
+}
+function Thumbnail({ values, n }) {
+	const canvas = T(null);
+	const pixels = w$2(() => {
+		const image = new ImageData(n, n);
+		for (let i = 0; i < values.length; i++) image.data.set([
+			20,
+			110,
+			170,
+			Math.round(255 * Math.sqrt(values[i]))
+		], 4 * i);
+		return image;
+	}, [values, n]);
+	A$2(() => canvas.current.getContext("2d").putImageData(pixels, 0, 0), [pixels]);
+	return /* @__PURE__ */ a$1("canvas", {
+		ref: canvas,
+		width: n,
+		height: n
 	});
 }
 var sentence = {
@@ -15926,111 +17543,6 @@ var sentence = {
 	needs: ["sentence"],
 	component: SentenceView
 };
-// src/parts/concordance.tsx
-/** Occurrences as keywords in context. Each leads to its sentence, its neighbours and its place on the map. */
-function Concordance({ rows, columns = [], extra = [], sortable = false, label = "Occurrences" }) {
-	const sort = (name) => sortable ? name : void 0;
-	return /* @__PURE__ */ a$1(Table, {
-		label,
-		columns: [
-			...extra,
-			{
-				name: "left",
-				title: "Left",
-				sort: sort("left"),
-				class: "left",
-				cell: (row) => /* @__PURE__ */ a$1("bdi", {
-					class: "context",
-					children: row.left
-				})
-			},
-			{
-				name: "word",
-				title: "Word",
-				sort: sort("word"),
-				class: "word",
-				cell: (row) => /* @__PURE__ */ a$1(Link, {
-					to: {
-						view: "sentence",
-						row: row.row,
-						sentence: row.sentence
-					},
-					title: "Open the sentence",
-					children: /* @__PURE__ */ a$1("bdi", { children: row.word })
-				})
-			},
-			{
-				name: "right",
-				title: "Right",
-				sort: sort("right"),
-				class: "right",
-				cell: (row) => /* @__PURE__ */ a$1("bdi", {
-					class: "context",
-					children: row.right
-				})
-			},
-			...columns.map((column) => ({
-				name: column.name,
-				title: column.name,
-				sort: sort(column.name),
-				class: "value",
-				cell: (row) => /* @__PURE__ */ a$1("bdi", { children: row.labels[column.name] ?? "" })
-			})),
-			{
-				name: "links",
-				title: /* @__PURE__ */ a$1("span", {
-					class: "sr",
-					children: "Links"
-				}),
-				class: "links",
-				cell: (row) => /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1(Link, {
-					to: {
-						view: "neighbors",
-						row: row.row,
-						word: null,
-						text: null,
-						offset: null
-					},
-					label: `Neighbours of row ${row.row}`,
-					children: "similar"
-				}), /* @__PURE__ */ a$1(Link, {
-					to: {
-						view: "map",
-						row: row.row,
-						word: row.word,
-						offset: null
-					},
-					label: `Row ${row.row} on the map`,
-					children: "map"
-				})] })
-			}
-		],
-		rows,
-		id: (row) => row.row
-	});
-}
-// src/parts/layer_slider.tsx
-/** Chooses a layer of the store: the arrow keys move it too. */
-function LayerSlider({ label = "Layer" }) {
-	const { store, layer, go } = useApp();
-	const last = store.layers.length - 1;
-	return /* @__PURE__ */ a$1("label", {
-		class: "slider",
-		children: [
-			/* @__PURE__ */ a$1("span", { children: label }),
-			/* @__PURE__ */ a$1("input", {
-				type: "range",
-				min: 0,
-				max: last,
-				step: 1,
-				value: store.layers.indexOf(layer),
-				"aria-valuetext": `layer ${layer}`,
-				onInput: (event) => go({ layer: store.layers[Number(event.currentTarget.value)] }, { replace: true })
-			}),
-			/* @__PURE__ */ a$1("output", { children: layer })
-		]
-	});
-}
 // src/views/word.tsx
 var SIZE = 50;
 var MOST_ROWS = 4e3;
@@ -16439,7 +17951,7 @@ function ThemeSwitch() {
 	});
 }
 // src/style.css?inline
-var style_default = ":root {\n  color-scheme: light dark;\n  --ground: light-dark(#fff, #131518);\n  --panel: light-dark(#f6f7f8, #1a1d21);\n  --raised: light-dark(#fff, #22262b);\n  --line: light-dark(#e3e5e8, #2c3137);\n  --control: light-dark(#868d96, #727a84);\n  --text: light-dark(#1b1f24, #e6e8eb);\n  --muted: light-dark(#59616b, #a0a8b2);\n  --accent: light-dark(#0b66a0, #6cb8ea);\n  --accent-ground: light-dark(#e8f2f9, #17303f);\n  --error: light-dark(#a8370a, #ff9d70);\n  /* Okabe and Ito's colours, darker or lighter where the ground asks for it */\n  --c0: light-dark(#0072b2, #4aa8e0);\n  --c1: light-dark(#b87700, #e69f00);\n  --c2: light-dark(#008a64, #1fbf92);\n  --c3: light-dark(#d55e00, #f0853a);\n  --c4: light-dark(#b0528a, #d98bb8);\n  --c5: light-dark(#2b87ba, #7cc7f0);\n  --c6: light-dark(#857a00, #f0e442);\n  --c7: light-dark(#6f6f6f, #9a9a9a);\n  --mono: ui-monospace, \"SF Mono\", \"Cascadia Mono\", Menlo, Consolas, \"DejaVu Sans Mono\", monospace;\n  --sans: system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", \"Noto Sans\", \"Liberation Sans\", sans-serif;\n}\n:root[data-theme=\"light\"] { color-scheme: light; }\n:root[data-theme=\"dark\"] { color-scheme: dark; }\n\n* { box-sizing: border-box; }\nhtml { font: 13px/1.45 var(--sans); }\nbody { margin: 0; background: var(--ground); color: var(--text); -webkit-font-smoothing: antialiased; }\nh1, h2, h3, p, ul, ol, figure, pre { margin: 0; }\nul, ol { padding: 0; list-style: none; }\nh2 { font-size: 1rem; font-weight: 650; letter-spacing: -0.005em; }\nh3 { font-size: 1rem; font-weight: 600; }\na { color: var(--accent); text-decoration: none; }\na:hover { text-decoration: underline; }\n:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; border-radius: 3px; }\nmain:focus-visible { outline: none; }\n[hidden] { display: none !important; }\n.sr { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }\n.skip { position: absolute; left: 8px; top: -60px; z-index: 20; padding: 8px 12px; background: var(--raised); }\n.skip:focus { top: 4px; }\n.number, .numbers, output, td.number, th.number { font-variant-numeric: tabular-nums; }\n.muted, .note { color: var(--muted); }\n.note { font-size: 12px; }\n.warn { color: var(--error); }\n.mono { font-family: var(--mono); font-size: 12px; }\n.strong { font-weight: 650; }\nmark { padding: 0 2px; border-radius: 3px; background: var(--accent-ground); color: var(--text); }\n.tag { padding: 1px 6px; border: 1px solid var(--line); border-radius: 9px; color: var(--muted); font-size: 11px; font-weight: 500; white-space: nowrap; }\n.tag.warn { border-color: currentColor; color: var(--error); }\n\n/* Controls */\nbutton, input, select { font: inherit; color: inherit; }\nbutton, select, input[type=\"text\"] {\n  height: 28px; padding: 0 9px; border: 1px solid var(--control); border-radius: 5px; background: var(--raised);\n}\ninput[type=\"text\"] { width: 100%; min-width: 0; }\ninput::placeholder { color: var(--muted); opacity: 1; }\nbutton { cursor: pointer; }\nbutton:hover:not(:disabled), select:hover { border-color: var(--accent); }\nbutton:disabled { opacity: 0.4; cursor: default; }\nbutton.quiet { padding: 0 7px; border-color: transparent; background: none; color: var(--muted); }\nbutton.quiet:hover:not(:disabled) { background: var(--panel); color: var(--text); border-color: transparent; }\nbutton.link { height: auto; padding: 0; border: 0; background: none; color: var(--accent); }\nbutton.link:hover { text-decoration: underline; }\nbutton.icon { display: grid; place-items: center; width: 28px; padding: 0; }\nselect { padding-right: 4px; }\n.field { display: flex; align-items: center; gap: 6px; min-width: 0; }\n.field label, label.field { display: flex; align-items: center; gap: 6px; }\n.field .grow { flex: 1; min-width: 0; }\n.field span, .slider span { color: var(--muted); white-space: nowrap; }\n.field .narrow { width: 82px; }\n.slider { display: flex; align-items: center; gap: 8px; }\n.slider input { width: 110px; accent-color: var(--accent); margin: 0; }\n.slider output { min-width: 2ch; font-weight: 650; }\n\n/* The shell */\n.bar {\n  position: sticky; top: 0; z-index: 10; display: flex; align-items: center; gap: 18px; min-height: 44px; padding: 0 16px;\n  border-bottom: 1px solid var(--line); background: var(--ground);\n}\n.brand { font-weight: 700; letter-spacing: -0.02em; }\n.bar nav { display: flex; flex-wrap: wrap; gap: 2px; }\n.bar nav a { padding: 4px 9px; border-radius: 5px; color: var(--muted); }\n.bar nav a:hover { background: var(--panel); color: var(--text); text-decoration: none; }\n.bar nav a[aria-current] { background: var(--accent-ground); color: var(--accent); font-weight: 600; }\n.store { display: flex; align-items: center; gap: 8px; min-width: 0; }\n.bar .store { margin-left: auto; }\n.store .facts { overflow: hidden; color: var(--muted); font-size: 12px; font-variant-numeric: tabular-nums; text-overflow: ellipsis; white-space: nowrap; }\n.view { display: flex; flex-direction: column; gap: 12px; padding: 12px 16px 24px; container-type: inline-size; }\n.toolbar { display: flex; flex-wrap: wrap; align-items: center; gap: 8px 16px; }\n.toolbar > .combo { flex: 1 1 240px; max-width: 520px; }\n.toolbar > form.field { flex: 1 1 280px; max-width: 560px; }\n.toolbar.tight { min-height: 28px; gap: 4px 14px; }\n.toolbar.tight h2 { flex: 1 1 120px; display: flex; flex-wrap: wrap; align-items: center; gap: 8px; min-width: 0; overflow-wrap: anywhere; }\nsection { min-width: 0; }\nsection, .answer, aside { display: flex; flex-direction: column; gap: 8px; }\n.answer { transition: opacity 0.12s 0.15s; }\n.answer.busy { opacity: 0.5; }\n.split { display: grid; grid-template-columns: minmax(0, 1fr) 340px; gap: 24px; align-items: start; }\n.secondary { gap: 20px; min-width: 0; }\n.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 24px 32px; align-items: start; }\n.tile.wide { grid-column: 1 / -1; }\n.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 20px; }\n.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 0; }\n.side { gap: 12px; container-type: inline-size; }\n.side:first-child { padding-right: 16px; }\n.side:last-child { padding-left: 16px; border-left: 1px solid var(--line); }\n@container (max-width: 900px) {\n  .split { grid-template-columns: minmax(0, 1fr); }\n  .sides { grid-template-columns: minmax(0, 1fr); gap: 24px; }\n  .side:first-child { padding: 0; }\n  .side:last-child { padding: 16px 0 0; border: 0; border-top: 1px solid var(--line); }\n}\n@media (max-width: 900px) {\n  .bar { position: static; flex-wrap: wrap; gap: 4px 14px; padding: 8px 16px; }\n  .bar .facts { display: none; }\n}\n\n/* States */\n.state { display: flex; flex-direction: column; align-items: center; gap: 8px; padding: 48px 16px; color: var(--muted); text-align: center; }\n.state strong { color: var(--text); }\n.state p { max-width: 60ch; overflow-wrap: anywhere; }\n.state.error strong { color: var(--error); }\n.state progress { width: 160px; height: 4px; accent-color: var(--accent); }\n\n/* Completion */\n.combo { position: relative; }\n.combo > button { position: absolute; right: 2px; height: 24px; }\n.combo ul {\n  position: absolute; top: 32px; left: 0; right: 0; z-index: 15; max-height: 360px; overflow: auto; padding: 4px;\n  border: 1px solid var(--line); border-radius: 6px; background: var(--raised); box-shadow: 0 8px 24px rgb(0 0 0 / 18%);\n}\n.combo li { display: flex; justify-content: space-between; gap: 12px; padding: 3px 8px; border-radius: 4px; cursor: pointer; }\n.combo li bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.combo li .number { color: var(--muted); }\n.combo li:hover, .combo li[aria-selected=\"true\"] { background: var(--accent-ground); }\n\n/* Tables */\n.scroll { max-width: 100%; overflow: auto; border: 1px solid var(--line); border-radius: 6px; }\ntable { width: 100%; border-collapse: collapse; }\nth { position: sticky; top: 0; padding: 4px 8px; border-bottom: 1px solid var(--line); background: var(--panel); color: var(--muted); font-size: 12px; font-weight: 500; text-align: left; white-space: nowrap; }\ntd { padding: 3px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }\ntbody tr:last-child td { border-bottom: 0; }\ntbody tr:hover { background: var(--panel); }\nbutton.sort { height: auto; padding: 0; border: 0; background: none; color: inherit; font-weight: 500; }\nbutton.sort:hover { color: var(--text); }\nth[aria-sort] { color: var(--text); }\ntd.number, th.number { text-align: right; }\ntd.left, td.right { width: 42%; min-width: 190px; max-width: 0; overflow: hidden; }\ntd.left, th.left { text-align: right; }\ntd.left { direction: rtl; text-overflow: ellipsis; }\ntd.left bdi { unicode-bidi: isolate; }\ntd.right { text-overflow: ellipsis; }\ntd.word, th.word { text-align: center; }\ntd.word { max-width: 220px; overflow: hidden; font-weight: 650; text-overflow: ellipsis; }\ntd.value { max-width: 140px; overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; }\ntd.links { font-size: 12px; }\ntd.links a { margin-left: 8px; color: var(--muted); }\ntd.links a:hover, td.links a:focus-visible { color: var(--accent); }\ntd.sense, th.sense { padding-right: 0; }\n.pager { display: flex; align-items: center; color: var(--muted); }\n.pager .quiet { min-width: 24px; }\n.export { display: flex; gap: 8px; font-size: 12px; }\n.export .label { color: var(--muted); }\n.export button { font-size: 12px; }\n\n/* Python */\n.python { position: relative; border: 1px solid var(--line); border-radius: 6px; background: var(--panel); }\n.python summary { padding: 4px 10px; }\n.python details[open] summary { margin: 0; }\n.python pre { padding: 2px 10px 8px; overflow: auto; font: 11.5px/1.5 var(--mono); }\n.python button { position: absolute; top: 0; right: 0; font-size: 12px; }\n\n/* Word */\n.code {\n  display: inline-grid; place-items: center; min-width: 16px; height: 16px; padding: 0 3px; border: 1.5px solid var(--code); border-radius: 8px;\n  color: var(--text); font-size: 10.5px; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1;\n}\n.code.none { border-color: transparent; color: var(--muted); }\n.senses { display: flex; flex-direction: column; gap: 2px; }\n.senses button { display: flex; flex-direction: column; gap: 1px; width: 100%; height: auto; padding: 6px 8px; border-color: transparent; background: none; text-align: start; }\n.senses button:hover { background: var(--panel); }\n.senses button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.senses .line { display: flex; align-items: baseline; gap: 8px; }\n.senses .markers { flex: 1; display: flex; flex-wrap: wrap; gap: 0 8px; font-weight: 600; overflow-wrap: anywhere; }\n.senses .number { color: var(--muted); font-size: 12px; white-space: nowrap; }\n.senses .example { overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; white-space: nowrap; }\n.words { columns: 2; column-gap: 24px; }\n.words li { display: flex; justify-content: space-between; gap: 8px; padding: 1px 0; break-inside: avoid; }\n.words bdi { overflow-wrap: anywhere; }\n.words .number { color: var(--muted); }\n\n/* Neighbours */\n.quote { font-weight: 400; }\n.quote mark { font-weight: 650; }\n.neighbors li { display: grid; grid-template-columns: 5ch 44px minmax(40px, auto) minmax(0, 1fr); align-items: center; gap: 8px; padding: 3px 6px; border-bottom: 1px solid var(--line); }\n.neighbors li.same, .neighbors li:hover { background: var(--accent-ground); }\n.neighbors .strong, .neighbors .context { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.neighbors .strong { max-width: 120px; }\n.neighbors .context { color: var(--muted); font-size: 12px; }\n.neighbors .context b { color: var(--text); font-weight: 600; }\nmeter { width: 44px; height: 6px; }\nmeter::-webkit-meter-bar { height: 6px; border: 0; border-radius: 3px; background: var(--line); }\nmeter::-webkit-meter-optimum-value { border-radius: 3px; background: var(--c0); }\n\n/* Charts */\n.chart { min-width: 0; color: var(--muted); font-size: 11px; }\n.chart svg { display: block; max-width: 100%; height: auto; overflow: visible; font: 11px var(--sans); font-variant-numeric: tabular-nums; background: none; }\n.chart svg text { white-space: pre; }\n.chart [aria-label=\"tip\"] { color: var(--text); }\ndetails summary { color: var(--muted); font-size: 12px; cursor: pointer; }\ndetails[open] summary { margin-bottom: 6px; }\n@media (prefers-reduced-motion: reduce) { * { transition: none !important; } }\n@media print { .bar nav, .export, .pager button { display: none; } }\n";
+var style_default = ":root {\n  color-scheme: light dark;\n  --ground: light-dark(#fff, #131518);\n  --panel: light-dark(#f6f7f8, #1a1d21);\n  --raised: light-dark(#fff, #22262b);\n  --line: light-dark(#e3e5e8, #2c3137);\n  --control: light-dark(#868d96, #727a84);\n  --text: light-dark(#1b1f24, #e6e8eb);\n  --muted: light-dark(#59616b, #a0a8b2);\n  --accent: light-dark(#0b66a0, #6cb8ea);\n  --accent-ground: light-dark(#e8f2f9, #17303f);\n  --error: light-dark(#a8370a, #ff9d70);\n  /* Okabe and Ito's colours, darker or lighter where the ground asks for it */\n  --c0: light-dark(#0072b2, #4aa8e0);\n  --c1: light-dark(#b87700, #e69f00);\n  --c2: light-dark(#008a64, #1fbf92);\n  --c3: light-dark(#d55e00, #f0853a);\n  --c4: light-dark(#b0528a, #d98bb8);\n  --c5: light-dark(#2b87ba, #7cc7f0);\n  --c6: light-dark(#857a00, #f0e442);\n  --c7: light-dark(#6f6f6f, #9a9a9a);\n  --mono: ui-monospace, \"SF Mono\", \"Cascadia Mono\", Menlo, Consolas, \"DejaVu Sans Mono\", monospace;\n  --sans: system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", \"Noto Sans\", \"Liberation Sans\", sans-serif;\n}\n:root[data-theme=\"light\"] { color-scheme: light; }\n:root[data-theme=\"dark\"] { color-scheme: dark; }\n\n* { box-sizing: border-box; }\nhtml { font: 13px/1.45 var(--sans); }\nbody { margin: 0; background: var(--ground); color: var(--text); -webkit-font-smoothing: antialiased; }\nh1, h2, h3, p, ul, ol, figure, pre { margin: 0; }\nul, ol { padding: 0; list-style: none; }\nh2 { font-size: 1rem; font-weight: 650; letter-spacing: -0.005em; }\nh3 { font-size: 1rem; font-weight: 600; }\na { color: var(--accent); text-decoration: none; }\na:hover { text-decoration: underline; }\n:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; border-radius: 3px; }\nmain:focus-visible { outline: none; }\n[hidden] { display: none !important; }\n.sr { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }\n.skip { position: absolute; left: 8px; top: -60px; z-index: 20; padding: 8px 12px; background: var(--raised); }\n.skip:focus { top: 4px; }\n.number, .numbers, output, td.number, th.number { font-variant-numeric: tabular-nums; }\n.muted, .note { color: var(--muted); }\n.note { font-size: 12px; }\n.warn { color: var(--error); }\n.mono { font-family: var(--mono); font-size: 12px; }\n.strong { font-weight: 650; }\nmark { padding: 0 2px; border-radius: 3px; background: var(--accent-ground); color: var(--text); }\n.tag { padding: 1px 6px; border: 1px solid var(--line); border-radius: 9px; color: var(--muted); font-size: 11px; font-weight: 500; white-space: nowrap; }\n.tag.warn { border-color: currentColor; color: var(--error); }\n\n/* Controls */\nbutton, input, select { font: inherit; color: inherit; }\nbutton, select, input[type=\"text\"] {\n  height: 28px; padding: 0 9px; border: 1px solid var(--control); border-radius: 5px; background: var(--raised);\n}\ninput[type=\"text\"] { width: 100%; min-width: 0; }\ninput::placeholder { color: var(--muted); opacity: 1; }\nbutton { cursor: pointer; }\nbutton:hover:not(:disabled), select:hover { border-color: var(--accent); }\nbutton:disabled { opacity: 0.4; cursor: default; }\nbutton.quiet { padding: 0 7px; border-color: transparent; background: none; color: var(--muted); }\nbutton.quiet:hover:not(:disabled) { background: var(--panel); color: var(--text); border-color: transparent; }\nbutton.link { height: auto; padding: 0; border: 0; background: none; color: var(--accent); }\nbutton.link:hover { text-decoration: underline; }\nbutton.icon { display: grid; place-items: center; width: 28px; padding: 0; }\nselect { padding-right: 4px; }\n.field { display: flex; align-items: center; gap: 6px; min-width: 0; }\n.field label, label.field { display: flex; align-items: center; gap: 6px; }\n.field .grow { flex: 1; min-width: 0; }\n.field span, .slider span { color: var(--muted); white-space: nowrap; }\n.field .narrow { width: 82px; }\n.slider { display: flex; align-items: center; gap: 8px; }\n.slider input { width: 110px; accent-color: var(--accent); margin: 0; }\n.slider output { min-width: 2ch; font-weight: 650; }\n\n/* The shell */\n.bar {\n  position: sticky; top: 0; z-index: 10; display: flex; align-items: center; gap: 18px; min-height: 44px; padding: 0 16px;\n  border-bottom: 1px solid var(--line); background: var(--ground);\n}\n.brand { font-weight: 700; letter-spacing: -0.02em; }\n.bar nav { display: flex; flex-wrap: wrap; gap: 2px; }\n.bar nav a { padding: 4px 9px; border-radius: 5px; color: var(--muted); }\n.bar nav a:hover { background: var(--panel); color: var(--text); text-decoration: none; }\n.bar nav a[aria-current] { background: var(--accent-ground); color: var(--accent); font-weight: 600; }\n.store { display: flex; align-items: center; gap: 8px; min-width: 0; }\n.bar .store { margin-left: auto; }\n.store .facts { overflow: hidden; color: var(--muted); font-size: 12px; font-variant-numeric: tabular-nums; text-overflow: ellipsis; white-space: nowrap; }\n.view { display: flex; flex-direction: column; gap: 12px; padding: 12px 16px 24px; container-type: inline-size; }\n.toolbar { display: flex; flex-wrap: wrap; align-items: center; gap: 8px 16px; }\n.toolbar > .combo { flex: 1 1 240px; max-width: 520px; }\n.toolbar > form.field { flex: 1 1 280px; max-width: 560px; }\n.toolbar.tight { min-height: 28px; gap: 4px 14px; }\n.toolbar.tight h2 { flex: 1 1 120px; display: flex; flex-wrap: wrap; align-items: center; gap: 8px; min-width: 0; overflow-wrap: anywhere; }\nsection { min-width: 0; }\nsection, .answer, aside { display: flex; flex-direction: column; gap: 8px; }\n.answer { transition: opacity 0.12s 0.15s; }\n.answer.busy { opacity: 0.5; }\n.split { display: grid; grid-template-columns: minmax(0, 1fr) 340px; gap: 24px; align-items: start; }\n.secondary { gap: 20px; min-width: 0; }\n.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 24px 32px; align-items: start; }\n.tile.wide { grid-column: 1 / -1; }\n.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 20px; }\n.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 0; }\n.side { gap: 12px; container-type: inline-size; }\n.side:first-child { padding-right: 16px; }\n.side:last-child { padding-left: 16px; border-left: 1px solid var(--line); }\n@container (max-width: 900px) {\n  .split { grid-template-columns: minmax(0, 1fr); }\n  .sides { grid-template-columns: minmax(0, 1fr); gap: 24px; }\n  .side:first-child { padding: 0; }\n  .side:last-child { padding: 16px 0 0; border: 0; border-top: 1px solid var(--line); }\n}\n@media (max-width: 900px) {\n  .bar { position: static; flex-wrap: wrap; gap: 4px 14px; padding: 8px 16px; }\n  .bar .facts { display: none; }\n}\n\n/* States */\n.state { display: flex; flex-direction: column; align-items: center; gap: 8px; padding: 48px 16px; color: var(--muted); text-align: center; }\n.state strong { color: var(--text); }\n.state p { max-width: 60ch; overflow-wrap: anywhere; }\n.state.error strong { color: var(--error); }\n.state progress { width: 160px; height: 4px; accent-color: var(--accent); }\n\n/* Completion */\n.combo { position: relative; }\n.combo > button { position: absolute; right: 2px; height: 24px; }\n.combo ul {\n  position: absolute; top: 32px; left: 0; right: 0; z-index: 15; max-height: 360px; overflow: auto; padding: 4px;\n  border: 1px solid var(--line); border-radius: 6px; background: var(--raised); box-shadow: 0 8px 24px rgb(0 0 0 / 18%);\n}\n.combo li { display: flex; justify-content: space-between; gap: 12px; padding: 3px 8px; border-radius: 4px; cursor: pointer; }\n.combo li bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.combo li .number { color: var(--muted); }\n.combo li:hover, .combo li[aria-selected=\"true\"] { background: var(--accent-ground); }\n\n/* Tables */\n.scroll { max-width: 100%; overflow: auto; border: 1px solid var(--line); border-radius: 6px; }\ntable { width: 100%; border-collapse: collapse; }\nth { position: sticky; top: 0; padding: 4px 8px; border-bottom: 1px solid var(--line); background: var(--panel); color: var(--muted); font-size: 12px; font-weight: 500; text-align: left; white-space: nowrap; }\ntd { padding: 3px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }\ntbody tr:last-child td { border-bottom: 0; }\ntbody tr:hover { background: var(--panel); }\nbutton.sort { height: auto; padding: 0; border: 0; background: none; color: inherit; font-weight: 500; }\nbutton.sort:hover { color: var(--text); }\nth[aria-sort] { color: var(--text); }\ntd.number, th.number { text-align: right; }\ntd.left, td.right { width: 42%; min-width: 190px; max-width: 0; overflow: hidden; }\ntd.left, th.left { text-align: right; }\ntd.left { direction: rtl; text-overflow: ellipsis; }\ntd.left bdi { unicode-bidi: isolate; }\ntd.right { text-overflow: ellipsis; }\ntd.word, th.word { text-align: center; }\ntd.word { max-width: 220px; overflow: hidden; font-weight: 650; text-overflow: ellipsis; }\ntd.value { max-width: 140px; overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; }\ntd.links { font-size: 12px; }\ntd.links a { margin-left: 8px; color: var(--muted); }\ntd.links a:hover, td.links a:focus-visible { color: var(--accent); }\ntd.sense, th.sense { padding-right: 0; }\n.pager { display: flex; align-items: center; color: var(--muted); }\n.pager .quiet { min-width: 24px; }\n.export { display: flex; gap: 8px; font-size: 12px; }\n.export .label { color: var(--muted); }\n.export button { font-size: 12px; }\n\n/* Python */\n.python { position: relative; border: 1px solid var(--line); border-radius: 6px; background: var(--panel); }\n.python summary { padding: 4px 10px; }\n.python details[open] summary { margin: 0; }\n.python pre { padding: 2px 10px 8px; overflow: auto; font: 11.5px/1.5 var(--mono); }\n.python button { position: absolute; top: 0; right: 0; font-size: 12px; }\n\n/* Word */\n.code {\n  display: inline-grid; place-items: center; min-width: 16px; height: 16px; padding: 0 3px; border: 1.5px solid var(--code); border-radius: 8px;\n  color: var(--text); font-size: 10.5px; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1;\n}\n.code.none { border-color: transparent; color: var(--muted); }\n.senses { display: flex; flex-direction: column; gap: 2px; }\n.senses button { display: flex; flex-direction: column; gap: 1px; width: 100%; height: auto; padding: 6px 8px; border-color: transparent; background: none; text-align: start; }\n.senses button:hover { background: var(--panel); }\n.senses button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.senses .line { display: flex; align-items: baseline; gap: 8px; }\n.senses .markers { flex: 1; display: flex; flex-wrap: wrap; gap: 0 8px; font-weight: 600; overflow-wrap: anywhere; }\n.senses .number { color: var(--muted); font-size: 12px; white-space: nowrap; }\n.senses .example { overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; white-space: nowrap; }\n.words { columns: 2; column-gap: 24px; }\n.words li { display: flex; justify-content: space-between; gap: 8px; padding: 1px 0; break-inside: avoid; }\n.words bdi { overflow-wrap: anywhere; }\n.words .number { color: var(--muted); }\n\n/* Neighbours */\n.quote { font-weight: 400; }\n.quote mark { font-weight: 650; }\n.neighbors li { display: grid; grid-template-columns: 5ch 44px minmax(40px, auto) minmax(0, 1fr); align-items: center; gap: 8px; padding: 3px 6px; border-bottom: 1px solid var(--line); }\n.neighbors li.same, .neighbors li:hover { background: var(--accent-ground); }\n.neighbors .strong, .neighbors .context { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.neighbors .strong { max-width: 120px; }\n.neighbors .context { color: var(--muted); font-size: 12px; }\n.neighbors .context b { color: var(--text); font-weight: 600; }\nmeter { width: 44px; height: 6px; }\nmeter::-webkit-meter-bar { height: 6px; border: 0; border-radius: 3px; background: var(--line); }\nmeter::-webkit-meter-optimum-value { border-radius: 3px; background: var(--c0); }\n\n/* Charts */\n.chart { min-width: 0; color: var(--muted); font-size: 11px; }\n.chart svg { display: block; max-width: 100%; height: auto; overflow: visible; font: 11px var(--sans); font-variant-numeric: tabular-nums; background: none; }\n.chart svg text { white-space: pre; }\n.chart [aria-label=\"tip\"] { color: var(--text); }\ndetails summary { color: var(--muted); font-size: 12px; cursor: pointer; }\ndetails[open] summary { margin-bottom: 6px; }\n@media (prefers-reduced-motion: reduce) { * { transition: none !important; } }\n@media print { .bar nav, .export, .pager button { display: none; } }\n\n/* Map */\n:root { --map-none: light-dark(#b9bfc6, #565d66); --map-low: light-dark(#c9dbe8, #23465c); --map-high: light-dark(#08406b, #b5e3ff); }\n.map-split { grid-template-columns: minmax(0, 1fr) minmax(300px, 38%); }\n.map-frame { position: relative; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }\n.map-box { position: relative; height: clamp(320px, 68vh, 900px); cursor: grab; touch-action: none; }\n.map-box:active { cursor: grabbing; }\n.map-box.drawing { cursor: crosshair; }\n.map-box canvas, .map-box svg { position: absolute; inset: 0; width: 100%; height: 100%; pointer-events: none; }\n.map-box .region { font-size: 12px; font-weight: 600; text-anchor: middle; fill: var(--text); stroke: var(--ground); stroke-width: 4px; stroke-linejoin: round; paint-order: stroke; }\n.map-box .lasso { fill: var(--accent); fill-opacity: 0.08; stroke: var(--accent); stroke-width: 1.5; }\n.map-box .found { fill: none; stroke: var(--text); stroke-width: 2; }\n.map-tools { position: absolute; top: 8px; right: 8px; display: flex; gap: 4px; }\n.map-tools button { min-width: 28px; height: 26px; padding: 0 8px; border-color: var(--line); }\n.map-tools button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); color: var(--accent); }\n.map-line { min-height: 1.5em; overflow: hidden; text-align: center; text-overflow: ellipsis; white-space: nowrap; }\n.legend { display: flex; flex-wrap: wrap; gap: 2px 4px; }\n.legend button { display: flex; align-items: center; gap: 6px; max-width: 260px; height: 24px; padding: 0 7px; border-color: transparent; background: none; }\n.legend button:hover { background: var(--panel); }\n.legend bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.legend .number { color: var(--muted); font-size: 12px; }\n.legend svg { flex: none; }\n.legend button[aria-pressed=\"false\"] { color: var(--muted); text-decoration: line-through; }\n.legend button[aria-pressed=\"false\"] svg { opacity: 0.3; }\n\n/* Sentence */\n:root { --heat-low: light-dark(#f3f6f8, #1b2127); --heat-high: light-dark(#08406b, #8fd0ff); }\n.sentence-words { display: flex; flex-wrap: wrap; gap: 4px 2px; max-height: 30vh; overflow: auto; }\n.sentence-words li { display: flex; flex-direction: column; align-items: center; padding: 1px 5px; border-radius: 4px; }\n.sentence-words li.chosen { background: var(--accent-ground); }\n.sentence-words a { color: var(--text); }\n.sentence-words small { color: var(--muted); font-size: 10.5px; }\n.matrix { display: flex; flex-direction: column; gap: 4px; }\n.matrix-scroll { max-height: max(76vh, 1000px); overflow: auto; }\n.matrix-scroll canvas { position: sticky; top: 0; left: 0; display: block; }\n.scale { display: inline-block; width: 80px; height: 9px; margin-right: 6px; border: 1px solid var(--line); background: linear-gradient(to right, var(--heat-low), var(--heat-high)); }\n.arcs path { fill: none; stroke: var(--c0); stroke-width: 1.5; }\n.arcs path:hover { stroke: var(--c3); stroke-width: 3; }\n.arcs text { fill: var(--text); font-size: 12px; text-anchor: middle; }\n.arcs .root { font-weight: 700; text-decoration: underline; }\n.arcs .out { fill: var(--muted); }\n.traces { max-height: 60vh; }\n.traces td { font-size: 12px; }\n.traces td.wrong { color: var(--error); }\n.traces tr[aria-selected=\"true\"] { background: var(--accent-ground); }\n.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 6px; max-width: 900px; }\n.heads button { display: flex; flex-direction: column; align-items: center; width: 100%; height: auto; padding: 4px; border-color: var(--line); }\n.heads button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.heads canvas { width: 72px; height: 72px; image-rendering: pixelated; }\n";
 // src/safetensors.ts
 var KINDS = {
 	F64: Float64Array,

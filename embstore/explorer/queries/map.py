@@ -174,7 +174,7 @@ def _write(path: Path, name: str, made: Projection) -> None:
 def _colors(
     one: Explored, made: Projection, color: str | None, word: str | None, regions: Regions, names: list[str]
 ) -> tuple[NDArray[np.int32], list[str], str]:
-    """Return the colour of each row, -1 for none, what the colours stand for, and "categories" or "ordered"."""
+    """Return the colour of each row, -1 for none, the name of each colour, and their kind: categories or ordered."""
     index = one.store.index
     if color is None:
         return np.full(len(made.rows), -1, np.int32), [], "categories"

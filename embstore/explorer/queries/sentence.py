@@ -52,8 +52,8 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "labels": labels,
         "text": natural(one.store.index.texts[number]),
         "layers": list(one.store.layers),
-        "probes": [{"name": name, "kind": kind} for name, kind in one.probes.items()],
-        "attention": one.store.metadata.extraction["unit"] in ("word", "subword"),
+        "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
+        "attention": one.can_encode,
         "python": one.python(f"store.select(sentences={number}).table()"),
     }
 
@@ -110,7 +110,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
         "edges": [[min(pair), max(pair), float(distances[pair])] for pair in pairs],
         "depths": depths,
         "python": one.python(
-            f"probe = es.probes.load({str(one.probe_files[probe])!r})",
+            f"probe = es.probes.load({str(one.probes[probe].path)!r})",
             "tree = ...  # of es.corpus.read_trees, the gold tree of this sentence",
             f"probe.predict(tree, data=store, layer={number})",
         ),
@@ -146,7 +146,7 @@ def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, secon
         "positions": at,
         "second": other if known.pairs else None,
         "gold": None if known.pairs else _gold(one, stored, positions, at, known.labels),
-        "python": one.python(f"probe = es.probes.load({str(one.probe_files[probe])!r})", call),
+        "python": one.python(f"probe = es.probes.load({str(one.probes[probe].path)!r})", call),
     }
     return Arrays({"values": np.asarray(found, np.float32)}, data)
 
@@ -161,7 +161,7 @@ def attention(
     """
     one = asked.store(store)
     text = one.store.index.texts[_sentence(one.store, sentence)]
-    model = str(one.store.metadata.model["name"])
+    model = one.model_location()
     if len(split_words(text)) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} words: choose a shorter one")
     heads = None if head is None else [head]
@@ -205,10 +205,10 @@ def _words(store: Store, number: int) -> tuple[list[str], NDArray[np.int64], NDA
 
 def _probe(one: Explored, name: str, kind: type[Any]) -> Any:
     """The saved probes of a name, loaded once."""
-    if name not in one.probe_files:
-        known = ", ".join(one.probe_files) or "none: start embstore explore with --probes"
+    if name not in one.probes:
+        known = ", ".join(one.probes) or "none: start embstore explore with --probes"
         raise InvalidValueError(f"there are no saved probes {quoted(name)}; there are {known}")
-    probe = one.once(("probe", name), lambda: load(one.probe_files[name]))
+    probe = one.once(("probe", name), lambda: load(one.probes[name].path))
     if not isinstance(probe, kind):
         raise InvalidValueError(f"{name} are {probe.name} probes: choose {kind.name} ones")
     return probe

@@ -13,8 +13,8 @@ interface Props {
   high?: number;
 }
 
-const [HEAD, LEAST, MOST] = [104, 14, 34]; // pixels of the words at the sides, and of a cell
-const shortened = (word: string) => (word.length > 14 ? `${word.slice(0, 13)}…` : word);
+const [LEAST, MOST] = [14, 34]; // pixels of a cell
+const shortened = (word: string) => ([...word].length > 14 ? `${[...word].slice(0, 13).join("")}…` : word);
 
 /** A matrix over the words of a sentence: cells stay large enough for their words, and only those in sight are drawn. */
 export function Matrix({ label, words, values, canvas, low, high }: Props) {
@@ -22,6 +22,7 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
   const [at, setAt] = useState<[number, number] | null>(null);
   const [width, setWidth] = useState(0);
   const n = words.length;
+  const head = 14 + 7 * Math.max(4, ...words.map((word) => shortened(word).length)); // pixels of the words at the sides
   const [least, most] = useMemo(() => {
     const found = [Infinity, -Infinity] as [number, number];
     for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) if (i !== j) {
@@ -30,8 +31,8 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
     }
     return [low ?? found[0], high ?? found[1]] as const;
   }, [values, low, high]);
-  const cell = Math.max(LEAST, Math.min(MOST, Math.floor((Math.min(width, 860) - HEAD) / n)));
-  const size = HEAD + n * cell;
+  const cell = Math.max(LEAST, Math.min(MOST, Math.floor((Math.min(width, 860) - head) / n)));
+  const size = head + n * cell;
 
   const draw = () => {
     const box = place.current!;
@@ -53,17 +54,17 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
     pen.fillStyle = getComputedStyle(document.body).backgroundColor;
     pen.fillRect(0, 0, wide, tall);
     const [left, top] = [box.scrollLeft, box.scrollTop];
-    const columns = [Math.max(0, Math.floor(left / cell)), Math.min(n, Math.ceil((left + wide - HEAD) / cell))] as const;
-    const rows = [Math.max(0, Math.floor(top / cell)), Math.min(n, Math.ceil((top + tall - HEAD) / cell))] as const;
+    const columns = [Math.max(0, Math.floor(left / cell)), Math.min(n, Math.ceil((left + wide - head) / cell))] as const;
+    const rows = [Math.max(0, Math.floor(top / cell)), Math.min(n, Math.ceil((top + tall - head) / cell))] as const;
     pen.save();
     pen.beginPath();
-    pen.rect(HEAD, HEAD, wide - HEAD, tall - HEAD);
+    pen.rect(head, head, wide - head, tall - head);
     pen.clip();
     for (let row = rows[0]; row < rows[1]; row++) {
       for (let column = columns[0]; column < columns[1]; column++) {
         const share = Math.max(0, Math.min(1, (values[row * n + column]! - least) / (most - least || 1)));
         pen.fillStyle = `rgb(${[0, 1, 2].map((i) => Math.round(ends[0]![i]! * (1 - share) + ends[1]![i]! * share)).join(" ")})`;
-        pen.fillRect(HEAD + column * cell - left, HEAD + row * cell - top, cell - 1, cell - 1);
+        pen.fillRect(head + column * cell - left, head + row * cell - top, cell - 1, cell - 1);
       }
     }
     pen.restore();
@@ -76,21 +77,21 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
     pen.textAlign = "right";
     pen.save();
     pen.beginPath();
-    pen.rect(0, HEAD, HEAD, tall - HEAD);
+    pen.rect(0, head, head, tall - head);
     pen.clip();
     for (let row = rows[0]; row < rows[1]; row++) {
       ink(at?.[0] === row);
-      pen.fillText(shortened(words[row]!), HEAD - 5, HEAD + (row + 0.5) * cell - top);
+      pen.fillText(shortened(words[row]!), head - 5, head + (row + 0.5) * cell - top);
     }
     pen.restore();
     pen.textAlign = "left";
     pen.beginPath();
-    pen.rect(HEAD, 0, wide - HEAD, HEAD);
+    pen.rect(head, 0, wide - head, head);
     pen.clip();
     for (let column = columns[0]; column < columns[1]; column++) {
       pen.save();
       ink(at?.[1] === column);
-      pen.translate(HEAD + (column + 0.5) * cell - left, HEAD - 5);
+      pen.translate(head + (column + 0.5) * cell - left, head - 5);
       pen.rotate(-Math.PI / 2);
       pen.fillText(shortened(words[column]!), 0, 0);
       pen.restore();
@@ -114,8 +115,8 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
         onScroll={draw}
         onPointerMove={(event) => {
           const { left, top } = place.current!.getBoundingClientRect();
-          const column = Math.floor((event.clientX - left + place.current!.scrollLeft - HEAD) / cell);
-          const row = Math.floor((event.clientY - top + place.current!.scrollTop - HEAD) / cell);
+          const column = Math.floor((event.clientX - left + place.current!.scrollLeft - head) / cell);
+          const row = Math.floor((event.clientY - top + place.current!.scrollTop - head) / cell);
           setAt(row >= 0 && column >= 0 && row < n && column < n ? [row, column] : null);
         }}
         onPointerLeave={() => setAt(null)}
