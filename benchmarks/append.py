@@ -41,7 +41,7 @@ def split(sentences: Sequence[Sentence], n_words: int) -> tuple[list[Sentence], 
 
 def times_of_append(model: str, parts: tuple[list[Sentence], ...], folder: Path, repeats: int) -> dict[str, Times]:
     """Time the loading of the model, the extraction, the append, and of this the plan and what is around it."""
-    encoder, few = es.load_encoder(model), parts[1][:1]
+    encoder, few = encoder_from_shorthand(model), parts[1][:1]
 
     def plan(sentences: list[Sentence]) -> es.Plan:
         return es.plan(sentences, model=encoder, calibrate=False, progress=False)
@@ -53,7 +53,7 @@ def times_of_append(model: str, parts: tuple[list[Sentence], ...], folder: Path,
         es.extract(plan(sentences), folder / f"{number}.zarr", append=True, progress=False)
 
     cases = {
-        "load the model": lambda number: es.load_encoder(model),
+        "load the model": lambda number: encoder_from_shorthand(model),
         "extract": extract,
         "append 1 % more": lambda number: append(number, parts[1]),
         "append one sentence": lambda number: append(number, few),
@@ -91,7 +91,7 @@ def shown(times: dict[str, Times], whole: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("novel", type=Path)
+    parser.add_argument("novel", type=Path, nargs="+")
     parser.add_argument("--model", required=True)
     parser.add_argument("--words", type=int, default=20_000)
     parser.add_argument("--members", type=int, default=1000)
@@ -100,6 +100,7 @@ def main() -> None:
     parser.add_argument("--out", help="write the result as JSON")
     given = parser.parse_args()
     parts = split(list(es.open_corpus(given.novel)), given.words)
+    assert parts[1], "the corpus has too few words"
     n_words = [sum(len(sentence.words) for sentence in part) for part in parts]
     with tempfile.TemporaryDirectory(dir=given.tmp) as folder:
         grown = times_of_append(given.model, parts, Path(folder), given.repeats)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 import embstore as es
@@ -49,3 +53,38 @@ def test_reading_takes_as_much_for_any_number_of_rows(tmp_path: Path, suffix: st
     grown = {name: (large - small) / (ROWS[1] - ROWS[0]) for name, (small, large) in peaks.items()}
     assert all(abs(grown[name]) < 2 for name in ("verify", "scan", "search")), grown
     assert grown["geometry"] < 3.5, grown
+
+
+READING = """
+import sys
+from pathlib import Path
+from embstore.corpus import open_corpus
+n_rows = sum(1 for _ in open_corpus(sys.argv[1], split="lines", words="spaces"))
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(n_rows, status["VmHWM"].split()[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc with the peak of a process")
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
+def test_a_table_of_any_number_of_rows_is_read_in_as_much_memory(tmp_path: Path, suffix: str) -> None:
+    """A million rows of 200 random characters, in Parquet one row group: 200 MB, of which a quarter is allowed."""
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="no pyarrow: without it a row group is read whole")
+    peaks = []
+    for n_rows in (100_000, 1_000_000):
+        digits = random.Random(1).randbytes(100 * n_rows).hex()
+        frame = pl.DataFrame({"text": [digits[at : at + 200] for at in range(0, len(digits), 200)]})
+        del digits
+        path = tmp_path / f"a.{suffix}"
+        if suffix == "parquet":
+            frame.write_parquet(path, row_group_size=n_rows)
+        else:
+            (frame.write_csv if suffix == "csv" else frame.write_ndjson)(path)
+        del frame
+        found = subprocess.run([sys.executable, "-c", READING, path], capture_output=True, text=True, check=True)
+        counted, peak_kib = map(int, found.stdout.split())
+        assert counted == n_rows
+        peaks.append(peak_kib)
+    assert peaks[1] - peaks[0] < 50 * 1024, peaks

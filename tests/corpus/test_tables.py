@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import sys
 import warnings
 from collections.abc import Iterable
 from datetime import date
@@ -224,7 +225,25 @@ def test_bad_tables(case: str, tmp_path: Path) -> None:
     assert expected in complaint(lambda: list(open_corpus(path)))
 
 
-def test_a_parquet_file_that_is_cut_short(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arrow", [True, False])
+def test_the_rows_of_parquet_do_not_depend_on_batches(
+    tmp_path: Path, arrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not arrow:
+        monkeypatch.setitem(sys.modules, "pyarrow.lib", None)  # as if it were not installed
+    monkeypatch.setattr("embstore.corpus.formats.parquet.BATCH_ROWS", 7)
+    frame = pl.DataFrame(
+        {"text": [f"word{n}" for n in range(100)], "at": [date(1900, 1, 1 + n % 9) for n in range(100)]}
+    )
+    frame.write_parquet(tmp_path / "a.parquet", row_group_size=30)
+    found = [(each.words[0], each.document.fields["at"]) for each in open_corpus(tmp_path / "a.parquet")]
+    assert found == [(text, str(at)) for text, at in frame.iter_rows()]
+
+
+@pytest.mark.parametrize("arrow", [True, False])
+def test_a_parquet_file_that_is_cut_short(tmp_path: Path, arrow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not arrow:
+        monkeypatch.setitem(sys.modules, "pyarrow.lib", None)
     path = tmp_path / "a.parquet"
     pl.DataFrame({"text": [f"word{n}" for n in range(3000)]}).write_parquet(path)
     data = path.read_bytes()
