@@ -1495,17 +1495,18 @@ function ExportMenu({ name, params, picture = false }) {
 			href: source.exportUrl(name, params, "parquet"),
 			download: `${name}.parquet`,
 			children: "Parquet"
-		})] }), picture && /* @__PURE__ */ a$2(PictureButtons, { name })]
+		})] }), picture && /* @__PURE__ */ a$2(PictureButtons, {
+			name,
+			find: picture === true ? void 0 : picture
+		})]
 	});
 }
-/** Saves the picture of the <section> around. */
-function PictureButtons({ name }) {
+/** Saves a picture: by default that of the <section> around. */
+function PictureButtons({ name, find }) {
 	const save = (button, format) => {
-		const section = button.closest("section");
-		const svg = section?.querySelector(".chart svg");
-		const canvas = section?.querySelector("canvas");
-		if (svg) saveSvg(svg, `${name}.${format}`);
-		else if (canvas) saveCanvas(canvas, `${name}.png`);
+		const found = find ? find() : button.closest("section")?.querySelector(".chart svg");
+		if (found instanceof SVGSVGElement) saveSvg(found, `${name}.${format}`);
+		else if (found) saveCanvas(found, `${name}.png`);
 	};
 	return /* @__PURE__ */ a$2("span", {
 		class: "export",
@@ -15002,6 +15003,10 @@ function Chart({ label, options, inputs, fixed = false }) {
 			...options(width)
 		});
 		figure.querySelectorAll("style").forEach((style) => style.remove());
+		figure.querySelectorAll("g[aria-label]").forEach((mark) => {
+			mark.setAttribute("data-mark", mark.getAttribute("aria-label"));
+			mark.removeAttribute("aria-label");
+		});
 		(figure instanceof SVGElement ? figure : figure.querySelector("svg"))?.setAttribute("role", "img");
 		place.current.replaceChildren(figure);
 		return () => figure.remove();

@@ -1460,43 +1460,46 @@ async function saveSvg(svg, name) {
 }
 // src/parts/export_menu.tsx
 /** Saves a view's table and its picture. */
-function ExportMenu({ name, params, picture }) {
+function ExportMenu({ name, params, picture = false }) {
 	const { source } = useApp();
-	const save = (format) => {
-		const found = picture?.();
+	return /* @__PURE__ */ a$1("span", {
+		class: "export",
+		role: "group",
+		"aria-label": `Export ${name}`,
+		children: [source.exportUrl && /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1("a", {
+			href: source.exportUrl(name, params, "csv"),
+			download: `${name}.csv`,
+			children: "CSV"
+		}), /* @__PURE__ */ a$1("a", {
+			href: source.exportUrl(name, params, "parquet"),
+			download: `${name}.parquet`,
+			children: "Parquet"
+		})] }), picture && /* @__PURE__ */ a$1(PictureButtons, {
+			name,
+			find: picture === true ? void 0 : picture
+		})]
+	});
+}
+/** Saves a picture: by default that of the <section> around. */
+function PictureButtons({ name, find }) {
+	const save = (button, format) => {
+		const found = find ? find() : button.closest("section")?.querySelector(".chart svg");
 		if (found instanceof SVGSVGElement) saveSvg(found, `${name}.${format}`);
 		else if (found) saveCanvas(found, `${name}.png`);
 	};
 	return /* @__PURE__ */ a$1("span", {
 		class: "export",
-		role: "group",
-		"aria-label": "Export",
-		children: [
-			/* @__PURE__ */ a$1("span", {
-				class: "label",
-				children: "Export"
-			}),
-			source.exportUrl && /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1("a", {
-				href: source.exportUrl(name, params, "csv"),
-				download: `${name}.csv`,
-				children: "CSV"
-			}), /* @__PURE__ */ a$1("a", {
-				href: source.exportUrl(name, params, "parquet"),
-				download: `${name}.parquet`,
-				children: "Parquet"
-			})] }),
-			picture && /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1("button", {
-				type: "button",
-				class: "link",
-				onClick: () => save("svg"),
-				children: "SVG"
-			}), /* @__PURE__ */ a$1("button", {
-				type: "button",
-				class: "link",
-				onClick: () => save("png"),
-				children: "PNG"
-			})] })
-		]
+		children: [/* @__PURE__ */ a$1("button", {
+			type: "button",
+			class: "link",
+			onClick: (event) => save(event.currentTarget, "svg"),
+			children: "SVG"
+		}), /* @__PURE__ */ a$1("button", {
+			type: "button",
+			class: "link",
+			onClick: (event) => save(event.currentTarget, "png"),
+			children: "PNG"
+		})]
 	});
 }
 // node_modules/d3-array/dist/d3-array.mjs
@@ -14979,6 +14982,10 @@ function Chart({ label, options, inputs, fixed = false }) {
 			...options(width)
 		});
 		figure.querySelectorAll("style").forEach((style) => style.remove());
+		figure.querySelectorAll("g[aria-label]").forEach((mark) => {
+			mark.setAttribute("data-mark", mark.getAttribute("aria-label"));
+			mark.removeAttribute("aria-label");
+		});
 		(figure instanceof SVGElement ? figure : figure.querySelector("svg"))?.setAttribute("role", "img");
 		place.current.replaceChildren(figure);
 		return () => figure.remove();
@@ -15094,12 +15101,14 @@ function LayerCurves({ points, label, title, height = 260, layer, series = [...n
 		marginLeft: 44,
 		x: {
 			label: "layer",
-			ticks: width < 60 * layers.length ? layers.filter((_, at) => at % Math.ceil(layers.length / (width / 60)) === 0) : layers,
+			ticks: layers.filter((_, at) => at % Math.ceil(layers.length * 26 / Math.max(52, width - 150)) === 0),
 			tickFormat: "d",
-			labelAnchor: "center"
+			labelAnchor: "center",
+			labelArrow: "none"
 		},
 		y: {
 			label,
+			labelArrow: "none",
 			grid: true,
 			nice: true,
 			ticks: Math.max(3, height / 48)
@@ -15371,7 +15380,7 @@ function useQuery(name, params, options = {}) {
 function LayersView() {
 	const { source, index, values } = useApp();
 	return /* @__PURE__ */ a$1("div", {
-		class: "tiles",
+		class: "layers",
 		children: [
 			/* @__PURE__ */ a$1(GeometryPart, {}),
 			source.has("cka") && /* @__PURE__ */ a$1(CkaPart, {}, `${index} ${values.other}`),
@@ -15381,49 +15390,80 @@ function LayersView() {
 }
 var NAMES = {
 	selfsim: "self-similarity",
-	intrasim: "intra-sentence similarity",
-	mev: "maximum explainable variance",
-	anisotropy: "anisotropy"
+	intrasim: "intra-sentence",
+	anisotropy: "anisotropy",
+	mev: "of a word (MEV)",
+	top_component: "of the layer",
+	participation_ratio: "participation ratio",
+	effective_rank: "effective rank",
+	mean_norm: "mean norm"
 };
+/** Measures of one unit share a chart. */
+var PANELS = [
+	{
+		title: "Similarity",
+		label: "mean cosine",
+		metrics: [
+			"selfsim",
+			"intrasim",
+			"anisotropy"
+		]
+	},
+	{
+		title: "Variance of the first component",
+		label: "share of variance",
+		metrics: ["mev", "top_component"]
+	},
+	{
+		title: "Dimensions in use",
+		label: "dimensions",
+		metrics: ["participation_ratio", "effective_rank"]
+	},
+	{
+		title: "Length of vectors",
+		label: "norm",
+		metrics: ["mean_norm"]
+	}
+];
 function GeometryPart() {
 	const { index, values } = useApp();
-	const place = T(null);
 	const answer = useQuery("geometry", { store: index }, { progress: true });
 	return /* @__PURE__ */ a$1("section", {
 		class: "tile",
-		ref: place,
 		children: [/* @__PURE__ */ a$1("div", {
 			class: "toolbar tight",
 			children: [/* @__PURE__ */ a$1("h2", { children: "Geometry" }), /* @__PURE__ */ a$1(ExportMenu, {
 				name: "geometry",
-				params: { store: index },
-				picture: () => place.current?.querySelector(".chart svg")
+				params: { store: index }
 			})]
 		}), /* @__PURE__ */ a$1(Answer, {
 			of: answer,
 			what: "the geometry",
-			children: (found) => {
-				const points = found.rows.map((row) => ({
-					...row,
-					series: NAMES[row.metric] ?? row.metric
-				}));
-				return points.length === 0 ? /* @__PURE__ */ a$1(Empty, {
-					title: "No numbers",
-					children: "This store has too few words that occur more than once."
-				}) : /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1(LayerCurves, {
-					title: "Geometry by layer",
-					label: "value",
-					height: 300,
-					points,
-					layer: values.layer ? Number(values.layer) : void 0
-				}), /* @__PURE__ */ a$1(PythonCall, { code: found.python })] });
-			}
+			children: (found) => /* @__PURE__ */ a$1($, { children: [/* @__PURE__ */ a$1("div", {
+				class: "panels",
+				children: PANELS.map(({ title, label, metrics }) => {
+					const rows = found.rows.filter((row) => metrics.includes(row.metric));
+					return rows.length > 0 && /* @__PURE__ */ a$1("section", { children: [/* @__PURE__ */ a$1("div", {
+						class: "toolbar tight",
+						children: [/* @__PURE__ */ a$1("h3", { children: title }), /* @__PURE__ */ a$1(PictureButtons, { name: title })]
+					}), /* @__PURE__ */ a$1(LayerCurves, {
+						title: `${title} by layer`,
+						label,
+						height: 210,
+						layer: values.layer ? Number(values.layer) : void 0,
+						points: rows.map((row) => ({
+							...row,
+							series: NAMES[row.metric]
+						})),
+						series: metrics.map((metric) => NAMES[metric])
+					})] }, title);
+				})
+			}), /* @__PURE__ */ a$1(PythonCall, { code: found.python })] })
 		})]
 	});
 }
 function CkaPart() {
 	const { index, stores, store, values, go } = useApp();
-	const place = T(null);
 	const other = values.other === void 0 ? void 0 : Math.min(Number(values.other) || 0, stores.length - 1);
 	const params = {
 		store: index,
@@ -15432,7 +15472,6 @@ function CkaPart() {
 	const answer = useQuery("cka", params, { progress: true });
 	return /* @__PURE__ */ a$1("section", {
 		class: "tile",
-		ref: place,
 		children: [/* @__PURE__ */ a$1("div", {
 			class: "toolbar tight",
 			children: [
@@ -15451,7 +15490,7 @@ function CkaPart() {
 				/* @__PURE__ */ a$1(ExportMenu, {
 					name: "cka",
 					params,
-					picture: () => place.current?.querySelector(".chart svg")
+					picture: true
 				})
 			]
 		}), /* @__PURE__ */ a$1(Answer, {
@@ -15514,14 +15553,17 @@ function ProbeResult({ name, kind, rows }) {
 	return /* @__PURE__ */ a$1("section", {
 		class: "tile",
 		children: [
-			/* @__PURE__ */ a$1("h3", { children: [
-				name,
-				" ",
-				/* @__PURE__ */ a$1("span", {
-					class: "tag",
-					children: kind
-				})
-			] }),
+			/* @__PURE__ */ a$1("div", {
+				class: "toolbar tight",
+				children: [/* @__PURE__ */ a$1("h3", { children: [
+					name,
+					" ",
+					/* @__PURE__ */ a$1("span", {
+						class: "tag",
+						children: kind
+					})
+				] }), /* @__PURE__ */ a$1(PictureButtons, { name })]
+			}),
 			points.length > 0 && new Set(points.map((point) => point.series)).size <= 8 && /* @__PURE__ */ a$1(LayerCurves, {
 				title: `${name} by layer`,
 				label: "value",
@@ -17652,56 +17694,52 @@ function Code({ code }) {
 }
 function SelfSimilarity({ word }) {
 	const { index, layer, source } = useApp();
-	const place = T(null);
 	const answer = useQuery("word", source.has("word") ? {
 		store: index,
 		word
 	} : null, { progress: true });
-	return /* @__PURE__ */ a$1("section", {
-		ref: place,
-		children: [/* @__PURE__ */ a$1("div", {
-			class: "toolbar tight",
-			children: [/* @__PURE__ */ a$1("h2", { children: "Self-similarity" }), /* @__PURE__ */ a$1(ExportMenu, {
-				name: "word",
-				params: {
-					store: index,
-					word
-				},
-				picture: () => place.current?.querySelector(".chart svg")
-			})]
-		}), /* @__PURE__ */ a$1(Answer, {
-			of: answer,
-			what: "self-similarity",
-			children: (found) => {
-				const of = (series, values) => found.layers.map((each, at) => ({
-					layer: each,
-					series,
-					value: values[at] ?? null
-				}));
-				return /* @__PURE__ */ a$1($, { children: [
-					/* @__PURE__ */ a$1(LayerCurves, {
-						title: `Self-similarity of ${word} by layer, next to the mean over words and to random words`,
-						label: "cosine",
-						height: 190,
-						layer,
-						points: [
-							...of("this word", found.selfsimilarity),
-							...of("all words", found.corpus),
-							...of("random", found.anisotropy)
-						]
-					}),
-					found.selfsimilarity.every((value) => value === null) && /* @__PURE__ */ a$1("p", {
-						class: "note",
-						children: "One occurrence has no self-similarity."
-					}),
-					/* @__PURE__ */ a$1(PythonCall, {
-						folded: true,
-						code: found.python
-					})
-				] });
-			}
+	return /* @__PURE__ */ a$1("section", { children: [/* @__PURE__ */ a$1("div", {
+		class: "toolbar tight",
+		children: [/* @__PURE__ */ a$1("h2", { children: "Self-similarity" }), /* @__PURE__ */ a$1(ExportMenu, {
+			name: "word",
+			params: {
+				store: index,
+				word
+			},
+			picture: true
 		})]
-	});
+	}), /* @__PURE__ */ a$1(Answer, {
+		of: answer,
+		what: "self-similarity",
+		children: (found) => {
+			const of = (series, values) => found.layers.map((each, at) => ({
+				layer: each,
+				series,
+				value: values[at] ?? null
+			}));
+			return /* @__PURE__ */ a$1($, { children: [
+				/* @__PURE__ */ a$1(LayerCurves, {
+					title: `Self-similarity of ${word} by layer, next to the mean over words and to random words`,
+					label: "cosine",
+					height: 190,
+					layer,
+					points: [
+						...of("this word", found.selfsimilarity),
+						...of("all words", found.corpus),
+						...of("random", found.anisotropy)
+					]
+				}),
+				found.selfsimilarity.every((value) => value === null) && /* @__PURE__ */ a$1("p", {
+					class: "note",
+					children: "One occurrence has no self-similarity."
+				}),
+				/* @__PURE__ */ a$1(PythonCall, {
+					folded: true,
+					code: found.python
+				})
+			] });
+		}
+	})] });
 }
 function SenseList({ of }) {
 	const { index, layer, values, go } = useApp();
@@ -17746,7 +17784,10 @@ function SenseList({ of }) {
 										/* @__PURE__ */ a$1(Code, { code: one.cluster }),
 										/* @__PURE__ */ a$1("span", {
 											class: "markers",
-											children: one.markers.map((marker) => /* @__PURE__ */ a$1("bdi", { children: marker }, marker))
+											children: one.markers.length ? one.markers.map((marker) => /* @__PURE__ */ a$1("bdi", { children: marker }, marker)) : /* @__PURE__ */ a$1("span", {
+												class: "muted",
+												children: "no word marks it"
+											})
 										}),
 										/* @__PURE__ */ a$1("span", {
 											class: "number",
@@ -17951,7 +17992,7 @@ function ThemeSwitch() {
 	});
 }
 // src/style.css?inline
-var style_default = ":root {\n  color-scheme: light dark;\n  --ground: light-dark(#fff, #131518);\n  --panel: light-dark(#f6f7f8, #1a1d21);\n  --raised: light-dark(#fff, #22262b);\n  --line: light-dark(#e3e5e8, #2c3137);\n  --control: light-dark(#868d96, #727a84);\n  --text: light-dark(#1b1f24, #e6e8eb);\n  --muted: light-dark(#59616b, #a0a8b2);\n  --accent: light-dark(#0b66a0, #6cb8ea);\n  --accent-ground: light-dark(#e8f2f9, #17303f);\n  --error: light-dark(#a8370a, #ff9d70);\n  /* Okabe and Ito's colours, darker or lighter where the ground asks for it */\n  --c0: light-dark(#0072b2, #4aa8e0);\n  --c1: light-dark(#b87700, #e69f00);\n  --c2: light-dark(#008a64, #1fbf92);\n  --c3: light-dark(#d55e00, #f0853a);\n  --c4: light-dark(#b0528a, #d98bb8);\n  --c5: light-dark(#2b87ba, #7cc7f0);\n  --c6: light-dark(#857a00, #f0e442);\n  --c7: light-dark(#6f6f6f, #9a9a9a);\n  --mono: ui-monospace, \"SF Mono\", \"Cascadia Mono\", Menlo, Consolas, \"DejaVu Sans Mono\", monospace;\n  --sans: system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", \"Noto Sans\", \"Liberation Sans\", sans-serif;\n}\n:root[data-theme=\"light\"] { color-scheme: light; }\n:root[data-theme=\"dark\"] { color-scheme: dark; }\n\n* { box-sizing: border-box; }\nhtml { font: 13px/1.45 var(--sans); }\nbody { margin: 0; background: var(--ground); color: var(--text); -webkit-font-smoothing: antialiased; }\nh1, h2, h3, p, ul, ol, figure, pre { margin: 0; }\nul, ol { padding: 0; list-style: none; }\nh2 { font-size: 1rem; font-weight: 650; letter-spacing: -0.005em; }\nh3 { font-size: 1rem; font-weight: 600; }\na { color: var(--accent); text-decoration: none; }\na:hover { text-decoration: underline; }\n:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; border-radius: 3px; }\nmain:focus-visible { outline: none; }\n[hidden] { display: none !important; }\n.sr { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }\n.skip { position: absolute; left: 8px; top: -60px; z-index: 20; padding: 8px 12px; background: var(--raised); }\n.skip:focus { top: 4px; }\n.number, .numbers, output, td.number, th.number { font-variant-numeric: tabular-nums; }\n.muted, .note { color: var(--muted); }\n.note { font-size: 12px; }\n.warn { color: var(--error); }\n.mono { font-family: var(--mono); font-size: 12px; }\n.strong { font-weight: 650; }\nmark { padding: 0 2px; border-radius: 3px; background: var(--accent-ground); color: var(--text); }\n.tag { padding: 1px 6px; border: 1px solid var(--line); border-radius: 9px; color: var(--muted); font-size: 11px; font-weight: 500; white-space: nowrap; }\n.tag.warn { border-color: currentColor; color: var(--error); }\n\n/* Controls */\nbutton, input, select { font: inherit; color: inherit; }\nbutton, select, input[type=\"text\"] {\n  height: 28px; padding: 0 9px; border: 1px solid var(--control); border-radius: 5px; background: var(--raised);\n}\ninput[type=\"text\"] { width: 100%; min-width: 0; }\ninput::placeholder { color: var(--muted); opacity: 1; }\nbutton { cursor: pointer; }\nbutton:hover:not(:disabled), select:hover { border-color: var(--accent); }\nbutton:disabled { opacity: 0.4; cursor: default; }\nbutton.quiet { padding: 0 7px; border-color: transparent; background: none; color: var(--muted); }\nbutton.quiet:hover:not(:disabled) { background: var(--panel); color: var(--text); border-color: transparent; }\nbutton.link { height: auto; padding: 0; border: 0; background: none; color: var(--accent); }\nbutton.link:hover { text-decoration: underline; }\nbutton.icon { display: grid; place-items: center; width: 28px; padding: 0; }\nselect { padding-right: 4px; }\n.field { display: flex; align-items: center; gap: 6px; min-width: 0; }\n.field label, label.field { display: flex; align-items: center; gap: 6px; }\n.field .grow { flex: 1; min-width: 0; }\n.field span, .slider span { color: var(--muted); white-space: nowrap; }\n.field .narrow { width: 82px; }\n.slider { display: flex; align-items: center; gap: 8px; }\n.slider input { width: 110px; accent-color: var(--accent); margin: 0; }\n.slider output { min-width: 2ch; font-weight: 650; }\n\n/* The shell */\n.bar {\n  position: sticky; top: 0; z-index: 10; display: flex; align-items: center; gap: 18px; min-height: 44px; padding: 0 16px;\n  border-bottom: 1px solid var(--line); background: var(--ground);\n}\n.brand { font-weight: 700; letter-spacing: -0.02em; }\n.bar nav { display: flex; flex-wrap: wrap; gap: 2px; }\n.bar nav a { padding: 4px 9px; border-radius: 5px; color: var(--muted); }\n.bar nav a:hover { background: var(--panel); color: var(--text); text-decoration: none; }\n.bar nav a[aria-current] { background: var(--accent-ground); color: var(--accent); font-weight: 600; }\n.store { display: flex; align-items: center; gap: 8px; min-width: 0; }\n.bar .store { margin-left: auto; }\n.store .facts { overflow: hidden; color: var(--muted); font-size: 12px; font-variant-numeric: tabular-nums; text-overflow: ellipsis; white-space: nowrap; }\n.view { display: flex; flex-direction: column; gap: 12px; padding: 12px 16px 24px; container-type: inline-size; }\n.toolbar { display: flex; flex-wrap: wrap; align-items: center; gap: 8px 16px; }\n.toolbar > .combo { flex: 1 1 240px; max-width: 520px; }\n.toolbar > form.field { flex: 1 1 280px; max-width: 560px; }\n.toolbar.tight { min-height: 28px; gap: 4px 14px; }\n.toolbar.tight h2 { flex: 1 1 120px; display: flex; flex-wrap: wrap; align-items: center; gap: 8px; min-width: 0; overflow-wrap: anywhere; }\nsection { min-width: 0; }\nsection, .answer, aside { display: flex; flex-direction: column; gap: 8px; }\n.answer { transition: opacity 0.12s 0.15s; }\n.answer.busy { opacity: 0.5; }\n.split { display: grid; grid-template-columns: minmax(0, 1fr) 340px; gap: 24px; align-items: start; }\n.secondary { gap: 20px; min-width: 0; }\n.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 24px 32px; align-items: start; }\n.tile.wide { grid-column: 1 / -1; }\n.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 20px; }\n.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 0; }\n.side { gap: 12px; container-type: inline-size; }\n.side:first-child { padding-right: 16px; }\n.side:last-child { padding-left: 16px; border-left: 1px solid var(--line); }\n@container (max-width: 900px) {\n  .split { grid-template-columns: minmax(0, 1fr); }\n  .sides { grid-template-columns: minmax(0, 1fr); gap: 24px; }\n  .side:first-child { padding: 0; }\n  .side:last-child { padding: 16px 0 0; border: 0; border-top: 1px solid var(--line); }\n}\n@media (max-width: 900px) {\n  .bar { position: static; flex-wrap: wrap; gap: 4px 14px; padding: 8px 16px; }\n  .bar .facts { display: none; }\n}\n\n/* States */\n.state { display: flex; flex-direction: column; align-items: center; gap: 8px; padding: 48px 16px; color: var(--muted); text-align: center; }\n.state strong { color: var(--text); }\n.state p { max-width: 60ch; overflow-wrap: anywhere; }\n.state.error strong { color: var(--error); }\n.state progress { width: 160px; height: 4px; accent-color: var(--accent); }\n\n/* Completion */\n.combo { position: relative; }\n.combo > button { position: absolute; right: 2px; height: 24px; }\n.combo ul {\n  position: absolute; top: 32px; left: 0; right: 0; z-index: 15; max-height: 360px; overflow: auto; padding: 4px;\n  border: 1px solid var(--line); border-radius: 6px; background: var(--raised); box-shadow: 0 8px 24px rgb(0 0 0 / 18%);\n}\n.combo li { display: flex; justify-content: space-between; gap: 12px; padding: 3px 8px; border-radius: 4px; cursor: pointer; }\n.combo li bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.combo li .number { color: var(--muted); }\n.combo li:hover, .combo li[aria-selected=\"true\"] { background: var(--accent-ground); }\n\n/* Tables */\n.scroll { max-width: 100%; overflow: auto; border: 1px solid var(--line); border-radius: 6px; }\ntable { width: 100%; border-collapse: collapse; }\nth { position: sticky; top: 0; padding: 4px 8px; border-bottom: 1px solid var(--line); background: var(--panel); color: var(--muted); font-size: 12px; font-weight: 500; text-align: left; white-space: nowrap; }\ntd { padding: 3px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }\ntbody tr:last-child td { border-bottom: 0; }\ntbody tr:hover { background: var(--panel); }\nbutton.sort { height: auto; padding: 0; border: 0; background: none; color: inherit; font-weight: 500; }\nbutton.sort:hover { color: var(--text); }\nth[aria-sort] { color: var(--text); }\ntd.number, th.number { text-align: right; }\ntd.left, td.right { width: 42%; min-width: 190px; max-width: 0; overflow: hidden; }\ntd.left, th.left { text-align: right; }\ntd.left { direction: rtl; text-overflow: ellipsis; }\ntd.left bdi { unicode-bidi: isolate; }\ntd.right { text-overflow: ellipsis; }\ntd.word, th.word { text-align: center; }\ntd.word { max-width: 220px; overflow: hidden; font-weight: 650; text-overflow: ellipsis; }\ntd.value { max-width: 140px; overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; }\ntd.links { font-size: 12px; }\ntd.links a { margin-left: 8px; color: var(--muted); }\ntd.links a:hover, td.links a:focus-visible { color: var(--accent); }\ntd.sense, th.sense { padding-right: 0; }\n.pager { display: flex; align-items: center; color: var(--muted); }\n.pager .quiet { min-width: 24px; }\n.export { display: flex; gap: 8px; font-size: 12px; }\n.export .label { color: var(--muted); }\n.export button { font-size: 12px; }\n\n/* Python */\n.python { position: relative; border: 1px solid var(--line); border-radius: 6px; background: var(--panel); }\n.python summary { padding: 4px 10px; }\n.python details[open] summary { margin: 0; }\n.python pre { padding: 2px 10px 8px; overflow: auto; font: 11.5px/1.5 var(--mono); }\n.python button { position: absolute; top: 0; right: 0; font-size: 12px; }\n\n/* Word */\n.code {\n  display: inline-grid; place-items: center; min-width: 16px; height: 16px; padding: 0 3px; border: 1.5px solid var(--code); border-radius: 8px;\n  color: var(--text); font-size: 10.5px; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1;\n}\n.code.none { border-color: transparent; color: var(--muted); }\n.senses { display: flex; flex-direction: column; gap: 2px; }\n.senses button { display: flex; flex-direction: column; gap: 1px; width: 100%; height: auto; padding: 6px 8px; border-color: transparent; background: none; text-align: start; }\n.senses button:hover { background: var(--panel); }\n.senses button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.senses .line { display: flex; align-items: baseline; gap: 8px; }\n.senses .markers { flex: 1; display: flex; flex-wrap: wrap; gap: 0 8px; font-weight: 600; overflow-wrap: anywhere; }\n.senses .number { color: var(--muted); font-size: 12px; white-space: nowrap; }\n.senses .example { overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; white-space: nowrap; }\n.words { columns: 2; column-gap: 24px; }\n.words li { display: flex; justify-content: space-between; gap: 8px; padding: 1px 0; break-inside: avoid; }\n.words bdi { overflow-wrap: anywhere; }\n.words .number { color: var(--muted); }\n\n/* Neighbours */\n.quote { font-weight: 400; }\n.quote mark { font-weight: 650; }\n.neighbors li { display: grid; grid-template-columns: 5ch 44px minmax(40px, auto) minmax(0, 1fr); align-items: center; gap: 8px; padding: 3px 6px; border-bottom: 1px solid var(--line); }\n.neighbors li.same, .neighbors li:hover { background: var(--accent-ground); }\n.neighbors .strong, .neighbors .context { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.neighbors .strong { max-width: 120px; }\n.neighbors .context { color: var(--muted); font-size: 12px; }\n.neighbors .context b { color: var(--text); font-weight: 600; }\nmeter { width: 44px; height: 6px; }\nmeter::-webkit-meter-bar { height: 6px; border: 0; border-radius: 3px; background: var(--line); }\nmeter::-webkit-meter-optimum-value { border-radius: 3px; background: var(--c0); }\n\n/* Charts */\n.chart { min-width: 0; color: var(--muted); font-size: 11px; }\n.chart svg { display: block; max-width: 100%; height: auto; overflow: visible; font: 11px var(--sans); font-variant-numeric: tabular-nums; background: none; }\n.chart svg text { white-space: pre; }\n.chart [aria-label=\"tip\"] { color: var(--text); }\ndetails summary { color: var(--muted); font-size: 12px; cursor: pointer; }\ndetails[open] summary { margin-bottom: 6px; }\n@media (prefers-reduced-motion: reduce) { * { transition: none !important; } }\n@media print { .bar nav, .export, .pager button { display: none; } }\n\n/* Map */\n:root { --map-none: light-dark(#b9bfc6, #565d66); --map-low: light-dark(#c9dbe8, #23465c); --map-high: light-dark(#08406b, #b5e3ff); }\n.map-split { grid-template-columns: minmax(0, 1fr) minmax(300px, 38%); }\n.map-frame { position: relative; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }\n.map-box { position: relative; height: clamp(320px, 68vh, 900px); cursor: grab; touch-action: none; }\n.map-box:active { cursor: grabbing; }\n.map-box.drawing { cursor: crosshair; }\n.map-box canvas, .map-box svg { position: absolute; inset: 0; width: 100%; height: 100%; pointer-events: none; }\n.map-box .region { font-size: 12px; font-weight: 600; text-anchor: middle; fill: var(--text); stroke: var(--ground); stroke-width: 4px; stroke-linejoin: round; paint-order: stroke; }\n.map-box .lasso { fill: var(--accent); fill-opacity: 0.08; stroke: var(--accent); stroke-width: 1.5; }\n.map-box .found { fill: none; stroke: var(--text); stroke-width: 2; }\n.map-tools { position: absolute; top: 8px; right: 8px; display: flex; gap: 4px; }\n.map-tools button { min-width: 28px; height: 26px; padding: 0 8px; border-color: var(--line); }\n.map-tools button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); color: var(--accent); }\n.map-line { min-height: 1.5em; overflow: hidden; text-align: center; text-overflow: ellipsis; white-space: nowrap; }\n.legend { display: flex; flex-wrap: wrap; gap: 2px 4px; }\n.legend button { display: flex; align-items: center; gap: 6px; max-width: 260px; height: 24px; padding: 0 7px; border-color: transparent; background: none; }\n.legend button:hover { background: var(--panel); }\n.legend bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.legend .number { color: var(--muted); font-size: 12px; }\n.legend svg { flex: none; }\n.legend button[aria-pressed=\"false\"] { color: var(--muted); text-decoration: line-through; }\n.legend button[aria-pressed=\"false\"] svg { opacity: 0.3; }\n\n/* Sentence */\n:root { --heat-low: light-dark(#f3f6f8, #1b2127); --heat-high: light-dark(#08406b, #8fd0ff); }\n.sentence-words { display: flex; flex-wrap: wrap; gap: 4px 2px; max-height: 30vh; overflow: auto; }\n.sentence-words li { display: flex; flex-direction: column; align-items: center; padding: 1px 5px; border-radius: 4px; }\n.sentence-words li.chosen { background: var(--accent-ground); }\n.sentence-words a { color: var(--text); }\n.sentence-words small { color: var(--muted); font-size: 10.5px; }\n.matrix { display: flex; flex-direction: column; gap: 4px; }\n.matrix-scroll { max-height: max(76vh, 1000px); overflow: auto; }\n.matrix-scroll canvas { position: sticky; top: 0; left: 0; display: block; }\n.scale { display: inline-block; width: 80px; height: 9px; margin-right: 6px; border: 1px solid var(--line); background: linear-gradient(to right, var(--heat-low), var(--heat-high)); }\n.arcs path { fill: none; stroke: var(--c0); stroke-width: 1.5; }\n.arcs path:hover { stroke: var(--c3); stroke-width: 3; }\n.arcs text { fill: var(--text); font-size: 12px; text-anchor: middle; }\n.arcs .root { font-weight: 700; text-decoration: underline; }\n.arcs .out { fill: var(--muted); }\n.traces { max-height: 60vh; }\n.traces td { font-size: 12px; }\n.traces td.wrong { color: var(--error); }\n.traces tr[aria-selected=\"true\"] { background: var(--accent-ground); }\n.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 6px; max-width: 900px; }\n.heads button { display: flex; flex-direction: column; align-items: center; width: 100%; height: auto; padding: 4px; border-color: var(--line); }\n.heads button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.heads canvas { width: 72px; height: 72px; image-rendering: pixelated; }\n";
+var style_default = ":root {\n  color-scheme: light dark;\n  --ground: light-dark(#fff, #131518);\n  --panel: light-dark(#f6f7f8, #1a1d21);\n  --raised: light-dark(#fff, #22262b);\n  --line: light-dark(#e3e5e8, #2c3137);\n  --control: light-dark(#868d96, #727a84);\n  --text: light-dark(#1b1f24, #e6e8eb);\n  --muted: light-dark(#59616b, #a0a8b2);\n  --accent: light-dark(#0b66a0, #6cb8ea);\n  --accent-ground: light-dark(#e8f2f9, #17303f);\n  --error: light-dark(#a8370a, #ff9d70);\n  /* Okabe and Ito's colours, darker or lighter where the ground asks for it */\n  --c0: light-dark(#0072b2, #4aa8e0);\n  --c1: light-dark(#b87700, #e69f00);\n  --c2: light-dark(#008a64, #1fbf92);\n  --c3: light-dark(#d55e00, #f0853a);\n  --c4: light-dark(#b0528a, #d98bb8);\n  --c5: light-dark(#2b87ba, #7cc7f0);\n  --c6: light-dark(#857a00, #f0e442);\n  --c7: light-dark(#6f6f6f, #9a9a9a);\n  --mono: ui-monospace, \"SF Mono\", \"Cascadia Mono\", Menlo, Consolas, \"DejaVu Sans Mono\", monospace;\n  --sans: system-ui, -apple-system, \"Segoe UI\", Roboto, \"Helvetica Neue\", \"Noto Sans\", \"Liberation Sans\", sans-serif;\n}\n:root[data-theme=\"light\"] { color-scheme: light; }\n:root[data-theme=\"dark\"] { color-scheme: dark; }\n\n* { box-sizing: border-box; }\nhtml { font: 13px/1.45 var(--sans); }\nbody { margin: 0; background: var(--ground); color: var(--text); -webkit-font-smoothing: antialiased; }\nh1, h2, h3, p, ul, ol, figure, pre { margin: 0; }\nul, ol { padding: 0; list-style: none; }\nh2 { font-size: 1rem; font-weight: 650; letter-spacing: -0.005em; }\nh3 { font-size: 1rem; font-weight: 600; }\na { color: var(--accent); text-decoration: none; }\na:hover { text-decoration: underline; }\n:focus-visible { outline: 2px solid var(--accent); outline-offset: 1px; border-radius: 3px; }\nmain:focus-visible { outline: none; }\n[hidden] { display: none !important; }\n.sr { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }\n.skip { position: absolute; left: 8px; top: -60px; z-index: 20; padding: 8px 12px; background: var(--raised); }\n.skip:focus { top: 4px; }\n.number, .numbers, output, td.number, th.number { font-variant-numeric: tabular-nums; }\n.muted, .note { color: var(--muted); }\n.note { font-size: 12px; }\n.warn { color: var(--error); }\n.mono { font-family: var(--mono); font-size: 12px; }\n.strong { font-weight: 650; }\nmark { padding: 0 2px; border-radius: 3px; background: var(--accent-ground); color: var(--text); }\n.tag { padding: 1px 6px; border: 1px solid var(--line); border-radius: 9px; color: var(--muted); font-size: 11px; font-weight: 500; white-space: nowrap; }\n.tag.warn { border-color: currentColor; color: var(--error); }\n\n/* Controls */\nbutton, input, select { font: inherit; color: inherit; }\nbutton, select, input[type=\"text\"] {\n  height: 28px; padding: 0 9px; border: 1px solid var(--control); border-radius: 5px; background: var(--raised);\n}\ninput[type=\"text\"] { width: 100%; min-width: 0; }\ninput::placeholder { color: var(--muted); opacity: 1; }\nbutton { cursor: pointer; }\nbutton:hover:not(:disabled), select:hover { border-color: var(--accent); }\nbutton:disabled { opacity: 0.4; cursor: default; }\nbutton.quiet { padding: 0 7px; border-color: transparent; background: none; color: var(--muted); }\nbutton.quiet:hover:not(:disabled) { background: var(--panel); color: var(--text); border-color: transparent; }\nbutton.link { height: auto; padding: 0; border: 0; background: none; color: var(--accent); }\nbutton.link:hover { text-decoration: underline; }\nbutton.icon { display: grid; place-items: center; width: 28px; padding: 0; }\nselect { padding-right: 4px; }\n.field { display: flex; align-items: center; gap: 6px; min-width: 0; }\n.field label, label.field { display: flex; align-items: center; gap: 6px; }\n.field .grow { flex: 1; min-width: 0; }\n.field span, .slider span { color: var(--muted); white-space: nowrap; }\n.field .narrow { width: 82px; }\n.slider { display: flex; align-items: center; gap: 8px; }\n.slider input { width: 110px; accent-color: var(--accent); margin: 0; }\n.slider output { min-width: 2ch; font-weight: 650; }\n\n/* The shell */\n.bar {\n  position: sticky; top: 0; z-index: 10; display: flex; align-items: center; gap: 18px; min-height: 44px; padding: 0 16px;\n  border-bottom: 1px solid var(--line); background: var(--ground);\n}\n.brand { font-weight: 700; letter-spacing: -0.02em; }\n.bar nav { display: flex; flex-wrap: wrap; gap: 2px; }\n.bar nav a { padding: 4px 9px; border-radius: 5px; color: var(--muted); }\n.bar nav a:hover { background: var(--panel); color: var(--text); text-decoration: none; }\n.bar nav a[aria-current] { background: var(--accent-ground); color: var(--accent); font-weight: 600; }\n.store { display: flex; align-items: center; gap: 8px; min-width: 0; }\n.bar .store { margin-left: auto; }\n.store .facts { overflow: hidden; color: var(--muted); font-size: 12px; font-variant-numeric: tabular-nums; text-overflow: ellipsis; white-space: nowrap; }\n.view { display: flex; flex-direction: column; gap: 12px; padding: 12px 16px 24px; container-type: inline-size; }\n.toolbar { display: flex; flex-wrap: wrap; align-items: center; gap: 8px 16px; }\n.toolbar > .combo { flex: 1 1 240px; max-width: 520px; }\n.toolbar > form.field { flex: 1 1 280px; max-width: 560px; }\n.toolbar.tight { min-height: 28px; gap: 4px 14px; }\n.toolbar.tight h2 { flex: 1 1 120px; display: flex; flex-wrap: wrap; align-items: center; gap: 8px; min-width: 0; overflow-wrap: anywhere; }\nsection { min-width: 0; }\nsection, .answer, aside { display: flex; flex-direction: column; gap: 8px; }\n.answer { transition: opacity 0.12s 0.15s; }\n.answer.busy { opacity: 0.5; }\n.split { display: grid; grid-template-columns: minmax(0, 1fr) 340px; gap: 24px; align-items: start; }\n.secondary { gap: 20px; min-width: 0; }\n.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 24px 32px; align-items: start; }\n.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); gap: 20px; }\n.layers { display: grid; grid-template-columns: 3fr 2fr; gap: 24px 40px; align-items: start; }\n.layers .wide { grid-column: 1 / -1; }\n.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 310px), 1fr)); gap: 12px 24px; }\n.toolbar.tight h3 { flex: 1 1 120px; }\n.sides { display: grid; grid-template-columns: 1fr 1fr; gap: 0; }\n.side { gap: 12px; container-type: inline-size; }\n.side:first-child { padding-right: 16px; }\n.side:last-child { padding-left: 16px; border-left: 1px solid var(--line); }\n@container (max-width: 900px) {\n  .split, .layers { grid-template-columns: minmax(0, 1fr); }\n  .sides { grid-template-columns: minmax(0, 1fr); gap: 24px; }\n  .side:first-child { padding: 0; }\n  .side:last-child { padding: 16px 0 0; border: 0; border-top: 1px solid var(--line); }\n}\n@media (max-width: 900px) {\n  .bar { position: static; flex-wrap: wrap; gap: 4px 14px; padding: 8px 16px; }\n  .bar .facts { display: none; }\n}\n\n/* States */\n.state { display: flex; flex-direction: column; align-items: center; gap: 8px; padding: 48px 16px; color: var(--muted); text-align: center; }\n.state strong { color: var(--text); }\n.state p { max-width: 60ch; overflow-wrap: anywhere; }\n.state.error strong { color: var(--error); }\n.state progress { width: 160px; height: 4px; accent-color: var(--accent); }\n\n/* Completion */\n.combo { position: relative; }\n.combo > button { position: absolute; right: 2px; height: 24px; }\n.combo ul {\n  position: absolute; top: 32px; left: 0; right: 0; z-index: 15; max-height: 360px; overflow: auto; padding: 4px;\n  border: 1px solid var(--line); border-radius: 6px; background: var(--raised); box-shadow: 0 8px 24px rgb(0 0 0 / 18%);\n}\n.combo li { display: flex; justify-content: space-between; gap: 12px; padding: 3px 8px; border-radius: 4px; cursor: pointer; }\n.combo li bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.combo li .number { color: var(--muted); }\n.combo li:hover, .combo li[aria-selected=\"true\"] { background: var(--accent-ground); }\n\n/* Tables */\n.scroll { max-width: 100%; overflow: auto; border: 1px solid var(--line); border-radius: 6px; }\ntable { width: 100%; border-collapse: collapse; }\nth { position: sticky; top: 0; padding: 4px 8px; border-bottom: 1px solid var(--line); background: var(--panel); color: var(--muted); font-size: 12px; font-weight: 500; text-align: left; white-space: nowrap; }\ntd { padding: 3px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }\ntbody tr:last-child td { border-bottom: 0; }\ntbody tr:hover { background: var(--panel); }\nbutton.sort { height: auto; padding: 0; border: 0; background: none; color: inherit; font-weight: 500; }\nbutton.sort:hover { color: var(--text); }\nth[aria-sort] { color: var(--text); }\ntd.number, th.number { text-align: right; }\ntd.left, td.right { width: 42%; min-width: 190px; max-width: 0; overflow: hidden; }\ntd.left, th.left { text-align: right; }\ntd.left { direction: rtl; text-overflow: ellipsis; }\ntd.left bdi { unicode-bidi: isolate; }\ntd.right { text-overflow: ellipsis; }\ntd.word, th.word { text-align: center; }\ntd.word { max-width: 220px; overflow: hidden; font-weight: 650; text-overflow: ellipsis; }\ntd.value { max-width: 140px; overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; }\ntd.links { font-size: 12px; }\ntd.links a { margin-left: 8px; color: var(--muted); }\ntd.links a:hover, td.links a:focus-visible { color: var(--accent); }\ntd.sense, th.sense { padding-right: 0; }\n.pager { display: flex; align-items: center; color: var(--muted); }\n.pager .quiet { min-width: 24px; }\n.export { display: flex; gap: 8px; font-size: 12px; }\n.export .label { color: var(--muted); }\n.export button { font-size: 12px; }\n\n/* Python */\n.python { position: relative; border: 1px solid var(--line); border-radius: 6px; background: var(--panel); }\n.python summary { padding: 4px 10px; }\n.python details[open] summary { margin: 0; }\n.python pre { padding: 2px 10px 8px; overflow: auto; font: 11.5px/1.5 var(--mono); }\n.python button { position: absolute; top: 0; right: 0; font-size: 12px; }\n\n/* Word */\n.code {\n  display: inline-grid; place-items: center; min-width: 16px; height: 16px; padding: 0 3px; border: 1.5px solid var(--code); border-radius: 8px;\n  color: var(--text); font-size: 10.5px; font-weight: 650; font-variant-numeric: tabular-nums; line-height: 1;\n}\n.code.none { border-color: transparent; color: var(--muted); }\n.senses { display: flex; flex-direction: column; gap: 2px; }\n.senses button { display: flex; flex-direction: column; gap: 1px; width: 100%; height: auto; padding: 6px 8px; border-color: transparent; background: none; text-align: start; }\n.senses button:hover { background: var(--panel); }\n.senses button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.senses .line { display: flex; align-items: baseline; gap: 8px; }\n.senses .markers { flex: 1; display: flex; flex-wrap: wrap; gap: 0 8px; font-weight: 600; overflow-wrap: anywhere; }\n.senses .markers .muted { font-weight: 400; }\n.senses .number { color: var(--muted); font-size: 12px; white-space: nowrap; }\n.senses .example { overflow: hidden; color: var(--muted); font-size: 12px; text-overflow: ellipsis; white-space: nowrap; }\n.words { columns: 2; column-gap: 24px; }\n.words li { display: flex; justify-content: space-between; gap: 8px; padding: 1px 0; break-inside: avoid; }\n.words bdi { overflow-wrap: anywhere; }\n.words .number { color: var(--muted); }\n\n/* Neighbours */\n.quote { font-weight: 400; }\n.quote mark { font-weight: 650; }\n.neighbors li { display: grid; grid-template-columns: 5ch 44px minmax(40px, auto) minmax(0, 1fr); align-items: center; gap: 8px; padding: 3px 6px; border-bottom: 1px solid var(--line); }\n.neighbors li.same, .neighbors li:hover { background: var(--accent-ground); }\n.neighbors .strong, .neighbors .context { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.neighbors .strong { max-width: 120px; }\n.neighbors .context { color: var(--muted); font-size: 12px; }\n.neighbors .context b { color: var(--text); font-weight: 600; }\nmeter { width: 44px; height: 6px; }\nmeter::-webkit-meter-bar { height: 6px; border: 0; border-radius: 3px; background: var(--line); }\nmeter::-webkit-meter-optimum-value { border-radius: 3px; background: var(--c0); }\n\n/* Charts */\n.chart { min-width: 0; color: var(--muted); font-size: 11px; }\n.chart svg { display: block; max-width: 100%; height: auto; overflow: visible; font: 11px var(--sans); font-variant-numeric: tabular-nums; background: none; }\n.chart svg text { white-space: pre; }\n.chart [data-mark=\"tip\"] { color: var(--text); }\ndetails summary { color: var(--muted); font-size: 12px; cursor: pointer; }\ndetails[open] summary { margin-bottom: 6px; }\n@media (prefers-reduced-motion: reduce) { * { transition: none !important; } }\n@media print { .bar nav, .export, .pager button { display: none; } }\n\n/* Map */\n:root { --map-none: light-dark(#b9bfc6, #565d66); --map-low: light-dark(#c9dbe8, #23465c); --map-high: light-dark(#08406b, #b5e3ff); }\n.map-split { grid-template-columns: minmax(0, 1fr) minmax(300px, 38%); }\n.map-frame { position: relative; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }\n.map-box { position: relative; height: clamp(320px, 68vh, 900px); cursor: grab; touch-action: none; }\n.map-box:active { cursor: grabbing; }\n.map-box.drawing { cursor: crosshair; }\n.map-box canvas, .map-box svg { position: absolute; inset: 0; width: 100%; height: 100%; pointer-events: none; }\n.map-box .region { font-size: 12px; font-weight: 600; text-anchor: middle; fill: var(--text); stroke: var(--ground); stroke-width: 4px; stroke-linejoin: round; paint-order: stroke; }\n.map-box .lasso { fill: var(--accent); fill-opacity: 0.08; stroke: var(--accent); stroke-width: 1.5; }\n.map-box .found { fill: none; stroke: var(--text); stroke-width: 2; }\n.map-tools { position: absolute; top: 8px; right: 8px; display: flex; gap: 4px; }\n.map-tools button { min-width: 28px; height: 26px; padding: 0 8px; border-color: var(--line); }\n.map-tools button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); color: var(--accent); }\n.map-line { min-height: 1.5em; overflow: hidden; text-align: center; text-overflow: ellipsis; white-space: nowrap; }\n.legend { display: flex; flex-wrap: wrap; gap: 2px 4px; }\n.legend button { display: flex; align-items: center; gap: 6px; max-width: 260px; height: 24px; padding: 0 7px; border-color: transparent; background: none; }\n.legend button:hover { background: var(--panel); }\n.legend bdi { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }\n.legend .number { color: var(--muted); font-size: 12px; }\n.legend svg { flex: none; }\n.legend button[aria-pressed=\"false\"] { color: var(--muted); text-decoration: line-through; }\n.legend button[aria-pressed=\"false\"] svg { opacity: 0.3; }\n\n/* Sentence */\n:root { --heat-low: light-dark(#f3f6f8, #1b2127); --heat-high: light-dark(#08406b, #8fd0ff); }\n.sentence-words { display: flex; flex-wrap: wrap; gap: 4px 2px; max-height: 30vh; overflow: auto; }\n.sentence-words li { display: flex; flex-direction: column; align-items: center; padding: 1px 5px; border-radius: 4px; }\n.sentence-words li.chosen { background: var(--accent-ground); }\n.sentence-words a { color: var(--text); }\n.sentence-words small { color: var(--muted); font-size: 10.5px; }\n.matrix { display: flex; flex-direction: column; gap: 4px; }\n.matrix-scroll { max-height: max(76vh, 1000px); overflow: auto; }\n.matrix-scroll canvas { position: sticky; top: 0; left: 0; display: block; }\n.scale { display: inline-block; width: 80px; height: 9px; margin-right: 6px; border: 1px solid var(--line); background: linear-gradient(to right, var(--heat-low), var(--heat-high)); }\n.arcs path { fill: none; stroke: var(--c0); stroke-width: 1.5; }\n.arcs path:hover { stroke: var(--c3); stroke-width: 3; }\n.arcs text { fill: var(--text); font-size: 12px; text-anchor: middle; }\n.arcs .root { font-weight: 700; text-decoration: underline; }\n.arcs .out { fill: var(--muted); }\n.traces { max-height: 60vh; }\n.traces td { font-size: 12px; }\n.traces td.wrong { color: var(--error); }\n.traces tr[aria-selected=\"true\"] { background: var(--accent-ground); }\n.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 6px; max-width: 900px; }\n.heads button { display: flex; flex-direction: column; align-items: center; width: 100%; height: auto; padding: 4px; border-color: var(--line); }\n.heads button[aria-pressed=\"true\"] { border-color: var(--accent); background: var(--accent-ground); }\n.heads canvas { width: 72px; height: 72px; image-rendering: pixelated; }\n";
 // src/safetensors.ts
 var KINDS = {
 	F64: Float64Array,

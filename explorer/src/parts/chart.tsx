@@ -25,6 +25,11 @@ export function Chart({ label, options, inputs, fixed = false }: Props) {
     const figure = Plot.plot({ ariaLabel: label, ...(fixed ? {} : { width }), ...options(width) });
     // The stylesheet of the page has Plot's rules: a strict Content-Security-Policy forbids a <style> of its own.
     figure.querySelectorAll("style").forEach((style) => style.remove());
+    // The figure is one image with a name: the names of its marks are for nobody but tests.
+    figure.querySelectorAll("g[aria-label]").forEach((mark) => {
+      mark.setAttribute("data-mark", mark.getAttribute("aria-label")!);
+      mark.removeAttribute("aria-label");
+    });
     (figure instanceof SVGElement ? figure : figure.querySelector("svg"))?.setAttribute("role", "img");
     place.current!.replaceChildren(figure);
     return () => figure.remove();

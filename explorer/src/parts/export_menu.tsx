@@ -2,12 +2,14 @@ import { useApp } from "../app";
 import { saveCanvas, saveSvg } from "../pictures";
 import type { Params } from "../source";
 
+type Picture = SVGSVGElement | HTMLCanvasElement | null | undefined;
+
 interface Props {
   /** The query whose table is saved, with its parameters. */
   name: string;
   params: Params;
-  /** Whether the <section> around has a picture: a figure's <svg>, or a <canvas>. */
-  picture?: boolean;
+  /** Finds the picture; `true` for that of the <section> around. */
+  picture?: boolean | (() => Picture);
 }
 
 /** Saves a view's table and its picture. */
@@ -21,19 +23,17 @@ export function ExportMenu({ name, params, picture = false }: Props) {
           <a href={source.exportUrl(name, params, "parquet")} download={`${name}.parquet`}>Parquet</a>
         </>
       )}
-      {picture && <PictureButtons name={name} />}
+      {picture && <PictureButtons name={name} find={picture === true ? undefined : picture} />}
     </span>
   );
 }
 
-/** Saves the picture of the <section> around. */
-export function PictureButtons({ name }: { name: string }) {
+/** Saves a picture: by default that of the <section> around. */
+export function PictureButtons({ name, find }: { name: string; find?: () => Picture }) {
   const save = (button: HTMLElement, format: "svg" | "png") => {
-    const section = button.closest("section");
-    const svg = section?.querySelector<SVGSVGElement>(".chart svg");
-    const canvas = section?.querySelector("canvas");
-    if (svg) void saveSvg(svg, `${name}.${format}`);
-    else if (canvas) saveCanvas(canvas, `${name}.png`);
+    const found = find ? find() : button.closest("section")?.querySelector<SVGSVGElement>(".chart svg");
+    if (found instanceof SVGSVGElement) void saveSvg(found, `${name}.${format}`);
+    else if (found) saveCanvas(found, `${name}.png`);
   };
   return (
     <span class="export">
