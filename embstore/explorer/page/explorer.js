@@ -16276,6 +16276,10 @@ function Concordance({ rows, columns = [], extra = [], sortable = false, label =
 		id: (row) => row.row
 	});
 }
+/** The end of a text, cut at a space. */
+function ending(text, size) {
+	return text.length <= size ? text : `…${text.slice(text.indexOf(" ", text.length - size))}`;
+}
 // src/parts/filters.tsx
 var column = (name) => /^[a-z_]\w*$/i.test(name) ? name : `"${name.replace(/"/g, "\"\"")}"`;
 var text = (value) => `'${value.replace(/'/g, "''")}'`;
@@ -16973,10 +16977,6 @@ function Line({ neighbor, hovered }) {
 			})
 		]
 	});
-}
-/** The end of a text, cut at a space. */
-function ending(text, size) {
-	return text.length <= size ? text : `…${text.slice(text.indexOf(" ", text.length - size))}`;
 }
 /** The layers of the address that the store has; without any, its first, its middle and its last. */
 function layersOf(given, layers) {
@@ -17823,7 +17823,7 @@ function SenseList({ of }) {
 								}), one.examples.slice(0, 1).map((example) => /* @__PURE__ */ a$2("span", {
 									class: "example",
 									children: /* @__PURE__ */ a$2("bdi", { children: [
-										example.left.slice(-60),
+										ending(example.left, 24),
 										" ",
 										/* @__PURE__ */ a$2("b", { children: example.word }),
 										" ",

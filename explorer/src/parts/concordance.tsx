@@ -41,3 +41,8 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
   ];
   return <Table label={label} columns={all} rows={rows} id={(row) => row.row} />;
 }
+
+/** The end of a text, cut at a space. */
+export function ending(text: string, size: number): string {
+  return text.length <= size ? text : `…${text.slice(text.indexOf(" ", text.length - size))}`;
+}

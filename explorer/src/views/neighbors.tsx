@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import type { Neighbor, Neighbors } from "../answers";
 import { useApp, type View } from "../app";
+import { ending } from "../parts/concordance";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { Link } from "../parts/link";
@@ -93,11 +94,6 @@ function Line({ neighbor, hovered }: { neighbor: Neighbor; hovered: { value: num
       </Link>
     </li>
   );
-}
-
-/** The end of a text, cut at a space. */
-function ending(text: string, size: number): string {
-  return text.length <= size ? text : `…${text.slice(text.indexOf(" ", text.length - size))}`;
 }
 
 /** The layers of the address that the store has; without any, its first, its middle and its last. */

@@ -1,7 +1,7 @@
 import type { Completion, Occurrence, Occurrences, Senses, WordAnswer } from "../answers";
 import { useApp, type View } from "../app";
 import { color } from "../palette";
-import { Concordance } from "../parts/concordance";
+import { Concordance, ending } from "../parts/concordance";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { LayerCurves } from "../parts/layer_curves";
@@ -132,7 +132,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
                         </span>
                         {one.examples.slice(0, 1).map((example) => (
                           <span class="example" key={example.row}>
-                            <bdi>{example.left.slice(-60)} <b>{example.word}</b> {example.right.slice(0, 60)}</bdi>
+                            <bdi>{ending(example.left, 24)} <b>{example.word}</b> {example.right.slice(0, 60)}</bdi>
                           </span>
                         ))}
                       </button>
