@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from measure import Times, interleaved, machine, table, write_json
+from measure import Row, Times, interleaved, machine, table, write_json
 
 import embstore as es
 from embstore.corpus import Sentence
@@ -89,6 +89,21 @@ def shown(times: dict[str, Times], whole: str) -> str:
     return table(("", "seconds", "processor", f"of {whole}"), rows)
 
 
+def rows_of(times: dict[str, Times], n_words: list[int], n_members: int) -> list[Row]:
+    """Compare an append with its share of the extraction by words, and what opens a collection with a second."""
+    taken = {name: median(each.processor) for name, each in times.items()}
+    whole, share = taken["extract"], n_words[1] / n_words[0]
+    rows = [Row(f"extract {n_words[0]:,} words", whole, clock="processor")]
+    for name, words in (("append 1 % more", n_words[1]), ("append one sentence", 0)):
+        what = f"append {words:,} words" if words else name
+        limit = {"limit": whole * share, "limit_name": f"{share:.2%} of the extraction"} if words else {}
+        rows.append(Row(what, taken[name], clock="processor", **limit))
+    for kind in ("file", "glob"):
+        name = f"open a {kind} of {n_members:,}"
+        rows.append(Row(name, taken[name], clock="processor", targets={"seconds": 1}))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("novel", type=Path, nargs="+")
@@ -108,8 +123,11 @@ def main() -> None:
         opened = times_of_opening(Path(folder), given.members, given.repeats)
     print(f"{n_words[0]:,} words, {n_words[1]:,} appended; medians of {given.repeats} rounds\n")
     print(shown(grown, "extract"), shown(opened, next(iter(opened))), sep="\n\n")
+    rows = rows_of({**grown, **opened}, n_words, given.members)
     times = {name: vars(each) for name, each in {**grown, **opened}.items()}
-    write_json(given.out, {"machine": machine(), "words": n_words, "members": given.members, "times": times})
+    settings = {"model": Path(given.model).name, "members": given.members}
+    found = {"benchmark": "append", "machine": machine(), "settings": settings, "words": n_words, "times": times}
+    write_json(given.out, {**found, "rows": [row.as_json() for row in rows]})
 
 
 if __name__ == "__main__":

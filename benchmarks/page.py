@@ -17,6 +17,7 @@ ABOUT = {
     "extract": "Extraction: `benchmarks/extract.py`",
     "extract_parts": "Where the time of an extraction goes: `benchmarks/extract_parts.py`",
     "busy": "Extraction on a busy machine: `benchmarks/busy.py`",
+    "append": "Appends and collections: `benchmarks/append.py`",
     "query": "Reading: `benchmarks/query.py`",
     "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
     "sql": "Ten questions in SQL: `benchmarks/sql.py`",
