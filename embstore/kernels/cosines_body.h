@@ -195,11 +195,12 @@ TARGET static int64_t OWN(add_ordered)(const cosines_t *sums, const int32_t *ord
         int64_t *counts = sums->word_counts + 3 * word;
         const int64_t room = FLUSH_COUNT - counts[1], most = start + (room < MOST_ROWS ? room : MOST_ROWS);
         REAL *sum = (REAL *)sums->word_sums + word * sums->width;
-        OWN(fetch_sum)(sums, word);
         for (; k < count && k < most && sums->words[order[k]] == word; k++) {
             if (k + ROWS_AHEAD < count) {
                 const char *later = vectors + order[k + ROWS_AHEAD] * row_nbytes;
+                const int64_t next = sums->words[order[k + ROWS_AHEAD]];
                 for (int64_t j = 0; j < row_nbytes; j += CACHE_LINE) FETCH_ONCE(later + j);
+                if (next != sums->words[order[k + ROWS_AHEAD - 1]]) OWN(fetch_sum)(sums, next);
             }
             const REAL *row = OWN(read_row)(sums, order[k], buffers + (k - start) * sums->size);
             const REAL square = OWN(dot)(row, row, sums->size);

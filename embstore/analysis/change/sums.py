@@ -23,7 +23,7 @@ METRICS = (*DISTANCES, *SIMILARITIES, JSD)
 TESTED = ("apd", "apd_excess", "prt", "prt_centered", "selfsim_change", JSD)
 TWO_SIDED = ("selfsim_change",)
 PART_TIMES = 64  # how many rows a part has for each group, so that adding up states takes little
-BLOCK_NBYTES = 8 * 2**20  # of stored vectors: a word's rows of a block are read one after the other
+BLOCK_NBYTES = 32 * 2**20  # of stored vectors: a word's rows of a block are read one after the other
 BLOCK_WORDS = 128  # whose sums stay in cache as float64
 WHOLE = 0.25  # above this share of the rows the whole layer is scanned
 
@@ -136,9 +136,10 @@ class _Given:
 
     @classmethod
     def of(cls, part: Part, words: NDArray[np.int64], counts: NDArray[np.int64]) -> _Given:
-        periods = np.unique(part.periods)
+        counted = np.bincount(part.periods, minlength=counts.shape[1]) > 0
+        periods, places = np.flatnonzero(counted), np.cumsum(counted) - 1
         wanted = words >= 0
-        groups = np.where(wanted, words * len(periods) + np.searchsorted(periods, part.periods), -1)
+        groups = np.where(wanted, words * len(periods) + places[part.periods], -1)
         sizes = np.ascontiguousarray(counts[:, periods]).reshape(-1)
         if not part.is_whole or wanted.sum() < WHOLE * part.store.n_rows:
             return cls(part.store, part.rows[wanted], groups[wanted], periods, sizes)
@@ -252,16 +253,14 @@ def measures_of_sums(
 
     `centers`: float64 [period, feature], the mean plain vector of each period over all compared words.
     """
-    numbers = np.arange(len(sums.counts)) if words is None else words
-    blocks = [
-        _measures_of_block(sums, centers, old, new, numbers[start : start + BLOCK_WORDS])
-        for start in range(0, len(numbers), BLOCK_WORDS)
-    ]
+    starts = range(0, len(sums.counts if words is None else words), BLOCK_WORDS)
+    spans = [slice(start, start + BLOCK_WORDS) for start in starts]
+    blocks = [_measures_of_block(sums, centers, old, new, span if words is None else words[span]) for span in spans]
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _measures_of_block(
-    sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64]
+    sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64] | slice
 ) -> dict[str, NDArray[np.float64]]:
     sides = (old, new)
     counts = [sums.counts[words, side] for side in sides]
