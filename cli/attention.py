@@ -63,7 +63,9 @@ def attention(
     source: Any = es.open(str(corpus)) if str(corpus).rstrip("/").endswith((".zarr", ".h5")) else corpus
     result = es.attention(source, model=model, device=device, **chosen)
     output.draw(
-        lambda: es.plot.attention_figure(result.frame, title=f"{result.model}, {result.n_sentences:,} sentences")
+        lambda **look: es.plot.attention_figure(
+            result.frame, **({"title": f"{result.model}, {result.n_sentences:,} sentences"} | look)
+        )
     )
     if output.deliver(result.frame):
         _print(result)
@@ -75,7 +77,9 @@ def _compare(corpus: Path, model: str, other: str, settings: dict[str, Any], dev
             raise es.errors.InvalidValueError(f"{name} does not apply with --other: choose {', '.join(COMPARISON)}")
     table = es.analysis.attention_similarity(corpus, model_a=model, model_b=other, device=device, **settings)
     names = " and ".join(Path(name).name for name in (model, other))
-    output.draw(lambda: es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"))
+    output.draw(
+        lambda **look: es.plot.attention_heatmap(table, **({"title": f"Self-attention weights: {names}"} | look))
+    )
     if not output.deliver(table):
         return
     rows = []
@@ -154,7 +158,7 @@ def heads(
     importance = es.analysis.head_importance(files["train"], **given)
     pruned = es.analysis.prune_heads(files["dev"], importance=importance, seeds=seeds, **given)
     frames = {"disabled": disabled, "importance": importance, "pruned": pruned}
-    output.draw(lambda: es.plot.heads_figure(**frames, title=model.name))
+    output.draw(lambda **look: es.plot.heads_figure(**frames, **({"title": model.name} | look)))
     table = pl.concat(
         [frame.select(pl.lit(name).alias("table"), pl.all()) for name, frame in frames.items()], how="diagonal"
     )

@@ -61,12 +61,12 @@ def change(
     options = {"by": by, "layers": opt.layers_of(layers), "metrics": names, "tests": tests, **chosen}
     if len(periods) > 2:
         series = es.analysis.change.measure_periods(store, **options)
-        output.draw(lambda: es.plot.series_figure(series, metric=rank))
+        output.draw(lambda **look: es.plot.series_figure(series, metric=rank, **look))
         if output.deliver(series.frame):
             _print_series(series, rank, top)
         return
     found = es.analysis.change.measure_change(store, None if new is None else es.open(new), **options)
-    output.draw(lambda: es.plot.change_map(found.frame, metric=rank))
+    output.draw(lambda **look: es.plot.change_map(found.frame, metric=rank, **look))
     print_notes(found.notes)
     if output.deliver(found.frame):
         _print(found, rank, top, sentences)

@@ -98,7 +98,7 @@ def edges(
         targets = {split: edges for split, edges in splits.items() if split != "train"}
         results.append(fitted.score(targets, resamples=resamples))
     result = es.probes.ProbeResult.concat(results)
-    output.draw(lambda: es.plot.edge_layers(result.summary()))
+    output.draw(lambda **look: es.plot.edge_layers(result.summary(), **look))
     print_notes(result.notes)
     if output.deliver(result.frame):
         _print_edges(result.summary(), kind=probing.kind, resamples=resamples)
@@ -229,7 +229,7 @@ def mdl(
         for name, splits in files.items()
     )
     summary = result.summary()
-    output.draw(lambda: es.plot.code_lengths(summary))
+    output.draw(lambda **look: es.plot.code_lengths(summary, **look))
     print_notes(result.notes)
     if output.deliver(result.frame):
         print_table(_codes_by_task(summary), title="code lengths in kbit")

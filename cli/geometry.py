@@ -76,7 +76,7 @@ def geometry(
             opened = es.open(path)
             tables[name] = es.geometry(opened, layers=opt.layers_of(layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
-    output.draw(lambda: es.plot.geometry_figure(summaries))
+    output.draw(lambda **look: es.plot.geometry_figure(summaries, **look))
     if output.deliver(_concatenated(tables)):
         for name, summary in summaries.items():
             if len(summaries) > 1:
@@ -149,7 +149,7 @@ def cka(
     chosen = opt.read_settings(settings, CKA) | {"layers": opt.layers_of(layers)}
     table = es.analysis.linear_cka(one, two, other_layers=None if two is None else chosen["layers"], **chosen)
     left, right = ("", "") if other is None else _names([store, other])
-    output.draw(lambda: es.plot.cka_map(table, names=(left, right)))
+    output.draw(lambda **look: es.plot.cka_map(table, names=(left, right), **look))
     if output.deliver(table):
         rows: dict[int, dict[str, Any]] = {}
         for row in table.to_dicts():

@@ -234,7 +234,7 @@ def senses(
         **chosen,
     )
     Output(output.out).deliver(found.occurrences)
-    output.draw(lambda: es.plot.cluster_map(found, **drawing))
+    output.draw(lambda **look: es.plot.cluster_map(found, **drawing, **look))
     if output.as_json:
         print_json(_clusters_as_json(found, most))
     else:

@@ -67,6 +67,11 @@ Checkpoints = Annotated[Path | None, option("DIR", "Save a checkpoint after ever
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]
 Plot = Annotated[Path | None, option("FILE", "Draw a figure to FILE.{png,svg,pdf}.", "--plot")]
+Title = Annotated[str | None, option("TEXT", "With --plot: the title of the figure.", "--title")]
+Size = Annotated[str | None, option("WxH", "With --plot: width and height in inches, such as 6x4.", "--size")]
+Style = Annotated[
+    Literal["paper", "talk"] | None, option("NAME", "With --plot: paper (one column) or talk (a slide).", "--style")
+]
 Config = Annotated[Path | None, option("FILE.toml", "Read the settings that --set takes from a file.", "--config")]
 
 
@@ -190,6 +195,16 @@ def _described(kind: Any) -> str:
         Path: "a path",
     }
     return names.get(kind, "text")
+
+
+def size_of(text: str | None) -> tuple[float, float] | None:
+    """Return the width and the height of `--size`, such as 6x4, in inches."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?x[0-9]{1,3}(\.[0-9]{1,3})?", text.strip()):
+        raise InvalidValueError(f"--size {text!r} is not allowed: give width and height in inches, such as 6x4")
+    width, height = map(float, text.split("x"))
+    return width, height
 
 
 def layer_of(text: str, stored: Sequence[int] = ()) -> int:

@@ -151,15 +151,24 @@ class Drawing(Output):
     """Where the table and the figure of a command go."""
 
     plot: opt.Plot = None
+    title: opt.Title = None
+    size: opt.Size = None
+    style: opt.Style = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_file(self.plot, "--plot", (".png", ".svg", ".pdf"))
+        if self.plot is None:
+            for name in ("title", "size", "style"):
+                if (value := getattr(self, name)) is not None:
+                    raise InvalidValueError(f"--{name} {value} is for the figure: give --plot FILE too")
+        opt.size_of(self.size)
 
-    def draw(self, make: Callable[[], Any]) -> None:
-        """Write the figure that `make` returns to --plot, if that is given."""
+    def draw(self, make: Callable[..., Any]) -> None:
+        """Write the figure that `make` returns to --plot, if that is given; it is called with the options given."""
         if self.plot is not None:
-            es.plot.save(make(), self.plot)
+            options = {"title": self.title, "size": opt.size_of(self.size), "style": self.style}
+            es.plot.save(make(**{name: value for name, value in options.items() if value is not None}), self.plot)
 
 
 def require_file(path: Path | None, option: str, suffixes: tuple[str, ...] = (".csv", ".parquet", ".json")) -> None:

@@ -153,7 +153,7 @@ def save_files(save: Path | None, names: Collection[str]) -> dict[str, Path]:
 
 def _show(result: es.probes.ProbeResult, title: str, by: str | None, output: Drawing) -> None:
     summary = result.summary()
-    output.draw(lambda: es.plot.probe_scores(summary))
+    output.draw(lambda **look: es.plot.probe_scores(summary, **look))
     print_notes(result.notes)
     if output.deliver(result.frame):
         print_table(_by_layer(summary), title=title)
@@ -238,9 +238,9 @@ def structure(
         probes.append(probe)
     result = es.probes.ProbeResult.concat(results)
     if sentence is None:
-        output.draw(lambda: es.plot.structure_figure(result.summary()))
+        output.draw(lambda **look: es.plot.structure_figure(result.summary(), **look))
     else:
-        output.draw(lambda: es.plot.tree_figure(probes[0].predict(trees["test"][sentence])))
+        output.draw(lambda **look: es.plot.tree_figure(probes[0].predict(trees["test"][sentence]), **look))
     print_notes(result.notes)
     if output.deliver(result.frame):
         title = f"structural probes of rank {probes[0].fitted.shape.rank}"

@@ -147,7 +147,7 @@ def lookup(
     found = opened.select(words=word)
     if output.out is not None:
         Output(output.out).deliver(found.table())
-    output.draw(lambda: _sentence_figure(opened, found.occurrences(), word, row, attention))
+    output.draw(lambda **look: _sentence_figure(opened, found.occurrences(), word, row, attention, **look))
     most = most or (len(found) if output.as_json else SHOWN)
     some = opened.select(rows=found.rows[:most])
     shown = some.occurrences()
@@ -160,7 +160,7 @@ def lookup(
 
 
 def _sentence_figure(
-    store: es.Store, occurrences: list[dict[str, Any]], word: str, row: int | None, attention: str | None
+    store: es.Store, occurrences: list[dict[str, Any]], word: str, row: int | None, attention: str | None, **look: Any
 ) -> Any:
     """Return a figure of the similarities, or of a model's attention, in the sentence of an occurrence."""
     rows = [each["occurrence"] for each in occurrences]
@@ -170,10 +170,10 @@ def _sentence_figure(
     text: str = chosen["text"]
     if attention is not None:
         return es.plot.sentence_figure(
-            es.analysis.sentence_attention(store.index.texts[chosen["sentence"]], model=attention)
+            es.analysis.sentence_attention(store.index.texts[chosen["sentence"]], model=attention), **look
         )
     similarity = es.analysis.sentence_similarity(store, sentence=chosen["sentence"])
-    return es.plot.heat_map(similarity, title=text if len(text) <= 80 else text[:79] + "…")
+    return es.plot.heat_map(similarity, **({"title": text if len(text) <= 80 else text[:79] + "…"} | look))
 
 
 def export(

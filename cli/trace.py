@@ -74,7 +74,7 @@ def trace(
 
     if sentence is not None:
         one = shown(traces.find(int(sentence) if sentence.isdecimal() else sentence))
-        output.draw(lambda: es.plot.trace_figure(one))
+        output.draw(lambda **look: es.plot.trace_figure(one, **look))
         if output.deliver(one.frame):
             print_table(_rows(one), title=f"sentence {one.number}: {' '.join(one.words)}")
         return
@@ -82,7 +82,7 @@ def trace(
     limit = f"{limits['limit']:g}"
     if output.plot is not None and listed.is_empty():
         raise InvalidValueError(f"no sentence has two edges of {limit} or less to draw: give --sentence")
-    output.draw(lambda: es.plot.trace_figure(shown(listed["sentence"].to_list()[0])))
+    output.draw(lambda **look: es.plot.trace_figure(shown(listed["sentence"].to_list()[0]), **look))
     if output.deliver(listed.head(most or SHOWN)):
         title = f"{len(listed):,} of {len(traces.sentences):,} sentences have more than one edge of {limit} or less"
         rows = listed.head(most or SHOWN).to_dicts()

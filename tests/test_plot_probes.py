@@ -190,7 +190,7 @@ def test_a_recovered_tree_is_drawn_below_the_gold_one() -> None:
     tree = RecoveredTree(words, punctuation, gold, found, 2, 1, np.zeros((5, 5), np.float32), 7)
     axis = plot.tree_figure(tree).axes[0]
     assert texts(axis)[:5] == ["The", r"\$chef", "made", "pizza", "."]
-    assert axis.get_title() == "2 of 3 edges found"
+    assert axis.get_title() == "2 of 3 edges found at layer 7"
     arcs = [line for line in axis.lines if len(line.get_xdata()) > 2]
     drawn = [(line.get_color(), bool(np.mean(line.get_ydata()) > 0)) for line in arcs]
     assert sorted(drawn) == sorted(
@@ -201,6 +201,41 @@ def test_a_recovered_tree_is_drawn_below_the_gold_one() -> None:
         edge = tuple(int(np.abs(np.array(middle) - end).argmin()) for end in sorted(line.get_xdata()[[0, -1]]))
         assert edge in (gold if np.mean(line.get_ydata()) > 0 else found)
         assert (line.get_color() == RIGHT) == (edge in gold & found)
+
+
+def test_long_sentences_have_upright_words_and_a_tree_of_a_page() -> None:
+    words = tuple(f"word{number}" for number in range(60))
+    edges = frozenset((number, number + 1) for number in range(59))
+    tree = RecoveredTree(words, np.zeros(60, bool), edges, edges, 0, 0, np.zeros((60, 60), np.float32), 2)
+    figure = plot.tree_figure(tree)
+    assert figure.get_size_inches()[0] <= 10
+    assert {text.get_rotation() for text in figure.axes[0].texts[:60]} == {90}
+    assert plot.tree_figure(tree, style="paper").get_size_inches()[0] == pytest.approx(6.9)
+
+
+def test_a_figure_has_the_title_size_and_style_that_are_given() -> None:
+    rows = [{"layer": layer, "value": 0.1 * layer} for layer in range(3)]
+    draw = partial(plot.probe_scores, frame(rows))
+    plain, paper, talk = draw(), draw(style="paper"), draw(style="talk", title="$A")
+    assert [each.get_size_inches()[0] for each in (plain, paper, talk)] == pytest.approx([5.6, 3.35, 10])
+    sizes = [
+        (each.axes[0].xaxis.label.get_fontsize(), each.axes[0].lines[0].get_linewidth())
+        for each in (plain, paper, talk)
+    ]
+    assert sizes[1] == pytest.approx([0.78 * each for each in sizes[0]])
+    assert sizes[2] == pytest.approx([1.5 * each for each in sizes[0]])
+    assert talk.axes[0].get_title() == r"\$A"
+    assert draw(size=(4, 2)).get_size_inches().tolist() == [4, 2]
+    assert plot.edge_summary(edge_frame(), title="own").axes[0].get_title() == "own"
+    assert (
+        plot.structure_figure(
+            frame([row | {"metric": m} for m in ("uuas", "nspr") for row in rows]), title="own"
+        )._suptitle.get_text()
+        == "own"
+    )  # type: ignore[attr-defined]
+    for wrong in ({"style": "poster"}, {"size": (0, 4)}, {"size": "big"}, {"title": 3}):
+        with pytest.raises(InvalidValueError, match=next(iter(wrong))):
+            draw(**wrong)
 
 
 def annotation(task: str, span1: Any, span2: Any, wrong: str | None) -> Annotation:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, check_drawable, colormap, floats, literal, look, panels, style
+from embstore.plot.drawing import PALETTE, check_drawable, colormap, drawn, floats, literal, look, panels, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -22,6 +22,7 @@ LEAST_WEIGHT = 0.04  # lines of less attention are not drawn
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
 
 
+@drawn
 def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw what `attention` measured: a panel for each metric of its frame.
 
@@ -188,6 +189,7 @@ PANELS: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
+@drawn
 def sentence_figure(attention: SentenceAttention) -> Figure:
     """Draw the attention of a sentence: lines from each subword to those it attends to, a panel for each layer.
 

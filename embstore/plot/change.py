@@ -14,6 +14,7 @@ from embstore.plot.drawing import (
     add_legend,
     check_drawable,
     draw_line,
+    drawn,
     floats,
     layer_name,
     literal,
@@ -46,6 +47,7 @@ TITLES = {
 }
 
 
+@drawn
 def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | str = -1, most: int = 25) -> Figure:
     """Draw each word's change against its frequency, from `Change.frame`; significant words (q <= 0.05) are named.
 
@@ -82,6 +84,7 @@ def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | 
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def change_by_layer_figure(frame: pl.DataFrame, *, words: Sequence[str]) -> Figure:
     """Draw the measures of some words by layer, a panel for each measure, with bootstrap intervals as bands."""
     check_columns(frame, COLUMNS, "the frame of change")
@@ -99,6 +102,7 @@ def change_by_layer_figure(frame: pl.DataFrame, *, words: Sequence[str]) -> Figu
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def series_figure(
     series: ChangeSeries,
     *,

@@ -14,6 +14,7 @@ from embstore.plot.drawing import (
     check_drawable,
     choose_split,
     draw_line,
+    drawn,
     floats,
     literal,
     look,
@@ -48,6 +49,7 @@ STRUCTURE_PANELS = {
 }
 
 
+@drawn
 def geometry_figure(
     frames: Mapping[str, pl.DataFrame], *, published: Mapping[str, pl.DataFrame] | None = None
 ) -> Figure:
@@ -67,7 +69,7 @@ def geometry_figure(
     if not drawn:
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
-    figure, axes = panels(len(drawn), columns=2, size=(4.4, 3.0), margin=(0, 0.5))
+    figure, axes = panels(len(drawn), columns=3 if len(drawn) == 3 else 2, size=(4.4, 3.0), margin=(0, 0.5))
     for (metric, title, label, columns), axis in zip(drawn, axes.flat, strict=False):
         for number, (name, frame) in enumerate([*frames.items(), *dashed.items()]):
             part = frame.filter(frame["metric"].cast(str) == metric)
@@ -81,6 +83,7 @@ def geometry_figure(
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     """Draw recall against queries per second from `measure_recall`, a line for each index; exact search is dashed."""
     check_drawable(frames, ("items",), "frames of measure_recall by the name of the index")
@@ -98,7 +101,9 @@ def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
         exact += frame.filter(frame["setting"] == "exact search")["queries_per_second"].to_list()
     if exact:
         axis.axhline(float(np.median(exact)), color="#555555", linestyle="--", linewidth=1, label="exact search")
-    style(axis, title="Approximate search", x="recall of the nearest neighbors", y="queries per second")
+    style(
+        axis, title="Approximate search: speed by recall", x="recall of the nearest neighbors", y="queries per second"
+    )
     axis.xaxis.get_major_locator().set_params(integer=False)
     axis.set_yscale("log")
     axis.grid(color=GRID)
@@ -106,6 +111,7 @@ def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None = None) -> Figure:
     """Draw the score of class probes by layer, a line for each store, from `ProbeResult.summary()`.
 
@@ -127,11 +133,18 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
             label=str(store) if is_first else f"{store}, {task}",
             linestyle="-" if is_first else "--",
         )
-    style(axes[0, 0], title="Class probes", x="layer", y=f"{metric} ({chosen})", layers=scores["layer"].to_list())
-    axes[0, 0].legend(frameon=False, fontsize=9)
+    style(
+        axes[0, 0],
+        title=f"Class probes: {metric} by layer",
+        x="layer",
+        y=f"{metric} ({chosen})",
+        layers=scores["layer"].to_list(),
+    )
+    add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def code_lengths(summary: pl.DataFrame) -> Figure:
     """Draw the code length of each layer (Voita & Titov 2020), a panel for each task, from `MdlResult.summary()`.
 
@@ -159,6 +172,7 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figure:
     """Draw the scores of structural probes by layer, from `StructureResult.summary()`.
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from functools import wraps
+from inspect import Parameter, signature
 from math import ceil
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +28,127 @@ SUFFIXES = (".png", ".svg", ".pdf")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 GRID = "#eeeeee"
+
+
+# Style -> width of a figure in inches, and how many times the size of text and lines: a column of a paper, a slide.
+STYLES: dict[str, tuple[float, float]] = {"paper": (3.35, 0.78), "talk": (10.0, 1.5)}
+TWO_COLUMNS = 6.9  # inches: the width on paper of a figure that is a sentence
+LONG_LABEL = 24  # letters of a label of a legend that has a line of its own on paper
+MANY_TICKS = 13  # labels whose size follows that of their panel
+LETTER = 0.55  # the mean width of a letter, in sizes of its text
+_style: ContextVar[str | None] = ContextVar("style", default=None)
+
+
+def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Give a function that makes a figure the keywords `title`, `size` and `style`.
+
+    `title` replaces the title. `size`: width and height in inches. `style`: "paper", as wide as a column (two columns
+    for a sentence), or "talk", as large as a slide; text and lines have the size that fits.
+    """
+    own = signature(function).parameters
+
+    @wraps(function)
+    def call(
+        *arguments: Any,
+        title: str | None = None,
+        size: tuple[float, float] | None = None,
+        style: str | None = None,
+        **named: Any,
+    ) -> Figure:
+        if style is not None:
+            check_choice("style", style, STYLES)
+        if title is not None and not isinstance(title, str):
+            raise InvalidValueError(f"title {quoted(title)} is not allowed: give a text")
+        if size is not None and not _is_size(size):
+            raise InvalidValueError(f"size {quoted(size)} is not allowed: give width and height in inches, such as 6x4")
+        if title is not None and "title" in own:
+            named["title"] = title
+        token = _style.set(style)
+        try:
+            figure = function(*arguments, **named)
+        finally:
+            _style.reset(token)
+        if title is not None and "title" not in own:
+            _set_title(figure, title)
+        if style is not None or size is not None:
+            _resize(figure, size, style)
+        return figure
+
+    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in ("title", "size", "style")]
+    parameters = [each for each in own.values() if each.name != "title"]
+    call.__dict__["__signature__"] = signature(function).replace(
+        parameters=sorted([*parameters, *more], key=lambda each: each.kind)
+    )
+    return call
+
+
+def _is_size(size: Any) -> bool:
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        return False
+    return all(isinstance(each, int | float) and not isinstance(each, bool) and 1 <= each <= 100 for each in size)
+
+
+def _set_title(figure: Any, title: str) -> None:
+    """Give a figure of one panel, or of several, its title."""
+    main = [axis for axis in figure.axes if axis.get_visible() and axis.get_label() != "<colorbar>"]
+    if len(main) == 1 and figure._suptitle is None:
+        main[0].set_title(literal(title), fontsize=11)
+    else:
+        figure.suptitle(literal(title), fontsize=12)
+
+
+def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) -> None:
+    """Give a figure its size in inches, and its text, lines and points the size of the style."""
+    before, is_inches = figure.get_size_inches(), figure.get_layout_engine() is None
+    width, times = STYLES.get(style or "", (before[0], 1.0))
+    if is_inches and style == "paper":
+        width = TWO_COLUMNS
+    height = before[1] * width / before[0]
+    if style == "paper" and not is_inches:
+        height *= 1.15 if len(figure.axes) < 3 else 1.4  # text shrinks less than the panels
+        height += 0.17 * sum(len(legend.texts) for legend in figure.legends)
+    figure.set_size_inches(*(size or (width, height)))
+    if is_inches:
+        times = min(figure.get_size_inches() / before)
+    from matplotlib.collections import PathCollection
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    ticks = set()
+    for axis in figure.axes:
+        for each in (axis.xaxis, axis.yaxis):
+            labels = each.get_ticklabels()
+            ticks |= set(labels)
+            if labels:
+                dense = min(times, 1.3 * width / before[0]) if len(labels) > MANY_TICKS else times
+                each.set_tick_params(which="both", labelsize=labels[0].get_fontsize() * dense)
+    for text in figure.findobj(Text):
+        if text not in ticks:
+            text.set_fontsize(text.get_fontsize() * times)
+    for line in figure.findobj(Line2D):
+        line.set(linewidth=line.get_linewidth() * times, markersize=line.get_markersize() * times)
+    for points in figure.findobj(PathCollection):
+        points.set_sizes(points.get_sizes() * times**2)
+    if not is_inches:
+        _wrap_titles(figure)
+
+
+def _wrap_titles(figure: Any) -> None:
+    """Break the titles of panels and the labels of their axes into lines that fit."""
+    width, height = figure.get_size_inches()
+    for axis in figure.axes:
+        spec = axis.get_subplotspec()
+        rows, columns = (1, 1) if spec is None else spec.get_gridspec().get_geometry()
+        for text, inches in (
+            (axis.title, width / columns),
+            (axis.xaxis.label, width / columns),
+            (axis.yaxis.label, 0.85 * height / rows),
+        ):
+            letters = max(8, int(0.9 * inches * 72 / (LETTER * text.get_fontsize())))
+            text.set_text("\n".join(wrap(text.get_text(), letters)))
+    if figure._suptitle is not None:
+        letters = max(8, int(width * 72 / (LETTER * figure._suptitle.get_fontsize())))
+        figure._suptitle.set_text("\n".join(wrap(figure._suptitle.get_text(), letters)))
 
 
 def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
@@ -45,7 +170,7 @@ def panels(
     count: int, *, columns: int, size: tuple[float, float], margin: tuple[float, float], **options: Any
 ) -> tuple[Any, Any]:
     """Make `count` panels of `size` inches in rows of at most `columns`; the rest of the grid is hidden."""
-    n_columns = min(count, columns)
+    n_columns = min(count, columns if _style.get() is None else min(columns, 2))
     n_rows = ceil(count / n_columns)
     figsize = (size[0] * n_columns + margin[0], size[1] * n_rows + margin[1])
     figure, axes = subplots(n_rows, n_columns, figsize=figsize, **options)
@@ -181,5 +306,7 @@ def add_legend(figure: Any, axes: Any, *, where: str = "upper") -> None:
             handles.setdefault(label, handle)
     if handles:
         columns = min(len(handles), 4)
+        if _style.get() == "paper":
+            columns = 1 if max(map(len, handles)) > LONG_LABEL else min(columns, 2)
         options = {"loc": f"outside {where} center", "ncols": columns, "frameon": False, "fontsize": 10}
         figure.legend(handles.values(), handles.keys(), **options)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, floats, literal, panels, style
+from embstore.plot.drawing import PALETTE, drawn, floats, literal, panels, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,6 +21,7 @@ COLUMNS = {
 }
 
 
+@drawn
 def heads_figure(
     *,
     disabled: pl.DataFrame | None = None,

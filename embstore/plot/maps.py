@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_choice, check_columns, quoted
-from embstore.plot.drawing import PALETTE, check_drawable, layer_name, literal, look, panels, subplots
+from embstore.plot.drawing import PALETTE, check_drawable, drawn, layer_name, literal, look, panels, subplots
 from embstore.store.layout import resolve_layers
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ GREY, FRAME = "#999999", "#bbbbbb"
 MAX_WRITTEN_CELLS = 16  # layers up to which the cells of a map of layers have their values written in them
 
 
+@drawn
 def sense_map(
     words: Sequence[LabelledOccurrences],
     *,
@@ -82,6 +83,7 @@ def principal_plane(vectors: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(plane * np.where(signs == 0, 1, signs))
 
 
+@drawn
 def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Figure:
     """Draw a word's occurrences in two dimensions, colored by cluster and, if they have labels, next to it by label.
 
@@ -104,7 +106,8 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
         axis.set_title(title, fontsize=10)
         axis.set_xlabel(x, fontsize=9)
         axis.set_ylabel(y, fontsize=9)
-    figure.suptitle(f"Occurrences of {literal(clusters.word)}, {layer_name(clusters.layer)}", fontsize=12)
+    silhouette = "" if clusters.silhouette is None else f", silhouette {clusters.silhouette:.2f}"
+    figure.suptitle(f"Occurrences of {literal(clusters.word)}, {layer_name(clusters.layer)}{silhouette}", fontsize=12)
     return figure  # type: ignore[no-any-return]
 
 
@@ -143,6 +146,7 @@ MAPS: dict[str, tuple[Callable[[NDArray[Any], int], NDArray[np.float64]], str, s
 }
 
 
+@drawn
 def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
     """Draw the cosine similarity of the words of a sentence to each other, a panel for each layer."""
     check_drawable(similarity, ("words", "layers", "values"), "what sentence_similarity returns")
@@ -188,6 +192,7 @@ def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine simila
     bar.outline.set_visible(False)
 
 
+@drawn
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, between the layers of one store or of two with `names`."""
     check_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
@@ -205,7 +210,7 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     image = axis.imshow(values, vmin=0, vmax=1, cmap="viridis", origin="lower", interpolation="nearest")
     if is_written:
         for (row, column), value in np.ndenumerate(values):
-            text, color = "–" if np.isnan(value) else f"{value:.2f}", "black" if value > 0.6 else "white"
+            text, color = "–" if np.isnan(value) else f"{value:.2f}", "#111111" if value > 0.6 else "white"
             axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
     if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
         raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")
@@ -217,6 +222,7 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     return figure  # type: ignore[no-any-return]
 
 
+@drawn
 def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw the cosine similarities of `attention_similarity` by head and layer; darker is less similar."""
     check_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
