@@ -35,7 +35,7 @@ def explore(
         str | None, opt.option("URL", "With --static: where the store is; by default at its path from OUT.")
     ] = None,
 ) -> None:
-    """Look at stores in the browser: words, maps, neighbors, layers and sentences.
+    """Look at stores in the browser.
 
     Runs until Ctrl-C. Only who has the URL that is printed can read the stores, and nobody can change them.
     """

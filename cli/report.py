@@ -19,7 +19,7 @@ def report(
     ] = "all",
     seed: Annotated[int, opt.option("N", "Of samples, intervals, clusters and probes.", min=0)] = 0,
 ) -> None:
-    """Describe a store and what its vectors show, as one HTML page.
+    """Describe a store and its vectors on one HTML page.
 
     What it holds, geometry by layer, the most and least contextual words, senses of ambiguous words with sentences,
     hubs, similarity of layers, and probes of its labels; each with its method, numbers, limits and the Python that

@@ -14,6 +14,20 @@ from tests.cli.conftest import Work
 from tests.drawn import svg_texts
 
 
+def test_a_figure_has_the_title_and_size_that_are_given(work: Work) -> None:
+    ran = work.run("cka", "store.zarr", "--plot", "a.svg", "--title", "Two layers", "--size", "4x3", "--style", "paper")
+    assert (ran.status, ran.err) == (0, "")
+    assert "Two layers" in svg_texts(work / "a.svg")
+    for options, says in (
+        (("--title", "A"), "--title A is for the figure: give --plot FILE too"),
+        (("--plot", "a.svg", "--size", "big"), "--size 'big' is not allowed: give width and height in inches"),
+        (("--plot", "a.svg", "--style", "poster"), "--style 'poster' is not allowed: give paper, talk"),
+    ):
+        ran = work.run("cka", "store.zarr", *options)
+        assert ran.status == 2
+        assert says in ran.err
+
+
 def test_it_prints_a_table_a_metric(work: Work) -> None:
     ran = work.run("geometry", "store.zarr", "--min-contexts", "2", "--metrics", "all")
     assert (ran.status, ran.err) == (0, "")
