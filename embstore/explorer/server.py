@@ -58,7 +58,6 @@ class Queries:
     def __init__(self, stores: Sequence[Explored], *, threads: int = THREADS) -> None:
         self._stores = stores
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="query")
-        self._running: set[threading.Event] = set()
 
     async def ask(
         self,
@@ -72,18 +71,10 @@ class Queries:
     ) -> tuple[bytes, str]:
         """Answer a query in a thread; `left` is set when nobody waits any more."""
         work = partial(answer, self._stores, name, params, progress=progress, cancelled=left.is_set, whole=whole)
-        self._running.add(left)
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: make(work()))
         finally:
             left.set()
-            self._running.discard(left)
-
-    def close(self) -> None:
-        """End all queries, those that wait at once."""
-        for left in tuple(self._running):
-            left.set()
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREADS) -> Starlette:
@@ -116,9 +107,7 @@ def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREA
         Route("/api/{name}", query, methods=["GET", "POST"]),
         Route("/{path:path}", file, methods=["GET"]),
     ]
-    app = Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
-    app.state.queries = queries
-    return app
+    return Starlette(routes=routes, middleware=[Middleware(Guard, access=access)])
 
 
 def _page() -> dict[str, Callable[[], bytes]]:

@@ -8,7 +8,9 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from types import FrameType
 
 import uvicorn
 
@@ -45,7 +47,6 @@ def serve(
         proxy_headers=False,
         ws="none",
         lifespan="off",
-        timeout_graceful_shutdown=1,
         limit_concurrency=1000,
     )
     if host not in LOOPBACK and password is None:
@@ -53,11 +54,21 @@ def serve(
     print(f"exploring {', '.join(each.name for each in stores)} at {access.url} (Ctrl-C ends)", flush=True)
     if browser:
         threading.Thread(target=webbrowser.open, args=(access.url,), daemon=True).start()
-    try:
-        uvicorn.Server(config).run(sockets=[listening])
-    except KeyboardInterrupt:
-        _end(app, 130)
-    _end(app, 0)
+    server = _Server(config)
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    sys.stdout.flush()
+    os._exit(server.status)  # queries may still run: nothing but a cache is written, by renames
+
+
+class _Server(uvicorn.Server):
+    """Ends at once when it is interrupted, whatever is asked then."""
+
+    status = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.status, self.force_exit = 128 + sig, True
+        super().handle_exit(sig, frame)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -68,14 +79,8 @@ def _listening(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(1024)  # browsers wait from here on
         return listening
     except OSError as error:
         hint = "choose another port" if port else "choose another address"
         raise InvalidValueError(f"{host}:{port} cannot be listened on ({error.strerror or error}): {hint}") from None
-
-
-def _end(app: object, status: int) -> None:
-    """End the process without waiting for queries that still run; nothing but a cache is written, by renames."""
-    app.state.queries.close()  # type: ignore[attr-defined]
-    sys.stdout.flush()
-    os._exit(status)
