@@ -24,6 +24,7 @@ ABOUT = {
     "geometry": "Geometry: `benchmarks/geometry.py`",
     "attention": "Statistics of attention: `benchmarks/attention.py`",
     "change": "Change between two stores: `benchmarks/change.py`",
+    "explore": "The explorer under load: `benchmarks/explore.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
     "plan": "Planning: `benchmarks/plan.py`",
     "memory": "Memory of an extraction: `benchmarks/memory.py`",

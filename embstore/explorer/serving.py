@@ -47,6 +47,7 @@ def serve(
         proxy_headers=False,
         ws="none",
         lifespan="off",
+        timeout_keep_alive=60,
         limit_concurrency=1000,
     )
     if host not in LOOPBACK and password is None:
