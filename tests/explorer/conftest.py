@@ -35,6 +35,14 @@ LONG = 500  # words of the longest sentence
 RUN = "from embstore_cli.main import run; run()"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what queries keep for later in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def _sentences() -> list[Sentence]:
     nouns = {"bank", "river", "cat", "mat", "sea", "money", HOSTILE}
     written = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Event, Lock
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,40 +29,47 @@ class _Waiting:
     """A vector whose neighbours are searched together with those of others."""
 
     asked: Asked
+    layer: int
     vector: NDArray[np.floating]
     k: int
     hits: Hits | None = None
     error: Exception | None = None
+    done: Event = field(default_factory=Event)
 
 
 @dataclass
 class _Searches:
-    """The searches of one store: the vectors that come while one runs are searched together by the next.
+    """The searches of one store, one at a time: the vectors that come meanwhile are searched together by the next.
 
     A search of many vectors takes little longer than that of a single one, since a layer is read once for all.
     """
 
     one: Explored
-    running: Lock = field(default_factory=Lock)
     lock: Lock = field(default_factory=Lock)
     waiting: dict[Hashable, list[_Waiting]] = field(default_factory=dict)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="search"))
 
-    def find(self, own: _Waiting, where: str | None, layer: int, rows: Rows) -> Hits:
-        """Return the nearest of some rows, those of the condition `where`, at a layer."""
+    def find(self, own: list[_Waiting], where: str | None, rows: Rows) -> list[Hits]:
+        """Return the nearest of some rows, those of the condition `where`, of vectors at their layers."""
+        for each in own:
+            with self.lock:
+                self.waiting.setdefault((where, each.layer), []).append(each)
+            self.thread.submit(self._next, where, each.layer, rows)
+        for each in own:
+            each.done.wait()
+            if each.error is not None:
+                raise each.error
+        return [each.hits for each in own if each.hits is not None]
+
+    def _next(self, where: str | None, layer: int, rows: Rows) -> None:
+        """Search the vectors that wait for a layer, if others have not been faster."""
         with self.lock:
-            self.waiting.setdefault((where, layer), []).append(own)
-        while own.hits is None:
-            with self.running:
-                if own.error is None and own.hits is None:
-                    with self.lock:
-                        waiting = self.waiting.pop((where, layer))
-                        some, rest = waiting[:AT_ONCE], waiting[AT_ONCE:]
-                        if rest:
-                            self.waiting[where, layer] = rest
-                    self._search(some, layer, rows)
-            if own.error is not None:
-                raise own.error
-        return own.hits
+            waiting = self.waiting.pop((where, layer), [])
+            some, rest = waiting[:AT_ONCE], waiting[AT_ONCE:]
+            if rest:
+                self.waiting[where, layer] = rest
+        if some:
+            self._search(some, layer, rows)
 
     def _search(self, some: list[_Waiting], layer: int, rows: Rows) -> None:
         def report(done: int) -> None:
@@ -82,9 +90,11 @@ class _Searches:
         except Exception as error:
             for each in some:
                 each.error = error
-            return
-        for number, each in enumerate(some):
-            each.hits = Hits(found.rows[number, : each.k], found.scores[number, : each.k])
+        else:
+            for number, each in enumerate(some):
+                each.hits = Hits(found.rows[number, : each.k], found.scores[number, : each.k])
+        for each in some:
+            each.done.set()
 
 
 @dataclass(frozen=True)
@@ -121,12 +131,13 @@ def neighbors(
     query = _query(one, row, word, text, chosen)
     candidates = _candidates(one, where)
     searches: _Searches = one.once("searches", lambda: _Searches(one))
+    bad = [layer for layer, vector in zip(chosen, query.vectors, strict=True) if not np.isfinite(vector).all()]
+    if bad:
+        raise NonFiniteError(f"layer {bad[0]} of the query holds a value that is not finite: run embstore verify")
+    # One more than k, since an occurrence finds itself
+    own = [_Waiting(asked, layer, vector, k + 1) for layer, vector in zip(chosen, query.vectors, strict=True)]
     found = []
-    for layer, vector in zip(chosen, query.vectors, strict=True):
-        if not np.isfinite(vector).all():
-            raise NonFiniteError(f"layer {layer} holds a value that is not finite: run embstore verify")
-        # One more, since an occurrence finds itself
-        hits = searches.find(_Waiting(asked, vector, k + 1), where, layer, candidates)
+    for layer, hits in zip(chosen, searches.find(own, where, candidates), strict=True):
         others = (hits.rows >= 0) & (hits.rows != (-1 if row is None else row))
         near, scores = hits.rows[others][:k], hits.scores[others][:k]
         pairs = zip(described(one.store, near), scores.tolist(), strict=True)

@@ -1,0 +1,415 @@
+"""The answers of the explorer's queries are those of the public functions, and tables of them can be read back."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.errors import InvalidValueError
+from embstore.explorer import Arrays, Explored, answer, explored
+from embstore.explorer.queries import neighbors as neighbors_module
+from embstore.explorer.queries.registry import CancelledQueryError, NotFoundError, has
+from embstore.explorer.queries.senses import markers
+from embstore.explorer.tables import as_file
+from embstore.store.storage.safetensors import parse
+from tests.store_making import make_store
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> list[Explored]:
+    return explored([make_store(tmp_path_factory.mktemp("made") / "s.zarr").store])
+
+
+@pytest.fixture(scope="module")
+def store(one: list[Explored]) -> es.Store:
+    return one[0].store
+
+
+def as_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def run(stores: list[Explored], name: str, **params: Any) -> Any:
+    """Answer a query as a client sees it: all parameters are texts, and the answer is JSON."""
+    return json.loads(json.dumps(answer(stores, name, {key: as_text(value) for key, value in params.items()})))
+
+
+def test_stores_are_described(one: list[Explored], store: es.Store) -> None:
+    (found,) = run(one, "stores")
+    assert {name: found[name] for name in ("name", "layers", "dim", "rows", "types", "sentences", "finished")} == {
+        "name": "s",
+        "layers": [0, 2, 5],
+        "dim": 6,
+        "rows": store.n_rows,
+        "types": 6,
+        "sentences": 120,
+        "finished": True,
+    }
+    assert found["labels"] == [{"name": "upos", "values": ["NOUN", "DET", "X"]}]
+    assert found["can_encode"] is False, "its model is nowhere"
+
+
+def test_an_unfinished_store_says_so_and_answers_from_what_is_written(tmp_path: Path) -> None:
+    with pytest.warns(es.errors.UnfinishedStoreWarning):
+        made = make_store(tmp_path / "s.zarr", leave_out=(1,))
+    stores = explored([made.store])
+    (found,) = run(stores, "stores")
+    assert not found["finished"]
+    assert found["written"] < found["rows"]
+    layers = run(stores, "neighbors", row=3, k=50)["layers"]
+    assert all(0 <= each["row"] < 256 or each["row"] >= 512 for layer in layers for each in layer["neighbors"])
+
+
+def test_stores_of_one_name_are_told_apart(tmp_path: Path, one: list[Explored]) -> None:
+    other = make_store(tmp_path / "s.zarr", seed=1).store
+    names = [each["name"] for each in run(explored([one[0].store, other]), "stores")]
+    assert len(set(names)) == 2
+
+
+def test_completion_is_by_frequency_whatever_the_case(one: list[Explored], store: es.Store) -> None:
+    counts = {word: len(store.select(words=word)) for word in store.index.words}
+    ordered = sorted(counts, key=lambda word: -counts[word])
+    assert [each["word"] for each in run(one, "complete")["words"]] == ordered
+    assert run(one, "complete", prefix="É")["words"] == [{"word": "évident", "count": counts["évident"]}]
+    assert run(one, "complete", prefix="x")["words"] == []
+    assert len(run(one, "complete", limit=2)["words"]) == 2
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("sort", ["row", "word", "sentence", "position", "upos", "left", "right"])
+def test_a_concordance_is_sorted_and_paged(one: list[Explored], store: es.Store, sort: str, descending: bool) -> None:
+    where = "upos = 'NOUN' or upos is null"
+    pages = [
+        run(one, "occurrences", where=where, sort=sort, descending=descending, offset=offset, limit=100)
+        for offset in range(0, 400, 100)
+    ]
+    chosen = store.select(where=pl.sql_expr(where))
+    assert {page["total"] for page in pages} == {len(chosen)}
+    rows = [each for page in pages for each in page["rows"]]
+    assert sorted(each["row"] for each in rows) == chosen.rows.tolist()
+
+    def key(each: dict[str, Any]) -> Any:
+        if sort == "upos":
+            return each["labels"]["upos"]
+        if sort == "left":
+            return [word.casefold() for word in each["left"].split()[::-1]]
+        return [word.casefold() for word in each["right"].split()] if sort == "right" else each[sort]
+
+    known = [each for each in rows if key(each) is not None]
+    assert rows[: len(known)] == known, "those without a value are last"
+    by_row = sorted(known, key=lambda each: each["row"])
+    assert [each["row"] for each in known] == [each["row"] for each in sorted(by_row, key=key, reverse=descending)]
+
+
+def test_occurrences_are_shown_in_their_sentences(one: list[Explored], store: es.Store) -> None:
+    found = run(one, "occurrences", word="new york", where="position > 2")
+    table = store.select(words="new york").table().filter(pl.col("position") > 2)
+    assert found["total"] == len(table) > 0
+    for each, held in zip(found["rows"], table.to_dicts(), strict=False):
+        assert each["left"] + each["word"] + each["right"] == held["text"]
+        assert (each["row"], each["sentence"], each["position"]) == (
+            held["occurrence"], held["sentence"], held["position"],
+        )  # fmt: skip
+        assert each["labels"] == {"upos": held["upos"]}
+    assert found["columns"] == [{"name": "upos", "kind": "label"}]
+    given = run(one, "occurrences", rows="7,3-5,4")
+    assert [each["row"] for each in given["rows"]] == [3, 4, 5, 7]
+
+
+def test_a_word_is_compared_with_the_corpus(one: list[Explored], store: es.Store) -> None:
+    found = run(one, "word", word="bank")
+    own = es.geometry(store.select(words="bank"), metrics="selfsim", min_contexts=1).filter(pl.col("item") == "bank")
+    assert np.allclose(found["selfsimilarity"], own.sort("layer")["value"], atol=1e-6)
+    whole = es.geometry(store, metrics=["selfsim", "anisotropy"]).filter(pl.col("item") == "").sort("layer")
+    for name, metric in (("corpus", "selfsim"), ("anisotropy", "anisotropy")):
+        assert np.allclose(found[name], whole.filter(pl.col("metric") == metric)["value"], atol=1e-7)
+    assert found["count"] == len(store.select(words="bank"))
+
+
+def test_a_word_of_one_occurrence_has_no_self_similarity(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "s.zarr", sentences=2, seed=3)
+    once = next(word for word in made.store.index.words if len(made.store.select(words=word)) == 1)
+    assert run(explored([made.store]), "word", word=once)["selfsimilarity"] == [None] * 3
+
+
+def test_the_means_of_a_corpus_are_computed_once_and_kept_by_its_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = sorted(each.name for each in tmp_path.iterdir())
+    made = make_store(tmp_path / "s.zarr").store
+    first = run(explored([made]), "word", word="bank")
+    (kept,) = (tmp_path / "cache" / "embstore" / "explorer").iterdir()
+    changed = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**changed, "selfsim": [0.25, 0.5, 0.75]}))
+    assert run(explored([made]), "word", word="bank")["corpus"] == [0.25, 0.5, 0.75]
+    kept.write_text("{damaged")
+    assert run(explored([made]), "word", word="bank") == first
+    other = make_store(tmp_path / "t.zarr", seed=1).store
+    assert run(explored([other]), "word", word="bank")["corpus"] != first["corpus"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([*before, "cache", "s.zarr", "t.zarr"])
+
+
+@pytest.mark.parametrize("where", [None, "upos = 'NOUN'"])
+@pytest.mark.parametrize("query", [{"row": 17}, {"word": "bank"}])
+def test_neighbors_are_those_of_the_public_function(
+    one: list[Explored], store: es.Store, query: dict[str, Any], where: str | None
+) -> None:
+    found = run(one, "neighbors", **query, layers="0,5", k=7, **({} if where is None else {"where": where}))
+    data = store if where is None else store.select(where=pl.sql_expr(where))
+    given: dict[str, Any] = {"occurrence": 17} if "row" in query else {"word": "bank", "pool": "mean"}
+    assert [each["layer"] for each in found["layers"]] == [0, 5]
+    for each in found["layers"]:
+        expected = es.neighbors(data, **given, layer=each["layer"], k=7)
+        assert [hit["row"] for hit in each["neighbors"]] == expected["occurrence"].to_list()
+        assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-12)
+
+
+def test_equal_vectors_do_not_find_the_query_itself(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "s.zarr", ties=True).store
+    twins = np.flatnonzero((made.gather(np.arange(made.n_rows), 0) == made.gather([0], 0)).all(1))
+    row = int(twins[-1])
+    (found,) = run(explored([made]), "neighbors", row=row, layers="0", k=5)["layers"]
+    assert [each["row"] for each in found["neighbors"]] == es.neighbors(made, occurrence=row, layer=0, k=5)[
+        "occurrence"
+    ].to_list()
+
+
+def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
+    one: list[Explored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbors_module, "AT_ONCE", 4)
+    sizes: list[int] = []
+    search = neighbors_module.exact_search
+
+    def counted(vectors: Any, queries: Any, **options: Any) -> Any:
+        sizes.append(len(queries))
+        return search(vectors, queries, **options)
+
+    params = [{"row": row, "k": 3 + row % 4} for row in range(30)]
+    alone = [run(one, "neighbors", **each) for each in params]
+    monkeypatch.setattr(neighbors_module, "exact_search", counted)
+    searches = one[0].once("searches", lambda: pytest.fail("there are searches"))
+    with ThreadPoolExecutor(30) as pool:
+        gate = Event()
+        searches.thread.submit(gate.wait)  # nobody searches before all wait
+        asked = [pool.submit(run, one, "neighbors", **each) for each in params]
+        while sum(map(len, searches.waiting.values())) < 3 * 30:
+            pass
+        gate.set()
+        together = [each.result() for each in asked]
+    assert together == alone
+    assert max(sizes) == 4
+    assert sum(sizes) == 3 * 30
+    assert not searches.waiting
+
+
+def test_an_error_of_a_search_is_that_of_all_who_share_it(one: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise es.errors.StoreDamagedError("the file is gone")
+
+    monkeypatch.setattr(neighbors_module, "exact_search", broken)
+    for _ in range(2):
+        with pytest.raises(es.errors.StoreDamagedError, match="the file is gone"):
+            answer(one, "neighbors", {"row": 1})
+    monkeypatch.undo()
+    assert run(one, "neighbors", row=1)["layers"]
+
+
+@pytest.mark.slow
+def test_a_new_sentence_is_encoded_by_the_model_of_the_store(stores: list[Path]) -> None:
+    opened = explored([stores[0]])
+    assert run(opened, "stores")[0]["can_encode"]
+    text = "the [bank] is old"
+    found = run(opened, "neighbors", text=text, layers="0,last", k=4)
+    assert found["query"] == {"word": "bank", "left": "the ", "right": " is old", "count": 1}
+    for each in found["layers"]:
+        expected = es.neighbors(
+            opened[0].store, text=text, layer=each["layer"], k=4, model=stores[0].parent / "model-first"
+        )
+        assert [hit["row"] for hit in each["neighbors"]] == expected["occurrence"].to_list()
+        assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_is_named_once_and_for_all(stores: list[Path], tmp_path: Path) -> None:
+    opened = explored([stores[0]], model=str(tmp_path / "gone"))
+    for _ in range(2):
+        with pytest.raises((InvalidValueError, es.errors.ModelError), match="gone"):
+            answer(opened, "neighbors", {"text": "a [bank]"})
+    assert not run(opened, "stores")[0]["can_encode"]
+
+
+def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.Store) -> None:
+    found = run(one, "senses", word="bank", layer="2", clusters=3)
+    expected = es.senses(store, "bank", layer=2, n_clusters=3)
+    assert found["rows"] == expected.occurrences["occurrence"].to_list()
+    assert found["codes"] == expected.occurrences["cluster"].to_list()
+    assert [each["count"] for each in found["clusters"]] == expected.frame["count"].to_list()
+    nearest = expected.nearest(5)
+    for each in found["clusters"]:
+        own = nearest.filter(cluster=each["cluster"])["occurrence"].to_list()
+        assert [example["row"] for example in each["examples"]] == own
+    assert "silhouette" in (found["caveat"] or "silhouette")
+    best = run(one, "senses", word="bank")
+    assert best["layer"] == 5
+    assert best["silhouette"] == es.senses(store, "bank").silhouette
+
+
+def test_markers_are_the_words_of_one_cluster() -> None:
+    river = Counter({"the": 20, "water": 12, "boat": 9, "once": 1})
+    money = Counter({"the": 21, "loan": 12, "water": 1})
+    assert markers([river, money], 0) == ["water", "boat"]
+    assert markers([river, money], 1) == ["loan"]
+
+
+def test_geometry_and_cka_are_those_of_the_public_functions(one: list[Explored], store: es.Store) -> None:
+    found = pl.DataFrame(run(one, "geometry")["rows"])
+    metrics = list(dict.fromkeys(found["metric"]))
+    assert {"selfsim", "intrasim", "mev", "anisotropy"} <= set(metrics)
+    expected = es.analysis.summarize_geometry(es.geometry(store, metrics=metrics))
+    for name in ("layer", "metric", "value", "low", "high"):
+        assert found[name].to_list() == pytest.approx(expected[name].cast(found[name].dtype).to_list(), nan_ok=True)
+    cka = run(one, "cka")
+    values = es.analysis.linear_cka(store)["value"].to_numpy().reshape(3, 3)
+    assert np.allclose(cka["values"], values)
+    assert (cka["a"], cka["b"]) == ([0, 2, 5], [0, 2, 5])
+
+
+def test_two_stores_are_compared_by_cka(tmp_path: Path, one: list[Explored]) -> None:
+    other = make_store(tmp_path / "t.zarr").store
+    found = run(explored([one[0].store, other]), "cka", store=0, other=1)
+    assert np.allclose(found["values"], es.analysis.linear_cka(one[0].store, other)["value"].to_numpy().reshape(3, 3))
+
+
+def test_tables_of_scores_next_to_a_store_are_shown(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "s.zarr").store
+    (tmp_path / "probes").mkdir()
+    rows = {"store": ["s", "other"], "layer": [0, 0], "metric": ["accuracy"] * 2, "value": [0.5, 0.75]}
+    pl.DataFrame(rows).write_csv(tmp_path / "probes" / "scores.csv")
+    pl.DataFrame({"word": ["a"]}).write_parquet(tmp_path / "probes" / "words.parquet")
+    (tmp_path / "probes" / "notes.txt").write_text("not probes")
+    (result,) = run(explored([made]), "probes")["results"]
+    assert result == {"name": "scores", "kind": "scores", "rows": [{"layer": 0, "metric": "accuracy", "value": 0.5}]}
+    (tmp_path / "probes" / "bad.parquet").write_text("PAR1")
+    with pytest.raises(InvalidValueError, match="bad"):
+        answer(explored([made]), "probes", {})
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_exported_tables_are_read_back(one: list[Explored], store: es.Store, suffix: str) -> None:
+    def read(name: str, **params: object) -> pl.DataFrame:
+        data, _ = as_file(answer(one, name, params, whole=True), suffix)
+        return pl.read_csv(io.BytesIO(data)) if suffix == "csv" else pl.read_parquet(io.BytesIO(data))
+
+    where = "upos = 'DET'"
+    whole = read("occurrences", where=where, limit=1)
+    table = store.table().filter(pl.sql_expr(where))
+    for name in table.columns:
+        assert whole[name].to_list() == table[name].to_list()
+    near = read("neighbors", row=5, layers="0,5", k=3)
+    assert near["layer"].to_list() == [0, 0, 0, 5, 5, 5]
+    assert near["row"][:3].to_list() == es.neighbors(store, occurrence=5, layer=0, k=3)["occurrence"].to_list()
+    assert near.columns[-2:] == ["upos", "similarity"]
+    by_layer = read("word", word="bank")
+    assert by_layer["layers"].to_list() == [0, 2, 5]
+    assert by_layer["selfsimilarity"].to_list() == pytest.approx(run(one, "word", word="bank")["selfsimilarity"])
+    pairs = read("cka")
+    assert len(pairs) == 9
+    assert pairs.filter(a=0, b=5)["value"].item() == pytest.approx(run(one, "cka")["values"][0][2])
+
+
+def test_arrays_are_safetensors_that_are_aligned() -> None:
+    held = {"row": np.arange(3.0), "color": np.array([1, -1, 2], np.int32), "x": np.arange(3, dtype=np.float32)}
+    data = np.frombuffer(Arrays(held, {"total": 3, "note": float("nan")}).to_bytes(), np.uint8)
+    for name, array in parse(data, path="answer").items():
+        assert array.tolist() == held[name].tolist()
+        assert array.ctypes.data % array.itemsize == data.ctypes.data % array.itemsize
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8].tobytes(), "little")].tobytes())
+    assert json.loads(header["__metadata__"]["json"]) == {"total": 3, "note": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("occurrences", {"sort": "left", "where": "position > 0"}),
+        ("word", {"word": "river"}),
+        ("neighbors", {"row": 3}),
+        ("senses", {"word": "suit"}),
+        ("geometry", {}),
+        ("cka", {}),
+    ],
+)
+def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
+    stores = explored([make_store(tmp_path / "s.zarr", seed=7).store])
+    with pytest.raises(CancelledQueryError):
+        answer(stores, name, params, cancelled=lambda: True)
+    seen: list[tuple[int, int | None]] = []
+    assert answer(stores, name, params, progress=lambda done, total: seen.append((done, total)))
+    assert seen, "it reports its progress"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("occurrences", {"limit": "1001"}, "limit 1001 is not allowed: give 1 to 1,000"),
+        ("occurrences", {"limit": "9" * 5000}, "limit"),
+        ("occurrences", {"offset": "-1"}, "offset -1"),
+        ("occurrences", {"offset": "1.5"}, "offset '1.5'"),
+        ("occurrences", {"offset": "１"}, "offset '１'"),
+        ("occurrences", {"descending": "yes"}, "true or false"),
+        ("occurrences", {"rows": "5-1"}, "rows"),
+        ("occurrences", {"rows": "0-99999999"}, "more than 1,000,000 rows"),
+        ("occurrences", {"rows": "x"}, "row numbers"),
+        ("occurrences", {"rows": "99999"}, "no row 99999"),
+        ("occurrences", {"rows": [True]}, "rows"),
+        ("occurrences", {"unknown": "1"}, "there is no parameter 'unknown'"),
+        ("occurrences", {"word": ""}, "word has 0 characters"),
+        ("occurrences", {"word": ["bank"]}, "give a text"),
+        ("occurrences", {"word": "\ud800"}, "surrogate"),
+        ("occurrences", {"where": "x" * 2001}, "where has 2,001 characters"),
+        ("occurrences", {"where": "nothing = 1"}, "nothing"),
+        ("occurrences", {"where": "upos = 'NOUN'; drop table x"}, "is not a condition"),
+        ("occurrences", {"where": "(select 1)"}, "where"),
+        ("occurrences", {"where": "read_csv('/etc/passwd') = 'x'"}, "where"),
+        ("occurrences", {"where": "position + 1"}, "where"),
+        ("occurrences", {"sort": "colour"}, "choose one of row, word"),
+        ("occurrences", {"store": "1"}, "there is no store 1"),
+        ("neighbors", {}, "give one of row, word and text"),
+        ("neighbors", {"row": "1", "word": "bank"}, "give one of row, word and text"),
+        ("neighbors", {"row": "1", "k": "201"}, "k 201"),
+        ("neighbors", {"row": "1", "layers": "1"}, "layer 1 is not stored"),
+        ("neighbors", {"row": "1", "where": "upos = 'NONE'"}, "no occurrence"),
+        ("neighbors", {"text": "a [bank] again"}, "model"),
+        ("senses", {"word": "bank", "layer": "0-999999999"}, "is not stored"),
+        ("senses", {"word": "bank", "clusters": "51"}, "clusters 51"),
+        ("word", {}, "the parameter word is missing"),
+    ],
+)
+def test_bad_parameters_are_refused_in_one_line(
+    one: list[Explored], name: str, params: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidValueError) as refused:
+        answer(one, name, params)
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 400
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [("nothing", {}), ("word", {"word": "no"}), ("neighbors", {"row": "9999"})]
+)
+def test_what_is_not_there_is_not_found(one: list[Explored], name: str, params: dict[str, Any]) -> None:
+    with pytest.raises(NotFoundError):
+        answer(one, name, params)
+    assert not has("__init__")

@@ -1,0 +1,318 @@
+"""Only who has the token or password may ask the explorer's server, from its own page, and it serves nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from embstore.explorer import Explored, explored, security, server
+from embstore.explorer.queries.registry import CancelledQueryError
+from embstore.explorer.security import Access
+from tests.store_making import make_store
+
+BASE = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> list[Explored]:
+    return explored([make_store(tmp_path_factory.mktemp("made") / "s.zarr").store])
+
+
+@pytest.fixture(autouse=True)
+def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "SECONDS_AFTER_WRONG", 0)
+
+
+@pytest.fixture
+def access() -> Access:
+    return Access(port=8000)
+
+
+@pytest.fixture
+def client(opened: list[Explored], access: Access) -> Iterator[TestClient]:
+    with TestClient(server.make_app(opened, access), base_url=BASE, follow_redirects=False) as client:
+        yield client
+
+
+@pytest.fixture
+def known(client: TestClient, access: Access) -> TestClient:
+    assert client.get(f"/?token={access.token}").status_code == 200
+    return client
+
+
+def test_the_token_of_the_url_becomes_a_cookie(client: TestClient, access: Access) -> None:
+    assert client.get("/").status_code == 401
+    assert client.get("/api/stores").status_code == 401
+    page = client.get(f"/?token={access.token}&view=word")
+    assert page.status_code == 200
+    assert page.headers["set-cookie"] == f"embstore-8000={access.token}; HttpOnly; SameSite=Strict; Path=/"
+    assert client.get("/api/stores").status_code == 200
+    assert "set-cookie" not in client.get("/api/stores").headers
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/api/stores", "/api/nothing", "/api/export/word.csv", "/explorer.js", "/x/../y"]
+)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer "},
+        {"authorization": "Bearer é".encode()},
+        {"authorization": "Basic !!!"},
+        {"authorization": "Basic " + base64.b64encode(b"user:None").decode()},
+        {"authorization": "Basic " + base64.b64encode(b"user:").decode()},
+        {"cookie": "embstore-8000=wrong"},
+        {"cookie": "embstore-8001=TOKEN"},
+        {"cookie": "=;;\x01"},
+    ],
+)
+def test_without_the_token_nothing_is_served(
+    client: TestClient, access: Access, path: str, headers: dict[str, Any]
+) -> None:
+    given = {**headers}
+    if str(headers.get("cookie", "")).startswith("embstore-8001"):
+        given["cookie"] = f"embstore-8001={access.token}"  # of another server on this machine
+    for url in (path, f"{path}?token=wrong", f"{path}?token={access.token[:-1]}"):
+        answer = client.get(url, headers=given)
+        assert answer.status_code == 401
+        assert access.token not in answer.text
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example:8000", "127.0.0.1", "127.0.0.1:80", "127.0.0.1:8000.evil", "", "[::2]:8000"]
+)
+def test_other_names_of_this_machine_are_refused(client: TestClient, access: Access, host: str) -> None:
+    headers = {"host": host, "authorization": f"Bearer {access.token}"}
+    assert client.get("/api/stores", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost:8000", "LOCALHOST:8000", "[::1]:8000"])
+def test_names_of_loopback_are_served(client: TestClient, access: Access, host: str) -> None:
+    headers = {"host": host, "authorization": f"Bearer {access.token}", "origin": f"http://{host.lower()}"}
+    assert client.get("/api/stores", headers=headers).status_code == 200
+
+
+def test_on_all_addresses_only_numbers_and_own_names_are_hosts() -> None:
+    access = Access(host="0.0.0.0", port=80)
+    assert all(map(access.is_host, ("192.168.1.7", "192.168.1.7:80", "localhost:80", "[fe80::1]:80")))
+    assert not any(map(access.is_host, ("evil.example", "192.168.1.7.evil.example:80", "192.168.1.7:81", "")))
+    named = Access(host="lab.example", port=81)
+    assert named.is_host("LAB.example:81")
+    assert not named.is_host("localhost:81")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": BASE}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://127.0.0.1:8001"}, 403),
+        ({"origin": "http://localhost:8000"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+    ],
+)
+def test_other_sites_may_not_ask(known: TestClient, headers: dict[str, str], status: int) -> None:
+    for method in ("GET", "POST"):
+        answer = known.request(method, "/api/stores", headers=headers, **({"json": {}} if method == "POST" else {}))
+        assert answer.status_code == status
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_every_answer_has_the_headers_of_security(known: TestClient) -> None:
+    for path in ("/", "/api/stores", "/api/nothing", "/nothing"):
+        headers = known.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert re.search(r"script-src 'self';", policy), "no inline scripts, no eval, no other host"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert "server" not in headers
+    assert known.get("/api/stores").headers["cache-control"] == "no-store"
+    assert known.options("/api/stores").status_code == 405
+    assert known.delete("/api/stores").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../server.py",
+        "/..%2fserver.py",
+        "/%2e%2e/%2e%2e/pyproject.toml",
+        "/assets/../../server.py",
+        "//etc/passwd",
+        "/%2fetc%2fpasswd",
+        "/index.html%00",
+        "/C:%5cWindows",
+        "/api/../server.py",
+        "/api/export/..%2f..%2fx.csv",
+        "/api/export/word.csv%00",
+    ],
+)
+def test_only_files_of_the_page_are_served(known: TestClient, path: str) -> None:
+    assert known.get(path).status_code == 404
+
+
+def test_a_password_takes_the_place_of_the_token(opened: list[Explored]) -> None:
+    access = Access(port=8000, password="long enough é")
+    assert access.token not in access.url
+    assert "long" not in repr(access)
+    client = TestClient(server.make_app(opened, access), base_url=BASE)
+    asked = client.get("/")
+    assert asked.status_code == 401
+    assert asked.headers["www-authenticate"].startswith("Basic ")
+
+    def basic(text: str) -> dict[str, str]:
+        return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+    assert client.get("/", headers=basic("anyone:wrong")).status_code == 401
+    assert client.get("/", headers=basic("anyone:long enough é")).status_code == 200
+    assert client.get("/api/stores").status_code == 200, "the cookie holds"
+
+
+def test_errors_are_one_line_of_json(known: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    for path, status in [
+        ("/api/nothing", 404),
+        ("/api/word?word=nothing", 404),
+        ("/api/word", 400),
+        ("/api/word?word=a&word=b", 400),
+        ("/api/occurrences?where=;", 400),
+        ("/api/export/word.exe?word=bank", 404),
+    ]:
+        answer = known.get(path)
+        assert answer.status_code == status, path
+        assert "\n" not in answer.json()["error"]
+    for body in (b"", b"[1]", b"{" * 100_000, b"\xff"):
+        assert known.post("/api/stores", content=body).status_code == 400
+    assert known.post("/api/occurrences", json={"rows": [3, 5]}).json()["total"] == 2
+
+    def broken(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("one\ntwo")
+
+    monkeypatch.setattr(server, "answer", broken)
+    monkeypatch.delenv("EMBSTORE_DEBUG", raising=False)
+    answer = known.get("/api/stores")
+    assert (answer.status_code, answer.json()) == (500, {"error": "ZeroDivisionError: one two"})
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("EMBSTORE_DEBUG", "1")
+    known.get("/api/stores")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_long_queries_report_their_progress_line_by_line(known: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reporting(*arguments: object, progress: Callable[[int, int], object], **options: object) -> dict[str, int]:
+        progress(1, 2)
+        progress(2, 2)
+        return {"found": 3}
+
+    lines = known.get("/api/word?word=bank", headers={"accept": server.NDJSON})
+    assert json.loads(lines.text.splitlines()[-1])["result"]["word"] == "bank"
+    lines = known.get("/api/word?word=nothing", headers={"accept": server.NDJSON})
+    assert json.loads(lines.text)["status"] == 404
+    monkeypatch.setattr(server, "answer", reporting)
+    lines = known.get("/api/word?word=bank", headers={"accept": server.NDJSON})
+    assert [json.loads(line) for line in lines.text.splitlines()] == [
+        {"progress": [1, 2]},
+        {"progress": [2, 2]},
+        {"result": {"found": 3}},
+    ]
+
+
+@pytest.mark.parametrize("accept", ["*/*", server.NDJSON])
+def test_a_closed_connection_cancels_its_query(
+    opened: list[Explored], access: Access, monkeypatch: pytest.MonkeyPatch, accept: str
+) -> None:
+    started, ended = threading.Event(), threading.Event()
+
+    def endless(*arguments: object, cancelled: Callable[[], bool], **options: object) -> None:
+        started.set()
+        while not cancelled():
+            pass
+        ended.set()
+        raise CancelledQueryError
+
+    monkeypatch.setattr(server, "answer", endless)
+    headers = {"host": "127.0.0.1:8000", "authorization": f"Bearer {access.token}", "accept": accept}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/word",
+        "query_string": b"word=bank",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+
+    async def receive() -> dict[str, Any]:
+        if not started.is_set():
+            await asyncio.to_thread(started.wait)
+        return {"type": "http.disconnect"}
+
+    async def send(message: object) -> None:
+        pass
+
+    asyncio.run(server.make_app(opened, access)(scope, receive, send))  # type: ignore[arg-type]
+    assert ended.wait(60)
+
+
+def test_a_slow_query_does_not_hold_up_others(known: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, real = threading.Event(), server.answer
+
+    def slow(stores: Any, name: str, params: Any, **options: Any) -> Any:
+        if name == "geometry":
+            held.wait(60)
+        return real(stores, name, params, **options)
+
+    monkeypatch.setattr(server, "answer", slow)
+    waiting = threading.Thread(target=known.get, args=("/api/geometry",))
+    waiting.start()
+    assert known.get("/api/stores").status_code == 200
+    assert waiting.is_alive()
+    held.set()
+    waiting.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, number: signal.Signals) -> None:
+    path = make_store(tmp_path / "s.zarr").store.path
+    command = [sys.executable, "-c", "from embstore_cli.main import run; run()", "explore", str(path), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        url, token = re.fullmatch(
+            r"exploring s at (http://127.0.0.1:\d+/)\?token=(\S+) \(Ctrl-C ends\)\n", line
+        ).groups()  # type: ignore[union-attr]
+        request = urllib.request.Request(f"{url}api/stores", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert json.load(answer)[0]["name"] == "s"
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert process.stdout.read() + process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_the_server_loads_nothing_heavy() -> None:
+    code = "import sys, embstore.explorer.serving; print(*(m for m in sys.modules if '.' not in m))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert not {"torch", "transformers", "polars", "pandas", "matplotlib", "h5py", "zarr"} & set(loaded.stdout.split())
