@@ -70,7 +70,7 @@ def test_an_unfinished_store_says_so_and_answers_from_what_is_written(tmp_path: 
     assert all(0 <= each["row"] < 256 or each["row"] >= 512 for layer in layers for each in layer["neighbors"])
 
 
-def test_stores_of_one_name_are_told_apart(tmp_path: Path, one: list[Explored]) -> None:
+def test_stores_of_one_name_are_named_by_their_paths(tmp_path: Path, one: list[Explored]) -> None:
     other = make_store(tmp_path / "s.zarr", seed=1).store
     names = [each["name"] for each in run(explored([one[0].store, other]), "stores")]
     assert len(set(names)) == 2
