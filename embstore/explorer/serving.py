@@ -14,7 +14,7 @@ from types import FrameType
 
 import uvicorn
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, quoted
 from embstore.explorer.security import LOOPBACK, Access
 from embstore.explorer.server import make_app
 from embstore.explorer.stores import explored
@@ -34,8 +34,8 @@ def serve(
 
     `model`, `probes`: as of `explored`. With a `password` browsers ask for it, and there is no token.
     """
-    stores = explored(paths, model=model, probes=probes)
     listening = _listening(host, port)
+    stores = explored(paths, model=model, probes=probes)
     access = replace(Access(host=host, password=password), port=listening.getsockname()[1])
     app = make_app(stores, access)
     config = uvicorn.Config(
@@ -82,6 +82,7 @@ def _listening(host: str, port: int) -> socket.socket:
         listening.bind(address)
         listening.listen(1024)  # browsers wait from here on
         return listening
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that DNS cannot have
+        reason = getattr(error, "strerror", None) or "not a name of a machine"
         hint = "choose another port" if port else "choose another address"
-        raise InvalidValueError(f"{host}:{port} cannot be listened on ({error.strerror or error}): {hint}") from None
+        raise InvalidValueError(f"host {quoted(host)}, port {port}: {reason}; {hint}") from None

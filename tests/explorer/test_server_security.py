@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from embstore.explorer import Explored, explored, security, server
+from embstore.errors import InvalidValueError
+from embstore.explorer import Explored, explored, security, server, serving
 from embstore.explorer.queries.registry import CancelledQueryError
 from embstore.explorer.security import Access
 from tests.store_making import make_store
@@ -309,6 +310,12 @@ def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, number: sign
         process.send_signal(number)
         assert process.wait(60) == 128 + number
         assert process.stdout.read() + process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("host", ["\x00", "é" * 3000, "../..", "\udcff", "a..b", "256.1.1.1"])
+def test_a_host_that_is_none_is_refused_before_a_store_is_opened(host: str) -> None:
+    with pytest.raises(InvalidValueError, match="host .*; choose another address"):
+        serving.serve(["gone.zarr"], host=host, browser=False)
 
 
 @pytest.mark.slow
