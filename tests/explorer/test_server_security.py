@@ -314,7 +314,7 @@ def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, number: sign
 
 @pytest.mark.parametrize("host", ["\x00", "é" * 3000, "../..", "\udcff", "a..b", "256.1.1.1"])
 def test_a_host_that_is_none_is_refused_before_a_store_is_opened(host: str) -> None:
-    with pytest.raises(InvalidValueError, match="host .*; choose another address"):
+    with pytest.raises(InvalidValueError, match=r"host .*; choose another address"):
         serving.serve(["gone.zarr"], host=host, browser=False)
 
 
