@@ -20,7 +20,8 @@ from tests.models import tiny
 
 ARGUMENTS = [
     "--no-sandbox",
-    "--disable-gpu",
+    "--use-angle=swiftshader",  # WebGL without a GPU
+    "--enable-unsafe-swiftshader",
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

@@ -316,8 +316,9 @@ def test_work_in_a_process_is_reported_cancelled_and_explained() -> None:
 
 
 @pytest.mark.slow
-def test_umap_begins_with_the_principal_components_and_keeps_neighbours(explored: Explored) -> None:
+def test_umap_begins_with_the_principal_components(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("umap", reason="umap-learn is not installed")
+    monkeypatch.setattr(map_query, "in_process", lambda function, *args, report: function(*args, progress=report))
     seen: list[tuple[int, int | None]] = []
     found = answer(
         [explored], "map", {"layer": 2, "method": "umap"}, progress=lambda done, total: seen.append((done, total))

@@ -17148,7 +17148,7 @@ function Matrix({ label, words, values, canvas, low, high }) {
 }
 // src/sentence/arcs.tsx
 /** A tree as arcs over its words; the word of least predicted depth is the root. */
-function Arcs({ words, edges, depths, svg }) {
+function Arcs({ words, edges, depths }) {
 	const centers = [];
 	let width = 12;
 	for (const word of words) {
@@ -17162,12 +17162,11 @@ function Arcs({ words, edges, depths, svg }) {
 	const height = 30 + Math.min(260, 18 * farthest);
 	const rise = (reach) => (height - 30) * Math.pow(reach / farthest, .7);
 	return /* @__PURE__ */ a$2("div", {
-		class: "scroll",
+		class: "scroll chart",
 		tabIndex: 0,
 		role: "region",
 		"aria-label": "Tree",
 		children: /* @__PURE__ */ a$2("svg", {
-			ref: svg,
 			class: "arcs",
 			width,
 			height: height + 16,
@@ -17362,7 +17361,6 @@ function Tree({ of: one, probe }) {
 	});
 	const here = best.value?.layers.includes(layer);
 	const found = useQuery("parse", here ? params : null);
-	const svg = T(null);
 	return /* @__PURE__ */ a$2("section", {
 		"aria-label": `Parse by ${probe}`,
 		children: [/* @__PURE__ */ a$2("div", {
@@ -17374,7 +17372,7 @@ function Tree({ of: one, probe }) {
 					sentence: one.sentence,
 					probe
 				},
-				picture: () => svg.current
+				picture: true
 			})]
 		}), /* @__PURE__ */ a$2(Answer, {
 			of: here ? found : best,
@@ -17383,8 +17381,7 @@ function Tree({ of: one, probe }) {
 				/* @__PURE__ */ a$2(Arcs, {
 					words: tree.words,
 					edges: tree.edges,
-					depths: tree.depths,
-					svg
+					depths: tree.depths
 				}),
 				best.value && /* @__PURE__ */ a$2("p", {
 					class: "note",
@@ -17459,13 +17456,14 @@ function Trace({ of: one, probe }) {
 								children: `0–${layer}`
 							}, layer))
 						] }) }), /* @__PURE__ */ a$2("tbody", { children: meta.words.map((text, target) => /* @__PURE__ */ a$2("tr", {
-							"aria-selected": target === chosen,
+							class: target === chosen ? "chosen" : void 0,
 							children: [
 								/* @__PURE__ */ a$2("th", {
 									scope: "row",
 									children: /* @__PURE__ */ a$2("button", {
 										type: "button",
 										class: "link",
+										"aria-pressed": target === chosen,
 										onClick: () => setWord(target),
 										children: /* @__PURE__ */ a$2("bdi", { children: text })
 									})
@@ -17480,7 +17478,7 @@ function Trace({ of: one, probe }) {
 									return /* @__PURE__ */ a$2("td", {
 										title: `${(100 * at(place, target, label)).toFixed(0)} %`,
 										class: meta.gold && !right ? "wrong" : void 0,
-										style: { opacity: .45 + .55 * at(place, target, label) },
+										style: { background: `color-mix(in srgb, var(--accent) ${(30 * at(place, target, label)).toFixed(0)}%, transparent)` },
 										children: meta.labels[label]
 									}, layer);
 								})
@@ -17499,7 +17497,7 @@ function Trace({ of: one, probe }) {
 					}),
 					/* @__PURE__ */ a$2("p", {
 						class: "note",
-						children: [meta.gold ? "Labels other than the store's are in red; pale ones are less likely. " : "Pale labels are less likely. ", "Choose a word for its curves."]
+						children: [meta.gold ? "Labels other than the store's are in red; the likelier, the darker the cell. " : "The likelier a label, the darker its cell. ", "Choose a word for its curves."]
 					}),
 					/* @__PURE__ */ a$2(PythonCall, { code: meta.python })
 				] });

@@ -1,15 +1,12 @@
-import type { RefObject } from "preact";
-
 interface Props {
   words: string[];
   /** Pairs of positions with the predicted distance. */
   edges: [number, number, number][];
   depths: number[] | null;
-  svg: RefObject<SVGSVGElement | null>;
 }
 
 /** A tree as arcs over its words; the word of least predicted depth is the root. */
-export function Arcs({ words, edges, depths, svg }: Props) {
+export function Arcs({ words, edges, depths }: Props) {
   const centers: number[] = [];
   let width = 12;
   for (const word of words) {
@@ -23,8 +20,8 @@ export function Arcs({ words, edges, depths, svg }: Props) {
   const height = 30 + Math.min(260, 18 * farthest);
   const rise = (reach: number) => (height - 30) * Math.pow(reach / farthest, 0.7);
   return (
-    <div class="scroll" tabIndex={0} role="region" aria-label="Tree">
-      <svg ref={svg} class="arcs" width={width} height={height + 16} role="img" aria-label={edges.map(([one, other]) => `${words[one]} – ${words[other]}`).join(", ")}>
+    <div class="scroll chart" tabIndex={0} role="region" aria-label="Tree">
+      <svg class="arcs" width={width} height={height + 16} role="img" aria-label={edges.map(([one, other]) => `${words[one]} – ${words[other]}`).join(", ")}>
         {edges.map(([one, other, distance]) => {
           const [from, to, top] = [centers[one]!, centers[other]!, height - 8 - rise(other - one)];
           return (

@@ -121,17 +121,16 @@ function Tree({ of: one, probe }: { of: SentenceAnswer; probe: string }) {
   const best = useQuery<Parse>("parse", { store: index, sentence: one.sentence, probe });
   const here = best.value?.layers.includes(layer);
   const found = useQuery<Parse>("parse", here ? params : null);
-  const svg = useRef<SVGSVGElement>(null);
   return (
     <section aria-label={`Parse by ${probe}`}>
       <div class="toolbar tight">
         <h2>{`Tree that the structural probe ${probe} finds at layer ${here ? layer : best.value?.layer ?? layer}`}</h2>
-        <ExportMenu name="parse" params={here ? params : { store: index, sentence: one.sentence, probe }} picture={() => svg.current} />
+        <ExportMenu name="parse" params={here ? params : { store: index, sentence: one.sentence, probe }} picture />
       </div>
       <Answer of={here ? found : best} what="the tree">
         {(tree) => (
           <>
-            <Arcs words={tree.words} edges={tree.edges} depths={tree.depths} svg={svg} />
+            <Arcs words={tree.words} edges={tree.edges} depths={tree.depths} />
             {best.value && <p class="note">{`The probe was best on its dev trees at layer ${best.value.layer}. Edges have no direction; punctuation is left out.`}</p>}
             <PythonCall code={tree.python} />
           </>
@@ -176,14 +175,14 @@ function Trace({ of: one, probe }: { of: SentenceAnswer; probe: string }) {
                   <thead><tr><th scope="col">Word</th>{meta.gold && <th scope="col">Label</th>}{meta.layers.map((layer) => <th key={layer} scope="col">{`0–${layer}`}</th>)}</tr></thead>
                   <tbody>
                     {meta.words.map((text, target) => (
-                      <tr key={target} aria-selected={target === chosen}>
-                        <th scope="row"><button type="button" class="link" onClick={() => setWord(target)}><bdi>{text}</bdi></button></th>
+                      <tr key={target} class={target === chosen ? "chosen" : undefined}>
+                        <th scope="row"><button type="button" class="link" aria-pressed={target === chosen} onClick={() => setWord(target)}><bdi>{text}</bdi></button></th>
                         {meta.gold && <td class="value">{meta.gold[target] ?? ""}</td>}
                         {meta.layers.map((layer, place) => {
                           const label = best(place, target);
                           const right = meta.gold && meta.gold[target] === meta.labels[label];
                           return (
-                            <td key={layer} title={`${(100 * at(place, target, label)).toFixed(0)} %`} class={meta.gold && !right ? "wrong" : undefined} style={{ opacity: 0.45 + 0.55 * at(place, target, label) }}>
+                            <td key={layer} title={`${(100 * at(place, target, label)).toFixed(0)} %`} class={meta.gold && !right ? "wrong" : undefined} style={{ background: `color-mix(in srgb, var(--accent) ${(30 * at(place, target, label)).toFixed(0)}%, transparent)` }}>
                               {meta.labels[label]}
                             </td>
                           );
@@ -199,7 +198,7 @@ function Trace({ of: one, probe }: { of: SentenceAnswer; probe: string }) {
                 label="probability"
                 points={top.flatMap((label) => meta.layers.map((layer, place) => ({ layer, series: meta.labels[label]!, value: at(place, chosen, label) })))}
               />
-              <p class="note">{meta.gold ? "Labels other than the store's are in red; pale ones are less likely. " : "Pale labels are less likely. "}Choose a word for its curves.</p>
+              <p class="note">{meta.gold ? "Labels other than the store's are in red; the likelier, the darker the cell. " : "The likelier a label, the darker its cell. "}Choose a word for its curves.</p>
               <PythonCall code={meta.python} />
             </>
           );

@@ -1,0 +1,195 @@
+"""Maps and sentences in a browser: points are where the library puts them, and lead to their occurrences."""
+
+from __future__ import annotations
+
+import csv
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from tests.explorer.conftest import HOSTILE, LONG, Opened, loaded
+from tests.explorer.test_views import values
+
+expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
+pytestmark = pytest.mark.slow
+DRAWN = """() => {
+  const map = document.querySelector(".map-box canvas");
+  const copy = Object.assign(document.createElement("canvas"), {width: map.width, height: map.height});
+  const pen = copy.getContext("2d");
+  pen.drawImage(map, 0, 0);
+  return pen.getImageData(0, 0, copy.width, copy.height).data.filter((value, at) => at % 4 === 3 && value > 0).length;
+}"""
+
+
+def drawn(page: Any, most: float = float("inf")) -> int:
+    """How many pixels of the map have a point, once there are some, and fewer than `most`."""
+    for _ in range(1000):  # frames; the page's policy forbids to wait for a function
+        count = int(page.evaluate(DRAWN))
+        if 0 < count < most:
+            return count
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+    raise AssertionError(f"{count} pixels are drawn")
+
+
+def lonely(store: es.Store, layer: int) -> tuple[int, np.ndarray]:
+    """The row whose point is farthest from all others but inside the picture, and where it is, from -1 to 1."""
+    found = es.analysis.project(store, layer=layer)
+    points = found.points / np.percentile(np.abs(found.points), 99.8)
+    near = np.linalg.norm(points[:, None] - points, axis=2) + 9 * np.eye(len(points))
+    chosen = int(np.where(np.abs(points).max(1) < 0.95, near.min(1), 0).argmax())
+    return int(found.rows[chosen]), points[chosen]
+
+
+def on_screen(page: Any, point: np.ndarray) -> tuple[float, float]:
+    box = page.locator(".map-box").bounding_box()
+    unit = 0.47 * min(box["width"], box["height"])
+    return box["x"] + box["width"] / 2 + float(point[0]) * unit, box["y"] + box["height"] / 2 - float(point[1]) * unit
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_point_is_where_the_library_puts_it(view: Opened, stores: list[Path], theme: str) -> None:
+    store = es.open(stores[0])
+    row, point = lonely(store, 2)
+    page = view(view="map", layer=2, color="upos", theme=theme)
+    assert drawn(page) > 100
+    (left, word, right) = store.select(rows=[row]).concordance()[0]
+    page.mouse.move(*on_screen(page, point))
+    page.locator(".map-line mark", has_text=re.compile(f"^{re.escape(word)}$")).wait_for()
+    assert page.locator(".map-line").inner_text().split() == f"{left[-120:]} {word} {right[:120]}".split()
+    page.mouse.click(*on_screen(page, point))
+    page.locator(".sentence-words li.chosen", has_text=word).wait_for()
+    assert values(page)["row"] == str(row)
+
+
+def test_the_lasso_fills_the_table_and_is_shared(view: Opened, stores: list[Path]) -> None:
+    store = es.open(stores[0])
+    page = view(view="map", word="bank", layer=1, color="none")
+    drawn(page)
+    total = len(store.select(words="bank"))
+    page.get_by_text(f"{total} of {total} occurrences").wait_for()
+    page.get_by_role("button", name="Lasso").click()
+    corners = [(-1.04, -1.04), (-1.04, 1.04), (0, 1.04), (0, -1.04)]
+    page.mouse.move(*on_screen(page, np.array(corners[0])))
+    page.mouse.down()
+    for one, other in pairwise(corners):
+        for step in np.linspace(one, other, 12):
+            page.mouse.move(*on_screen(page, step))
+    page.mouse.up()
+    heading = page.get_by_role("heading", name=re.compile(r"^\d+ selected$"))
+    heading.wait_for()
+    loaded(page)
+    found = es.analysis.project(store.select(words="bank"), layer=1)
+    points = found.points / np.percentile(np.abs(found.points), 99.8)
+    inside = (points[:, 0] < 0) & (np.abs(points) < 1.04).all(1)
+    near = int((np.abs(points[:, 0]) < 0.02).sum())
+    assert abs(int(heading.inner_text().split()[0]) - int(inside.sum())) <= near
+    shared = view(**{name: value for name, value in values(page).items() if name != "token"})
+    shared.get_by_role("heading", name=heading.inner_text()).wait_for()
+    page.get_by_role("button", name="Clear", exact=True).last.click()
+    page.get_by_role("heading", name="All points").wait_for()
+    assert "lasso" not in values(page)
+
+
+def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
+    page = view(view="map", layer=1, color="upos")
+    whole = drawn(page)
+    noun = page.get_by_role("button", name=re.compile("^NOUN"))
+    noun.click()
+    drawn(page, whole)
+    assert noun.get_attribute("aria-pressed") == "false"
+    assert values(page)["hidden"]
+    slider = page.get_by_role("slider", name="Layer")
+    before = page.locator("p.note").first.inner_text()
+    slider.press("ArrowRight")
+    expect(page.locator("p.note").first).not_to_have_text(before)
+    loaded(page)
+    assert values(page)["layer"] == "2"
+    assert noun.get_attribute("aria-pressed") == "false"
+    page.get_by_role("button", name=re.compile("^Show row 2 on")).click()
+    page.locator(".map-box .found").wait_for()
+    assert values(page)["row"] == "2"
+
+
+def test_the_keyboard_moves_the_map_and_it_is_saved(view: Opened, tmp_path: Path) -> None:
+    page = view(view="map", layer=2, row=3)
+    circle = page.locator(".map-box .found")
+    circle.wait_for()
+    before = circle.get_attribute("cx")
+    page.locator(".map-box").press("ArrowRight")
+    expect(circle).not_to_have_attribute("cx", before)
+    assert float(circle.get_attribute("cx")) == pytest.approx(float(before) - 60)
+    with page.expect_download() as picture:
+        page.get_by_role("button", name="PNG").first.click()
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+    with page.expect_download() as table:
+        page.get_by_role("link", name="CSV").last.click()
+    with Path(table.value.path()).open(newline="") as file:
+        assert {"row", "x", "y"} <= set(next(csv.reader(file)))
+
+
+def test_without_webgl_the_table_remains(browser: Any, address: str) -> None:
+    context = browser.new_context()
+    context.add_init_script(
+        "const get = HTMLCanvasElement.prototype.getContext;"
+        "HTMLCanvasElement.prototype.getContext = function (kind, ...more) {"
+        "  return kind === 'webgl2' ? null : get.call(this, kind, ...more); };"
+    )
+    page = context.new_page()
+    page.goto(f"{address}&view=map")
+    page.get_by_role("alert").get_by_text("no WebGL 2").wait_for()
+    page.locator("td.word").first.wait_for()
+    context.close()
+
+
+def test_a_sentence_shows_its_words_and_their_similarity(view: Opened, stores: list[Path]) -> None:
+    store = es.open(stores[0])
+    number = next(place for place, text in enumerate(store.index.texts) if HOSTILE in text)
+    page = view(view="sentence", sentence=number, layer=2)
+    words = store.index.texts[number].split(" ")
+    assert page.locator(".sentence-words li > a").all_inner_texts() == words
+    assert page.locator(".sentence-words small").all_inner_texts()[2] == "NOUN"
+    cell = page.locator(".matrix canvas")
+    box = cell.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 4)
+    said = page.locator(".matrix .note")
+    said.get_by_text(f"{words[-1]} × {words[-1]}: 1.000").wait_for()
+    page.get_by_role("button", name="Next", exact=True).click()
+    page.wait_for_url(re.compile(f"sentence={number + 1}(&|$)"))
+
+
+def test_a_long_sentence_is_legible(view: Opened, stores: list[Path]) -> None:
+    store = es.open(stores[0])
+    number = next(place for place, text in enumerate(store.index.texts) if text.count(" ") == LONG - 1)
+    page = view(view="sentence", sentence=number)
+    scroll = page.locator(".matrix-scroll")
+    scroll.wait_for()
+    wide, seen = page.evaluate(
+        "[...document.querySelectorAll('.matrix-scroll')].map(e => [e.scrollWidth, e.clientWidth])[0]"
+    )
+    assert wide >= 14 * store.index.indptr[number + 1] - 14 * store.index.indptr[number] > seen
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    scroll.evaluate("e => e.scrollTo(e.scrollWidth, e.scrollHeight)")
+    canvas = page.locator(".matrix canvas").bounding_box()
+    assert canvas["width"] <= seen
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_attention_is_that_of_the_model(view: Opened, stores: list[Path], block: int) -> None:
+    store = es.open(stores[0])
+    page = view(view="sentence", sentence=1, layer=block)
+    page.get_by_role("button", name="Load the model").click()
+    page.locator(".heads button").first.wait_for()
+    loaded(page)
+    model = stores[0].parent / str(store.metadata.model["name"])
+    found = es.analysis.sentence_attention(store.index.texts[1], model=model, layers=[block])
+    assert page.locator(".heads button").count() == len(found.heads)
+    page.get_by_role("button", name="Head 1").click()
+    map_of_head = page.locator(".matrix canvas").last
+    box = map_of_head.bounding_box()
+    map_of_head.hover(position={"x": box["width"] - 4, "y": box["height"] - 4})
+    page.locator(".matrix .note").last.get_by_text(f"{found.values[0, 1, -1, -1]:.3f}").wait_for()
