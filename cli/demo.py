@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.resources import as_file, files
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,7 +45,10 @@ def demo(
     model = Path(spec.origin).parent / "model"
     if out.exists() and not out.is_dir():
         raise InvalidValueError(f"--out {out} is a file: give a folder")
-    store = _extracted(model, create_folder(out, option="--out") / "demo.zarr")
+    link = create_folder(out, option="--out") / "minilm"
+    with suppress(OSError):  # exists, or a system without links
+        link.symlink_to(model)
+    store = _extracted(link if link.exists() else model, out / "demo.zarr")
 
     agreement, words = _agreement(store)
     print("3. Senses: is a word's nearest occurrence of the same sense? (percent, by layer)\n")
@@ -65,6 +69,7 @@ def demo(
     es.plot.save(es.plot.geometry_figure({MODEL_NAME: summary}), out / "geometry.png")
     print(f"{out / 'senses.png'}\n{out / 'geometry.png'}\n")
     print(f"The store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}")
+    print(f"Your own text: embstore extract novel.txt novel.zarr --model {link}")
 
 
 def _extracted(model: Path, path: Path) -> es.Store:

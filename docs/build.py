@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from html import unescape
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from latex2mathml.converter import convert
+
+from embstore.studies import STUDIES
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, SITE = ROOT / "docs", ROOT / "site"
+EQUATION = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.S)
 WHOLE = ("embstore.corpus", "embstore.errors", "embstore.executors", "embstore.analysis.change")  # without a stub
 
 
@@ -88,6 +96,23 @@ def kind_of(about: dict[str, Any]) -> str:
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
 
 
+def write_citations(path: Path) -> None:
+    """Write a page of the papers of all studies, as BibTeX."""
+    found = [import_module(f"embstore.studies.{name}.published").CITATION.strip() for name in sorted(STUDIES)]
+    path.write_text("# The papers of the studies\n\n```bibtex\n" + "\n".join(found) + "\n```\n")
+
+
+def draw_equations(site: Path) -> None:
+    """Write the equations of all built pages as MathML, which browsers draw without a script."""
+    for page in sorted(site.rglob("*.html")):
+        text = page.read_text()
+        drawn = EQUATION.sub(
+            lambda found: convert(unescape(found[2]), display="block" if found[1] == "[" else "inline"), text
+        )
+        if drawn != text:
+            page.write_text(drawn)
+
+
 class Links(HTMLParser):
     """The links and the anchors of a built page."""
 
@@ -139,7 +164,9 @@ def main() -> None:
         write(folder)
     write_schemas(DOCS / "reference" / "schemas.md")
     shutil.copy(ROOT / "CHANGELOG.md", DOCS / "about" / "changelog.md")
+    write_citations(DOCS / "about" / "studies.md")
     built = subprocess.run([sys.executable, "-m", "zensical", "build", "--strict", "--clean"], cwd=ROOT)
+    draw_equations(SITE)
     faults = [*left_out(), *broken(SITE)]
     print(*faults, sep="\n", file=sys.stderr)
     sys.exit(1 if faults or built.returncode else 0)

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import embstore as es
+from tests.models import tiny
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"api", "cli"}  # folders that docs/build.py writes
@@ -43,6 +44,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 def write_folder(folder: Path, minilm: Path) -> None:
     """Write what the examples read: a model, corpora, word lists, vectors, and the stores `demo.zarr` and `trees.zarr`.
+    `demo-out` holds what `embstore demo` leaves there, and `novel.txt` is the reader's own text.
 
     `demo.zarr` is the store that `embstore demo` makes: sentences with the label column `class`. `trees.zarr` holds the
     sentences of `trees.conllu`, with the columns of CoNLL-U as labels.
@@ -51,7 +53,8 @@ def write_folder(folder: Path, minilm: Path) -> None:
     marked = (files("embstore_cli") / "demo_sentences.txt").read_text()
     (folder / "senses.pse").write_text(marked)
     plain = re.sub(r"@(\w+)@-\w+", lambda match: match[1].replace("_", " "), marked)
-    (folder / "sentences.txt").write_text(plain)
+    for name in ("sentences.txt", "novel.txt"):
+        (folder / name).write_text(plain)
     parts = {"trees": range(60), "train": range(40), "dev": range(40, 50), "test": range(50, 60)}
     for name, sentences in parts.items():
         (folder / f"{name}.conllu").write_text("\n".join(map(tree, sentences)))
@@ -59,6 +62,10 @@ def write_folder(folder: Path, minilm: Path) -> None:
     write_edges(folder / "nouns", 60)
     for name, corpus in (("demo", "senses.pse"), ("trees", "trees.conllu")):
         es.extract(es.plan(folder / corpus, model=folder / "minilm", calibrate=False), folder / f"{name}.zarr")
+    tiny.save("gpt2", folder / "gpt")
+    (folder / "demo-out").mkdir()
+    for name in ("demo.zarr", "minilm"):
+        (folder / "demo-out" / name).symlink_to(folder / name)
 
 
 NOUNS = ["cat", "dog", "bank", "river", "teacher", "letter"]
