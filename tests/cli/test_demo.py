@@ -24,7 +24,8 @@ def toured(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 
 def test_it_leaves_a_store_and_figures(toured: tuple[Path, str]) -> None:
     folder, _ = toured
-    assert {path.name for path in (folder / "demo-out").iterdir()} == {"demo.zarr", "minilm", "senses.png", "geometry.png"}
+    left = {path.name for path in (folder / "demo-out").iterdir()}
+    assert left == {"demo.zarr", "minilm", "senses.png", "geometry.png"}
     for name in ("senses.png", "geometry.png"):
         drawn = (folder / "demo-out" / name).read_bytes()
         assert drawn.startswith(b"\x89PNG")
