@@ -37,7 +37,7 @@ class Splitter:
         return self.read((text[at : at + MAX_PIECE] for at in range(0, len(text), MAX_PIECE)), document)
 
     def read(self, texts: Iterable[str], document: Document | None = None) -> Iterator[Sentence]:
-        """Yield the sentences of the text of a file, which comes in parts of any size; see docs/corpora.md."""
+        """Yield the sentences of the text of a file, which comes in parts of any size; see docs/how-to/corpora.md."""
         document = document or Document()
         pieces = _pieces(texts)
         if self.split == "lines":
