@@ -156,9 +156,10 @@ def measure_change(
     `old`, `new`: stores of one model, or selections; or `old` alone with `by`, a column of its table with two values
     (with `width`, two spans of that many years). `words`: only these. `metrics`: some of `apd`, `apd_excess`, `prt`,
     `inverse_prt`, `prt_centered`, `selfsim_old`, `selfsim_new`, `selfsim_change` and `jsd` (see
-    `docs/how-to/change.md`); all but `jsd` take one scan of the vectors and no pairs. `min_count`: words with fewer occurrences on a
-    side are listed in `skipped`. `tests`: permutations, intervals, clusters and seeds. `memory`: bytes or a text such
-    as "4GiB" (default 1 GiB) for the sums; with less, words are summed in several passes.
+    `docs/how-to/change.md`); all but `jsd` take one scan of the vectors and no pairs. `min_count`: words with fewer
+    occurrences on a side are listed in `skipped`. `tests`: permutations, intervals, clusters and seeds.
+    `memory`: bytes or a text such as "4GiB" (default 1 GiB) for the sums; with less, words are summed
+    in several passes.
 
     Raises InvalidValueError (stores of different models, a column without two values, no word with enough occurrences),
     MissingRowsError, NonFiniteError.
