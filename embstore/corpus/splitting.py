@@ -52,6 +52,8 @@ class Splitter:
             for start, stop in pairwise([*starts, len(text) - len(rest)]):
                 if sentence := self.sentence(text[start:stop], document):
                     yield sentence
+        if sentence := self.sentence(rest, document):  # of a last piece without a line feed
+            yield sentence
 
     def sentence(self, text: str, document: Document | None = None) -> Sentence | None:
         """Return the words of one sentence; None if the text is white space."""

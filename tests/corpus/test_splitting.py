@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.corpus import Document, Sentence, open_corpus, splitting
-from embstore.corpus.splitting import Splitter, is_wrapped
+from embstore.corpus.splitting import Splitter, ends_sentence, is_wrapped
 from embstore.errors import CorpusError, InvalidValueError
 
 PLAIN = Splitter()
@@ -204,3 +204,19 @@ def test_options_that_a_format_does_not_have(tmp_path: Path) -> None:
             open_corpus(tmp_path / "a.pse", **{name: "en"})  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match="split: 'lines' has no meaning for the format sts"):
         open_corpus(tmp_path / "a.tsv", split="lines")
+
+
+def test_the_second_of_two_sentences_goes_on_in_the_next_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.corpus.splitting.MAX_PIECE", 30)
+    (tmp_path / "a.txt").write_text("The bank was shut. A river ran by the old stone bank.")
+    assert [len(each.words) for each in open_corpus(tmp_path / "a.txt")] == [5, 9]
+
+
+def test_one_long_line_is_not_the_width() -> None:
+    lines = ["word " * 12] * 30
+    assert is_wrapped([*lines, "word " * 28, *lines])
+
+
+def test_quotes_and_brackets_follow_the_end_of_a_sentence() -> None:
+    assert ends_sentence('He said: "Stop!") ')
+    assert not ends_sentence('He said "stop" ')

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store.index import Strings
 from tests.store.example import example
 from tests.store_making import Made, make_store
 
@@ -290,3 +291,11 @@ def test_rows_not_written_are_refused_or_nan(tmp_path: Path, suffix: str) -> Non
     assert committed.rows.tolist() == written
     blocks = [block for block in committed.iter_blocks() if block.layer == 5]
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), made.vectors[2][written])
+
+
+def test_strings_are_found_in_every_block_and_their_words_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.store.index._FIND_BLOCK", 2)
+    monkeypatch.setattr("embstore.store.index._COUNT_BLOCK", 2)
+    strings = Strings.of(["a b\x1fc", "d", "e f", "d"])
+    assert [strings.find(string) for string in ("a b\x1fc", "d", "e f", "g")] == [0, 1, 2, None]
+    assert strings.n_words().tolist() == [3, 1, 2, 1]
