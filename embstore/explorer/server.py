@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import sys
@@ -189,7 +188,7 @@ async def _until_closed(request: Request) -> None:
 async def _lines(queries: Queries, name: str, params: Mapping[str, object], make: Make) -> AsyncIterator[bytes]:
     """Yield lines {"progress": [done, total]}, and last {"result": ...} or {"error": ..., "status": ...}.
 
-    Instead of the result of arrays there is a line {"safetensors": "..."}, the file in base64.
+    Instead of the result of arrays there is a line {"safetensors": N}, and N bytes follow.
     """
     loop, left = asyncio.get_running_loop(), threading.Event()
     news: asyncio.Queue[tuple[int, int | None] | None] = asyncio.Queue(1000)
@@ -215,7 +214,7 @@ async def _lines(queries: Queries, name: str, params: Mapping[str, object], make
         if kind == JSON:
             yield b'{"result":' + body + b"}\n"
         else:
-            yield b'{"safetensors":"' + base64.b64encode(body) + b'"}\n'
+            yield json.dumps({"safetensors": len(body)}).encode() + b"\n" + body
     finally:
         left.set()
         asked.cancel()

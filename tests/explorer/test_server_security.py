@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from embstore.errors import InvalidValueError
-from embstore.explorer import Explored, explored, security, server, serving
+from embstore.explorer import Arrays, Explored, explored, security, server, serving
 from embstore.explorer.queries.registry import CancelledQueryError
 from embstore.explorer.security import Access
 from tests.store_making import make_store
@@ -231,6 +232,11 @@ def test_long_queries_report_their_progress_line_by_line(known: TestClient, monk
     assert json.loads(lines.text.splitlines()[-1])["result"]["word"] == "bank"
     lines = known.get("/api/word?word=nothing", headers={"accept": server.NDJSON})
     assert json.loads(lines.text)["status"] == 404
+    monkeypatch.setattr(server, "answer", lambda *arguments, **options: arrays)
+    arrays = Arrays({"x": np.arange(3.0)}, {"total": 3})
+    last, _, data = known.get("/api/map", headers={"accept": server.NDJSON}).content.partition(b"\n")
+    assert json.loads(last) == {"safetensors": len(data)}
+    assert data == arrays.to_bytes()
     monkeypatch.setattr(server, "answer", reporting)
     lines = known.get("/api/word?word=bank", headers={"accept": server.NDJSON})
     assert [json.loads(line) for line in lines.text.splitlines()] == [
