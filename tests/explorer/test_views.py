@@ -162,8 +162,10 @@ def test_layers_show_curves_and_a_matrix(view: Opened, stores: list[Path]) -> No
     cka = es.analysis.linear_cka(first, second)["value"].to_list()
     assert len(set(cka)) == len(cka), "all differ: a transposed matrix would fail"
     assert matrix.locator("[data-mark=cell] rect").count() == len(first.layers) * len(second.layers)
-    shown = matrix.locator("[data-mark=text] text").all_text_contents()
-    assert [float(text) for text in shown] == pytest.approx(cka, abs=0.0051)
+    placed = "texts => texts.map(text => [text.getBoundingClientRect(), text.textContent]).map(([at, text]) => "
+    placed += "[-Math.round(at.y + at.height / 2), at.x + at.width / 2, Number(text)])"
+    shown = sorted(matrix.locator("[data-mark=text] text").evaluate_all(placed))  # from below, then from the left
+    assert [value for _, _, value in shown] == pytest.approx(cka, abs=0.0051)
 
 
 def test_two_stores_are_compared(view: Opened) -> None:
