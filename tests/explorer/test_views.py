@@ -147,14 +147,25 @@ def test_neighbors_of_a_word_an_occurrence_and_a_typed_sentence(view: Opened, st
 
 def test_layers_show_curves_and_a_matrix(view: Opened, stores: list[Path]) -> None:
     page = view(view="layers")
-    layers = len(es.open(stores[0]).layers)
+    first, second = es.open(stores[0]), es.open(stores[1])
     assert page.get_by_role("img", name=re.compile("by layer$")).count() == 4
-    matrix = page.get_by_role("img", name="Linear CKA between layers")
-    assert matrix.locator("[data-mark=cell] rect").count() == layers**2
-    assert matrix.get_by_text("1.00").count() == layers
+    similarity = page.get_by_role("img", name="Similarity by layer")
+    similarity.locator("[data-mark=dot] circle").first.hover()
+    expected = es.geometry(first, metrics="selfsim").filter(layer=0, item="")["value"][0]
+    similarity.get_by_text(f"layer 0: {expected:.4f}").wait_for()
+
     page.get_by_role("combobox", name="with").select_option("1")
     page.get_by_text("layer of second").first.wait_for()
+    loaded(page)
     assert values(page)["other"] == "1"
+    matrix = page.get_by_role("img", name="Linear CKA between layers")
+    cka = es.analysis.linear_cka(first, second)["value"].to_list()
+    assert len(set(cka)) == len(cka), "all differ: a transposed matrix would fail"
+    assert matrix.locator("[data-mark=cell] rect").count() == len(first.layers) * len(second.layers)
+    placed = "texts => texts.map(text => [text.getBoundingClientRect(), text.textContent]).map(([at, text]) => "
+    placed += "[-Math.round(at.y + at.height / 2), at.x + at.width / 2, Number(text)])"
+    shown = sorted(matrix.locator("[data-mark=text] text").evaluate_all(placed))  # from below, then from the left
+    assert [value for _, _, value in shown] == pytest.approx(cka, abs=0.0051)
 
 
 def test_two_stores_are_compared(view: Opened) -> None:
