@@ -48,7 +48,7 @@ def page(served: tuple[WebHost, es.Store]) -> Iterator[Any]:
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(f"{served[0].url}/site/?view=word&word=bank&layer=2")
-        page.wait_for_function("window.embstore")
+        page.locator("nav").wait_for()
         yield page
         assert not problems
         browser.close()

@@ -18127,7 +18127,7 @@ function joined(first, second) {
 // src/plane.ts
 /** Vectors in two dimensions, computed in the browser. */
 var COLUMNS = 6;
-var ITERATIONS = 200;
+var ITERATIONS = 60;
 /** n vectors on their first two principal axes: x and y, and the share of the variance along each. */
 function principalPlane(vectors, size) {
 	const n = vectors.length / size;
@@ -18145,7 +18145,7 @@ function principalPlane(vectors, size) {
 		const { values, vectors: mixed } = eigen(basis.map((axis) => moved.map((each) => dot(axis, each))));
 		axes = mixed.slice(0, 2).map((weights) => combined(basis, weights));
 		const captured = values[0] + (values[1] ?? 0);
-		if (captured - before <= 1e-12 * captured) break;
+		if (captured - before <= 1e-9 * captured) break;
 		before = captured;
 		basis = orthonormal(moved);
 	}
@@ -18463,17 +18463,17 @@ var Asked = class {
 		const { layers, corpus, dim, dtype, python } = this.held;
 		const chosen = await this.chosen();
 		const most = Math.floor(READ / (layers.length * dim * ITEM_NBYTES[dtype]));
-		if (chosen.total > most) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
-		const rows = await chosen.rows(0, chosen.total);
+		if (chosen.total > most && !chosen.similarities) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
 		let done = 0;
-		const own = await Promise.all(layers.map(async (layer) => {
+		const rows = chosen.similarities ? [] : await chosen.rows(0, chosen.total);
+		const own = chosen.similarities ?? await Promise.all(layers.map(async (layer) => {
 			const value = selfSimilarity(await this.vectors(rows, layer), dim);
 			progress?.(++done, layers.length);
 			return value;
 		}));
 		return {
 			word: String(this.params.word),
-			count: rows.length,
+			count: chosen.total,
 			layers,
 			selfsimilarity: own,
 			corpus: corpus.selfsim,
@@ -18555,6 +18555,7 @@ var Asked = class {
 		if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
 		return {
 			total: entry[2],
+			similarities: entry[3],
 			rows: async (start, stop) => {
 				const span = {
 					start: (entry[1] + start) * 8,
@@ -18582,22 +18583,21 @@ var Asked = class {
 	}
 	async described(rows) {
 		const read = (path, positions, size) => this.ranges.numbers(path, positions, size, this.signal);
-		const [sentences, positions, types] = await Promise.all([
-			read("occurrences/sentence/c/0", rows, 8),
-			read("occurrences/position/c/0", rows, 4),
-			read("occurrences/type/c/0", rows, 4)
-		]);
-		const [texts, forms, labels] = await Promise.all([
+		const forms = this.params.word ? rows.map(() => String(this.params.word)) : read("occurrences/type/c/0", rows, 4).then((types) => this.strings("types/form", types));
+		const positions = read("occurrences/position/c/0", rows, 4);
+		const sentences = await read("occurrences/sentence/c/0", rows, 8);
+		const [texts, labels, at, words] = await Promise.all([
 			this.strings("sentences/text", sentences),
-			this.strings("types/form", types),
-			this.labels(rows, sentences)
+			this.labels(rows, sentences),
+			positions,
+			forms
 		]);
 		return rows.map((row, each) => {
-			const [left, word, right] = concordance(texts[each], positions[each], forms[each]);
+			const [left, word, right] = concordance(texts[each], at[each], words[each]);
 			return {
 				row,
 				sentence: sentences[each],
-				position: positions[each],
+				position: at[each],
 				word,
 				left: left.length <= CONTEXT ? left : `…${left.slice(-1e3)}`,
 				right: right.length <= CONTEXT ? right : `${right.slice(0, CONTEXT)}…`,
