@@ -2,8 +2,8 @@
 
 python -m benchmarks.static_site STORE [--out benchmarks/results/static_site.json]
 
-STORE gives the maps, of 100,000 points. The billion rows are simulated: sparse files of the shape of BERT base's layers,
-of which what the measured word needs is written; its 1,000 occurrences lie in as many partitions.
+STORE gives the maps, of 100,000 points. The billion rows are simulated: sparse files in the shape of BERT base, which
+hold what the measured word needs; its 1,000 occurrences lie in as many partitions.
 """
 
 from __future__ import annotations
@@ -124,7 +124,11 @@ def asked(browser: Browser, host: Any, name: str, params: dict[str, Any]) -> dic
     page.locator("nav").wait_for()
     page.wait_for_load_state("networkidle")
     before, count = host.nbytes, len(host.requests)
-    script = "async ([name, params]) => { const t = performance.now(); await embstore.query(name, params); return performance.now() - t }"
+    script = """async ([name, params]) => {
+        const began = performance.now();
+        await embstore.query(name, params);
+        return performance.now() - began;
+    }"""
     seconds = page.evaluate(script, [name, params]) / 1000
     context.close()
     return {"seconds": seconds, "nbytes": host.nbytes - before, "n_requests": len(host.requests) - count}
@@ -148,7 +152,7 @@ def main() -> None:
         with web_host(folder) as host:
             word = {"word": WORD, "layer": 6}
             cases: dict[str, Any] = {
-                # MAP
+                "first map": lambda: measured(browser, host, "?view=map&layer=6", FIRST_MAP),
                 "first page of a word": lambda: measured(browser, host, f"?view=word&word={WORD}&layer=6", FIRST_ROWS),
                 "1,000 occurrences at a layer, mapped": lambda: asked(browser, host, "map", word),
                 "50 lines of a word": lambda: asked(browser, host, "occurrences", {"word": WORD, "limit": 50}),
