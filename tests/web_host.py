@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import mimetypes
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.I)
 
 
 @dataclass
@@ -25,50 +28,55 @@ class WebHost:
         return sum(nbytes for _, nbytes in self.requests)
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or a small answer waits for an acknowledgement
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".safetensors": "application/octet-stream"}  # noqa: RUF012
+def _answer(host: WebHost, folder: Path, request: bytes) -> bytes:
+    """The answer to a GET request, as HTTP/1.1 without closing the connection."""
+    address = request.split(b" ", 2)[1].decode()
+    path = folder / unquote(urlsplit(address).path).lstrip("/")
+    path = path / "index.html" if path.is_dir() else path
+    if not path.is_file():
+        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+    size = path.stat().st_size
+    wanted = _RANGE.search(request)
+    start, stop = (int(wanted[1]), min(int(wanted[2]) + 1, size)) if wanted else (0, size)
+    with path.open("rb") as file:
+        file.seek(start)
+        data = file.read(stop - start)
+    host.requests.append((address, len(data)))
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    status = f"206 Partial Content\r\nContent-Range: bytes {start}-{stop - 1}/{size}" if wanted else "200 OK"
+    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
 
-    def __init__(self, host: WebHost, *args: Any, **options: Any) -> None:
-        self._host = host
-        super().__init__(*args, **options)
 
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if wanted is None or not path.is_file():
-            self._host.requests.append((self.path, path.stat().st_size if path.is_file() else 0))
-            return super().do_GET()
-        size = path.stat().st_size
-        start, stop = int(wanted[1]), min(int(wanted[2]) + 1, size)
-        self._host.requests.append((self.path, stop - start))
-        if start >= stop:
-            return self.send_error(416)
-        self.send_response(206)
-        self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
-        self.send_header("Content-Length", str(stop - start))
-        self.end_headers()
-        with path.open("rb") as file:
-            file.seek(start)
-            self.wfile.write(file.read(stop - start))
-        return None
+async def _talk(host: WebHost, folder: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+        while True:
+            writer.write(_answer(host, folder, await reader.readuntil(b"\r\n\r\n")))
+            await writer.drain()
+    writer.close()
 
-    def log_message(self, *args: Any) -> None:
-        pass
+
+async def _end(server: asyncio.Server) -> None:
+    """Close the server and the connections that browsers hold open."""
+    server.close()
+    talks = asyncio.all_tasks() - {asyncio.current_task()}
+    for talk in talks:
+        talk.cancel()
+    await asyncio.gather(*talks, return_exceptions=True)
 
 
 @contextmanager
 def web_host(folder: Path) -> Iterator[WebHost]:
     """Serve the files of a folder on a free port of loopback."""
-    host = WebHost("")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, host, directory=str(folder)))
-    server.daemon_threads = True
-    host.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    host, loop = WebHost(""), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
+    start = asyncio.start_server(partial(_talk, host, folder), "127.0.0.1", 0)
+    server = asyncio.run_coroutine_threadsafe(start, loop).result()
+    host.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield host
     finally:
-        server.shutdown()
-        server.server_close()
+        asyncio.run_coroutine_threadsafe(_end(server), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -19,6 +19,8 @@ from .geometry.separability import sense_separability as sense_separability
 from .geometry.spectra import maximum_explainable_variance as maximum_explainable_variance
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
+from .handover import write_atlas as write_atlas
+from .handover import write_projector as write_projector
 from .heads.measure import disable_heads as disable_heads
 from .heads.measure import head_importance as head_importance
 from .heads.measure import prune_heads as prune_heads

@@ -12,11 +12,13 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
+from embstore.analysis import eligible_types
+from embstore.analysis.geometry.measure import geometry
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.explorer.answers import as_json, encoded
-from embstore.explorer.queries.registry import Asked, answer, has
-from embstore.explorer.queries.words import columns, corpus_means
+from embstore.explorer.queries.registry import answer, has
+from embstore.explorer.queries.words import columns
 from embstore.explorer.stores import Explored, explored
 from embstore.progress import Progress, reporting
 from embstore.store import Collection, Store
@@ -111,7 +113,8 @@ def _describe(one: Explored, number: int, url: str, out: Path) -> dict[str, Any]
     """What the page needs to read a store by ranges; writes its words."""
     store = one.store
     stored = set(store.column_shapes())
-    _write_words(store, out / "words" / str(number))
+    corpus, similarities = _self_similarities(store)
+    write_words(store, out / "words" / str(number), similarities)
     return {
         "url": url,
         "python": one.python(),
@@ -126,18 +129,33 @@ def _describe(one: Explored, number: int, url: str, out: Path) -> dict[str, Any]
         ],
         "documents": "sentences/document" in stored,
         "words": f"words/{number}",
-        "corpus": corpus_means(Asked([one], lambda done, total: None, lambda: False), one),
+        "corpus": corpus,
     }
 
 
-def _write_words(store: Store, folder: Path) -> None:
-    """Write the words without their case in alphabetical order, with the positions of their rows, in pieces."""
+def _self_similarities(store: Store) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """The self-similarity and anisotropy of the corpus by layer, and the self-similarity of its words by layer."""
+    least = 5 if len(eligible_types(store, 5)) else 1
+    metrics = ["selfsim", "anisotropy"]
+    frame = geometry(store, metrics=metrics, min_contexts=least, progress=False).sort("layer", maintain_order=True)
+    means = frame.filter(frame["item"] == "")
+    corpus = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
+    words = frame.filter((frame["item"] != "") & (frame["metric"] == "selfsim")).group_by("item").agg("value")
+    return {**corpus, "min_contexts": least}, dict(words.iter_rows())
+
+
+def write_words(store: Store, folder: Path, similarities: Mapping[str, list[float]]) -> None:
+    """Write the words without their case in alphabetical order, with what is known of each, in pieces.
+
+    A word has its spelling, the position of its first row in `types/occurrences`, its count, and its self-similarity
+    by layer if that is known.
+    """
     folder.mkdir(parents=True)
     words, indptr = list(store.index.words), np.asarray(store.occurrences[0])
     folded = [word.lower() for word in words]
     order = sorted(range(len(words)), key=lambda each: folded[each].encode("utf-16-be", "surrogatepass"))
     starts, counts = indptr[:-1].tolist(), np.diff(indptr).tolist()
-    entries = [(words[each], starts[each], counts[each]) for each in order]
+    entries = [(words[each], starts[each], counts[each], similarities.get(words[each])) for each in order]
     alphabet = [folded[each] for each in order]
     for piece, first in enumerate(range(0, len(entries), PIECE)):
         (folder / f"{piece}.json").write_text(as_json(entries[first : first + PIECE]), "utf-8")
@@ -145,7 +163,7 @@ def _write_words(store: Store, folder: Path) -> None:
     rank = np.empty(len(order), np.int64)
     rank[ranked] = np.arange(len(order))
     frequent = {
-        prefix: [entries[ranked[each]][::2] for each in np.sort(rank[first:last])[:FREQUENT].tolist()]
+        prefix: [entries[ranked[each]][:3:2] for each in np.sort(rank[first:last])[:FREQUENT].tolist()]
         for prefix, first, last in _prefixes(alphabet, "", 0, len(alphabet))
     }
     index = {"firsts": alphabet[::PIECE], "frequent": frequent}

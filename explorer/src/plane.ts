@@ -1,7 +1,7 @@
 /** Vectors in two dimensions, computed in the browser. */
 
 const COLUMNS = 6; // of the subspace in which the axes are found
-const ITERATIONS = 200;
+const ITERATIONS = 60;
 
 /** n vectors on their first two principal axes: x and y, and the share of the variance along each. */
 export function principalPlane(vectors: Float32Array, size: number): { points: Float32Array; explained: [number, number] } {
@@ -21,7 +21,7 @@ export function principalPlane(vectors: Float32Array, size: number): { points: F
     const { values, vectors: mixed } = eigen(basis.map((axis) => moved.map((each) => dot(axis, each))));
     axes = mixed.slice(0, 2).map((weights) => combined(basis, weights));
     const captured = values[0]! + (values[1] ?? 0);
-    if (captured - before <= 1e-12 * captured) break;
+    if (captured - before <= 1e-9 * captured) break;
     before = captured;
     basis = orthonormal(moved);
   }

@@ -25,8 +25,8 @@ interface Manifest {
   answers: Record<string, string>;
 }
 
-/** A piece of the words, which are sorted without their case: word, first position in types/occurrences, count. */
-type Entry = [word: string, start: number, count: number];
+/** Of the words, which are sorted without their case: first position in types/occurrences, self-similarity by layer. */
+type Entry = [word: string, start: number, count: number, similarities: number[] | null];
 
 interface Words {
   firsts: string[];
@@ -86,6 +86,12 @@ export function keyOf(name: string, params: Params): string {
   return `${name}?${given.sort(([a], [b]) => (a < b ? -1 : 1)).map(([key, value]) => `${key}=${value}`).join("&")}`;
 }
 
+interface Chosen {
+  total: number;
+  rows: (start: number, stop: number) => Promise<number[]>;
+  similarities?: number[] | null;
+}
+
 /** One question about one store. */
 class Asked {
   constructor(
@@ -125,16 +131,16 @@ class Asked {
     const { layers, corpus, dim, dtype, python } = this.held;
     const chosen = await this.chosen();
     const most = Math.floor(READ / (layers.length * dim * ITEM_NBYTES[dtype]));
-    if (chosen.total > most) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
-    const rows = await chosen.rows(0, chosen.total);
+    if (chosen.total > most && !chosen.similarities) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
     let done = 0;
-    const own = await Promise.all(layers.map(async (layer) => {
+    const rows = chosen.similarities ? [] : await chosen.rows(0, chosen.total);
+    const own = chosen.similarities ?? await Promise.all(layers.map(async (layer) => {
       const value = selfSimilarity(await this.vectors(rows, layer), dim);
       progress?.(++done, layers.length);
       return value;
     }));
     return {
-      word: String(this.params.word), count: rows.length, layers, selfsimilarity: own, corpus: corpus.selfsim, anisotropy: corpus.anisotropy,
+      word: String(this.params.word), count: chosen.total, layers, selfsimilarity: own, corpus: corpus.selfsim, anisotropy: corpus.anisotropy,
       python: `${python}\nes.geometry(${this.selecting()}, metrics='selfsim', min_contexts=1)\n` +
         `es.geometry(store, metrics=['selfsim', 'anisotropy'], min_contexts=${corpus.min_contexts})`,
     };
@@ -186,7 +192,7 @@ class Asked {
   }
 
   /** The rows that are asked for: how many, and a function that fetches some of them. */
-  private async chosen(): Promise<{ total: number; rows: (start: number, stop: number) => Promise<number[]> }> {
+  private async chosen(): Promise<Chosen> {
     const { word, where, rows } = this.params;
     if (where) throw new Error("a static page has no filters: run embstore explore on the store");
     if (rows) {
@@ -199,6 +205,7 @@ class Asked {
     if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
     return {
       total: entry[2],
+      similarities: entry[3],
       rows: async (start, stop) => {
         const span = { start: (entry[1] + start) * 8, nbytes: (stop - start) * 8 };
         return integers((await this.ranges.read("types/occurrences/c/0", [span], this.signal))[0]!, 8);
@@ -226,14 +233,16 @@ class Asked {
 
   private async described(rows: number[]): Promise<Occurrence[]> {
     const read = (path: string, positions: number[], size: 4 | 8) => this.ranges.numbers(path, positions, size, this.signal);
-    const [sentences, positions, types] = await Promise.all([
-      read("occurrences/sentence/c/0", rows, 8), read("occurrences/position/c/0", rows, 4), read("occurrences/type/c/0", rows, 4)]);
-    const [texts, forms, labels] = await Promise.all([
-      this.strings("sentences/text", sentences), this.strings("types/form", types), this.labels(rows, sentences)]);
+    const forms = this.params.word
+      ? rows.map(() => String(this.params.word)) : read("occurrences/type/c/0", rows, 4).then((types) => this.strings("types/form", types));
+    const positions = read("occurrences/position/c/0", rows, 4);
+    const sentences = await read("occurrences/sentence/c/0", rows, 8);
+    const [texts, labels, at, words] = await Promise.all([
+      this.strings("sentences/text", sentences), this.labels(rows, sentences), positions, forms]);
     return rows.map((row, each) => {
-      const [left, word, right] = concordance(texts[each]!, positions[each]!, forms[each]!);
+      const [left, word, right] = concordance(texts[each]!, at[each]!, words[each]!);
       return {
-        row, sentence: sentences[each]!, position: positions[each]!, word,
+        row, sentence: sentences[each]!, position: at[each]!, word,
         left: left.length <= CONTEXT ? left : `…${left.slice(-CONTEXT)}`,
         right: right.length <= CONTEXT ? right : `${right.slice(0, CONTEXT)}…`,
         labels: labels[each]!,

@@ -281,6 +281,12 @@ STORES = {
     "export of words that are not there": Bad(
         "export store.zarr new.h5 --word-list w.txt", ("'zebra'",), lambda work: work.write("w.txt", "zebra\n")
     ),
+    "export of several layers as a map": Bad(
+        "export store.zarr new.parquet --atlas --layers 0,2", ("--layers 0,2", "one")
+    ),
+    "export to both maps": Bad("export store.zarr new.parquet --atlas --projector", ("--atlas", "--projector", "one")),
+    "export of a map to no table": Bad("export store.zarr new.csv --atlas", ("new.csv", ".parquet")),
+    "export of a map as int8": Bad("export store.zarr new --projector --dtype int8", ("--dtype int8",)),
     "import of no file": Bad("import gone.hdf5 new.zarr", ("gone.hdf5",)),
     "import of text": Bad("import corpus.txt new.zarr", ("corpus.txt", "HDF5")),
     "import of a store": Bad("import store.zarr new.zarr", ("store.zarr",)),

@@ -12,7 +12,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.explorer import answer, explored, write_static
+from embstore.explorer import Arrays, answer, explored, write_static
 from embstore.explorer import static as module
 from tests.store.example import example
 from tests.store_making import make_store
@@ -48,7 +48,7 @@ def page(served: tuple[WebHost, es.Store]) -> Iterator[Any]:
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(f"{served[0].url}/site/?view=word&word=bank&layer=2")
-        page.wait_for_function("window.embstore")
+        page.locator("nav").wait_for()
         yield page
         assert not problems
         browser.close()
@@ -78,6 +78,8 @@ QUERIES: list[tuple[str, dict[str, Any]]] = [
     ("occurrences", {"offset": 255, "limit": 4}),
     ("occurrences", {"rows": "7,300-302"}),
     ("stores", {}),
+    ("geometry", {"store": 0}),
+    ("cka", {"store": 0}),
 ]
 
 
@@ -103,6 +105,36 @@ def test_self_similarity_is_computed_in_the_browser(page: Any, served: tuple[Web
     assert found.pop("python") == expected.pop("python").replace(str(served[1].path), "s.zarr")
     np.testing.assert_allclose(found.pop("anisotropy"), expected.pop("anisotropy"), rtol=1e-12)
     assert found == expected
+
+
+@pytest.mark.slow
+def test_a_word_is_mapped_in_the_browser_in_step_with_the_layer_before(
+    page: Any, served: tuple[WebHost, es.Store]
+) -> None:
+    store = served[1]
+    shown = {layer: ask(page, "map", word="river", layer=layer, color="upos") for layer in store.layers}
+    rows = store.select(words="river").rows
+    codes = store.index.labels["upos"].codes[rows]
+    before = None
+    for layer, found in shown.items():
+        points = np.array([found["x"], found["y"]]).T
+        assert found["row"] == rows.tolist()
+        expected = answer(explored([store]), "map", {"word": "river", "layer": layer})
+        assert isinstance(expected, Arrays)
+        exact = np.array([expected.arrays["x"], expected.arrays["y"]], np.float64).T
+        np.testing.assert_allclose(_distances(points), _distances(exact), atol=1e-3)
+        assert sum(found["explained"]) == pytest.approx(sum(expected.data["explained"]), abs=1e-5)
+        names = [found["colors"][code] if code >= 0 else None for code in found["color"]]
+        assert names == [store.index.labels["upos"].names[code] if code >= 0 else None for code in codes.tolist()]
+        if before is not None:
+            product = points.T @ before  # symmetric and positive after the best turn
+            np.testing.assert_allclose(product, product.T, rtol=1e-3, atol=1e-2)
+            assert np.linalg.eigvalsh((product + product.T) / 2)[-1] > 0
+        before = points
+
+
+def _distances(points: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(points[:, None] - points[None], axis=-1)
 
 
 @pytest.mark.slow
@@ -151,7 +183,7 @@ def test_addresses_of_several_stores(tmp_path: Path) -> None:
     urls = [each["url"] for each in held["stores"]]
     assert urls == ["https://host.example/stores/a%201.zarr", "https://host.example/stores/b%201.zarr"]
     assert "connect-src 'self' https://host.example;" in (out / "index.html").read_text("utf-8")
-    assert {"stores?"} <= set(held["answers"])
+    assert {"map?layer=5&store=1", "cka?other=1&store=0", "geometry?store=1", "stores?"} <= set(held["answers"])
 
 
 def test_stores_that_a_browser_cannot_read_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
-from embstore.explorer import answer, explored, notebook
+from embstore.explorer import Arrays, answer, explored, notebook
 from embstore.explorer.answers import encoded
 from tests.explorer.test_static import ARGUMENTS, CHROMIUM, TIMEOUT
 from tests.store_making import make_store
@@ -144,3 +144,11 @@ def test_the_page_in_a_cell_follows_the_state(page: Any, store: es.Store) -> Non
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(255, 0, 0)"
     page.evaluate("close_widget()")
     assert page.evaluate("listening()") == 0
+
+
+def test_arrays_are_sent_as_bytes(widget: Any, store: es.Store) -> None:
+    messages, buffers = ask(widget, "map", layer="2", sample="30")
+    expected = answer(explored([store]), "map", {"layer": 2, "sample": 30})
+    assert isinstance(expected, Arrays)
+    assert messages[-1]["kind"] != "application/json"
+    assert buffers[0] == expected.to_bytes()

@@ -16485,7 +16485,7 @@ var SAMPLES = [
 var number = (value) => value.toLocaleString("en");
 var percent = (value) => `${(100 * value).toFixed(1)} %`;
 function MapView() {
-	const { store, index, layer, values, go } = useApp();
+	const { store, index, layer, values, go, source } = useApp();
 	const method = values.method === "umap" ? "umap" : "pca";
 	const sample = Number(values.sample) || 1e5;
 	const color = values.color ?? (values.word ? "cluster" : "word");
@@ -16502,6 +16502,10 @@ function MapView() {
 	const points = w$2(() => answer.value && normalized(answer.value), [answer.value]);
 	const meta = answer.value?.meta;
 	const [chosen, setChosen] = d$2(null);
+	const choose = (some) => {
+		setChosen(some);
+		source.selected?.(some && some.map((point) => points.row[point]));
+	};
 	const [hovered, setHovered] = d$2(null);
 	const picture = T(null);
 	const lasso = w$2(() => outline(values.lasso), [values.lasso]);
@@ -16620,7 +16624,7 @@ function MapView() {
 							lasso: next?.map((pair) => pair.join(",")).join(";") ?? null,
 							offset: null
 						}),
-						chosen: setChosen,
+						chosen: choose,
 						hover: setHovered,
 						pick: (picked) => go({
 							view: "sentence",
@@ -18125,7 +18129,7 @@ function joined(first, second) {
 // src/plane.ts
 /** Vectors in two dimensions, computed in the browser. */
 var COLUMNS = 6;
-var ITERATIONS = 200;
+var ITERATIONS = 60;
 /** n vectors on their first two principal axes: x and y, and the share of the variance along each. */
 function principalPlane(vectors, size) {
 	const n = vectors.length / size;
@@ -18143,7 +18147,7 @@ function principalPlane(vectors, size) {
 		const { values, vectors: mixed } = eigen(basis.map((axis) => moved.map((each) => dot(axis, each))));
 		axes = mixed.slice(0, 2).map((weights) => combined(basis, weights));
 		const captured = values[0] + (values[1] ?? 0);
-		if (captured - before <= 1e-12 * captured) break;
+		if (captured - before <= 1e-9 * captured) break;
 		before = captured;
 		basis = orthonormal(moved);
 	}
@@ -18461,17 +18465,17 @@ var Asked = class {
 		const { layers, corpus, dim, dtype, python } = this.held;
 		const chosen = await this.chosen();
 		const most = Math.floor(READ / (layers.length * dim * ITEM_NBYTES[dtype]));
-		if (chosen.total > most) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
-		const rows = await chosen.rows(0, chosen.total);
+		if (chosen.total > most && !chosen.similarities) throw new Error(`a static page computes the self-similarity of ${most.toLocaleString("en")} occurrences at most: run embstore explore on the store`);
 		let done = 0;
-		const own = await Promise.all(layers.map(async (layer) => {
+		const rows = chosen.similarities ? [] : await chosen.rows(0, chosen.total);
+		const own = chosen.similarities ?? await Promise.all(layers.map(async (layer) => {
 			const value = selfSimilarity(await this.vectors(rows, layer), dim);
 			progress?.(++done, layers.length);
 			return value;
 		}));
 		return {
 			word: String(this.params.word),
-			count: rows.length,
+			count: chosen.total,
 			layers,
 			selfsimilarity: own,
 			corpus: corpus.selfsim,
@@ -18553,6 +18557,7 @@ var Asked = class {
 		if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
 		return {
 			total: entry[2],
+			similarities: entry[3],
 			rows: async (start, stop) => {
 				const span = {
 					start: (entry[1] + start) * 8,
@@ -18580,22 +18585,21 @@ var Asked = class {
 	}
 	async described(rows) {
 		const read = (path, positions, size) => this.ranges.numbers(path, positions, size, this.signal);
-		const [sentences, positions, types] = await Promise.all([
-			read("occurrences/sentence/c/0", rows, 8),
-			read("occurrences/position/c/0", rows, 4),
-			read("occurrences/type/c/0", rows, 4)
-		]);
-		const [texts, forms, labels] = await Promise.all([
+		const forms = this.params.word ? rows.map(() => String(this.params.word)) : read("occurrences/type/c/0", rows, 4).then((types) => this.strings("types/form", types));
+		const positions = read("occurrences/position/c/0", rows, 4);
+		const sentences = await read("occurrences/sentence/c/0", rows, 8);
+		const [texts, labels, at, words] = await Promise.all([
 			this.strings("sentences/text", sentences),
-			this.strings("types/form", types),
-			this.labels(rows, sentences)
+			this.labels(rows, sentences),
+			positions,
+			forms
 		]);
 		return rows.map((row, each) => {
-			const [left, word, right] = concordance(texts[each], positions[each], forms[each]);
+			const [left, word, right] = concordance(texts[each], at[each], words[each]);
 			return {
 				row,
 				sentence: sentences[each],
-				position: positions[each],
+				position: at[each],
 				word,
 				left: left.length <= CONTEXT ? left : `…${left.slice(-1e3)}`,
 				right: right.length <= CONTEXT ? right : `${right.slice(0, CONTEXT)}…`,

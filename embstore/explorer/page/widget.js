@@ -16464,7 +16464,7 @@ var SAMPLES = [
 var number = (value) => value.toLocaleString("en");
 var percent = (value) => `${(100 * value).toFixed(1)} %`;
 function MapView() {
-	const { store, index, layer, values, go } = useApp();
+	const { store, index, layer, values, go, source } = useApp();
 	const method = values.method === "umap" ? "umap" : "pca";
 	const sample = Number(values.sample) || 1e5;
 	const color = values.color ?? (values.word ? "cluster" : "word");
@@ -16481,6 +16481,10 @@ function MapView() {
 	const points = w$2(() => answer.value && normalized(answer.value), [answer.value]);
 	const meta = answer.value?.meta;
 	const [chosen, setChosen] = d$2(null);
+	const choose = (some) => {
+		setChosen(some);
+		source.selected?.(some && some.map((point) => points.row[point]));
+	};
 	const [hovered, setHovered] = d$2(null);
 	const picture = T(null);
 	const lasso = w$2(() => outline(values.lasso), [values.lasso]);
@@ -16599,7 +16603,7 @@ function MapView() {
 							lasso: next?.map((pair) => pair.join(",")).join(";") ?? null,
 							offset: null
 						}),
-						chosen: setChosen,
+						chosen: choose,
 						hover: setHovered,
 						pick: (picked) => go({
 							view: "sentence",

@@ -34,7 +34,7 @@ const number = (value: number) => value.toLocaleString("en");
 const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
 
 function MapView() {
-  const { store, index, layer, values, go } = useApp();
+  const { store, index, layer, values, go, source } = useApp();
   const method = values.method === "umap" ? "umap" : "pca";
   const sample = Number(values.sample) || 100_000;
   const color = values.color ?? (values.word ? "cluster" : "word");
@@ -43,6 +43,10 @@ function MapView() {
   const points = useMemo(() => answer.value && normalized(answer.value), [answer.value]);
   const meta = answer.value?.meta;
   const [chosen, setChosen] = useState<number[] | null>(null);
+  const choose = (some: number[] | null) => {
+    setChosen(some);
+    source.selected?.(some && some.map((point) => points!.row[point]!));
+  };
   const [hovered, setHovered] = useState<number | null>(null);
   const picture = useRef<(() => HTMLCanvasElement | null) | null>(null);
   const lasso = useMemo(() => outline(values.lasso), [values.lasso]);
@@ -92,7 +96,7 @@ function MapView() {
                 <MapCanvas
                   points={points} hidden={hidden} n_colors={meta.colors.length} ordered={meta.scale === "ordered"} row={row} lasso={lasso}
                   setLasso={(next) => go({ lasso: next?.map((pair) => pair.join(",")).join(";") ?? null, offset: null })}
-                  chosen={setChosen} hover={setHovered} pick={(picked) => go({ view: "sentence", row: picked, sentence: null })} picture={picture}
+                  chosen={choose} hover={setHovered} pick={(picked) => go({ view: "sentence", row: picked, sentence: null })} picture={picture}
                 />
               </div>
               <Line row={hovered ?? row ?? null} />

@@ -1,0 +1,136 @@
+"""Compare the explorer with TensorBoard's projector and Embedding Atlas: the same rows, the first picture, memory.
+
+python -m benchmarks.explorers STORE --rivals VENV/bin [--out benchmarks/results/explorers.json]
+
+Each tool is started on the last layer of STORE and opened in headless Chromium, which draws with the CPU; a tool that
+is not in VENV/bin is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from playwright.sync_api import Error, sync_playwright
+
+import embstore as es
+
+ARGUMENTS = "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-sync"
+WEBGPU = " --enable-unsafe-webgpu --use-webgpu-adapter=swiftshader"  # without it Embedding Atlas draws nothing
+TIMEOUT = 60_000
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def resident(process: int) -> float:
+    """The MiB that a process and its children do not share with others."""
+    root = psutil.Process(process)
+    total = 0
+    for each in [root, *root.children(recursive=True)]:
+        with suppress(psutil.Error):
+            total += each.memory_full_info().uss
+    return round(total / 2**20, 1)
+
+
+def answers(url: str) -> bool:
+    with suppress(OSError):
+        urllib.request.urlopen(url, timeout=5).close()
+        return True
+    return False
+
+
+def measured(run: Any, command: list[str], url: str | None, ready: str, rows: str) -> dict[str, Any]:
+    """Start a server, open it, and wait for its picture: seconds, MiB of server and browser, and the rows it shows."""
+    began = time.perf_counter()
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    browser = None
+    try:
+        if url is None:  # the server prints its address
+            assert server.stdout is not None
+            found = re.search(r"http://\S+", server.stdout.readline())
+            assert found, command
+            url = found[0].replace("/?", "/?view=map&layer=6&")
+        else:
+            while not answers(url):
+                if server.poll() is not None:
+                    return {"failed": f"ended with status {server.returncode}"}
+                time.sleep(0.1)
+        started = time.perf_counter()
+        browser = run.chromium.launch(executable_path="/usr/bin/chromium", args=(ARGUMENTS + WEBGPU).split())
+        page = browser.new_page(viewport={"width": 1280, "height": 720})
+        page.set_default_timeout(TIMEOUT)
+        opened = time.perf_counter()
+        page.goto(url, wait_until="commit")
+        try:
+            page.locator(ready).first.wait_for()
+        except Error:
+            return {"failed": f"no picture in {TIMEOUT // 1000} s", "said": page.locator("body").inner_text()[:2000]}
+        drawn = time.perf_counter()
+        found = re.search(rows, page.locator("body").inner_text())
+        browsers = [each for each in psutil.Process().children(recursive=True) if "chrom" in each.name()]
+        result = {
+            "server_seconds": round(started - began, 2),
+            "picture_seconds": round(drawn - opened, 2),
+            "server_mib": resident(server.pid),
+            "browser_mib": round(sum(each.memory_full_info().uss for each in browsers) / 2**20, 1),
+            "shown": found[1] if found else None,
+        }
+        return result
+    finally:
+        if browser is not None:
+            browser.close()
+        for child in [*psutil.Process(server.pid).children(recursive=True), server]:
+            with suppress(psutil.Error):
+                child.terminate()
+        server.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store")
+    parser.add_argument("--rivals", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "explorers.json")
+    given = parser.parse_args()
+    store = es.open(given.store)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as run:
+        folder = Path(name)
+        ours = [str(Path(sys.executable).parent / "embstore"), "explore", given.store, "--no-browser"]
+        note = ".map-split .note:has-text('occurrences')"
+        results["embstore"] = measured(run, ours, None, note, r"([\d,]+) of [\d,]+ occurrences")
+        if (given.rivals / "embedding-atlas").exists():
+            table = es.analysis.write_atlas(store, folder / "rows.parquet", sample=store.n_rows, k=0)
+            port = free_port()
+            columns = ["--x", "x", "--y", "y", "--text", "text", "--port", str(port)]
+            atlas = [str(given.rivals / "embedding-atlas"), str(table), *columns]
+            shown = f"text=/^{store.n_rows:,} points/"  # under the map, 0 until it is drawn
+            results["embedding-atlas"] = measured(run, atlas, f"http://localhost:{port}", shown, r"\n([\d,]+) points")
+        if (given.rivals / "tensorboard").exists():
+            logs = es.analysis.write_projector(store.select(layers="last"), folder / "logs", sample=store.n_rows)
+            port = free_port()
+            board = [str(given.rivals / "tensorboard"), "--logdir", str(logs), "--port", str(port)]
+            address = f"http://localhost:{port}/data/plugin/projector/projector_binary.html"
+            shown = "text=/Points: *[1-9]/"
+            results["tensorboard"] = measured(run, board, address, shown, r"Points:\s*([\d,]+)")
+    result = {"n_rows": store.n_rows, "hidden_size": store.hidden_size, "tools": results}
+    given.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
