@@ -172,6 +172,10 @@ def measure_change(
     options: dict[str, Any] = {"layers": layers, "words": words, "min_count": min_count, "exchange": tests.exchange}
     if (new is None) == (by is None):
         raise InvalidValueError("change needs two sides: give a second store, or the column of one (by)")
+    if width is not None and by is None:
+        raise InvalidValueError(
+            f"width {width} is of the periods of a column: give the column (by), or leave width out"
+        )
     if by is not None:
         compared = compare_periods(old, by, width=width, **options)
         if len(compared.periods) != 2:
