@@ -115,6 +115,7 @@ def test_what_is_of_two_sides_is_refused_for_more_periods(years: Work, words: tu
         (("side0.zarr",), "change needs two sides"),
         (("side0.zarr", "--by", "year"), "no column 'year'"),
         (("side0.zarr", "side1.zarr", "--metrics", "none"), "metric 'none'"),
+        (("side0.zarr", "side1.zarr", "--set", "width=10"), "width 10 is of the periods of a column"),
         (("side0.zarr", "side1.zarr", "--set", "permutations=5"), "permutations 5"),
         (("side0.zarr", "side1.zarr", "--set", "min_count=999"), "no word has 999 occurrences"),
     ],

@@ -172,6 +172,8 @@ def measure_change(
     options: dict[str, Any] = {"layers": layers, "words": words, "min_count": min_count, "exchange": tests.exchange}
     if (new is None) == (by is None):
         raise InvalidValueError("change needs two sides: give a second store, or the column of one (by)")
+    if width is not None and by is None:
+        raise InvalidValueError(f"width {width} is of the periods of a column: give the column (by), or no width")
     if by is not None:
         compared = compare_periods(old, by, width=width, **options)
         if len(compared.periods) != 2:
@@ -181,18 +183,17 @@ def measure_change(
     else:
         assert new is not None
         compared = compare_stores(old, new, **options)
-    needs_tests = bool(tests.permutations or tests.resamples or JSD in chosen)
     total = sum(len(part.rows) for part in compared.parts) * len(compared.layers)
     with reporting(progress, total=total, unit="vectors", label="change") as report:
         values, centers = _scan(compared, nbytes, threads, report)
     found: dict[int, list[Tested]] = {}
-    if needs_tests:
+    if tests.permutations or tests.resamples or JSD in chosen:
         total = len(compared.words) * len(compared.layers)
         with reporting(progress, total=total, unit="words", label="tests") as report:
             found = _test(compared, centers, chosen, tests, threads, report)
     frames = [_frame(compared, layer, values[layer], found.get(layer), chosen, tests) for layer in compared.layers]
-    notes = _notes(compared, found, tests)
     names = (compared.periods[0], compared.periods[1])
+    notes = _notes(compared, found, tests)
     return Change(pl.concat(frames), compared.skipped, names, notes, compared.exchange, tests, compared)
 
 
