@@ -65,7 +65,7 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
     assert "±" in ran.out
     assert "F1 by class" in ran.out
     assert "F1 by how often a word occurs in the corpus" in ran.out
-    assert {"Class probes", "layer", "f1 (test)"} <= svg_texts(folder / "layers.svg")
+    assert {"Class probes: f1 by layer", "layer", "f1 (test)"} <= svg_texts(folder / "layers.svg")
     assert sorted(path.name for path in (folder / "banks").iterdir()) == ["made", "other"]
     printed = valid(
         folder.run("probe", "classes", "made.zarr", *ASK, "--json", *settings(level="type", splits="test")),
