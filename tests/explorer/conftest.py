@@ -84,9 +84,9 @@ def address(stores: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
         server.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A headless Chromium."""
+    """A headless Chromium, closed with its module: Playwright's event loop keeps others from running in the thread."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     program = shutil.which("chromium")
     if program is None:
