@@ -105,11 +105,18 @@ NARROWED = [
     ("select count(*) from occurrences where word = 'bank' and occurrence in "
      "(select occurrence from occurrences where upos = 'NOUN')", 2),
     ("select row_number() over (order by occurrence) n, occurrence from occurrences where word = 'the' order by 2", 1),
+    ("select count(*) from occurrences where word in ('bank', 'suit') and word in ('suit', 'the')", 1),
+    ("select count(*) from occurrences where word = 'bank' and word = 'suit'", 1),
+    ("select count(*) from occurrences where year in (1900, 1910) and year = 1910 and word = 'the'", 1),
+    ("select count(*) from occurrences where word in ('bank', 'suit') and word not in ('bank')", 1),
     ("select * from (select word w from occurrences where upos = 'DET') where w = 'bank'", 1),
     # what must stay as it is
     ("select count(*) from occurrences where word = 'bank' or upos = 'NOUN'", 0),
     ("select count(*) from occurrences where not (word = 'bank')", 0),
     ("select count(*) from occurrences where word not in ('bank')", 0),
+    ("select count(*) from occurrences where not word in ('bank', 'suit')", 0),
+    ("select count(*) from occurrences where word not in ('bank', null)", 0),
+    ("select count(*) from occurrences where year not in (1900)", 0),
     ("select count(*) from occurrences where word <> 'bank' and upos is null", 0),
     ("select count(*) from occurrences where lower(word) = 'bank' or word = null", 0),
     ("select count(*) from occurrences where word in (select word from types where count > 85)", 0),
