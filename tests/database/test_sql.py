@@ -158,6 +158,19 @@ def test_narrowed_tables_change_nothing(
     assert sum(each is not None for each in found) == count
 
 
+def test_rows_of_two_conditions_are_in_both(dated: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = []
+    narrowed = database.Database.narrowed
+    monkeypatch.setattr(database, "SHARE", dated.n_rows + 1)  # only a table without rows is narrowed
+    monkeypatch.setattr(database.Database, "narrowed", lambda *a: found.append(narrowed(*a)) or found[-1])
+    for one, other in (("bank", "suit"), ("suit", "bank")):
+        query = f"select count(*) n from occurrences where word = '{one}' and word in ('{other}', 'the')"
+        assert es.sql(dated, query)["n"].to_list() == [0]
+    assert None not in found
+    assert es.sql(dated, "select count(*) n from occurrences where word = 'bank'")["n"][0] > 0
+    assert (len(found), found[-1]) == (3, None)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     yield make_store(tmp_path_factory.mktemp("sql") / "store.zarr", ties=True)
