@@ -60,7 +60,7 @@ def attention(
     if other is not None:
         _compare(corpus, model, other, chosen, device, output)
         return
-    source: Any = es.open(str(corpus)) if str(corpus).rstrip("/").endswith((".zarr", ".h5")) else corpus
+    source: Any = es.open(str(corpus)) if str(corpus).rstrip("/").endswith((".zarr", ".h5", ".json")) else corpus
     result = es.attention(source, model=model, device=device, **chosen)
     output.draw(
         lambda **look: es.plot.attention_figure(

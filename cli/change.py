@@ -62,7 +62,7 @@ def change(
     if len(periods) > 2:
         series = es.analysis.change.measure_periods(store, **options)
         output.draw(lambda **look: es.plot.series_figure(series, metric=rank, **look))
-        if output.deliver(series.frame):
+        if output.deliver(series.table()):
             _print_series(series, rank, top)
         return
     found = es.analysis.change.measure_change(store, None if new is None else es.open(new), **options)

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import polars as pl
 
+import embstore as es
 from tests.cli.conftest import Work
 from tests.drawn import svg_texts
 
@@ -43,6 +44,14 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
     jsonschema.validate(rows, schema())
     assert {row["metric"] for row in rows} == {"uuas", "share"}
     assert {row["layer"] for row in rows} == {1, 3, None}
+
+
+def test_a_collection_is_read_as_a_store(work: Work) -> None:
+    es.store.collect(work / "all.json", stores=[work / "store.zarr"])
+    options = ("-m", "model", "--device", "cpu", "--json", "--set", "statistics=shares", "--layers", "1")
+    ran = [work.run("attention", name, *options) for name in ("store.zarr", "all.json")]
+    assert [(each.status, each.err) for each in ran] == [(0, "")] * 2
+    assert ran[0].out == ran[1].out != ""
 
 
 def test_the_attention_of_a_sentence_is_drawn(work: Work) -> None:

@@ -72,12 +72,17 @@ def test_more_than_two_periods_print_change_points_and_series(years: Work) -> No
 
 
 def test_series_as_json_and_as_a_file(years: Work) -> None:
-    few = ("--set", "permutations=0", "--set", "resamples=20")
-    ran = years.run("change", "years.zarr", "--by", "year", *few, "--json", "--out", "s.parquet")
-    tests = ChangeTests(permutations=0, resamples=20)
+    ran = years.run("change", "years.zarr", "--by", "year", *FEW, "--json", "--out", "s.parquet")
+    tests = ChangeTests(permutations=99, resamples=20)
     expected = measure_periods(es.open(years / "years.zarr"), by="year", metrics=SUMMED, tests=tests)
-    assert valid(ran, "change") == expected.frame.to_dicts()
-    assert pl.read_parquet(years / "s.parquet").equals(expected.frame)
+    assert valid(ran, "change") == expected.table().to_dicts()
+    written = pl.read_parquet(years / "s.parquet")
+    assert written.filter(pl.col("metric") != "change_point").select(expected.frame.columns).equals(expected.frame)
+    points = written.filter(metric="change_point").rename({"value": "gain"})
+    assert len(points) >= 2
+    assert points.select(expected.points.columns).equals(expected.points)
+    assert written.filter(pl.col("p").is_not_null())["metric"].unique().to_list() == ["change_point"]
+    few = settings(permutations=0, resamples=20)
     top = years.run("change", "years.zarr", "--by", "year", *settings(permutations=0, resamples=0, rank="prt", top=1))
     assert top.out.splitlines()[0] == "greatest changes, not tested, 5 periods from 1900 to 1940"
     *found, value = top.out.splitlines()[2].split()

@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+import embstore as es
 from tests.cli.conftest import Work, settings
 from tests.cli.test_output import valid
 from tests.drawn import svg_texts
@@ -54,6 +55,23 @@ def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
     assert [line.split()[:2] for line in ran.out.splitlines()[2:]] == [
         ["made", "1"], ["made", "4"], ["other", "1"], ["other", "4"],
     ]  # fmt: skip
+
+
+def test_added_labels_are_queried_and_probed(folder: Work) -> None:
+    """A copy of a column, added by `label`, answers in SQL and in a probe as the column does."""
+    count = "select {0}, count(*) n from occurrences group by all order by all"
+    store = es.open(folder / "made.zarr")
+    expected = json.loads(folder.run("sql", "made.zarr", count.format("class"), "--json").out)
+    assert len(expected) > 2
+    store.table(columns=["occurrence", "class"]).rename({"class": "kind"}).write_parquet(folder / "tags.parquet")
+    ran = folder.run("label", "made.zarr", "tags.parquet", "--on", "occurrence")
+    assert (ran.status, ran.err) == (0, "")
+    ran = folder.run("sql", "made.zarr", count.format("kind"), "--json")
+    assert (ran.status, ran.err) == (0, "")
+    assert json.loads(ran.out) == [{"kind": row["class"], "n": row["n"]} for row in expected]
+    ask = ("probe", "classes", "made.zarr", *ASK, "--layers", "1", "--json")
+    of_class, of_kind = (valid(folder.run(*ask, "--label", label), "probe_output") for label in ("class", "kind"))
+    assert of_kind == [row | {"task": "kind"} for row in of_class] != []
 
 
 def test_several_stores_seeds_and_figures(folder: Work) -> None:

@@ -89,6 +89,21 @@ def test_conllu_words_without_a_space_before_them_are_attached(tmp_path: Path) -
     assert sentence.attached == [1, 3, 4, 9], "a range whose words do not spell it has spaces in it, and after it"
 
 
+def test_conllu_newdoc_begins_a_document(tmp_path: Path) -> None:
+    word = conllu("1 a a X X root") + "\n"
+    text = word + "# newdoc id = weblog 1 \n# sent_id = 1\n" + word + "# newdocument\n" + word
+    text += "#newdoc id=b\n\n" + word + "# newdoc\r\n" + word + "# newpar\n" + word + "# newdoc id =\n" + word
+    (tmp_path / "a.conllu").write_bytes(text.encode())
+    documents = [sentence.document for sentence in open_corpus(tmp_path / "a.conllu")]
+    fields = [None if each is None else dict(each.fields) for each in documents]
+    assert fields == [None, *[{"newdoc_id": "weblog 1"}] * 2, {"newdoc_id": "b"}, {}, {}, {}]
+    assert [documents.index(each) for each in documents] == [0, 1, 1, 3, 4, 4, 6]
+    (tmp_path / "b.conllu").write_text("# newdoc id = weblog 1\n" + word)
+    both = [sentence.document for sentence in open_corpus(tmp_path)]
+    assert both[-1] is not None
+    assert both[-1].fields == {"file": "b.conllu", "newdoc_id": "weblog 1"}
+
+
 def test_conllu_form_with_spaces_is_a_target(tmp_path: Path) -> None:
     text = conllu("1 en~plus~de en~plus~de ADP IN case", "2 10\u00a0000 10000 NUM CD nummod", "3 a~b c X X dep")
     assert plain(read(tmp_path, "a.conllu", text)[0]) == (

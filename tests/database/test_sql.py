@@ -105,11 +105,18 @@ NARROWED = [
     ("select count(*) from occurrences where word = 'bank' and occurrence in "
      "(select occurrence from occurrences where upos = 'NOUN')", 2),
     ("select row_number() over (order by occurrence) n, occurrence from occurrences where word = 'the' order by 2", 1),
+    ("select count(*) from occurrences where word in ('bank', 'suit') and word in ('suit', 'the')", 1),
+    ("select count(*) from occurrences where word = 'bank' and word = 'suit'", 1),
+    ("select count(*) from occurrences where year in (1900, 1910) and year = 1910 and word = 'the'", 1),
+    ("select count(*) from occurrences where word in ('bank', 'suit') and word not in ('bank')", 1),
     ("select * from (select word w from occurrences where upos = 'DET') where w = 'bank'", 1),
     # what must stay as it is
     ("select count(*) from occurrences where word = 'bank' or upos = 'NOUN'", 0),
     ("select count(*) from occurrences where not (word = 'bank')", 0),
     ("select count(*) from occurrences where word not in ('bank')", 0),
+    ("select count(*) from occurrences where not word in ('bank', 'suit')", 0),
+    ("select count(*) from occurrences where word not in ('bank', null)", 0),
+    ("select count(*) from occurrences where year not in (1900)", 0),
     ("select count(*) from occurrences where word <> 'bank' and upos is null", 0),
     ("select count(*) from occurrences where lower(word) = 'bank' or word = null", 0),
     ("select count(*) from occurrences where word in (select word from types where count > 85)", 0),
@@ -149,6 +156,19 @@ def test_narrowed_tables_change_nothing(
         database.close_databases()
     assert_frame_equal(es.sql(dated, query), expected, abs_tol=1e-12, check_row_order="order by" in query)
     assert sum(each is not None for each in found) == count
+
+
+def test_rows_of_two_conditions_are_in_both(dated: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = []
+    narrowed = database.Database.narrowed
+    monkeypatch.setattr(database, "SHARE", dated.n_rows + 1)  # only a table without rows is narrowed
+    monkeypatch.setattr(database.Database, "narrowed", lambda *a: found.append(narrowed(*a)) or found[-1])
+    for one, other in (("bank", "suit"), ("suit", "bank")):
+        query = f"select count(*) n from occurrences where word = '{one}' and word in ('{other}', 'the')"
+        assert es.sql(dated, query)["n"].to_list() == [0]
+    assert None not in found
+    assert es.sql(dated, "select count(*) n from occurrences where word = 'bank'")["n"][0] > 0
+    assert (len(found), found[-1]) == (3, None)
 
 
 @pytest.fixture(scope="module")

@@ -184,6 +184,16 @@ def test_every_row_has_words_before_it() -> None:
     assert plan_of(corpus([3, 4]), model=encoder).index.contexts is None
 
 
+def test_what_is_as_long_as_the_limit_fits() -> None:
+    """The limit is 10 subwords, 2 of them special: a word or a sentence of 8 is whole."""
+    for letters, dropped in ((24, 0), (25, 1)):
+        plan = plan_of([["a", "b" * letters]], model=FakeEncoder(), max_length=10)
+        assert (plan.metadata.n_rows, len(plan.metadata.dropped)) == (2 - dropped, dropped)
+    for n_words, is_cut in ((8, False), (9, True)):
+        plan = plan_of([["a"] * n_words], model=FakeEncoder(), max_length=10)
+        assert (plan.metadata.n_rows, plan.index.contexts is not None) == (n_words, is_cut)
+
+
 def test_blocks_without_overlap_cover_all_words() -> None:
     plan = plan_of(corpus([200, 7, 90]), model=FakeEncoder(), context=20)
     contexts, lengths = plan.index.contexts, np.diff(plan.reading.encoder.tokenize(["a"]).word_indptr)

@@ -287,6 +287,10 @@ def test_labels_and_fields_of_some_members(tmp_path: Path) -> None:
         extract(paths[-1], [Sentence(words=("bank",), labels=labels, document=document)])
     table = es.open(paths).table(columns=["year", "by", "pos", "tag", "member", "document"])
     assert table["year"].to_list() == [1900.0, 1900.5, None, None]
+    for order in (paths[:2], paths[1::-1]):
+        years = es.open(order).table(columns=["year"])["year"]
+        assert (years.dtype, set(years)) == (pl.Float64, {1900.0, 1900.5})
+        assert es.open(order).select(where=pl.col("year") == 1900).rows.size == 1
     assert table["by"].to_list() == [None, None, "B", None]
     assert table["pos"].to_list() == ["N", None, None, None]
     assert table["tag"].to_list() == [None, None, "x", None]

@@ -177,7 +177,8 @@ def test_what_is_published_is_opened(hub: Hub, tmp_path: Path, monkeypatch: pyte
     for part in ('license: "cc-by-4.0"', "Doe 2026", digest, local.metadata.model["name"], 'es.open("hf://datasets'):
         assert part in text
     assert "hf_secret_token" not in text
-    publish(local, "hf://datasets/user/name/other.zarr")
+    publish(local, "hf://datasets/user/name/other.zarr", private=True)
+    assert FakeApi.created == [("user/name", False), ("user/name", True)]
     assert (hub.folder / "README.md").read_text() == text
 
 

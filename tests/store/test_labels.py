@@ -173,7 +173,14 @@ def flip(data: bytes) -> bytes:
     return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
 
 
-@pytest.mark.parametrize("damage", [flip, lambda data: data[:-1], lambda data: data + b" ", lambda data: b""])
+def other_label(data: bytes) -> bytes:
+    """Of a file that ends with the code of the last row and the two names "ab": another code that is allowed."""
+    return data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]
+
+
+@pytest.mark.parametrize(
+    "damage", [flip, other_label, lambda data: data[:-1], lambda data: data + b" ", lambda data: b""]
+)
 @pytest.mark.parametrize("part", ["x-*.safetensors", "labels.json"])
 def test_damage_is_an_error_never_other_labels(made: Made, part: str, damage: Callable[[bytes], bytes]) -> None:
     store = made.store.with_labels(
@@ -196,6 +203,18 @@ def test_damage_is_an_error_never_other_labels(made: Made, part: str, damage: Ca
     with pytest.raises(StoreDamagedError, match=r"is missing: remove it with `embstore label"):
         es.open(store.path).table()
     assert "x" not in es.open(store.path).remove_labels("x").index.labels
+
+
+def test_a_flipped_byte_in_a_bucket_is_an_error(tmp_path: Path, memory: MemoryBucket) -> None:
+    store = make_store(tmp_path / "s.zarr").store
+    store = store.with_labels("x", (["a", "b"] * store.n_rows)[: store.n_rows], save=True)
+    [file] = folder_of(store.path).glob("x-*")
+    file.write_bytes(other_label(file.read_bytes()))
+    for each in store.path.rglob("*"):
+        if each.is_file():
+            memory.storage.put(each.relative_to(store.path).as_posix(), [each.read_bytes()])
+    with pytest.raises(StoreDamagedError, match=f"{re.escape(file.name)}, the labels 'x', was changed"):
+        es.open(URL).table()
 
 
 def test_labels_of_another_store_are_refused(made: Made, tmp_path: Path) -> None:

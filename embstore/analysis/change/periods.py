@@ -26,6 +26,7 @@ from embstore.store.layout import resolve_layer
 from embstore.vectors.kmeans import unit_rows
 
 SUMMED = tuple(metric for metric in METRICS if metric != JSD)
+CHANGE_POINT = "change_point"
 SCHEMA = {
     "word": pl.String,
     "layer": pl.Int64,
@@ -85,9 +86,19 @@ class ChangeSeries:
         found: pl.DataFrame = ranked.sort(order, nulls_last=True, maintain_order=True).head(count)
         return found
 
+    def table(self) -> pl.DataFrame:
+        """Return `frame` with columns `p` and `q`, then `points` as rows of the metric "change_point": value is gain.
+
+        `p` and `q` are null for measures; `reference`, `low`, `high` and the counts are null for change points.
+        """
+        points = self.points.rename({"gain": "value"}).with_columns(metric=pl.lit(CHANGE_POINT))
+        rows = pl.concat([self.frame, points], how="diagonal")
+        found: pl.DataFrame = rows.select(*list(SCHEMA)[:8], "p", "q", *list(SCHEMA)[8:])
+        return found
+
     def save(self, path: str | Path) -> None:
-        """Write `frame` to a .csv, .parquet or .json file, atomically and durably."""
-        write_frame(self.frame, Path(path))
+        """Write `table()` to a .csv, .parquet or .json file, atomically and durably."""
+        write_frame(self.table(), Path(path))
 
     def __repr__(self) -> str:
         return f"<ChangeSeries of {len(self.compared.words):,} words over {len(self.periods)} periods>"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Sentence, sentence_of_forms, underscore_as_none
+from embstore.corpus.sentence import Document, Sentence, sentence_of_forms, underscore_as_none
 from embstore.errors import quoted
 
 N_COLUMNS = 10
 ID, FORM, LEMMA, UPOS, XPOS, HEAD, DEPREL, MISC = 0, 1, 2, 3, 4, 6, 7, 9
+NEWDOC_ID = "newdoc_id"  # the field with the id of a document
 NO_SPACE = "SpaceAfter=No"
 _RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
+_NEWDOC = re.compile(r"#\s*newdoc(?:\s+id\s*=\s*(.*?))?\s*")
 _EMPTY_NODE = re.compile(r"([0-9]{1,9})\.[1-9][0-9]*")
 
 
@@ -22,9 +25,13 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 
     Words that follow a word with SpaceAfter=No are attached; so are those within a multiword range (1-2) whose words
     spell it when they are joined, such as "don't". Empty nodes (1.1) are skipped. The lemma "_" is no label, unless the
-    word is "_" itself.
+    word is "_" itself. A comment "# newdoc id = x" begins a document with the field newdoc_id; without any, each
+    sentence is a text of its own.
     """
-    for _, rows in word_blocks(lines):
+    document = None
+    for newdoc, _, rows in _blocks(lines):
+        if newdoc is not None:
+            document = Document({**options.fields, **({NEWDOC_ID: newdoc} if newdoc else {})})
         attached = [at for at in range(1, len(rows)) if NO_SPACE in rows[at - 1][MISC]]
         _, forms, lemmas, upos, xpos, _, _, deprel, _, _ = zip(*rows, strict=True)
         labels = {
@@ -35,7 +42,7 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             else [lemma if lemma != "_" or form == "_" else None for lemma, form in zip(lemmas, forms, strict=True)],
             "deprel": underscore_as_none(deprel),
         }
-        yield sentence_of_forms(forms, labels, attached)
+        yield replace(sentence_of_forms(forms, labels, attached), document=document)
 
 
 def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
@@ -43,6 +50,13 @@ def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
 
     The words of a multiword range have SpaceAfter=No as the range has it, and where they spell it when joined.
     """
+    for _, numbers, rows in _blocks(lines):
+        yield numbers, rows
+
+
+def _blocks(lines: Lines) -> Iterator[tuple[str | None, list[int], list[list[str]]]]:
+    """Yield what `word_blocks` does, each after the id of the document that it begins: "" for no id, None for none."""
+    newdoc: str | None = None
     numbers: list[int] = []
     rows: list[list[str]] = []
     ranges: list[list[str]] = []
@@ -50,8 +64,8 @@ def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             if rows:
-                yield numbers, _with_ranges(rows, ranges)
-                numbers, rows, ranges, length = [], [], [], 0
+                yield newdoc, numbers, _with_ranges(rows, ranges)
+                newdoc, numbers, rows, ranges, length = None, [], [], [], 0
         elif line[0] != "#":
             length = lines.sentence_length(number, length, line)
             row = line.split("\t")
@@ -69,8 +83,10 @@ def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
                 raise lines.error(number, problem)
             elif "-" in row[ID]:
                 ranges.append(row)
+        elif match := _NEWDOC.fullmatch(line):
+            newdoc = match[1] or ""
     if rows:
-        yield numbers, _with_ranges(rows, ranges)
+        yield newdoc, numbers, _with_ranges(rows, ranges)
 
 
 def _with_ranges(rows: list[list[str]], ranges: Sequence[Sequence[str]]) -> list[list[str]]:
