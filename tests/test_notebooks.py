@@ -65,7 +65,13 @@ def test_a_notebook_runs(path: Path, data: Path, minilm: Path, tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, path],
         cwd=ROOT,
-        env={**os.environ, "EMBSTORE_DATA": str(data), "EMBSTORE_MODEL": str(minilm), "TMPDIR": str(tmp_path)},
+        env={
+            **os.environ,
+            "EMBSTORE_DATA": str(data),
+            "EMBSTORE_MODEL": str(minilm),
+            "TMPDIR": str(tmp_path),
+            "OMP_NUM_THREADS": "1",  # threads that wait for each other on busy cores multiply the time of small probes
+        },
         capture_output=True,
         text=True,
         check=False,
