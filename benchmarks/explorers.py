@@ -26,6 +26,7 @@ import psutil
 from playwright.sync_api import Error, sync_playwright
 
 import embstore as es
+from benchmarks.measure import machine, write_json
 
 ARGUMENTS = "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-sync"
 WEBGPU = " --enable-unsafe-webgpu --use-webgpu-adapter=swiftshader"  # without it Embedding Atlas draws nothing
@@ -83,7 +84,7 @@ def measured(run: Any, command: list[str], address: str, ready: str, rows: str) 
         page.set_default_timeout(TIMEOUT)
         opened = time.perf_counter()
         page.goto(url, wait_until="commit")
-        inside = page.frame_locator("iframe") if url.endswith("#projector") else page
+        inside = page.frame_locator("iframe").frame_locator("iframe") if url.endswith("#projector") else page
         try:
             inside.locator(ready).first.wait_for()
         except Error:
@@ -138,9 +139,10 @@ def main() -> None:
             address = f"http://localhost:{port}/#projector"
             shown = "text=/Points: *[1-9]/"
             results["tensorboard"] = measured(run, board, address, shown, r"Points:\s*([\d,]+)")
-    result = {"n_rows": store.n_rows, "hidden_size": store.hidden_size, "tools": results}
-    given.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    settings = {"store": {"n_rows": store.n_rows, "layers": len(store.layers), "hidden_size": store.hidden_size}}
+    result = {"benchmark": "explorers", "machine": machine(), "rows": [], "tools": results, "settings": settings}
+    write_json(given.out, result)
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

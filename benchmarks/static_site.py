@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
+from benchmarks.measure import Row, Target, machine, show_rows, write_json
 from embstore.explorer import write_static
 from embstore.explorer.static import COMPONENTS, write_words
 from embstore.store import Strings
@@ -169,11 +170,22 @@ def main() -> None:
                 for case, measure in cases.items():
                     runs[case].append(measure())
         browser.close()
-    result = {"n_rows": N_ROWS, "runs": given.runs, "median": {case: median(each) for case, each in runs.items()}}
-    given.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    write_json(given.out, report({case: median(each) for case, each in runs.items()}, given.runs))
 
 
+def report(medians: dict[str, dict[str, float]], runs: int) -> dict[str, Any]:
+    rows = []
+    for case, each in medians.items():
+        asked = f", {each['n_requests']:,.0f} requests" if "n_requests" in each else ""
+        targets = {"seconds": TARGETS[case]} if case in TARGETS else {}
+        rows.append(Row(f"{case}{asked}, {each['nbytes'] / 1e6:.2f} MB", each["seconds"], targets=targets))
+    target = Target("first map, MB", medians["first map"]["nbytes"] / 1e6, 5, False)
+    settings = {"n_rows": N_ROWS, "runs": runs}
+    result = {"benchmark": "static_site", "machine": machine(), "rows": show_rows(rows), "settings": settings}
+    return {**result, "targets": [target.as_json()]}
+
+
+TARGETS = {"first map": 2.0, "1,000 occurrences at a layer, mapped": 1.0}
 ROWS = "billion.zarr/types/occurrences/c/0"
 FIRST_MAP = ".map-split .note:has-text('occurrences')"
 FIRST_ROWS = "tbody tr:nth-child(50)"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embstore as es
+from embstore.analysis.projection import components
 from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, answer, explored, write_static
 from embstore.explorer import static as module
@@ -153,6 +154,20 @@ def test_a_frequent_word_is_mapped_from_one_range(page: Any, served: tuple[WebHo
         assert found["row"] == rows.tolist()
         assert found["explained"] is None
         assert "16 principal components" in found["note"]
+
+
+def test_components_are_those_of_a_singular_value_decomposition(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s.zarr").store
+    for count in (3, 8):  # of six features
+        found = np.full((store.n_rows, count), np.nan, np.float16)
+        components(store, 2, found)
+        vectors = np.asarray(store.gather(np.arange(store.n_rows), 2), np.float64)
+        vectors -= vectors.mean(0)
+        left, scale, _ = np.linalg.svd(vectors, full_matrices=False)
+        expected = (left * scale)[:, :count]
+        signs = np.sign((expected * found[:, :6]).sum(0))
+        np.testing.assert_allclose(found[:, :6] * signs, expected, atol=2e-2)
+        assert not found[:, 6:].any()
 
 
 @pytest.mark.parametrize("maps", [None, False])
