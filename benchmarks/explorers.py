@@ -3,13 +3,14 @@
 python -m benchmarks.explorers STORE --rivals VENV/bin [--out benchmarks/results/explorers.json]
 
 Each tool is started on the last layer of STORE and opened in headless Chromium, which draws with the CPU; a tool that
-is not in VENV/bin is left out.
+is not in VENV/bin is left out. Each has an empty cache folder and a fresh browser; the files of STORE may be in memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import socket
 import subprocess
@@ -25,10 +26,11 @@ import psutil
 from playwright.sync_api import Error, sync_playwright
 
 import embstore as es
+from benchmarks.measure import machine, write_json
 
 ARGUMENTS = "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-sync"
 WEBGPU = " --enable-unsafe-webgpu --use-webgpu-adapter=swiftshader"  # without it Embedding Atlas draws nothing
-TIMEOUT = 60_000
+TIMEOUT = 120_000
 
 
 def free_port() -> int:
@@ -54,17 +56,23 @@ def answers(url: str) -> bool:
     return False
 
 
-def measured(run: Any, command: list[str], url: str | None, ready: str, rows: str) -> dict[str, Any]:
-    """Start a server, open it, and wait for its picture: seconds, MiB of server and browser, and the rows it shows."""
+def measured(run: Any, command: list[str], address: str, ready: str, rows: str) -> dict[str, Any]:
+    """Start a server, open it, and wait for its picture: seconds, MiB of server and browser, and the rows it shows.
+
+    `address`: the page, or of a server that prints its own, the text that is added to it.
+    """
+    cache = tempfile.TemporaryDirectory()
     began = time.perf_counter()
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    settings = {**os.environ, "XDG_CACHE_HOME": cache.name}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=settings)
     browser = None
     try:
-        if url is None:  # the server prints its address
+        url = address
+        if not address.startswith("http"):
             assert server.stdout is not None
             found = re.search(r"http://\S+", server.stdout.readline())
             assert found, command
-            url = found[0].replace("/?", "/?view=map&layer=6&")
+            url = found[0].replace("/?", f"/?{address}&")
         else:
             while not answers(url):
                 if server.poll() is not None:
@@ -76,12 +84,13 @@ def measured(run: Any, command: list[str], url: str | None, ready: str, rows: st
         page.set_default_timeout(TIMEOUT)
         opened = time.perf_counter()
         page.goto(url, wait_until="commit")
+        inside = page.frame_locator("iframe").frame_locator("iframe") if url.endswith("#projector") else page
         try:
-            page.locator(ready).first.wait_for()
+            inside.locator(ready).first.wait_for()
         except Error:
             return {"failed": f"no picture in {TIMEOUT // 1000} s", "said": page.locator("body").inner_text()[:2000]}
         drawn = time.perf_counter()
-        found = re.search(rows, page.locator("body").inner_text())
+        found = re.search(rows, inside.locator(ready).first.inner_text())
         browsers = [each for each in psutil.Process().children(recursive=True) if "chrom" in each.name()]
         result = {
             "server_seconds": round(started - began, 2),
@@ -98,6 +107,7 @@ def measured(run: Any, command: list[str], url: str | None, ready: str, rows: st
             with suppress(psutil.Error):
                 child.terminate()
         server.wait()
+        cache.cleanup()
 
 
 def main() -> None:
@@ -112,24 +122,27 @@ def main() -> None:
         folder = Path(name)
         ours = [str(Path(sys.executable).parent / "embstore"), "explore", given.store, "--no-browser"]
         note = ".map-split .note:has-text('occurrences')"
-        results["embstore"] = measured(run, ours, None, note, r"([\d,]+) of [\d,]+ occurrences")
+        for sample in dict.fromkeys((min(100_000, store.n_rows), store.n_rows)):
+            view = f"view=map&layer={store.layers[-1]}&sample={sample}"
+            results[f"embstore, {sample:,} rows"] = measured(run, ours, view, note, r"([\d,]+) of [\d,]+ occurrences")
         if (given.rivals / "embedding-atlas").exists():
             table = es.analysis.write_atlas(store, folder / "rows.parquet", sample=store.n_rows, k=0)
             port = free_port()
             columns = ["--x", "x", "--y", "y", "--text", "text", "--port", str(port)]
             atlas = [str(given.rivals / "embedding-atlas"), str(table), *columns]
             shown = f"text=/^{store.n_rows:,} points/"  # under the map, 0 until it is drawn
-            results["embedding-atlas"] = measured(run, atlas, f"http://localhost:{port}", shown, r"\n([\d,]+) points")
+            results["embedding-atlas"] = measured(run, atlas, f"http://localhost:{port}", shown, r"([\d,]+) points")
         if (given.rivals / "tensorboard").exists():
             logs = es.analysis.write_projector(store.select(layers="last"), folder / "logs", sample=store.n_rows)
             port = free_port()
             board = [str(given.rivals / "tensorboard"), "--logdir", str(logs), "--port", str(port)]
-            address = f"http://localhost:{port}/data/plugin/projector/projector_binary.html"
+            address = f"http://localhost:{port}/#projector"
             shown = "text=/Points: *[1-9]/"
             results["tensorboard"] = measured(run, board, address, shown, r"Points:\s*([\d,]+)")
-    result = {"n_rows": store.n_rows, "hidden_size": store.hidden_size, "tools": results}
-    given.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    settings = {"store": {"n_rows": store.n_rows, "layers": len(store.layers), "hidden_size": store.hidden_size}}
+    result = {"benchmark": "explorers", "machine": machine(), "rows": [], "tools": results, "settings": settings}
+    write_json(given.out, result)
+    print(json.dumps(results, indent=2))
 
 
 if __name__ == "__main__":

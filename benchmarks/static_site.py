@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
+from benchmarks.measure import Row, Target, machine, show_rows, write_json
 from embstore.explorer import write_static
-from embstore.explorer.static import write_words
+from embstore.explorer.static import COMPONENTS, write_words
 from embstore.store import Strings
 from tests.web_host import web_host
 
@@ -77,6 +78,9 @@ def make_store(folder: Path) -> None:
     column("sentences/text_offsets", "<i8", n_sentences + 1, offsets)
     texts = dict.fromkeys((sentences * len(text)).tolist(), text)
     write_sparse(folder / "sentences/text_bytes/c/0", n_sentences * len(text), texts)
+    mapped = rng.normal(size=(COUNT, COMPONENTS)).astype("<f2").tobytes()
+    for layer in range(N_LAYERS):
+        write_sparse(folder / "maps" / str(layer), N_ROWS * COMPONENTS * 2, {0: mapped})
     spectrum = np.arange(1, DIM + 1) ** -0.5  # as of hidden states, variances fall off
     for row in rows.tolist():
         partition, place = divmod(row, PARTITION)
@@ -94,6 +98,7 @@ def make_site(store: str, folder: Path) -> None:
     layers, held = list(range(N_LAYERS)), manifest["stores"][0]
     unknown: list[None] = [None] * N_LAYERS
     held |= {"url": "../billion.zarr", "dim": DIM, "rows": N_ROWS, "partition_rows": PARTITION, "layers": layers}
+    held |= {"maps": "../billion.zarr/maps", "components": COMPONENTS}
     held |= {"columns": [], "documents": False, "vectors": "hidden_states", "dtype": "float16"}
     held["corpus"] |= {"selfsim": unknown, "anisotropy": unknown}
     (site / "static.json").write_text(json.dumps(manifest))
@@ -151,10 +156,12 @@ def main() -> None:
         browser = run.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS.split())
         with web_host(folder) as host:
             word = {"word": WORD, "layer": 6}
+            listed = {"rows": ",".join(map(str, np.fromfile(folder / ROWS, "<i8", COUNT).tolist())), "layer": 6}
             cases: dict[str, Any] = {
                 "first map": lambda: measured(browser, host, "?view=map&layer=6", FIRST_MAP),
                 "first page of a word": lambda: measured(browser, host, f"?view=word&word={WORD}&layer=6", FIRST_ROWS),
                 "1,000 occurrences at a layer, mapped": lambda: asked(browser, host, "map", word),
+                "1,000 occurrences at a layer, their vectors": lambda: asked(browser, host, "map", listed),
                 "50 lines of a word": lambda: asked(browser, host, "occurrences", {"word": WORD, "limit": 50}),
                 "completion": lambda: asked(browser, host, "complete", {"prefix": "ban"}),
             }
@@ -163,11 +170,23 @@ def main() -> None:
                 for case, measure in cases.items():
                     runs[case].append(measure())
         browser.close()
-    result = {"n_rows": N_ROWS, "runs": given.runs, "median": {case: median(each) for case, each in runs.items()}}
-    given.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
+    write_json(given.out, report({case: median(each) for case, each in runs.items()}, given.runs))
 
 
+def report(medians: dict[str, dict[str, float]], runs: int) -> dict[str, Any]:
+    rows = []
+    for case, each in medians.items():
+        asked = f", {each['n_requests']:,.0f} requests" if "n_requests" in each else ""
+        targets = {"seconds": TARGETS[case]} if case in TARGETS else {}
+        rows.append(Row(f"{case}{asked}, {each['nbytes'] / 1e6:.2f} MB", each["seconds"], targets=targets))
+    target = Target("first map, MB", medians["first map"]["nbytes"] / 1e6, 5, False)
+    settings = {"n_rows": N_ROWS, "runs": runs}
+    result = {"benchmark": "static_site", "machine": machine(), "rows": show_rows(rows), "settings": settings}
+    return {**result, "targets": [target.as_json()]}
+
+
+TARGETS = {"first map": 2.0, "1,000 occurrences at a layer, mapped": 1.0}
+ROWS = "billion.zarr/types/occurrences/c/0"
 FIRST_MAP = ".map-split .note:has-text('occurrences')"
 FIRST_ROWS = "tbody tr:nth-child(50)"
 

@@ -34,24 +34,37 @@ def explore(
     store_url: Annotated[
         str | None, opt.option("URL", "With --static: where the store is; by default at its path from OUT.")
     ] = None,
+    maps: Annotated[
+        bool | None,
+        typer.Option("--maps/--no-maps", help="With --static: write maps of words; by default below 1 GiB."),
+    ] = None,
 ) -> None:
     """Look at stores in the browser.
 
     Runs until Ctrl-C. Only who has the URL that is printed can read the stores, and nobody can change them.
     """
     if static is not None:
-        from embstore.explorer import write_static
-
-        print(f"{write_static(stores, static, store_url=store_url)}: copy it to a web host, and the store to its place")
+        _write_static(stores, static, store_url, maps)
         return
-    if store_url is not None:
-        raise InvalidValueError(f"--store-url {store_url} is for static pages: give --static OUT too")
+    if store_url is not None or maps is not None:
+        given = "--maps" if store_url is None else f"--store-url {store_url}"
+        raise InvalidValueError(f"{given} is for static pages: give --static OUT too")
     try:
         from embstore.explorer import serve
     except ImportError as error:
         raise MissingPackageError('this needs starlette and uvicorn: pip install "embstore[explore]"') from error
     typed = _password() if password else None
     serve(stores, host=host, port=port, browser=browser, password=typed, model=model, probes=probes)
+
+
+def _write_static(stores: list[str], out: Path, store_url: str | None, maps: bool | None) -> None:
+    from embstore.explorer import write_static
+
+    path = write_static(stores, out, store_url=store_url, maps=maps)
+    size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    drawn = sum(each.stat().st_size for each in path.glob("maps/*/*"))
+    said = f"{drawn / 2**20:,.1f} MiB of them maps of words" if drawn else "without maps of words: see --maps"
+    print(f"{path}: {size / 2**20:,.1f} MiB, {said}; copy it to a web host, and the store to its place")
 
 
 def _password() -> str:

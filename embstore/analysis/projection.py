@@ -158,16 +158,35 @@ def _scattered(vectors: NDArray[np.float64], others: NDArray[np.float64]) -> NDA
 def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArray[np.float32], float, int]:
     """The first two principal components of rows, the share of the variance in both, and how many gave the axes."""
     some = rows[stretches(len(rows), AXES_ROWS, 0)]
-    found = reduce(_of_rows(store, some, layer), {"moments": Moments()}, progress=False)
-    moments: LayerMoments = found[layer]["moments"]
-    scale = max(float(np.trace(moments.scatter)), np.finfo(np.float64).tiny)  # or squares vanish
-    axes = _leading(lambda vectors: moments.scatter / scale @ vectors, len(moments.mean))
+    mean, scatter = _moments(store, some, layer)
+    axes = _leading(lambda vectors: scatter @ vectors, len(mean))
     points = np.empty((len(rows), 2), np.float32)
-    reducers = {"total": _Coordinates(points, moments.mean, axes)}
+    reducers = {"total": _Coordinates(points, mean, axes)}
     total = float(reduce(_of_rows(store, rows, layer), reducers, progress=False)[layer]["total"])
     inside = float(np.square(points, dtype=np.float64).sum())
     points -= points.mean(0, dtype=np.float64).astype(np.float32)
     return points, inside / total if total > 0 else 0.0, len(some)
+
+
+def components(store: Store, layer: int, out: NDArray[np.float16]) -> None:
+    """Write each row of a layer on its first principal components into `out` [n, count], in the order of the rows.
+
+    The axes are those of `AXES_ROWS` rows; numbers that float16 cannot hold become its largest.
+    """
+    rows = np.arange(store.n_rows)
+    mean, scatter = _moments(store, rows[stretches(len(rows), AXES_ROWS, 0)], layer)
+    axes = np.zeros((len(mean), out.shape[1]))
+    found = np.linalg.eigh(scatter)[1][:, : -out.shape[1] - 1 : -1]
+    axes[:, : found.shape[1]] = found
+    reduce(_of_rows(store, rows, layer), {"total": _Coordinates(out, mean, axes)}, progress=False)
+
+
+def _moments(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mean of rows, and the matrix of their covariances, of trace one."""
+    found = reduce(_of_rows(store, rows, layer), {"moments": Moments()}, progress=False)
+    moments: LayerMoments = found[layer]["moments"]
+    scale = max(float(np.trace(moments.scatter)), np.finfo(np.float64).tiny)  # or squares vanish
+    return moments.mean, moments.scatter / scale
 
 
 def _of_rows(store: Store, rows: NDArray[np.int64], layer: int) -> Selection:
@@ -177,9 +196,9 @@ def _of_rows(store: Store, rows: NDArray[np.int64], layer: int) -> Selection:
 
 
 class _Coordinates:
-    """A reducer that writes the coordinates of each vector along two axes; its result is the sum of |x - mean|^2."""
+    """A reducer that writes the coordinates of each vector along some axes; its result is the sum of |x - mean|^2."""
 
-    def __init__(self, points: NDArray[np.float32], mean: NDArray[np.float64], axes: NDArray[np.float64]) -> None:
+    def __init__(self, points: NDArray[Any], mean: NDArray[np.float64], axes: NDArray[np.float64]) -> None:
         self._points = points
         self._mean = torch.from_numpy(np.asarray(mean, np.float32))
         self._axes = torch.from_numpy(np.asarray(axes, np.float32))
@@ -189,7 +208,8 @@ class _Coordinates:
 
     def update(self, state: float, batch: Batch) -> float:
         centered = batch.vectors - self._mean.to(batch.vectors.device)
-        self._points[batch.positions] = (centered @ self._axes.to(centered.device)).cpu().numpy()
+        most = float(np.finfo(self._points.dtype).max)
+        self._points[batch.positions] = (centered @ self._axes.to(centered.device)).clamp(-most, most).cpu().numpy()
         return state + float(centered.square().sum(dtype=torch.float64))
 
     def merge(self, state: float, other: float) -> float:

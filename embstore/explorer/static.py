@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 
 from embstore.analysis import eligible_types
 from embstore.analysis.geometry.measure import geometry
+from embstore.analysis.projection import components
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.explorer.answers import as_json, encoded
@@ -25,8 +27,11 @@ from embstore.store import Collection, Store
 from embstore.store.storage.files import storing
 
 PAGE = Path(__file__).parent / "page"
+BLOCK = 2**18  # rows that are put in the order of the words at a time
 PIECE = 2000  # words of a file
 FREQUENT = 20  # words listed for a prefix that many have
+COMPONENTS = 16  # of a layer, from which a word's map is drawn
+MAPS_NBYTES = 2**30  # of stores whose maps of words are written unless it is said
 DTYPES = ("float16", "float32", "bfloat16")
 WHOLE = ("geometry", "cka", "probes")  # queries about a whole store
 POLICY = (
@@ -41,6 +46,7 @@ def write_static(
     out: str | os.PathLike[str],
     *,
     store_url: str | None = None,
+    maps: bool | None = None,
     progress: Progress = None,
 ) -> Path:
     """Write a new folder that shows finished stores in the browser without a server, from any web host.
@@ -49,6 +55,9 @@ def write_static(
     layer, geometry, CKA, probes. Occurrences, sentences and vectors are read by range requests from the stores, which
     stay where they are: at `store_url` (of several stores, the folder that holds them), or by default at the path from
     `out` to each. A page and stores on different hosts need CORS with the header Range.
+
+    `maps`: whether to write the first 16 principal components of each row and layer too, in the order of the words, 32
+    bytes each, so that a frequent word is mapped from one range; by default where they take less than 1 GiB in all.
 
     Raises InvalidValueError for a path that is taken, and for a store that cannot be read by ranges: one that is not
     Zarr, not finished, a collection, or of int8.
@@ -69,7 +78,9 @@ def write_static(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         _write_page(partial, urls)
-        held = [_describe(each, number, urls[number], partial) for number, each in enumerate(shown)]
+        if maps is None:
+            maps = sum(maps_nbytes(each.store) for each in shown) < MAPS_NBYTES
+        held = [_describe(each, number, urls[number], partial, maps) for number, each in enumerate(shown)]
         answers = _write_answers(shown, partial, progress)
         (partial / "static.json").write_text(as_json({"stores": held, "answers": answers}), "utf-8")
         os.replace(partial, path)
@@ -109,9 +120,16 @@ def _write_page(out: Path, urls: Sequence[str]) -> None:
     (out / "index.html").write_text(html.replace("<head>", f"<head>\n    {meta}", 1), "utf-8")
 
 
-def _describe(one: Explored, number: int, url: str, out: Path) -> dict[str, Any]:
-    """What the page needs to read a store by ranges; writes its words."""
+def maps_nbytes(store: Store) -> int:
+    """The bytes of the maps of a store's words."""
+    return store.n_rows * len(store.layers) * COMPONENTS * 2
+
+
+def _describe(one: Explored, number: int, url: str, out: Path, maps: bool) -> dict[str, Any]:
+    """What the page needs to read a store by ranges; writes its words and their maps."""
     store = one.store
+    if maps:
+        _write_maps(store, out / "maps" / str(number))
     stored = set(store.column_shapes())
     corpus, similarities = _self_similarities(store)
     write_words(store, out / "words" / str(number), similarities)
@@ -129,8 +147,23 @@ def _describe(one: Explored, number: int, url: str, out: Path) -> dict[str, Any]
         ],
         "documents": "sentences/document" in stored,
         "words": f"words/{number}",
+        "maps": f"maps/{number}" if maps else None,
+        "components": COMPONENTS,
         "corpus": corpus,
     }
+
+
+def _write_maps(store: Store, folder: Path) -> None:
+    """Write a file for each layer: float16 [n_rows, COMPONENTS], in the order of `types/occurrences`."""
+    folder.mkdir(parents=True)
+    rows = store.occurrences[1]
+    with tempfile.TemporaryFile(dir=folder) as unordered:
+        for layer in store.layers:
+            points = np.memmap(unordered, "<f2", "w+", shape=(store.n_rows, COMPONENTS))
+            components(store, layer, points)
+            with (folder / str(layer)).open("wb") as file:
+                for first in range(0, len(rows), BLOCK):
+                    file.write(points[rows[first : first + BLOCK]].tobytes())
 
 
 def _self_similarities(store: Store) -> tuple[dict[str, Any], dict[str, list[float]]]:

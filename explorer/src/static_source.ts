@@ -17,6 +17,9 @@ interface Held {
   columns: { name: string; kind: string }[];
   documents: boolean;
   words: string;
+  /** The folder of the first principal components of each layer, in the order of the words, and how many they are. */
+  maps: string | null;
+  components: number;
   corpus: { selfsim: (number | null)[]; anisotropy: (number | null)[]; min_contexts: number };
 }
 
@@ -35,6 +38,7 @@ interface Words {
 
 const READ = 64 * 1024 * 1024; // bytes of vectors that one answer may need
 const SORTED = 2000; // occurrences that are fetched to be sorted
+const NEAR = 128; // occurrences of a word that are mapped from their vectors, one request each, where there are maps
 const MAPPED = 20_000;
 const CONTEXT = 1000;
 const COLORS = 7;
@@ -89,6 +93,7 @@ export function keyOf(name: string, params: Params): string {
 interface Chosen {
   total: number;
   rows: (start: number, stop: number) => Promise<number[]>;
+  start?: number; // of a word, the position of its first row in types/occurrences
   similarities?: number[] | null;
 }
 
@@ -147,14 +152,17 @@ class Asked {
   }
 
   async map(before: Map<string, Float32Array>): Promise<Arrays> {
-    const { layers, dim, dtype } = this.held;
+    const { layers, dim, dtype, maps, components } = this.held;
     const layer = this.layer();
     const chosen = await this.chosen();
     if (chosen.total < 3) throw new Error(`a map of ${chosen.total} occurrences is not possible: choose a word with three or more`);
     const shown = Math.min(chosen.total, MAPPED, Number(this.params.sample ?? MAPPED), Math.floor(READ / (dim * ITEM_NBYTES[dtype])));
+    const drawn = Array.from({ length: shown }, (_, each) => Math.floor((each * chosen.total) / shown));
+    const reduced = maps && chosen.start !== undefined && chosen.total > NEAR
+      ? this.components(`${maps}/${layer}`, drawn.map((each) => chosen.start! + each)) : null;
     const every = await chosen.rows(0, chosen.total);
-    const rows = Array.from({ length: shown }, (_, each) => every[Math.floor((each * chosen.total) / shown)]!);
-    const plane = principalPlane(await this.vectors(rows, layer), dim);
+    const rows = drawn.map((each) => every[each]!);
+    const plane = reduced ? principalPlane(await reduced, components) : principalPlane(await this.vectors(rows, layer), dim);
     const key = `${layers.length} ${this.params.store} ${this.params.word} ${this.params.rows}`;
     const points = before.has(key) ? turned(plane.points, before.get(key)!) : plane.points;
     before.set(key, points);
@@ -163,8 +171,8 @@ class Asked {
     const reach = Float32Array.from(points, Math.abs).sort();
     return {
       meta: {
-        layer, method: "pca", total: chosen.total, shown, explained: plane.explained, seed: 0,
-        colors: names, scale: "categories", regions: [], note: null, extent: reach[Math.floor(0.998 * (reach.length - 1))],
+        layer, method: "pca", total: chosen.total, shown, explained: reduced ? null : plane.explained, seed: 0,
+        colors: names, scale: "categories", regions: [], note: reduced && `A sketch: the plane is that of the first ${components} principal components of the layer.`, extent: reach[Math.floor(0.998 * (reach.length - 1))],
         python: `${this.held.python}\nes.analysis.project(${this.selecting()}, layer=${layer}, method='pca', sample=${MAPPED})`,
       },
       arrays: {
@@ -205,6 +213,7 @@ class Asked {
     if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
     return {
       total: entry[2],
+      start: entry[1],
       similarities: entry[3],
       rows: async (start, stop) => {
         const span = { start: (entry[1] + start) * 8, nbytes: (stop - start) * 8 };
@@ -293,6 +302,15 @@ class Asked {
       const parts = await this.ranges.read(`${vectors}/c/0/${partition}/0`, spans, this.signal);
       parts.forEach((bytes, each) => found.set(decode(bytes, dtype), members[each]![1] * dim));
     }));
+    return found;
+  }
+
+  /** Rows on the first principal components of a layer, by their positions in the order of the words: float32 [n, components]. */
+  private async components(path: string, positions: number[]): Promise<Float32Array> {
+    const nbytes = this.held.components * ITEM_NBYTES.float16;
+    const parts = await new Ranges(".").read(path, positions.map((each) => ({ start: each * nbytes, nbytes })), this.signal);
+    const found = new Float32Array(parts.length * this.held.components);
+    parts.forEach((bytes, each) => found.set(decode(bytes, "float16"), each * this.held.components));
     return found;
   }
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import embstore as es
+from embstore.analysis.projection import components
 from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, answer, explored, write_static
 from embstore.explorer import static as module
@@ -30,6 +31,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebHost, 
     store = make_store(folder / "data" / "s.zarr", sentences=400).store
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", 2)
+        patch.setattr(module, "BLOCK", 100)
         write_static([store], folder / "site")
     with web_host(folder) as host:
         yield host, store
@@ -108,12 +110,13 @@ def test_self_similarity_is_computed_in_the_browser(page: Any, served: tuple[Web
 
 
 @pytest.mark.slow
-def test_a_word_is_mapped_in_the_browser_in_step_with_the_layer_before(
+def test_rows_are_mapped_in_the_browser_in_step_with_the_layer_before(
     page: Any, served: tuple[WebHost, es.Store]
 ) -> None:
     store = served[1]
-    shown = {layer: ask(page, "map", word="river", layer=layer, color="upos") for layer in store.layers}
     rows = store.select(words="river").rows
+    listed = ",".join(map(str, rows.tolist()))
+    shown = {layer: ask(page, "map", rows=listed, layer=layer, color="upos") for layer in store.layers}
     codes = store.index.labels["upos"].codes[rows]
     before = None
     for layer, found in shown.items():
@@ -131,6 +134,53 @@ def test_a_word_is_mapped_in_the_browser_in_step_with_the_layer_before(
             np.testing.assert_allclose(product, product.T, rtol=1e-3, atol=1e-2)
             assert np.linalg.eigvalsh((product + product.T) / 2)[-1] > 0
         before = points
+
+
+@pytest.mark.slow
+def test_a_frequent_word_is_mapped_from_one_range(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    store, requests = served[1], served[0].requests
+    word = max(store.index.words, key=lambda each: len(store.select(words=each).rows))
+    rows = store.select(words=word).rows
+    assert len(rows) > 128
+    for layer in store.layers:  # six features: the first principal components are all of them
+        before = len(requests)
+        found = ask(page, "map", word=word, layer=layer)
+        asked = [path for path, _ in requests[before:] if "words/" not in path]
+        assert sorted(asked) == ["/data/s.zarr/types/occurrences/c/0", f"/site/maps/0/{layer}"]
+        expected = answer(explored([store]), "map", {"word": word, "layer": layer})
+        assert isinstance(expected, Arrays)
+        points, exact = (np.array([each["x"], each["y"]], np.float64).T for each in (found, expected.arrays))
+        np.testing.assert_allclose(_distances(points), _distances(exact), atol=1e-2)
+        assert found["row"] == rows.tolist()
+        assert found["explained"] is None
+        assert "16 principal components" in found["note"]
+
+
+def test_components_are_those_of_a_singular_value_decomposition(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s.zarr").store
+    for count in (3, 8):  # of six features
+        found = np.full((store.n_rows, count), np.nan, np.float16)
+        components(store, 2, found)
+        vectors = np.asarray(store.gather(np.arange(store.n_rows), 2), np.float64)
+        vectors -= vectors.mean(0)
+        left, scale, _ = np.linalg.svd(vectors, full_matrices=False)
+        expected = (left * scale)[:, :count]
+        signs = np.sign((expected * found[:, :6]).sum(0))
+        np.testing.assert_allclose(found[:, :6] * signs, expected, atol=2e-2)
+        assert not found[:, 6:].any()
+
+
+@pytest.mark.parametrize("maps", [None, False])
+def test_maps_of_words_are_written_where_they_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, maps: bool | None
+) -> None:
+    monkeypatch.setattr(module, "_write_answers", lambda *_: {})
+    store = make_store(tmp_path / "s.zarr", sentences=30).store
+    for limit in (module.maps_nbytes(store), module.maps_nbytes(store) + 1):
+        monkeypatch.setattr(module, "MAPS_NBYTES", limit)
+        out = write_static([store], tmp_path / f"{limit}", maps=maps)
+        sizes = [file.stat().st_size for file in out.glob("maps/0/*")]
+        assert sum(sizes) == (limit - 1 if maps is None and limit > module.maps_nbytes(store) else 0)
 
 
 def _distances(points: np.ndarray) -> np.ndarray:

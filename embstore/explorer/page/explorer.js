@@ -18361,6 +18361,7 @@ function decode(bytes, dtype) {
 // src/static_source.ts
 var READ = 67108864;
 var SORTED = 2e3;
+var NEAR = 128;
 var MAPPED = 2e4;
 var CONTEXT = 1e3;
 var COLORS = 7;
@@ -18484,14 +18485,16 @@ var Asked = class {
 		};
 	}
 	async map(before) {
-		const { layers, dim, dtype } = this.held;
+		const { layers, dim, dtype, maps, components } = this.held;
 		const layer = this.layer();
 		const chosen = await this.chosen();
 		if (chosen.total < 3) throw new Error(`a map of ${chosen.total} occurrences is not possible: choose a word with three or more`);
 		const shown = Math.min(chosen.total, MAPPED, Number(this.params.sample ?? MAPPED), Math.floor(READ / (dim * ITEM_NBYTES[dtype])));
+		const drawn = Array.from({ length: shown }, (_, each) => Math.floor(each * chosen.total / shown));
+		const reduced = maps && chosen.start !== void 0 && chosen.total > NEAR ? this.components(`${maps}/${layer}`, drawn.map((each) => chosen.start + each)) : null;
 		const every = await chosen.rows(0, chosen.total);
-		const rows = Array.from({ length: shown }, (_, each) => every[Math.floor(each * chosen.total / shown)]);
-		const plane = principalPlane(await this.vectors(rows, layer), dim);
+		const rows = drawn.map((each) => every[each]);
+		const plane = reduced ? principalPlane(await reduced, components) : principalPlane(await this.vectors(rows, layer), dim);
 		const key = `${layers.length} ${this.params.store} ${this.params.word} ${this.params.rows}`;
 		const points = before.has(key) ? turned(plane.points, before.get(key)) : plane.points;
 		before.set(key, points);
@@ -18507,12 +18510,12 @@ var Asked = class {
 				method: "pca",
 				total: chosen.total,
 				shown,
-				explained: plane.explained,
+				explained: reduced ? null : plane.explained,
 				seed: 0,
 				colors: names,
 				scale: "categories",
 				regions: [],
-				note: null,
+				note: reduced && `A sketch: the plane is that of the first ${components} principal components of the layer.`,
 				extent: reach[Math.floor(.998 * (reach.length - 1))],
 				python: `${this.held.python}\nes.analysis.project(${this.selecting()}, layer=${layer}, method='pca', sample=${MAPPED})`
 			},
@@ -18557,6 +18560,7 @@ var Asked = class {
 		if (!entry) throw new Error(`the store has no word ${quoted(String(word))}: words are spelled as in the corpus`);
 		return {
 			total: entry[2],
+			start: entry[1],
 			similarities: entry[3],
 			rows: async (start, stop) => {
 				const span = {
@@ -18652,6 +18656,17 @@ var Asked = class {
 			}));
 			(await this.ranges.read(`${vectors}/c/0/${partition}/0`, spans, this.signal)).forEach((bytes, each) => found.set(decode(bytes, dtype), members[each][1] * dim));
 		}));
+		return found;
+	}
+	/** Rows on the first principal components of a layer, by their positions in the order of the words: float32 [n, components]. */
+	async components(path, positions) {
+		const nbytes = this.held.components * ITEM_NBYTES.float16;
+		const parts = await new Ranges(".").read(path, positions.map((each) => ({
+			start: each * nbytes,
+			nbytes
+		})), this.signal);
+		const found = new Float32Array(parts.length * this.held.components);
+		parts.forEach((bytes, each) => found.set(decode(bytes, "float16"), each * this.held.components));
 		return found;
 	}
 	async colors(rows) {
