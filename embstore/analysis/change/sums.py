@@ -23,7 +23,7 @@ METRICS = (*DISTANCES, *SIMILARITIES, JSD)
 TESTED = ("apd", "apd_excess", "prt", "prt_centered", "selfsim_change", JSD)
 TWO_SIDED = ("selfsim_change",)
 PART_TIMES = 64  # how many rows a part has for each group, so that adding up states takes little
-BLOCK_NBYTES = 32 * 2**20  # of stored vectors: a word's rows of a block are read one after the other
+BLOCK_NBYTES = 8 * 2**20  # of stored vectors: a word's rows of a block are read one after the other
 BLOCK_WORDS = 128  # whose sums stay in cache as float64
 WHOLE = 0.25  # above this share of the rows the whole layer is scanned
 
