@@ -98,7 +98,8 @@ class Rewriter:
             self._visit(each, [] if name == "cte_map" else inner)
         if len(sources) > 1 and self.pushdown:
             node["select_list"] = [self._late(each, inner) for each in node["select_list"]]
-        if self._narrows and node["where_clause"] is not None and _keeps_rows(node["from_table"]):
+        is_filtered = node["where_clause"] is not None and not node["sample"]  # DuckDB samples before WHERE
+        if self._narrows and is_filtered and _keeps_rows(node["from_table"]):
             self._narrow(node["where_clause"], sources)
         if simple and single is not None:
             self._order(node, single)

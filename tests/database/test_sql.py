@@ -133,6 +133,7 @@ NARROWED = [
      0),
     ("select s.sentence from sentences s, (select 'bank' as word) t where word = 'bank'", 0),
     ("with t as (select 'bank' as word) select count(*) from occurrences o, t where t.word = 'bank'", 0),
+    ("select word from occurrences where word = 'bank' using sample 3 rows (reservoir, 1)", 0),
 ]  # fmt: skip
 
 
