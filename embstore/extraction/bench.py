@@ -150,7 +150,7 @@ def bench_extract(
 def other_stages(timings: Timings, seconds: float) -> tuple[Stage, ...]:
     """Return the stages that only wait, and the rest of the time of an extraction of `seconds`."""
     stages, waited = timings.stages, timings.waited_for_text + timings.waited_for_disk
-    rest = seconds - waited - timings.cast - stages.forward - stages.pool - stages.copy
+    rest = seconds - waited - timings.cast - stages.forward - stages.copy
     return (
         Stage("wait for text", timings.waited_for_text),
         Stage("wait for disk", timings.waited_for_disk),
@@ -180,7 +180,7 @@ def limited_stages(made: Plan, timings: Timings, folder: Path) -> tuple[Stage, .
     nbytes = float(timings.nbytes)
     return (
         Stage("tokenize", spent.tokenize, *text, parallel=True),
-        Stage("forward", spent.forward + spent.pool, flops or 0.0, "FLOP", products, "matrix-multiply rate"),
+        Stage("forward", spent.forward, flops or 0.0, "FLOP", products, "matrix-multiply rate"),
         Stage("copy", spent.copy, float(copied), "B", pinned, name),
         Stage("cast", timings.cast, nbytes, "B", copy_rate(torch.device("cpu")), "memory copy rate"),
         Stage("write", timings.write, nbytes, "B", disk_rate(folder), "disk rate", parallel=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from embstore.errors import EmbstoreError, ExecutorError
 from embstore.executors import worker_device
@@ -72,10 +73,15 @@ class EncoderSpec:
                     f"{self.model!r} has other {part} on this worker than where the plan was made: copy the model's "
                     "files again"
                 )
-        self_check(encoder, self.check_sentences, layers, options, longest=self.longest, windowed=self.windowed)
+        self.check(encoder, layers, options)
         if encoder.batching != self.batching:
             encoder.use_batching(self.batching)
         return encoder
+
+    def check(self, encoder: Encoder, layers: Sequence[int], options: ExtractionOptions) -> None:
+        """Compare the batching with the plain pass; the encoder uses another one only if it does not have this one."""
+        known: dict[str, Any] = {"longest": self.longest, "windowed": self.windowed, "batching": self.batching}
+        self_check(encoder, self.check_sentences, layers, options, **known)
 
 
 def self_check(
@@ -86,10 +92,12 @@ def self_check(
     *,
     longest: int,
     windowed: bool,
+    batching: str | None = None,
 ) -> None:
     """Have the encoder check its batchings against the plain pass and choose one.
 
-    `longest`: subwords of the longest sentence of the extraction. `windowed`: for context windows.
+    `longest`: subwords of the longest sentence of the extraction. `windowed`: for context windows. `batching`: the one
+    that was chosen before, if any.
     """
     encoder.self_check(
         encoder.tokenize(sentences),
@@ -99,6 +107,7 @@ def self_check(
         sites=options.sites,
         equal_lengths=windowed,
         longest=longest,
+        batching=batching,
     )
 
 

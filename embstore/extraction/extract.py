@@ -251,6 +251,7 @@ class _Target:
     def __init__(self, plan: Plan, path: Path | ObjectPath, *, repair: bool) -> None:
         self.plan = plan
         self.path = path
+        plan.use_recorded_batching(path)
         self._created = not exists(path) and _create(plan, path)
         self._damaged = _repair_layout(plan, path) if repair and not self._created else []
         store = Store(open_reader(path))

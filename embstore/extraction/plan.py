@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -136,6 +136,14 @@ class Plan:
             batching=self.metadata.extraction["batching"],
             windowed=self.text.cuts_windows,
         )
+
+    def use_recorded_batching(self, path: Path | ObjectPath) -> None:
+        """Take the batching of a store that exists, since on a GPU another one may be the fastest at the moment."""
+        batching = _recorded(path, self.encoder).get("batching")
+        if batching not in (None, self.metadata.extraction["batching"]):
+            replace(self.encoder_spec, batching=batching).check(self.encoder, self.reading.layers, self.options)
+            extraction = {**self.metadata.extraction, "batching": self.encoder.batching}
+            self.metadata = replace(self.metadata, extraction=extraction)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures of the plan, valid against `schemas/plan.schema.json`."""
@@ -299,8 +307,8 @@ def read(
 ) -> Reading:
     """Load the model and read the corpus; `windows`: the context windows that are extracted together.
 
-    A store that exists at `store` is resumed with its recorded batch size, if the size would otherwise depend on the
-    memory that is free now.
+    A store that exists at `store` is resumed with its recorded batch size and batching, if these would otherwise depend
+    on the free memory and on the speed of the moment.
     """
     encoder = model
     if isinstance(encoder, str | Path):
@@ -311,7 +319,7 @@ def read(
             "none: use context windows"
         )
     if options.batch_subwords is None:
-        size = _recorded_batch(store, encoder) or encoder.default_batch_subwords
+        size = _recorded(store, encoder).get("batch_subwords") or encoder.default_batch_subwords
         options = replace(options, batch_subwords=size)
     layers = model_layers(options.layers, encoder.info.num_hidden_layers)
     encoder.site_sizes(options.sites)
@@ -332,14 +340,13 @@ def read(
     return Reading(corpus, encoder, options, layers, limit, found, index, dropped)
 
 
-def _recorded_batch(store: str | Path | ObjectPath | None, encoder: Encoder) -> int | None:
-    """Return the batch size of the store that exists, if the encoder's own size varies."""
-    if store is None or not encoder.batch_depends_on_memory:
-        return None
-    with suppress(EmbstoreError):  # what cannot be read is reported when it is written to
-        if exists(parse_location(store)):
-            return int(open_reader(parse_location(store)).metadata.extraction["batch_subwords"])
-    return None
+def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mapping[str, Any]:
+    """Return the recorded options of the store that exists, if some that the encoder chooses vary."""
+    if store is not None and encoder.batch_depends_on_memory:
+        with suppress(EmbstoreError):  # what cannot be read is reported when it is written to
+            if exists(parse_location(store)):
+                return open_reader(parse_location(store)).metadata.extraction
+    return {}
 
 
 def _length_limit(encoder: Encoder, options: ExtractionOptions) -> int:
@@ -381,8 +388,9 @@ def make_plan(
     encoder = reading.encoder
     text = text_options(reading, options, contexts)
     if not checked:
-        sentences, windowed = reading.check_sentences(), text.cuts_windows
-        self_check(encoder, sentences, reading.layers, options, longest=reading.longest, windowed=windowed)
+        sentences, batching = reading.check_sentences(), _recorded(store, encoder).get("batching")
+        known: dict[str, Any] = {"longest": reading.longest, "windowed": text.cuts_windows, "batching": batching}
+        self_check(encoder, sentences, reading.layers, options, **known)
     metadata = _metadata(reading, options, contexts)
     cost = estimate(
         reading.survey,

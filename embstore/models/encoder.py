@@ -97,7 +97,6 @@ class StageTimes:
 
     tokenize: float = 0.0
     forward: float = 0.0
-    pool: float = 0.0
     copy: float = 0.0
 
 
@@ -191,12 +190,14 @@ class Encoder(ABC):
         sites: Sequence[str] = (RESIDUAL,),
         equal_lengths: bool = False,
         longest: int | None = None,
+        batching: str | None = None,
     ) -> float:
-        """Choose the batching whose vectors equal those of a plain forward pass over these sentences.
+        """Choose a batching whose vectors equal those of a plain forward pass over these sentences.
 
         Returns the largest difference, relative to the largest value of the layer. `equal_lengths`: batch only
         sentences of one length together. `longest`: subwords of the longest sentence that will be encoded, special ones
-        not counted, as far as is known. Raises ModelError if no batching reproduces the plain pass.
+        not counted, as far as is known. `batching`: that of a store which is resumed: no other one is tried. Raises
+        ModelError if no batching reproduces the plain pass.
         """
 
     def use_batching(self, batching: str) -> None:

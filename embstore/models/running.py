@@ -166,50 +166,56 @@ def sentences_with_spans(
 
 
 class LayerPooling:
-    """Pools the spans of one batch in every layer, as the layers arrive, with the same index tensors.
+    """Pools the spans of one batch: gathers their positions in each layer as it arrives, then reduces all layers.
 
-    `starts`, `lengths`: int64 [n_spans], runs of positions of the batch, counted row after row. `vectors`: where the
-    result goes, for each site [n_layers, n_spans, features]. `order`: int64 [n_spans], the span of each result; those
-    of one subword are first.
+    `starts`, `lengths`: int64 [n_spans], runs of positions of the batch, counted row after row. `order`: int64
+    [n_spans], the span of each result; those of one subword are first. One operator a layer and a few at the end, since
+    a GPU waits for the Python that launches them.
     """
 
     def __init__(
         self, work: SpanWork, starts: _Indices, lengths: _Indices, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._layers = {site: work.layers_of(site) for site in work.sites}
-        self._mode, self._clock = work.pooling, work.clock
-        self.vectors = {
-            site: torch.empty(len(self._layers[site]), len(starts), size, dtype=dtype, device=device)
-            for site, size in work.sites.items()
-        }
-        self.marks: list[tuple[Any, Any]] = []
-        pooling = work.pooling
+        self._mode = work.pooling
         one = lengths == 1
-        if pooling in ("first", "last"):
+        if self._mode in ("first", "last"):
             one = np.ones(len(lengths), np.bool_)
-        if pooling == "last":
+        if self._mode == "last":
             starts = starts + lengths - 1
         single, several = np.flatnonzero(one), np.flatnonzero(~one)
         self.order = np.concatenate([single, several])
-        self._n_single = len(single)
-        self._single = to_device(starts[single], device)
-        several_lengths = lengths[several]
-        self._members = to_device(ragged_indices(starts[several], several_lengths), device)
-        self._offsets = to_device(np.cumsum(several_lengths) - several_lengths, device)
+        self._n_single, n_members = len(single), lengths[several]
+        members = ragged_indices(starts[several], n_members)
+        self._positions = to_device(np.concatenate([starts[single], members]), device)
+        self._offsets = to_device(np.cumsum(n_members) - n_members, device)
+        self._gathered = {
+            site: torch.empty(len(self._layers[site]), len(self._positions), size, dtype=dtype, device=device)
+            for site, size in work.sites.items()
+        }
 
     def receive(self, layer: int, hidden: torch.Tensor, site: str = RESIDUAL) -> None:
-        """Pool the states [..., features] of a layer, whose leading axes are the positions of the batch."""
-        if site not in self.vectors:
-            return
-        arrived = self._clock.mark()
-        hidden = hidden.reshape(-1, hidden.shape[-1])
-        out = self.vectors[site][self._layers[site].index(layer)]
-        torch.index_select(hidden, 0, self._single, out=out[: self._n_single])
-        if self._n_single < len(out):
-            out[self._n_single :] = torch.nn.functional.embedding_bag(
-                self._members, hidden, self._offsets, mode=self._mode
+        """Gather from the states [..., features] of a layer, whose leading axes are the positions of the batch."""
+        if site in self._gathered:
+            out = self._gathered[site][self._layers[site].index(layer)]
+            torch.index_select(hidden.reshape(-1, hidden.shape[-1]), 0, self._positions, out=out)
+
+    def vectors(self) -> list[torch.Tensor]:
+        """Return the vectors of each site [n_layers, n_spans, features], once all layers have been received."""
+        return [self._reduced(gathered) for gathered in self._gathered.values()]
+
+    def _reduced(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Put the vector of each span of several subwords where the first of these were gathered."""
+        (n_layers, n_positions, size), n_spans, n_single = gathered.shape, len(self.order), self._n_single
+        if n_single < n_spans:
+            rows = torch.arange(n_layers * n_positions, device=gathered.device).view(n_layers, n_positions)
+            members = rows[:, n_single:]
+            first = torch.arange(0, members.numel(), n_positions - n_single, device=gathered.device)
+            pooled = torch.nn.functional.embedding_bag(
+                members.reshape(-1), gathered.view(-1, size), (first[:, None] + self._offsets).view(-1), mode=self._mode
             )
-        self.marks.append((arrived, self._clock.mark()))
+            gathered[:, n_single:n_spans] = pooled.view(n_layers, -1, size)
+        return gathered[:, :n_spans]
 
 
 @dataclass(frozen=True)
@@ -217,9 +223,8 @@ class RunningBatch:
     """A batch whose vectors are being copied to the host.
 
     `rows`: int64 [n], its spans. `copy`: for each of `sites` the vectors and, if requested, the extremes of each layer.
-    `began`,
-    `prepared`, `ran`: marks at the start of the work, of the forward pass and of the copy. `pools`: marks around the
-    pooling of each layer. `computed`: the dtype before a cast.
+    `began`, `prepared`, `ran`: marks at the start of the work, of the forward pass and of the copy. `computed`: the
+    dtype before a cast.
     """
 
     rows: _Indices
@@ -227,16 +232,13 @@ class RunningBatch:
     began: Any
     prepared: Any
     ran: Any
-    pools: Sequence[tuple[Any, Any]] = ()
     computed: torch.dtype | None = None
     sites: Sequence[str] = (RESIDUAL,)
 
     def collect(self, clock: Stopwatch, times: StageTimes) -> Iterator[Pooled]:
         """Wait for the vectors and add up the times of the stages; preparing the inputs counts as copying."""
-        pooling = sum(clock.seconds(start, stop) for start, stop in self.pools)
         times.copy += clock.seconds(self.copy.began, self.copy.ended) + clock.seconds(self.began, self.prepared)
-        times.pool += pooling
-        times.forward += clock.seconds(self.prepared, self.ran) - pooling
+        times.forward += clock.seconds(self.prepared, self.ran)
         each = len(self.copy.host) // len(self.sites)
         for number, site in enumerate(self.sites):
             vectors, *extremes = self.copy.host[number * each : (number + 1) * each]

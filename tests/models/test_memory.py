@@ -10,7 +10,7 @@ import torch
 
 import embstore as es
 from embstore.errors import DeviceMemoryError, SmallerBatchesWarning, StoreMismatchError
-from embstore.models import load_encoder
+from embstore.models import batched, load_encoder
 from embstore.models.batching import BATCHINGS, make_batches, split_batch
 from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
 from embstore.models.transformer import encoder as transformer
@@ -229,6 +229,21 @@ def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeyp
     (tmp_path / "broken.zarr").mkdir()
     assert plan(tmp_path / "broken.zarr")[1] == 2048
     assert plan(None)[1] == 2048
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_resumed_store_keeps_its_batching(encoder, tmp_path, monkeypatch, is_named):
+    """On a GPU another one may be the fastest when it is resumed, by a plan that knows the store or does not."""
+    monkeypatch.setattr(TransformerEncoder, "batch_depends_on_memory", True)
+    monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", 1024)
+    monkeypatch.setattr(TransformerEncoder, "times_batchings", True)
+    path = tmp_path / "s.zarr"
+    for today in ("packed", "padded"):
+        monkeypatch.setattr(batched, "fastest", lambda batchings, run, today=today: today)
+        encoder._fastest_of.clear()  # as in another process
+        plan = plan_of(SENTENCES, model=encoder, store=path if is_named else None)
+        assert es.extract(plan, path).metadata.extraction["batching"] == encoder.batching == "packed"
+    assert plan_of(SENTENCES, model=encoder, store=tmp_path / "t.zarr").metadata.extraction["batching"] == "padded"
 
 
 @pytest.mark.parametrize("how", BATCHINGS)

@@ -177,6 +177,23 @@ def test_a_cpu_has_no_fused_kernel(monkeypatch):
     attend(torch.nn.Identity(), *(state.half() for state in states(4)), None, **{KEYWORD: sentences})
 
 
+def test_without_a_kernel_cuda_does_not_attend_end_to_end(encoder, monkeypatch):
+    """A call for each length and layer would be the slowest of all batchings, and would pass the self-check."""
+    network = encoder.network
+    network.device, network.dtype = torch.device("cuda"), torch.float16
+    for kernel, dtype, candidates in ((by_loops, torch.float16, ("varlen", "packed", "padded", "equal")),
+                                      (None, torch.float16, ("packed", "padded", "equal")),
+                                      (by_loops, torch.float32, ("packed", "padded", "equal"))):  # fmt: skip
+        monkeypatch.setattr(varlen, "_fused_kernel", lambda kernel=kernel: kernel)
+        network.dtype = dtype
+        assert network.candidate_batchings() == candidates
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
+    for given in (states(4), [state.half() for state in states(4, features=12)]):
+        with pytest.raises(ValueError, match=r"no kernel attends end to end with (8 features of torch.float32|12)"):
+            attend(torch.nn.Identity(), *given, None, **{KEYWORD: sentences})
+
+
 def test_runs_of_sentences_of_one_length():
     sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
     assert sentences.runs == ((3, 9), (1, 5), (2, 4), (1, 1))

@@ -30,7 +30,7 @@ from embstore.models.transformer.selfcheck import (
     with_long_sentences,
 )
 from embstore.models.transformer.sites import SiteTap
-from embstore.models.transformer.varlen import varlen_attention
+from embstore.models.transformer.varlen import pinned_backends, varlen_attention
 from embstore.store.layout import RESIDUAL
 
 
@@ -120,7 +120,7 @@ class TransformerEncoder(BatchedEncoder):
             words = np.repeat(np.arange(len(n_subwords)), n_subwords)[: len(ids)]
             inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
         states: dict[int, torch.Tensor] = {}
-        with self._changing(lambda: self.network.sites):
+        with pinned_backends(self.device), self._changing(lambda: self.network.sites):
             if site == RESIDUAL:
                 states.update(enumerate(self.network.model(**inputs, output_hidden_states=True).hidden_states))
             else:
@@ -190,6 +190,7 @@ class TransformerEncoder(BatchedEncoder):
 
             def forward(receive: Any) -> None:
                 with ExitStack() as stack:
+                    stack.enter_context(pinned_backends(self.device))
                     if how == "varlen":
                         stack.enter_context(varlen_attention(network.fast_tap.model))
                     stack.enter_context(self._changing(lambda: network.fast_sites))

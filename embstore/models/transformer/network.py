@@ -29,7 +29,7 @@ from embstore.models.transformer.probing import (
 )
 from embstore.models.transformer.sites import Change, SiteTap, find_sites
 from embstore.models.transformer.tokens import SubwordTokenizer
-from embstore.models.transformer.varlen import accepts_sentence_bounds
+from embstore.models.transformer.varlen import accepts_sentence_bounds, has_kernel
 
 BATCHES_AHEAD = 2  # batches that a GPU is given before an earlier one is fetched
 SITE_SUBWORDS = 24  # of the sentence on which sites are checked
@@ -48,6 +48,7 @@ class Network:
 
     def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
         self.model: Any = loaded.model
+        _skip_idle_calls(self.model)
         self.device, self.dtype = device, dtype
         self.compute_dtype = str(dtype).removeprefix("torch.")
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
@@ -100,7 +101,7 @@ class Network:
         """Return the batchings to try with this model, fastest first.
 
         "varlen" is first, because a mask costs more than the attention of the sentences; it has none for an attention
-        window. `equal_lengths`: batch only sentences of one length together.
+        window, and on CUDA needs its kernel. `equal_lengths`: batch only sentences of one length together.
         """
         if equal_lengths or "attention_mask" not in self.inputs.parameters:
             masked: tuple[Batching, ...] = ("equal",)
@@ -113,6 +114,8 @@ class Network:
     @property
     def takes_varlen(self) -> bool:
         """Return whether "varlen" may be tried: the model is given positions and passes keywords on to attention."""
+        if self.device.type == "cuda" and not has_kernel(self.dtype):
+            return False
         return self.inputs.position_offset is not None and accepts_sentence_bounds(self.model, self.inputs.parameters)
 
     @property
@@ -205,6 +208,22 @@ class Network:
             raise
         except Exception as error:
             raise ModelError(f"the model {loaded.name!r} cannot be used: {reason(error)}") from error
+
+
+def _skip_idle_calls(model: Any) -> None:
+    """Leave out what does nothing in a forward pass: dropout, and a search for padding, which waits for the GPU."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.forward = _unchanged  # type: ignore[assignment, method-assign]
+    model.warn_if_padding_and_no_attention_mask = _no_warning
+
+
+def _unchanged(states: torch.Tensor) -> torch.Tensor:
+    return states
+
+
+def _no_warning(*_: Any) -> None:
+    """Take the place of a method of transformers."""
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

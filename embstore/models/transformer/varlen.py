@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from embstore.kernels.compiled import attend as attend_on_cpu
 from embstore.models.running import to_device
@@ -49,10 +50,23 @@ class SentenceBounds:
         return cls(to_device(bounds, device), int(lengths.max()), runs, causal)
 
 
+def pinned_backends(device: torch.device) -> AbstractContextManager[None]:
+    """Let attention on CUDA use kernels of any shape: cuDNN's builds a graph for each new one, which takes longer."""
+    if device.type != "cuda":
+        return nullcontext()
+    kinds = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    return cast(AbstractContextManager[None], sdpa_kernel(kinds))
+
+
 def accepts_sentence_bounds(model: Any, parameters: frozenset[str]) -> bool:
     """Return whether a model may work: it is given positions, passes keywords on, and can change its attention."""
     keywords = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(model.forward).parameters.values())
     return keywords and "position_ids" in parameters and model.config._attn_implementation == "sdpa"
+
+
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Return whether this torch has a kernel that attends end to end on CUDA in a dtype."""
+    return dtype in (torch.float16, torch.bfloat16) and _fused_kernel() is not None
 
 
 @contextmanager
@@ -79,8 +93,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend within each sentence: `query` [1, heads, positions, features] to [1, positions, heads, features].
 
-    Uses one kernel on a CPU in float32 and on CUDA in half precision, else one call per run of sentences of one length.
-    Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
+    Uses one kernel on a CPU in float32 and on CUDA in half precision, else on a CPU one call per run of sentences of
+    one length. Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
     """
     sentences: SentenceBounds | None = more.get(KEYWORD)
     if sentences is None:
@@ -91,13 +105,14 @@ def attend(
     window = (-1, -1) if sliding_window is None else (sliding_window - 1, sliding_window - 1)
     if sentences.causal:
         window = (window[0], 0)
-    half = query.dtype in (torch.float16, torch.bfloat16)
     features = query.shape[-1]
     if query.device.type == "cpu" and query.dtype is torch.float32 and features % FEATURES_TOGETHER == 0:
         return _compiled(query, key, value, sentences.bounds, window, scaling or features**-0.5), None
-    kernel = _fused_kernel() if query.is_cuda and half and features % 8 == 0 and features <= LARGEST_HEAD else None
-    if kernel is None:
+    if not query.is_cuda:
         return _by_length(query, key, value, sentences, window, scaling), None
+    kernel = _fused_kernel() if has_kernel(query.dtype) and features % 8 == 0 and features <= LARGEST_HEAD else None
+    if kernel is None:  # a call for each length would be the slowest of all batchings
+        raise ValueError(f"no kernel attends end to end with {features} features of {query.dtype} on {query.device}")
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [positions, heads, ...]
     bounds, longest = sentences.bounds, sentences.longest
     options: dict[str, Any] = {"scale": scaling, "window_size": window}
