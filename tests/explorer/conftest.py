@@ -6,7 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,19 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-TIMEOUT = 60_000  # milliseconds
+TIMEOUT = 180_000  # milliseconds; a busy machine loads a model for a minute
 HOSTILE = "<img/src=x/onerror=alert(1)>"
 RIGHT_TO_LEFT = "שָׁלוֹם"
 EMOJI = "👩🏽‍🚀"
 LONG = 500  # words of the longest sentence
+SLOW = float(os.environ.get("EMBSTORE_SLOW_BROWSER", "1"))  # how many times slower the browser is made
+LATER = """const ask = fetch;
+window.fetch = (...given) =>
+  new Promise((done) => setTimeout(done, 300 + 1200 * Math.random())).then(() => ask(...given));
+window.ResizeObserver = class extends ResizeObserver {
+  constructor(call) { super((...given) => setTimeout(() => this.closed || call(...given), 500 * Math.random())); }
+  disconnect() { this.closed = true; super.disconnect(); }
+};"""
 RUN = "from embstore_cli.main import run; run()"
 
 
@@ -77,8 +86,9 @@ def address(stores: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Ite
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stdout is not None
-        line = server.stdout.readline()
-        yield next(part for part in line.split() if part.startswith("http://"))
+        words = server.stdout.readline().split()  # waits until the server listens
+        assert "at" in words, f"the server ended with {server.wait()}"
+        yield words[words.index("at") + 1]
     finally:
         server.terminate()
         server.wait()
@@ -91,6 +101,7 @@ def browser() -> Iterator[Any]:
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("there is no Chromium: apt-get install chromium")
+    playwright.expect.set_options(timeout=TIMEOUT)
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=program, args=ARGUMENTS)
         yield started
@@ -111,9 +122,8 @@ class Opened:
         context = self.browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme, reduced_motion="reduce"
         )
-        context.set_default_timeout(TIMEOUT)
         self.contexts.append(context)
-        page = context.new_page()
+        page = new_page(context)
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
@@ -126,10 +136,43 @@ class Opened:
             self.complaints.append(said.text)
 
 
+def new_page(context: Any) -> Any:
+    """Open a page; with EMBSTORE_SLOW_BROWSER=6 one that computes 6 times slower, and has answers and sizes late."""
+    context.set_default_timeout(TIMEOUT)
+    page = context.new_page()
+    if SLOW > 1:
+        page.add_init_script(LATER)
+        context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": SLOW})
+    return page
+
+
 def loaded(page: Any) -> None:
-    """Wait until the page shows a view and loads nothing."""
+    """Wait until the page shows a view whose parts are all drawn: those that wait for an answer say so."""
     page.wait_for_selector("main")
     page.locator(".state progress, [aria-busy=true]").first.wait_for(state="detached")
+
+
+def becomes(page: Any, read: Callable[[], object], wanted: object) -> None:
+    """Wait until what `read` reads from the page is `wanted`."""
+    end = time.monotonic() + TIMEOUT / 1000
+    while (found := read()) != wanted and time.monotonic() < end:
+        page.evaluate("() => new Promise((done) => setTimeout(done, 50))")
+    assert found == wanted
+
+
+def pointed(target: Any, place: Callable[[float, float], tuple[float, float]], said: Any) -> None:
+    """Move the pointer to a place of an element, given its width and height, again until `said` is seen."""
+    from playwright.sync_api import Error
+
+    for tries in range(20, -1, -1):
+        box = target.bounding_box()
+        try:
+            target.hover(position=dict(zip("xy", place(box["width"], box["height"]), strict=True)))
+            return said.wait_for(timeout=TIMEOUT / 20)
+        except Error:
+            if not tries:
+                raise
+            target.page.mouse.move(0, 0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from tests.explorer.conftest import HOSTILE, LONG, Opened, loaded
+from tests.explorer.conftest import HOSTILE, LONG, Opened, becomes, loaded, new_page, pointed
 from tests.explorer.test_views import values
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
@@ -45,10 +46,10 @@ def lonely(store: es.Store, layer: int) -> tuple[int, np.ndarray]:
     return int(found.rows[chosen]), points[chosen]
 
 
-def on_screen(page: Any, point: np.ndarray) -> tuple[float, float]:
-    box = page.locator(".map-box").bounding_box()
-    unit = 0.47 * min(box["width"], box["height"])
-    return box["x"] + box["width"] / 2 + float(point[0]) * unit, box["y"] + box["height"] / 2 - float(point[1]) * unit
+def place(point: np.ndarray, width: float, height: float) -> tuple[float, float]:
+    """Where a point is on a map of this width and height in pixels, from its top left."""
+    unit = 0.47 * min(width, height)
+    return width / 2 + float(point[0]) * unit, height / 2 - float(point[1]) * unit
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -58,10 +59,12 @@ def test_a_point_is_where_the_library_puts_it(view: Opened, stores: list[Path], 
     page = view(view="map", layer=2, color="upos", theme=theme)
     assert drawn(page) > 100
     (left, word, right) = store.select(rows=[row]).concordance()[0]
-    page.mouse.move(*on_screen(page, point))
-    page.locator(".map-line mark", has_text=re.compile(f"^{re.escape(word)}$")).wait_for()
-    assert page.locator(".map-line").inner_text().split() == f"{left[-120:]} {word} {right[:120]}".split()
-    page.mouse.click(*on_screen(page, point))
+    said = page.locator(".map-line")
+    shown = said.locator("mark", has_text=re.compile(f"^{re.escape(word)}$"))
+    pointed(page.locator(".map-box"), partial(place, point), shown)
+    becomes(page, lambda: said.inner_text().split(), f"{left[-120:]} {word} {right[:120]}".split())
+    box = page.locator(".map-box").bounding_box()
+    page.locator(".map-box").click(position=dict(zip("xy", place(point, box["width"], box["height"]), strict=True)))
     page.locator(".sentence-words li.chosen", has_text=word).wait_for()
     assert values(page)["row"] == str(row)
 
@@ -74,11 +77,13 @@ def test_the_lasso_fills_the_table_and_is_shared(view: Opened, stores: list[Path
     page.get_by_text(f"{total} of {total} occurrences").wait_for()
     page.get_by_role("button", name="Lasso").click()
     corners = [(-1.04, -1.04), (-1.04, 1.04), (0, 1.04), (0, -1.04)]
-    page.mouse.move(*on_screen(page, np.array(corners[0])))
-    page.mouse.down()
-    for one, other in pairwise(corners):
-        for step in np.linspace(one, other, 12):
-            page.mouse.move(*on_screen(page, step))
+    page.locator(".map-box").hover()  # once it rests
+    box = page.locator(".map-box").bounding_box()
+    for number, step in enumerate(np.concatenate([np.linspace(*pair, 12) for pair in pairwise(corners)])):
+        x, y = place(step, box["width"], box["height"])
+        page.mouse.move(box["x"] + x, box["y"] + y)
+        if number == 0:
+            page.mouse.down()
     page.mouse.up()
     heading = page.get_by_role("heading", name=re.compile(r"^\d+ selected$"))
     heading.wait_for()
@@ -101,7 +106,7 @@ def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
     noun = page.get_by_role("button", name=re.compile("^NOUN"))
     noun.click()
     drawn(page, whole)
-    assert noun.get_attribute("aria-pressed") == "false"
+    expect(noun).to_have_attribute("aria-pressed", "false")
     assert values(page)["hidden"]
     slider = page.get_by_role("slider", name="Layer")
     before = page.locator("p.note").first.inner_text()
@@ -109,20 +114,21 @@ def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
     expect(page.locator("p.note").first).not_to_have_text(before)
     loaded(page)
     assert values(page)["layer"] == "2"
-    assert noun.get_attribute("aria-pressed") == "false"
+    expect(noun).to_have_attribute("aria-pressed", "false")
     page.get_by_role("button", name=re.compile("^Show row 2 on")).click()
     page.locator(".map-box .found").wait_for()
     assert values(page)["row"] == "2"
 
 
-def test_the_keyboard_moves_the_map_and_it_is_saved(view: Opened, tmp_path: Path) -> None:
+def test_the_keyboard_moves_the_map_and_it_is_saved(view: Opened, stores: list[Path]) -> None:
     page = view(view="map", layer=2, row=3)
-    circle = page.locator(".map-box .found")
-    circle.wait_for()
-    before = circle.get_attribute("cx")
+    found = es.analysis.project(es.open(stores[0]), layer=2)
+    point = found.points[found.rows == 3][0] / np.percentile(np.abs(found.points), 99.8)
+    circle, box = page.locator(".map-box .found"), page.locator(".map-box").bounding_box()
+    at = place(point, box["width"], box["height"])[0]
+    becomes(page, lambda: float(circle.get_attribute("cx")), pytest.approx(at, abs=0.1))
     page.locator(".map-box").press("ArrowRight")
-    expect(circle).not_to_have_attribute("cx", before)
-    assert float(circle.get_attribute("cx")) == pytest.approx(float(before) - 60)
+    becomes(page, lambda: float(circle.get_attribute("cx")), pytest.approx(at - 60, abs=0.1))
     with page.expect_download() as picture:
         page.get_by_role("button", name="PNG").first.click()
     assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
@@ -139,11 +145,15 @@ def test_without_webgl_the_table_remains(browser: Any, address: str) -> None:
         "HTMLCanvasElement.prototype.getContext = function (kind, ...more) {"
         "  return kind === 'webgl2' ? null : get.call(this, kind, ...more); };"
     )
-    page = context.new_page()
+    page = new_page(context)
     page.goto(f"{address}&view=map")
     page.get_by_role("alert").get_by_text("no WebGL 2").wait_for()
     page.locator("td.word").first.wait_for()
     context.close()
+
+
+def last_cell(width: float, height: float) -> tuple[float, float]:
+    return width - 4, height - 4
 
 
 def test_a_sentence_shows_its_words_and_their_similarity(view: Opened, stores: list[Path]) -> None:
@@ -151,15 +161,18 @@ def test_a_sentence_shows_its_words_and_their_similarity(view: Opened, stores: l
     number = next(place for place, text in enumerate(store.index.texts) if HOSTILE in text)
     page = view(view="sentence", sentence=number, layer=2)
     words = store.index.texts[number].split(" ")
-    assert page.locator(".sentence-words li > a").all_inner_texts() == words
-    assert page.locator(".sentence-words small").all_inner_texts()[2] == "NOUN"
-    cell = page.locator(".matrix canvas")
-    box = cell.bounding_box()
-    page.mouse.move(box["x"] + box["width"] - 4, box["y"] + box["height"] - 4)
-    said = page.locator(".matrix .note")
-    said.get_by_text(f"{words[-1]} × {words[-1]}: 1.000").wait_for()
-    page.get_by_role("button", name="Next", exact=True).click()
-    page.wait_for_url(re.compile(f"sentence={number + 1}(&|$)"))
+    expect(page.locator(".sentence-words li > a")).to_have_text(words)
+    expect(page.locator(".sentence-words small").nth(2)).to_have_text("NOUN")
+    said = page.locator(".matrix .note").get_by_text(f"{words[-1]} × {words[-1]}: 1.000")
+    pointed(page.locator(".matrix canvas"), last_cell, said)
+    box = page.locator(".matrix canvas").bounding_box()
+    page.get_by_role("button", name="Next", exact=True).press("Enter")
+    becomes(page, lambda: values(page)["sentence"], str(number + 1))
+    loaded(page)  # another matrix lies under the pointer, which rests
+    shown = page.locator(".matrix .note").inner_text()
+    assert "×" in shown
+    page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 4)
+    expect(page.locator(".matrix .note")).to_have_text(shown)
 
 
 def test_a_long_sentence_is_legible(view: Opened, stores: list[Path]) -> None:
@@ -167,15 +180,14 @@ def test_a_long_sentence_is_legible(view: Opened, stores: list[Path]) -> None:
     number = next(place for place, text in enumerate(store.index.texts) if text.count(" ") == LONG - 1)
     page = view(view="sentence", sentence=number)
     scroll = page.locator(".matrix-scroll")
-    scroll.wait_for()
-    wide, seen = page.evaluate(
-        "[...document.querySelectorAll('.matrix-scroll')].map(e => [e.scrollWidth, e.clientWidth])[0]"
-    )
-    assert wide >= 14 * store.index.indptr[number + 1] - 14 * store.index.indptr[number] > seen
-    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+    least = 14 * int(store.index.indptr[number + 1] - store.index.indptr[number])
+    becomes(page, lambda: scroll.evaluate(f"e => e.scrollWidth >= {least} && {least} > e.clientWidth"), True)
+    becomes(page, lambda: page.evaluate("document.documentElement.scrollWidth > innerWidth"), False)
     scroll.evaluate("e => e.scrollTo(e.scrollWidth, e.scrollHeight)")
-    canvas = page.locator(".matrix canvas").bounding_box()
-    assert canvas["width"] <= seen
+    becomes(page, lambda: scroll.evaluate("e => e.querySelector('canvas').offsetWidth <= e.clientWidth"), True)
+    words = store.index.texts[number].split(" ")
+    said = page.locator(".matrix .note").get_by_text(f"{words[-1]} × {words[-1]}: 1.000")
+    pointed(scroll, last_cell, said)
 
 
 @pytest.mark.parametrize("block", [1, 2])
@@ -187,9 +199,8 @@ def test_attention_is_that_of_the_model(view: Opened, stores: list[Path], block:
     loaded(page)
     model = stores[0].parent / str(store.metadata.model["name"])
     found = es.analysis.sentence_attention(store.index.texts[1], model=model, layers=[block])
-    assert page.locator(".heads button").count() == len(found.heads)
+    expect(page.locator(".heads button")).to_have_count(len(found.heads))
     page.get_by_role("button", name="Head 1").click()
-    map_of_head = page.locator(".matrix canvas").last
-    box = map_of_head.bounding_box()
-    map_of_head.hover(position={"x": box["width"] - 4, "y": box["height"] - 4})
-    page.locator(".matrix .note").last.get_by_text(f"{found.values[0, 1, -1, -1]:.3f}").wait_for()
+    page.get_by_role("heading", name="Head 1 of block").wait_for()
+    said = page.locator(".matrix .note").last.get_by_text(f"{found.values[0, 1, -1, -1]:.3f}")
+    pointed(page.locator(".matrix canvas").last, last_cell, said)

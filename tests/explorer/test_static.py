@@ -15,13 +15,10 @@ from embstore.analysis.projection import components
 from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, answer, explored, write_static
 from embstore.explorer import static as module
+from tests.explorer.conftest import loaded, new_page
 from tests.store.example import example
 from tests.store_making import make_store
 from tests.web_host import WebHost, web_host
-
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-TIMEOUT = 60_000
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +35,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebHost, 
 
 
 @pytest.fixture(scope="module")
-def page(served: tuple[WebHost, es.Store]) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no {CHROMIUM}")
-    with playwright.sync_playwright() as run:
-        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        page = browser.new_page()
-        page.set_default_timeout(TIMEOUT)
-        problems: list[str] = []
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(f"{served[0].url}/site/?view=word&word=bank&layer=2")
-        page.locator("nav").wait_for()
-        yield page
-        assert not problems
-        browser.close()
+def page(browser: Any, served: tuple[WebHost, es.Store]) -> Iterator[Any]:
+    page = new_page(browser.new_context())
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(f"{served[0].url}/site/?view=word&word=bank&layer=2")
+    loaded(page)  # from here on it asks only what tests ask
+    yield page
+    assert not problems
+    page.context.close()
 
 
 def ask(page: Any, name: str, **params: Any) -> Any:

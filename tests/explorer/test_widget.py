@@ -15,7 +15,7 @@ import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.explorer import Arrays, answer, explored, notebook
 from embstore.explorer.answers import encoded
-from tests.explorer.test_static import ARGUMENTS, CHROMIUM, TIMEOUT
+from tests.explorer.conftest import loaded, new_page
 from tests.store_making import make_store
 from tests.web_host import web_host
 
@@ -101,10 +101,7 @@ window.listening = () => Object.values(listeners).flat().length;
 
 
 @pytest.fixture
-def page(store: es.Store, widget: Any, tmp_path: Path) -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if not CHROMIUM.exists():
-        pytest.skip(f"there is no {CHROMIUM}")
+def page(browser: Any, store: es.Store, widget: Any, tmp_path: Path) -> Iterator[Any]:
     values = {"state": widget.state, "queries": widget.queries, "height": 500, "rows": None}
     (tmp_path / "index.html").write_text(PAGE.replace("VALUES", json.dumps(values)), "utf-8")
     (tmp_path / "widget.js").write_bytes(notebook.CODE.read_bytes())
@@ -116,24 +113,22 @@ def page(store: es.Store, widget: Any, tmp_path: Path) -> Iterator[Any]:
             return {"error": str(error)}
         return {"kind": kind, "data": base64.b64encode(data).decode()}
 
-    with web_host(tmp_path) as host, playwright.sync_playwright() as run:
-        browser = run.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
-        page = browser.new_page()
-        page.set_default_timeout(TIMEOUT)
+    with web_host(tmp_path) as host:
+        page = new_page(browser.new_context())
         page.expose_function("python", python)
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.goto(host.url)
         yield page
         assert not problems
-        browser.close()
+        page.context.close()
 
 
 @pytest.mark.slow
 def test_the_page_in_a_cell_follows_the_state(page: Any, store: es.Store) -> None:
     count = f"{len(store.select(words='bank')):,}"
-    page.locator("#cell table mark, #cell table .key, #cell table td").first.wait_for()
-    assert page.get_by_text(count).count() > 0
+    loaded(page)
+    page.locator("#cell .pager", has_text=f"of {count}").wait_for()
     page.get_by_role("link", name="Neighbours", exact=True).click()
     page.wait_for_function("model.get('state').view === 'neighbors'")
     page.evaluate("model.set('state', { view: 'word', word: 'river' })")

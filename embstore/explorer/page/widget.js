@@ -188,7 +188,7 @@ function z$1(t, r, u, i, f, o, e, l, c, a) {
 			else r.__e = u.__e;
 			r.__k || (r.__k = u.__k || []), t && t.then || D$2(r), n$1.__e(t, r, u);
 		}
-	} else l = r.__e = F$1(u.__e, r, u, i, f, o, e, c, a, t);
+	} else l = r.__e = F$2(u.__e, r, u, i, f, o, e, c, a, t);
 	return (s = n$1.diffed) && s(r), l;
 }
 function B$2(n, t) {
@@ -215,7 +215,7 @@ function E$2(t, r, u) {
 		}
 	});
 }
-function F$1(t, r, u, i, f, o, e, l, c, a) {
+function F$2(t, r, u, i, f, o, e, l, c, a) {
 	var s, h, y, _, k, b, m, M, $ = u.props || p$3, x = r.props, C = r.type;
 	if ("svg" == C ? f = "http://www.w3.org/2000/svg" : "math" == C ? f = "http://www.w3.org/1998/Math/MathML" : f || (f = "http://www.w3.org/1999/xhtml"), o) {
 		for (s = 0; s < o.length; s++) if ((k = o[s]) && (C ? k.localName == C : 3 == k.nodeType)) {
@@ -356,6 +356,10 @@ function _$1(n, u, i) {
 function A$2(n, u) {
 	var i = y$3(t$1++, 3);
 	!a$3.__s && E$1(i.__H, u) && (i.__P = !0, i.__ = n, i.u = u, r$1.__H.__h.push(i));
+}
+function F$1(n, u) {
+	var i = y$3(t$1++, 4);
+	!a$3.__s && E$1(i.__H, u) && (i.__P = !1, i.__ = n, i.u = u, r$1.__h.push(i));
 }
 function T(n) {
 	return f$2 = 5, w$2(function() {
@@ -14969,12 +14973,14 @@ Mark.prototype.plot = function({ marks = [], ...options } = {}) {
 function Chart({ label, options, inputs, fixed = false }) {
 	const place = T(null);
 	const [width, setWidth] = d$2(0);
-	A$2(() => {
-		const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+	F$1(() => {
+		const measure = () => setWidth(place.current.clientWidth);
+		const observer = new ResizeObserver(measure);
 		observer.observe(place.current);
+		measure();
 		return () => observer.disconnect();
 	}, []);
-	A$2(() => {
+	F$1(() => {
 		if (!width) return;
 		const figure = plot({
 			ariaLabel: label,
@@ -14996,7 +15002,8 @@ function Chart({ label, options, inputs, fixed = false }) {
 	]);
 	return /* @__PURE__ */ a$1("div", {
 		class: "chart",
-		ref: place
+		ref: place,
+		"aria-busy": !width
 	});
 }
 // src/parts/heat_map.tsx
@@ -16351,23 +16358,29 @@ function LayerSlider({ label = "Layer" }) {
 function WordBox({ label, value, placeholder, choose }) {
 	const { source, index } = useApp();
 	const [text, setText] = d$2(value);
-	const [found, setFound] = d$2([]);
+	const [{ of, words: found }, setFound] = d$2({ words: [] });
 	const [open, setOpen] = d$2(false);
 	const [active, setActive] = d$2(-1);
 	const id = P();
 	const list = T(null);
 	A$2(() => setText(value), [value]);
 	A$2(() => {
-		if (!open || text.includes(" ") || !source.has("complete")) return setFound([]);
+		if (!open || text.includes(" ") || !source.has("complete")) return setFound({ words: [] });
 		const abort = new AbortController();
 		source.query("complete", {
 			store: index,
 			prefix: text,
 			limit: 20
 		}, { signal: abort.signal }).then((answer) => {
-			setFound(answer.words);
+			setFound({
+				of: text,
+				words: answer.words
+			});
 			setActive(-1);
-		}, () => setFound([]));
+		}, () => abort.signal.aborted || setFound({
+			of: text,
+			words: []
+		}));
 		return () => abort.abort();
 	}, [
 		text,
@@ -16436,6 +16449,7 @@ function WordBox({ label, value, placeholder, choose }) {
 				"aria-label": "Words",
 				ref: list,
 				hidden: !shown,
+				"aria-busy": shown && of !== text,
 				children: found.map(({ word, count }, position) => /* @__PURE__ */ a$1("li", {
 					id: `${id}-${position}`,
 					role: "option",
@@ -16719,14 +16733,16 @@ function Line$1({ row }) {
 		const wait = setTimeout(() => setSettled(row), 60);
 		return () => clearTimeout(wait);
 	}, [row]);
-	const one = useQuery("occurrences", settled === null ? null : {
+	const found = useQuery("occurrences", settled === null ? null : {
 		store: index,
 		rows: String(settled),
 		limit: 1
-	}).value?.rows[0];
+	});
+	const one = found.value?.rows[0];
 	return /* @__PURE__ */ a$1("p", {
 		class: "map-line",
 		"aria-live": "polite",
+		"aria-busy": settled !== row || found.status === "loading",
 		children: one && settled !== null ? /* @__PURE__ */ a$1($, { children: [
 			/* @__PURE__ */ a$1("bdi", { children: one.left.slice(-120) }),
 			/* @__PURE__ */ a$1("mark", { children: /* @__PURE__ */ a$1("bdi", { children: one.word }) }),
@@ -16751,6 +16767,7 @@ function Chosen({ points, chosen }) {
 	const all = chosen && chosen.length <= 500 ? chosen.map((point) => points.row[point]).join(",") : rows.join(",");
 	return /* @__PURE__ */ a$1("section", {
 		"aria-label": "Points",
+		"aria-busy": found.status === "loading",
 		children: [
 			/* @__PURE__ */ a$1("div", {
 				class: "toolbar tight",
@@ -16982,6 +16999,7 @@ var shortened = (word) => [...word].length > 14 ? `${[...word].slice(0, 13).join
 /** A matrix over the words of a sentence: cells stay large enough for their words, and only those in sight are drawn. */
 function Matrix({ label, words, values, canvas, low, high }) {
 	const place = T(null);
+	const pointer = T(null);
 	const [at, setAt] = d$2(null);
 	const [width, setWidth] = d$2(0);
 	const n = words.length;
@@ -17064,12 +17082,28 @@ function Matrix({ label, words, values, canvas, low, high }) {
 			pen.restore();
 		}
 	};
-	A$2(() => {
-		const watch = new ResizeObserver(() => setWidth(place.current.clientWidth));
-		watch.observe(place.current);
-		return () => watch.disconnect();
+	F$1(() => {
+		const measure = () => setWidth(place.current.clientWidth);
+		const observer = new ResizeObserver(measure);
+		observer.observe(place.current);
+		measure();
+		return () => observer.disconnect();
 	}, []);
-	A$2(() => void (width && draw()), [
+	/** Finds the cell under the pointer, which may rest while the cells come or move. */
+	const aim = () => {
+		const [box, event] = [place.current, pointer.current];
+		const { left, top } = box.getBoundingClientRect();
+		const column = event ? Math.floor((event.clientX - left + box.scrollLeft - head) / cell) : -1;
+		const row = event ? Math.floor((event.clientY - top + box.scrollTop - head) / cell) : -1;
+		const next = row >= 0 && column >= 0 && row < n && column < n ? [row, column] : null;
+		setAt((before) => String(before) === String(next) ? before : next);
+	};
+	const point = (event) => {
+		pointer.current = event;
+		aim();
+	};
+	F$1(aim, [words, width]);
+	F$1(() => void (width && draw()), [
 		values,
 		width,
 		at,
@@ -17077,7 +17111,7 @@ function Matrix({ label, words, values, canvas, low, high }) {
 		least,
 		most
 	]);
-	const found = at && [
+	const found = at && at[0] < n && at[1] < n && [
 		words[at[0]],
 		words[at[1]],
 		values[at[0] * n + at[1]].toFixed(3)
@@ -17090,14 +17124,14 @@ function Matrix({ label, words, values, canvas, low, high }) {
 			tabIndex: 0,
 			role: "region",
 			"aria-label": label,
-			onScroll: draw,
-			onPointerMove: (event) => {
-				const { left, top } = place.current.getBoundingClientRect();
-				const column = Math.floor((event.clientX - left + place.current.scrollLeft - head) / cell);
-				const row = Math.floor((event.clientY - top + place.current.scrollTop - head) / cell);
-				setAt(row >= 0 && column >= 0 && row < n && column < n ? [row, column] : null);
+			"aria-busy": !width,
+			onScroll: () => {
+				aim();
+				draw();
 			},
-			onPointerLeave: () => setAt(null),
+			onPointerEnter: point,
+			onPointerMove: point,
+			onPointerLeave: () => point(null),
 			children: /* @__PURE__ */ a$1("div", {
 				style: {
 					width: `${size}px`,

@@ -1,5 +1,5 @@
 import * as Plot from "@observablehq/plot";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 
 interface Props {
   label: string;
@@ -15,12 +15,14 @@ interface Props {
 export function Chart({ label, options, inputs, fixed = false }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const [width, setWidth] = useState(0);
-  useEffect(() => {
-    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry!.contentRect.width)));
+  useLayoutEffect(() => {
+    const measure = () => setWidth(place.current!.clientWidth);
+    const observer = new ResizeObserver(measure);
     observer.observe(place.current!);
+    measure();
     return () => observer.disconnect();
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (!width) return;
     const figure = Plot.plot({ ariaLabel: label, ...(fixed ? {} : { width }), ...options(width) });
     // The stylesheet of the page has Plot's rules: a strict Content-Security-Policy forbids a <style> of its own.
@@ -34,5 +36,5 @@ export function Chart({ label, options, inputs, fixed = false }: Props) {
     place.current!.replaceChildren(figure);
     return () => figure.remove();
   }, [width, label, ...inputs]);
-  return <div class="chart" ref={place} />;
+  return <div class="chart" ref={place} aria-busy={!width} />;
 }

@@ -14,21 +14,21 @@ interface Props {
 export function WordBox({ label, value, placeholder, choose }: Props) {
   const { source, index } = useApp();
   const [text, setText] = useState(value);
-  const [found, setFound] = useState<Completion["words"]>([]);
+  const [{ of, words: found }, setFound] = useState<{ of?: string; words: Completion["words"] }>({ words: [] });
   const [open, setOpen] = useState(false);
   const [active, setActive] = useState(-1);
   const id = useId();
   const list = useRef<HTMLUListElement>(null);
   useEffect(() => setText(value), [value]);
   useEffect(() => {
-    if (!open || text.includes(" ") || !source.has("complete")) return setFound([]);
+    if (!open || text.includes(" ") || !source.has("complete")) return setFound({ words: [] });
     const abort = new AbortController();
     source.query<Completion>("complete", { store: index, prefix: text, limit: 20 }, { signal: abort.signal }).then(
       (answer) => {
-        setFound(answer.words);
+        setFound({ of: text, words: answer.words });
         setActive(-1);
       },
-      () => setFound([]), // the box works without completion
+      () => abort.signal.aborted || setFound({ of: text, words: [] }), // the box works without completion
     );
     return () => abort.abort();
   }, [text, open, index, source]);
@@ -79,7 +79,7 @@ export function WordBox({ label, value, placeholder, choose }: Props) {
         />
       </label>
       {text && <button type="button" class="quiet" aria-label="Clear" onClick={() => take("")}>×</button>}
-      <ul id={id} role="listbox" aria-label="Words" ref={list} hidden={!shown}>
+      <ul id={id} role="listbox" aria-label="Words" ref={list} hidden={!shown} aria-busy={shown && of !== text}>
         {found.map(({ word, count }, position) => (
           <li
             key={word}

@@ -1,5 +1,5 @@
 import type { RefObject } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { dark } from "../theme";
 
 interface Props {
@@ -19,6 +19,7 @@ const shortened = (word: string) => ([...word].length > 14 ? `${[...word].slice(
 /** A matrix over the words of a sentence: cells stay large enough for their words, and only those in sight are drawn. */
 export function Matrix({ label, words, values, canvas, low, high }: Props) {
   const place = useRef<HTMLDivElement>(null);
+  const pointer = useRef<PointerEvent | null>(null);
   const [at, setAt] = useState<[number, number] | null>(null);
   const [width, setWidth] = useState(0);
   const n = words.length;
@@ -97,13 +98,29 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
       pen.restore();
     }
   };
-  useEffect(() => {
-    const watch = new ResizeObserver(() => setWidth(place.current!.clientWidth));
-    watch.observe(place.current!);
-    return () => watch.disconnect();
+  useLayoutEffect(() => {
+    const measure = () => setWidth(place.current!.clientWidth);
+    const observer = new ResizeObserver(measure);
+    observer.observe(place.current!);
+    measure();
+    return () => observer.disconnect();
   }, []);
-  useEffect(() => void (width && draw()), [values, width, at, dark.value, least, most]);
-  const found = at && [words[at[0]], words[at[1]], values[at[0] * n + at[1]]!.toFixed(3)];
+  /** Finds the cell under the pointer, which may rest while the cells come or move. */
+  const aim = () => {
+    const [box, event] = [place.current!, pointer.current];
+    const { left, top } = box.getBoundingClientRect();
+    const column = event ? Math.floor((event.clientX - left + box.scrollLeft - head) / cell) : -1;
+    const row = event ? Math.floor((event.clientY - top + box.scrollTop - head) / cell) : -1;
+    const next: [number, number] | null = row >= 0 && column >= 0 && row < n && column < n ? [row, column] : null;
+    setAt((before) => (String(before) === String(next) ? before : next));
+  };
+  const point = (event: PointerEvent | null) => {
+    pointer.current = event;
+    aim();
+  };
+  useLayoutEffect(aim, [words, width]);
+  useLayoutEffect(() => void (width && draw()), [values, width, at, dark.value, least, most]);
+  const found = at && at[0] < n && at[1] < n && [words[at[0]], words[at[1]], values[at[0] * n + at[1]]!.toFixed(3)];
   return (
     <div class="matrix">
       <div
@@ -112,14 +129,14 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
         tabIndex={0}
         role="region"
         aria-label={label}
-        onScroll={draw}
-        onPointerMove={(event) => {
-          const { left, top } = place.current!.getBoundingClientRect();
-          const column = Math.floor((event.clientX - left + place.current!.scrollLeft - head) / cell);
-          const row = Math.floor((event.clientY - top + place.current!.scrollTop - head) / cell);
-          setAt(row >= 0 && column >= 0 && row < n && column < n ? [row, column] : null);
+        aria-busy={!width}
+        onScroll={() => {
+          aim();
+          draw();
         }}
-        onPointerLeave={() => setAt(null)}
+        onPointerEnter={point}
+        onPointerMove={point}
+        onPointerLeave={() => point(null)}
       >
         <div style={{ width: `${size}px`, height: `${size}px` }}><canvas ref={canvas} role="img" aria-label={label} /></div>
       </div>

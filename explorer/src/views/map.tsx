@@ -187,7 +187,7 @@ function Line({ row }: { row: number | null }) {
   const found = useQuery<Occurrences>("occurrences", settled === null ? null : { store: index, rows: String(settled), limit: 1 });
   const one = found.value?.rows[0];
   return (
-    <p class="map-line" aria-live="polite">
+    <p class="map-line" aria-live="polite" aria-busy={settled !== row || found.status === "loading"}>
       {one && settled !== null
         ? <><bdi>{one.left.slice(-120)}</bdi><mark><bdi>{one.word}</bdi></mark><bdi>{one.right.slice(0, 120)}</bdi></>
         : <span class="muted">Point at a dot for its line; click for its sentence; hold Shift and draw to select.</span>}
@@ -204,7 +204,7 @@ function Chosen({ points, chosen }: { points: Points; chosen: number[] | null })
   const found = useQuery<Occurrences>("occurrences", rows.length ? { store: index, rows: rows.join(","), limit: SIZE } : null);
   const all = chosen && chosen.length <= 500 ? chosen.map((point) => points.row[point]!).join(",") : rows.join(",");
   return (
-    <section aria-label="Points">
+    <section aria-label="Points" aria-busy={found.status === "loading"}>
       <div class="toolbar tight">
         <h2>{chosen ? `${number(total)} selected` : "All points"}</h2>
         <Pager total={total} size={SIZE} />
