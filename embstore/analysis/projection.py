@@ -106,7 +106,7 @@ def project(
         points, explained, axes_rows = _principal(store, rows, number)
         anchors = stretches(len(rows), ANCHORS, seed)
         points = points @ turn(points[anchors], anchor_maps(store, rows[anchors], number)[number])
-        share = np.square(points).sum(0, dtype=np.float64)
+        share = np.einsum("ij,ij->j", points, points, dtype=np.float64)
         share = explained * share / max(float(share.sum()), np.finfo(np.float64).tiny)
         if method == "pca":
             report(1)
@@ -163,7 +163,7 @@ def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArr
     points = np.empty((len(rows), 2), np.float32)
     reducers = {"total": _Coordinates(points, mean, axes)}
     total = float(reduce(_of_rows(store, rows, layer), reducers, progress=False)[layer]["total"])
-    inside = float(np.square(points, dtype=np.float64).sum())
+    inside = float(np.einsum("ij,ij->", points, points, dtype=np.float64))
     points -= points.mean(0, dtype=np.float64).astype(np.float32)
     return points, inside / total if total > 0 else 0.0, len(some)
 

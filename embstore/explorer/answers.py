@@ -18,7 +18,7 @@ JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 
 @dataclass(frozen=True)
 class Arrays:
-    """An answer that is mostly numbers: arrays of float32, float64, int32 or int64 by name, and what JSON can hold."""
+    """An answer that is mostly numbers: arrays by name, of a type of safetensors, and what JSON can hold."""
 
     arrays: Mapping[str, NDArray[Any]]
     data: Mapping[str, Any]
@@ -27,7 +27,7 @@ class Arrays:
         """Return a safetensors file, `data` as JSON in `__metadata__.json`; the widest numbers first, all aligned."""
         ordered = sorted(self.arrays.items(), key=lambda each: -each[1].itemsize)
         described = {name: (array.dtype.name, array.shape) for name, array in ordered}
-        parts = [np.ascontiguousarray(array).tobytes() for _, array in ordered]
+        parts = [np.ascontiguousarray(array).data for _, array in ordered]
         return b"".join([header(described, {"json": as_json(self.data)}), *parts])
 
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.analysis.neighbors.markers import contexts, marker_words, marking
 from embstore.explorer.stores import Explored
-from embstore.spacing import natural, split_marked
-from embstore.store import Store
 
 GRID = 96  # cells along each axis
+BLOCK = 2**18  # points at a time
 MAX_REGIONS = 24
 LEAST_POINTS, LEAST_SHARE = 8, 0.004
-CONTEXT_ROWS, CONTEXT = 20_000, 5  # occurrences of a word whose sentences are read, and words on each side
-PRIOR = 500.0  # weight of the prior, in words
-LEAST_Z = 1.96
+CONTEXT_ROWS, NAMED_ROWS = 20_000, 400_000  # occurrences whose sentences, and whose words, are read for names
 N_WORDS = 3
 
 
 @dataclass(frozen=True)
 class Regions:
-    """The largest first: `codes` int32 [n], the region of each point, -1 for none; `centers` [r, 2] and `counts`."""
+    """The largest first: `codes` int8 [n], the region of each point, -1 for none; `centers` [r, 2] and `counts`."""
 
-    codes: NDArray[np.int32]
+    codes: NDArray[np.int8]
     centers: NDArray[np.float64]
     counts: NDArray[np.int64]
 
@@ -36,25 +34,30 @@ def find_regions(points: NDArray[np.floating]) -> Regions:
     The bandwidth falls with the number of points n as n^(-1/6) (Scott 1992).
     """
     low, high = np.percentile(points[:: max(1, len(points) // 100_000)], (0.5, 99.5), axis=0)
-    places = (points - low) / np.maximum(high - low, np.finfo(np.float32).tiny) * GRID
-    cells = np.clip(places, 0, GRID - 1).astype(np.int64) @ np.array([GRID, 1])
-    density = np.bincount(cells, minlength=GRID * GRID).reshape(GRID, GRID).astype(np.float64)
+    scale = GRID / np.maximum(high - low, np.finfo(np.float32).tiny)
+    n_cells = GRID * GRID
+    cells, sums = np.empty(len(points), np.uint16), np.zeros((n_cells, 2))
+    for start in range(0, len(points), BLOCK):
+        block = points[start : start + BLOCK]
+        own = np.clip((block - low) * scale, 0, GRID - 1).astype(np.int64) @ np.array([GRID, 1])
+        sums += np.stack([np.bincount(own, block[:, axis], n_cells) for axis in (0, 1)], 1)
+        cells[start : start + len(block)] = own
+    counts = np.bincount(cells, minlength=n_cells)
+    density = counts.reshape(GRID, GRID).astype(np.float64)
     width = GRID / 6 * len(points) ** (-1 / 6)
     reach = np.arange(-int(3 * width) - 1, int(3 * width) + 2)
     kernel = np.exp(-0.5 * np.square(reach / width))
     for axis in (0, 1):
         density = np.apply_along_axis(np.convolve, axis, density, kernel)
     edge = len(reach) // 2
-    peaks = _uphill(density[edge : edge + GRID, edge : edge + GRID])[cells]
-    found, codes, counts = np.unique(peaks, return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    order = order[counts[order] >= max(LEAST_POINTS, LEAST_SHARE * len(points))][:MAX_REGIONS]
-    numbers = np.full(len(found), -1, np.int32)
+    peaks = _uphill(density[edge : edge + GRID, edge : edge + GRID])
+    sizes = np.bincount(peaks, counts, n_cells).astype(np.int64)  # of the region of each cell that is a peak
+    order = np.argsort(-sizes, kind="stable")[:MAX_REGIONS]
+    order = order[sizes[order] >= max(LEAST_POINTS, LEAST_SHARE * len(points))]
+    numbers = np.full(n_cells, -1, np.int8)
     numbers[order] = np.arange(len(order))
-    own = np.asarray(numbers[codes], np.int32)
-    inside = own >= 0
-    sums = [np.bincount(own[inside], points[inside, axis], len(order)) for axis in (0, 1)]
-    return Regions(own, np.stack(sums, 1) / np.maximum(counts[order], 1)[:, None], counts[order])
+    centers = np.stack([np.bincount(peaks, sums[:, axis], n_cells)[order] for axis in (0, 1)], 1)
+    return Regions(numbers[peaks][cells], centers / np.maximum(sizes[order], 1)[:, None], sizes[order])
 
 
 def _uphill(density: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -72,57 +75,28 @@ def _uphill(density: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def name_groups(
-    one: Explored, rows: NDArray[np.int64], codes: NDArray[np.int32], n_groups: int, *, by_context: bool
+    one: Explored, rows: NDArray[np.int64], codes: NDArray[Any], n_groups: int, *, by_context: bool
 ) -> list[str]:
-    """Name groups of rows by the words that they have more of than the other rows: by the z score of the log-odds.
+    """Name groups of rows by the words that set them apart from the other rows (`markers.marking`).
 
-    Log-odds ratio with an informative Dirichlet prior (Monroe et al. 2008, eq. 22). `by_context`: the words within
-    five of the occurrences instead, for occurrences of a single word.
+    `by_context`: the words within five of the occurrences instead, for occurrences of a single word. Of many rows an
+    even sample is read.
     """
-    store = one.store
+    store, limit = one.store, CONTEXT_ROWS if by_context else NAMED_ROWS
+    step = max(1, -(-len(rows) // limit))
+    rows, codes = rows[::step], np.asarray(codes[::step], np.int64)
     if by_context:
-        some = np.arange(0, len(rows), -(-len(rows) // CONTEXT_ROWS))
-        groups, items, words = _contexts(store, rows[some], codes[some])
-    else:
-        groups, items = codes, np.asarray(store.index.type[rows])
-        found, items = np.unique(items, return_inverse=True)
-        words = [store.index.words[number] for number in found.tolist()]
-    whole = np.bincount(items, minlength=len(words)).astype(np.float64)
-    prior = PRIOR * whole / max(float(whole.sum()), 1.0)
+        found = marker_words(list(contexts(store, rows)), codes.tolist(), n_groups, count=N_WORDS)
+        return [", ".join(words) for words in found]
+    types, items = np.unique(store.index.type[rows], return_inverse=True)
+    inside, n_items = codes >= 0, len(types)
+    places = codes[inside] * n_items + items[inside]
+    counts = np.bincount(places, minlength=n_groups * n_items).reshape(n_groups, n_items)
+    words = [store.index.words[number] for number in types.tolist()]
+    readable = [any(map(str.isalnum, word)) for word in words]
     names = []
-    for group in range(n_groups):
-        own = np.bincount(items[groups == group], minlength=len(words)).astype(np.float64)
-        scores = log_odds(own, whole - own, prior)
-        order = np.argsort(-scores, kind="stable")[: 10 * N_WORDS].tolist()
-        best = [number for number in order if scores[number] > LEAST_Z]
-        best = [number for number in best if any(map(str.isalnum, words[number]))] or best
-        best = best[:N_WORDS] or (np.argsort(-own, kind="stable")[:1].tolist() if own.any() else [])
-        names.append(", ".join(words[number] for number in best))
+    for own, best in zip(counts, marking(counts, count=10 * N_WORDS), strict=True):
+        most = [int(own.argmax())] if own.any() else []
+        best = [number for number in best if readable[number]] or best or most
+        names.append(", ".join(words[number] for number in best[:N_WORDS]))
     return names
-
-
-def log_odds(own: NDArray[np.float64], other: NDArray[np.float64], prior: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The z score of the log-odds ratio of each word: positive where `own` counts have more of it than `other` ones."""
-    one, two, total = own + prior, other + prior, prior.sum()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.log(one / (own.sum() + total - one)) - np.log(two / (other.sum() + total - two))
-        return np.asarray(np.nan_to_num(ratio / np.sqrt(1 / one + 1 / two), nan=0.0, posinf=0.0, neginf=0.0))
-
-
-def _contexts(
-    store: Store, rows: NDArray[np.int64], codes: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int64], list[str]]:
-    """The words around some rows: the group and the number of each, and the words by number, most frequent first."""
-    index = store.index
-    groups: list[int] = []
-    found: list[str] = []
-    places = zip(index.sentence[rows].tolist(), index.position[rows].tolist(), codes.tolist(), strict=True)
-    for sentence, position, group in places:
-        words = [natural(word).strip().lower() for word in split_marked(index.texts[sentence])]
-        near = words[max(0, position - CONTEXT) : max(0, position)] + words[position + 1 : position + 1 + CONTEXT]
-        near = [word for word in near if any(map(str.isalpha, word))]
-        found += near
-        groups += [group] * len(near)
-    words = [word for word, _ in Counter(found).most_common()]
-    numbers = {word: number for number, word in enumerate(words)}
-    return np.array(groups, np.int32), np.array([numbers[word] for word in found], np.int64), words

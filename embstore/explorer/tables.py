@@ -34,17 +34,14 @@ def table(answer: Any) -> pl.DataFrame:
 
     if isinstance(answer, pl.DataFrame):
         return answer
+    if isinstance(answer, Arrays) and all(array.ndim == 1 for array in answer.arrays.values()):
+        return pl.DataFrame(dict(answer.arrays))
     rows = list(_of_arrays(answer) if isinstance(answer, Arrays) else _flat(answer))
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def _of_arrays(answer: Arrays) -> Iterator[dict[str, Any]]:
-    """Columns of equal length side by side, or the numbers of a matrix with their places."""
-    if all(array.ndim == 1 for array in answer.arrays.values()):
-        names = list(answer.arrays)
-        for values in zip(*(array.tolist() for array in answer.arrays.values()), strict=True):
-            yield dict(zip(names, values, strict=True))
-        return
+    """The numbers of a matrix with their places."""
     for name, array in answer.arrays.items():
         for place in np.ndindex(array.shape):
             yield {**{f"axis_{axis}": each for axis, each in enumerate(place)}, name: array[place].item()}

@@ -30,7 +30,7 @@ MAX_SHARE = 0.1  # of the sentences: words that occur in more are not searched f
 MIN_OCCURRENCES, POOL, TESTED, SHOWN_SENSES, SAMPLE = 30, 100, 10, 4, 150
 SUPPORTED = 0.25  # silhouettes below show no substantial structure (Kaufman & Rousseeuw 1990)
 P_VALUE, DRAWS = 0.05, 19
-EXAMPLES = 3
+EXAMPLES, MARKERS = 3, 6
 K, QUERIES, HUBS = 10, 1000, 5
 MAX_CKA_LAYERS = 13
 CLASSES, MAX_CLASSES, PROBED_WORDS, SEEDS, EPOCHS, CLEAR = 8, 60, 3000, (0, 1, 2), 10, 0.05
@@ -185,9 +185,8 @@ def meanings(source: Source) -> Section:
         raise InvalidValueError(
             f"no word occurs {MIN_OCCURRENCES} times or more, and in at most {MAX_SHARE:.0%} of the sentences"
         )
-    found = [senses(source.data, word, sample=SAMPLE, seed=source.seed) for word in pool]
-    found = sorted((each for each in found if each.silhouette is not None), key=lambda each: -(each.silhouette or 0))
-    found = found[:TESTED]
+    every = [each for word in pool if (each := _senses(source, word)) is not None and each.silhouette is not None]
+    found = sorted(every, key=lambda each: -(each.silhouette or 0))[:TESTED]
     high = [each for each in found if (each.silhouette or 0) >= SUPPORTED]
     support = {each.word: sense_support(each, draws=DRAWS, seed=source.seed) for each in high}
     clear = [each for each in high if support[each.word] <= P_VALUE]
@@ -216,10 +215,13 @@ def meanings(source: Source) -> Section:
         "spherical k-means; the number of clusters is that of the highest silhouette. A clustering counts as supported "
         f"if its silhouette is {SUPPORTED} or more and higher than those of {DRAWS} clusterings of as many vectors "
         "drawn from one normal distribution of the same mean and covariance (p = "
-        f"{1 / (DRAWS + 1):.2f}). Sentences are those nearest to the center of their cluster.",
-        call=f"{source.data_code}\nfound = es.senses(data, {(shown or found)[0].word if found else pool[0]!r}, "
-        f"sample={SAMPLE}, seed={source.seed})\np = es.analysis.sense_support(found, draws={DRAWS}, seed={source.seed})"
-        "\nexamples = found.nearest(3)",
+        f"{1 / (DRAWS + 1):.2f}). Of equal contexts of five words on each side one counts, so that repeated sentences "
+        "are no cluster. A cluster is marked by the words that its contexts have more of than those of the others "
+        "(class-based tf-idf, Grootendorst 2022); sentences are those nearest to its center.",
+        call=f"{source.data_code}\n"
+        f"found = es.senses(data, {(shown or found)[0].word if found else pool[0]!r}, sample={SAMPLE}, distinct=True, "
+        f"seed={source.seed})\np = es.analysis.sense_support(found, draws={DRAWS}, seed={source.seed})\n"
+        f"markers, examples = found.markers({MARKERS}), found.nearest({EXAMPLES})",
         blocks=blocks,
         caveats=[
             *source.sampled,
@@ -228,6 +230,15 @@ def meanings(source: Source) -> Section:
         ],
         frames={"tested": tested},
     )
+
+
+def _senses(source: Source, word: str) -> Clusters | None:
+    """Cluster the distinct contexts of a word; None if they are too few."""
+    try:
+        found = senses(source.data, word, sample=SAMPLE, distinct=True, seed=source.seed)
+    except InvalidValueError:  # all contexts are equal
+        return None
+    return found if len(found.occurrences) >= MIN_OCCURRENCES else None
 
 
 def _pool(source: Source) -> list[str]:
@@ -247,11 +258,12 @@ def _pool(source: Source) -> list[str]:
 
 def _examples(source: Source, found: Clusters) -> list[Sentences]:
     """The sentences nearest to the center of each cluster."""
-    nearest, blocks = found.nearest(EXAMPLES), []
+    nearest, markers, blocks = found.nearest(EXAMPLES), found.markers(MARKERS), []
     for number, count in found.frame.select("cluster", "count").iter_rows():
         rows = nearest.filter(nearest["cluster"] == number)["occurrence"].to_numpy()
         parts = source.store.select(rows=rows).concordance()
-        blocks.append(Sentences(f"{found.word}, cluster {number}: {count} occurrences", parts))
+        marked = f", marked by {', '.join(markers[number])}" if markers[number] else ""
+        blocks.append(Sentences(f"{found.word}, cluster {number}: {count} occurrences{marked}", parts))
     return blocks
 
 

@@ -27,8 +27,10 @@ export function readSafetensors<Meta>(buffer: ArrayBuffer): Arrays<Meta> {
   for (const [name, { dtype, shape, data_offsets: [start, stop] }] of Object.entries(entries as Record<string, Entry>)) {
     const kind = KINDS[dtype];
     if (!kind) throw new Error(`an array of type ${dtype} cannot be shown`);
-    // The header's length need not be a multiple of eight, which typed arrays demand: the bytes are copied.
-    arrays[name] = { values: new kind(buffer.slice(8 + length + start, 8 + length + stop)), shape };
+    const begin = 8 + length + start; // where it is no multiple of the size of a number, the bytes are copied
+    const values = begin % kind.BYTES_PER_ELEMENT
+      ? new kind(buffer.slice(begin, begin + stop - start)) : new kind(buffer, begin, (stop - start) / kind.BYTES_PER_ELEMENT);
+    arrays[name] = { values, shape };
   }
   return { meta: JSON.parse(metadata?.json ?? "{}") as Meta, arrays };
 }

@@ -1,5 +1,6 @@
 import { useEffect, useState } from "preact/hooks";
 import { useApp } from "./app";
+import type { Arrays } from "./safetensors";
 import type { Params, Source } from "./source";
 
 export interface Query<T> {
@@ -12,12 +13,16 @@ export interface Query<T> {
 }
 
 const ANSWERS = 40;
+const KEPT = 256 * 1024 * 1024; // bytes of the arrays of these answers
 const answers = new WeakMap<Source, Map<string, unknown>>();
 
 function remembered(source: Source): Map<string, unknown> {
   if (!answers.has(source)) answers.set(source, new Map());
   return answers.get(source)!;
 }
+
+const nbytes = (values: unknown[]): number =>
+  values.flatMap((each) => Object.values((each as Partial<Arrays>)?.arrays ?? {})).reduce((sum, { values }) => sum + values.byteLength, 0);
 
 /** The answer of a query, asked again when its parameters change; `null` asks nothing. */
 export function useQuery<T>(name: string, params: Params | null, options: { progress?: boolean } = {}): Query<T> {
@@ -38,7 +43,7 @@ export function useQuery<T>(name: string, params: Params | null, options: { prog
     source.query<T>(name, params, { signal: abort.signal, progress }).then(
       (value) => {
         known.set(key, value);
-        if (known.size > ANSWERS) known.delete(known.keys().next().value!);
+        while (known.size > ANSWERS || (known.size > 1 && nbytes([...known.values()]) > KEPT)) known.delete(known.keys().next().value!);
         if (!abort.signal.aborted) setState({ status: "done", value, key });
       },
       (error: unknown) => {

@@ -18,7 +18,7 @@ from embstore.explorer import Explored, answer
 from embstore.explorer.background import in_process
 from embstore.explorer.queries import map as map_query
 from embstore.explorer.queries.registry import CancelledQueryError
-from embstore.explorer.regions import find_regions, log_odds
+from embstore.explorer.regions import find_regions
 from tests.store_making import Made, make_store
 
 
@@ -114,6 +114,7 @@ def test_the_same_rows_are_drawn_at_every_layer_and_seeds_differ(explored: Explo
     rows = [ask(explored, layer=layer, sample=50).arrays["row"] for layer in explored.store.layers]
     assert all(np.array_equal(rows[0], each) for each in rows)
     assert not np.array_equal(rows[0], ask(explored, layer=0, sample=50, seed=1).arrays["row"])
+    assert set(ask(explored, layer=0, sample=50, parts="points").arrays) == {"x", "y", "color"}
 
 
 def test_the_axes_of_many_rows_are_learned_from_some(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,16 +246,6 @@ def test_regions_are_the_hills_of_the_density() -> None:
     for code in range(3):
         np.testing.assert_allclose(points[found.codes == code].mean(0), found.centers[code], atol=1e-4)
     assert len(find_regions(np.zeros((20, 2), np.float32)).counts) == 1
-
-
-def test_words_are_named_by_their_log_odds() -> None:
-    """Monroe et al. 2008, equations 15, 20 and 22, word by word."""
-    own, other, prior = np.array([30.0, 5, 1]), np.array([10.0, 50, 1]), np.array([4.0, 5.5, 0.2])
-    for number, score in enumerate(log_odds(own, other, prior)):
-        one = (own[number] + prior[number]) / (own.sum() + prior.sum() - own[number] - prior[number])
-        two = (other[number] + prior[number]) / (other.sum() + prior.sum() - other[number] - prior[number])
-        variance = 1 / (own[number] + prior[number]) + 1 / (other[number] + prior[number])
-        assert score == pytest.approx((np.log(one) - np.log(two)) / np.sqrt(variance))
 
 
 def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -19,7 +18,6 @@ from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, Explored, answer, explored
 from embstore.explorer.queries import neighbors as neighbors_module
 from embstore.explorer.queries.registry import CancelledQueryError, NotFoundError, has
-from embstore.explorer.queries.senses import markers
 from embstore.explorer.tables import as_file
 from embstore.store.storage.safetensors import parse
 from tests.store_making import make_store
@@ -264,13 +262,6 @@ def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.
     best = run(one, "senses", word="bank")
     assert best["layer"] == 5
     assert best["silhouette"] == es.senses(store, "bank").silhouette
-
-
-def test_markers_are_the_words_of_one_cluster() -> None:
-    river = Counter({"the": 20, "water": 12, "boat": 9, "once": 1})
-    money = Counter({"the": 21, "loan": 12, "water": 1})
-    assert markers([river, money], 0) == ["water", "boat"]
-    assert markers([river, money], 1) == ["loan"]
 
 
 def test_geometry_and_cka_are_those_of_the_public_functions(one: list[Explored], store: es.Store) -> None:

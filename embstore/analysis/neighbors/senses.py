@@ -12,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.find import mark_words
+from embstore.analysis.neighbors.markers import contexts, distinct_contexts, marker_words
 from embstore.analysis.neighbors.space import MAX_SEED, space_of
 from embstore.analysis.scan import layer_of
 from embstore.arguments import as_matrix, checked
@@ -45,6 +46,7 @@ class Clusters:
     `tried`: the silhouette for each number of clusters that was tried: `n_clusters, silhouette`.
     `vectors`: float64 [n, hidden_size] as they were compared, in the order of `occurrences`.
     `silhouette`: the mean over the occurrences in clusters, None for fewer than two clusters.
+    `store`: where the occurrences are.
     """
 
     word: str
@@ -55,10 +57,21 @@ class Clusters:
     tried: pl.DataFrame
     vectors: NDArray[np.float64]
     silhouette: float | None
+    store: Store
 
     def nearest(self, count: int) -> pl.DataFrame:
         """The `count` occurrences of each cluster nearest to its center."""
         return self.occurrences.filter((pl.col("cluster") >= 0) & (pl.col("rank") <= count))
+
+    def markers(self, count: int = 8) -> list[list[str]]:
+        """The words that mark the contexts of each cluster, five words on each side: none of a single cluster.
+
+        Those that the cluster has significantly more of than the others, in the order of class-based tf-idf
+        (Grootendorst 2022); equal contexts count once.
+        """
+        inside = self.occurrences.filter(pl.col("cluster") >= 0)
+        words = list(contexts(self.store, inside["occurrence"]))
+        return marker_words(words, inside["cluster"].to_list(), inside["cluster"].n_unique(), count=count)
 
     @property
     def purity(self) -> float | None:
@@ -106,6 +119,7 @@ def senses(
     n_components: int = 0,
     label: str | None = None,
     sample: int | None = None,
+    distinct: bool = False,
     seed: int = 0,
 ) -> Clusters:
     """Find the senses of a word: cluster its occurrences by the cosine of their vectors in a layer.
@@ -116,7 +130,8 @@ def senses(
     more unit vectors, which leaves occurrences out; needs scikit-learn (the extra `clusters`).
     `centered`, `n_components`: subtract the mean of the layer and remove its first principal components, learned from
     everything that `data` selects. `label`: the column that clusters are compared with. `sample`: at most this many
-    occurrences, drawn with `seed`, which also initializes k-means.
+    occurrences, drawn with `seed`, which also initializes k-means. `distinct`: of equal contexts of five words on each
+    side, one occurrence, so that repeated sentences are no cluster.
 
     Raises InvalidValueError (unknown word, method, label or layer; a single occurrence; more clusters than
     occurrences), MissingPackageError, MissingRowsError, NonFiniteError.
@@ -125,9 +140,11 @@ def senses(
     number = layer_of(data, layer)
     selection = _occurrences_of(data, word, number)
     _check(method, n_clusters, min_size, sample, label, selection.store)
-    rows = np.unique(selection.rows)
-    if sample is not None and sample < len(rows):
-        rows = np.sort(np.random.default_rng(seed).choice(rows, sample, replace=False))
+    rows, random = np.unique(selection.rows), np.random.default_rng(seed)
+    if distinct:
+        rows = distinct_contexts(selection.store, rows, sample, random)
+    elif sample is not None and sample < len(rows):
+        rows = np.sort(random.choice(rows, sample, replace=False))
     _check_count(word, len(rows), method, n_clusters, min_size)
     stored = selection.store.gather(rows, number)
     if not np.isfinite(stored).all():
@@ -197,6 +214,7 @@ def _clusters(
         tried=pl.DataFrame(list(tried.items()), schema=schema, orient="row"),
         vectors=vectors[order],
         silhouette=_mean(values),
+        store=selection.store,
     )
 
 
@@ -309,9 +327,9 @@ def _occurrence_table(
     values: NDArray[np.float64],
     label: str | None,
 ) -> pl.DataFrame:
-    contexts = store.select(rows=rows).table()
-    labels = pl.Series("label", [None] * len(rows), pl.String) if label is None else contexts[label].cast(pl.String)
-    table = contexts.select(
+    found = store.select(rows=rows).table()
+    labels = pl.Series("label", [None] * len(rows), pl.String) if label is None else found[label].cast(pl.String)
+    table = found.select(
         pl.Series("cluster", clusters),
         pl.Series("score", scores).fill_nan(None),
         pl.Series("silhouette", values).fill_nan(None),

@@ -15310,11 +15310,13 @@ function Pager({ total, size }) {
 }
 // src/use_query.ts
 var ANSWERS = 40;
+var KEPT = 268435456;
 var answers = /* @__PURE__ */ new WeakMap();
 function remembered(source) {
 	if (!answers.has(source)) answers.set(source, /* @__PURE__ */ new Map());
 	return answers.get(source);
 }
+var nbytes = (values) => values.flatMap((each) => Object.values(each?.arrays ?? {})).reduce((sum, { values }) => sum + values.byteLength, 0);
 /** The answer of a query, asked again when its parameters change; `null` asks nothing. */
 function useQuery(name, params, options = {}) {
 	const { source } = useApp();
@@ -15353,7 +15355,7 @@ function useQuery(name, params, options = {}) {
 			progress
 		}).then((value) => {
 			known.set(key, value);
-			if (known.size > ANSWERS) known.delete(known.keys().next().value);
+			while (known.size > ANSWERS || known.size > 1 && nbytes([...known.values()]) > KEPT) known.delete(known.keys().next().value);
 			if (!abort.signal.aborted) setState({
 				status: "done",
 				value,
@@ -15597,6 +15599,64 @@ var layers = {
 	needs: ["geometry"],
 	component: LayersView
 };
+// src/map/density.ts
+var FAINT = .15;
+var LEAST$1 = 90;
+var Density = class {
+	sums = /* @__PURE__ */ new Float32Array(0);
+	pixels = /* @__PURE__ */ new Uint8Array(0);
+	/** The points inside the last picture: how many, and which, as far as there is room. */
+	n_seen = 0;
+	seen;
+	constructor(room) {
+		this.seen = new Uint32Array(room);
+	}
+	/** Counts every `step`th point; `colors` by code, null for hidden ones. Pixels are premultiplied, the top row first. */
+	count({ x, y, codes, flags }, colors, frame, step) {
+		const { width, height, scale, left, top } = frame;
+		if (this.sums.length !== 4 * width * height) [this.sums, this.pixels] = [new Float32Array(4 * width * height), new Uint8Array(4 * width * height)];
+		const { sums, seen } = this;
+		sums.fill(0);
+		const shown = Uint8Array.from(colors, (each) => each ? 1 : 0);
+		const parts = Float32Array.from(colors.flatMap((each) => each ?? [
+			0,
+			0,
+			0
+		]));
+		let found = 0;
+		for (let i = 0; i < x.length; i += step) {
+			const across = x[i] * scale + left;
+			const down = top - y[i] * scale;
+			const code = codes[i];
+			if (!(across >= 0 && across < width && down >= 0 && down < height) || !shown[code]) continue;
+			if (found < seen.length) seen[found] = i;
+			found += 1;
+			const weight = flags.length && !flags[i] ? FAINT : 1;
+			const at = 4 * ((down | 0) * width + (across | 0));
+			sums[at] += weight * parts[3 * code];
+			sums[at + 1] += weight * parts[3 * code + 1];
+			sums[at + 2] += weight * parts[3 * code + 2];
+			sums[at + 3] += weight;
+		}
+		this.n_seen = found * step;
+	}
+	/** Turns the counts into pixels, whose opacity is the logarithm of the count. */
+	paint() {
+		const { sums, pixels } = this;
+		let most = 1;
+		for (let at = 3; at < sums.length; at += 4) if (sums[at] > most) most = sums[at];
+		const gain = 165 / Math.log(most + 1);
+		for (let at = 0; at < sums.length; at += 4) {
+			const count = sums[at + 3];
+			const opacity = count ? Math.min(1, count) * LEAST$1 + gain * Math.log(count + 1) : 0;
+			const share = count ? Math.min(255, opacity) / (255 * count) : 0;
+			pixels[at] = sums[at] * share;
+			pixels[at + 1] = sums[at + 1] * share;
+			pixels[at + 2] = sums[at + 2] * share;
+			pixels[at + 3] = Math.min(255, opacity);
+		}
+	}
+};
 // src/map/scatter.ts
 /** Points drawn by WebGL: their own renderer, as those of the packages compile code at run time, which the page forbids. */
 var VERTEX = `#version 300 es
@@ -15619,16 +15679,33 @@ void main() {
   if (size > 2.5 && edge > 0.5) discard;
   drawn = vec4(color.rgb * color.a, color.a);
 }`;
+var PICTURE = `#version 300 es
+out vec2 at;
+void main() {
+  at = vec2(gl_VertexID & 1, gl_VertexID >> 1);
+  gl_Position = vec4(2.0 * at.x - 1.0, 1.0 - 2.0 * at.y, 0.0, 1.0);
+}`;
+var COPY = `#version 300 es
+precision highp float;
+in vec2 at; out vec4 drawn; uniform sampler2D picture;
+void main() { drawn = texture(picture, at); }`;
+var MANY = 25e4;
+var COARSE = 5e5;
+var SETTLED = 150;
 var Scatter = class {
 	canvas;
 	gl;
 	program;
+	copy;
 	buffers = {};
-	colors = /* @__PURE__ */ new Float32Array(40);
+	colors = [];
 	count = 0;
 	t = 1;
 	frame = 0;
-	selecting = false;
+	settling = 0;
+	density;
+	texture;
+	flags = /* @__PURE__ */ new Uint8Array(0);
 	x = /* @__PURE__ */ new Float32Array(0);
 	y = /* @__PURE__ */ new Float32Array(0);
 	fromX = this.x;
@@ -15651,16 +15728,8 @@ var Scatter = class {
 		});
 		if (!gl) throw new Error("This browser has no WebGL 2, which maps need: switch hardware acceleration on, or use another browser. The table shows the same occurrences.");
 		this.gl = gl;
-		this.program = gl.createProgram();
-		for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]]) {
-			const shader = gl.createShader(kind);
-			gl.shaderSource(shader, text);
-			gl.compileShader(shader);
-			gl.attachShader(this.program, shader);
-		}
-		gl.linkProgram(this.program);
-		if (!gl.getProgramParameter(this.program, gl.LINK_STATUS)) throw new Error(`WebGL cannot draw points: ${gl.getProgramInfoLog(this.program)}`);
-		gl.useProgram(this.program);
+		this.program = program(gl, VERTEX, FRAGMENT);
+		this.copy = program(gl, PICTURE, COPY);
 		gl.enable(gl.BLEND);
 		gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
 	}
@@ -15674,12 +15743,7 @@ var Scatter = class {
 			y,
 			x.length
 		];
-		for (const [name, values] of [
-			["xa", this.fromX],
-			["ya", this.fromY],
-			["xb", x],
-			["yb", y]
-		]) this.floats(name, values);
+		if (this.count <= MANY) this.place(this.fromX, this.fromY, x, y);
 		if (this.codes.length !== this.count) this.setCodes(new Uint8Array(this.count).fill(9));
 		this.select(null);
 		this.t = moves ? 0 : 1;
@@ -15697,37 +15761,36 @@ var Scatter = class {
 	/** The number of each point's colour, `NONE` for none. */
 	setCodes(codes) {
 		this.codes = codes;
-		this.bytes("code", codes);
+		if (this.count <= MANY) this.bytes("code", codes);
 		this.draw();
 	}
 	/** The colours by number, null for hidden points; the last is that of points without one. */
 	setColors(colors, none) {
-		this.colors = /* @__PURE__ */ new Float32Array(40);
-		[
+		this.colors = [
 			...colors.slice(0, 9),
 			...Array(Math.max(0, 9 - colors.length)).fill(null),
 			none
-		].forEach((rgb, number) => {
-			if (rgb) this.colors.set([
-				rgb[0] / 255,
-				rgb[1] / 255,
-				rgb[2] / 255,
-				1
-			], 4 * number);
-		});
+		];
 		this.draw();
 	}
 	/** Whether a point's colour is shown. */
 	visible(point) {
-		return this.colors[4 * Math.min(this.codes[point], 9) + 3] === 1;
+		return Boolean(this.colors[Math.min(this.codes[point], 9)]);
 	}
 	/** Brings some points out, null for none. */
 	select(points) {
-		const flags = new Uint8Array(this.count);
-		if (points) for (let i = 0; i < points.length; i++) flags[points[i]] = 1;
-		this.selecting = points !== null && points.length > 0;
-		this.bytes("flag", flags);
+		this.flags = new Uint8Array(points?.length ? this.count : 0);
+		if (points) for (let i = 0; i < points.length; i++) this.flags[points[i]] = 1;
+		if (this.count <= MANY) this.bytes("flag", this.flags.length ? this.flags : new Uint8Array(this.count));
 		this.draw();
+	}
+	place(fromX, fromY, x, y) {
+		for (const [name, values] of [
+			["xa", fromX],
+			["ya", fromY],
+			["xb", x],
+			["yb", y]
+		]) this.floats(name, values);
 	}
 	floats(name, values) {
 		const { gl } = this;
@@ -15744,6 +15807,14 @@ var Scatter = class {
 		gl.bufferData(gl.ARRAY_BUFFER, values, gl.STATIC_DRAW);
 		gl.enableVertexAttribArray(place);
 		gl.vertexAttribIPointer(place, 1, gl.UNSIGNED_BYTE, 0, 0);
+	}
+	/** Draws at the next frame while what is seen changes: of very many points some, and all once it rests. */
+	moved() {
+		if (this.count <= MANY) return this.draw();
+		cancelAnimationFrame(this.frame);
+		clearTimeout(this.settling);
+		this.frame = requestAnimationFrame(() => this.paint(true));
+		this.settling = setTimeout(() => this.paint(), SETTLED);
 	}
 	/** Draws at the next frame. */
 	draw() {
@@ -15762,8 +15833,7 @@ var Scatter = class {
 		return [this.sight.x + (px - this.canvas.clientWidth / 2) / this.unit, this.sight.y - (py - this.canvas.clientHeight / 2) / this.unit];
 	}
 	/** Points become smaller and clearer the more of them there are, so that their density shows. */
-	get look() {
-		const seen = this.count / Math.max(1, this.sight.zoom * this.sight.zoom);
+	look(seen) {
 		const size = Math.max(1.5, Math.min(9, 60 / Math.pow(Math.max(seen, 1), .3)));
 		const cover = seen * size * size / (this.canvas.clientWidth * this.canvas.clientHeight + 1);
 		return {
@@ -15771,7 +15841,7 @@ var Scatter = class {
 			alpha: Math.max(.04, Math.min(.85, .9 / (1 + 3 * cover)))
 		};
 	}
-	paint() {
+	paint(moving = false) {
 		const { gl, canvas } = this;
 		const ratio = devicePixelRatio || 1;
 		const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
@@ -15779,24 +15849,82 @@ var Scatter = class {
 		gl.viewport(0, 0, width, height);
 		gl.clearColor(0, 0, 0, 0);
 		gl.clear(gl.COLOR_BUFFER_BIT);
+		if (this.count && width && height) {
+			if (this.count <= MANY) this.points(this.count, this.count / Math.max(1, this.sight.zoom * this.sight.zoom));
+			else this.cloud(moving);
+		}
+		this.drawn();
+	}
+	/** Draws the first points of the buffers, of which so many are seen. */
+	points(count, seen) {
+		const { gl, canvas } = this;
+		gl.useProgram(this.program);
 		const at = (name) => gl.getUniformLocation(this.program, name);
 		const scale = [2 * this.unit / canvas.clientWidth, 2 * this.unit / canvas.clientHeight];
-		const { size, alpha } = this.look;
+		const { size, alpha } = this.look(seen);
 		gl.uniform1f(at("t"), this.t);
-		gl.uniform1f(at("size"), size * ratio);
+		gl.uniform1f(at("size"), size * (devicePixelRatio || 1));
 		gl.uniform1f(at("alpha"), alpha);
 		gl.uniform2f(at("scale"), ...scale);
 		gl.uniform2f(at("offset"), -this.sight.x * scale[0], -this.sight.y * scale[1]);
-		gl.uniform4fv(at("colors"), this.colors);
-		gl.uniform1i(at("selecting"), this.selecting ? 1 : 0);
-		if (this.count && width && height) gl.drawArrays(gl.POINTS, 0, this.count);
-		this.drawn();
+		gl.uniform4fv(at("colors"), this.colors.flatMap((rgb) => rgb ? [...rgb.map((part) => part / 255), 1] : [
+			0,
+			0,
+			0,
+			0
+		]));
+		gl.uniform1i(at("selecting"), this.flags.length ? 1 : 0);
+		gl.drawArrays(gl.POINTS, 0, count);
+	}
+	/** Draws very many points: their density, or where few are seen these one by one. */
+	cloud(moving) {
+		const { gl } = this;
+		const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+		const own = this.density ??= new Density(MANY);
+		const step = moving ? Math.max(1, Math.floor(own.n_seen / COARSE)) : 1;
+		const frame = {
+			width,
+			height,
+			scale: this.unit,
+			left: width / 2 - this.sight.x * this.unit,
+			top: height / 2 + this.sight.y * this.unit
+		};
+		own.count(this, this.colors, frame, step);
+		if (own.n_seen <= MANY) {
+			const seen = own.seen.subarray(0, own.n_seen);
+			const [x, y] = [Float32Array.from(seen, (i) => this.x[i]), Float32Array.from(seen, (i) => this.y[i])];
+			this.place(x, y, x, y);
+			this.bytes("code", Uint8Array.from(seen, (i) => this.codes[i]));
+			this.bytes("flag", Uint8Array.from(seen, (i) => this.flags[i] ?? 0));
+			return this.points(seen.length, seen.length);
+		}
+		own.paint();
+		gl.useProgram(this.copy);
+		this.texture ??= gl.createTexture();
+		gl.bindTexture(gl.TEXTURE_2D, this.texture);
+		gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, width, height, 0, gl.RGBA, gl.UNSIGNED_BYTE, own.pixels);
+		for (const side of [gl.TEXTURE_WRAP_S, gl.TEXTURE_WRAP_T]) gl.texParameteri(gl.TEXTURE_2D, side, gl.CLAMP_TO_EDGE);
+		for (const way of [gl.TEXTURE_MIN_FILTER, gl.TEXTURE_MAG_FILTER]) gl.texParameteri(gl.TEXTURE_2D, way, gl.NEAREST);
+		gl.drawArrays(gl.TRIANGLE_STRIP, 0, 4);
 	}
 	close() {
 		cancelAnimationFrame(this.frame);
+		clearTimeout(this.settling);
 		this.gl.getExtension("WEBGL_lose_context")?.loseContext();
 	}
 };
+function program(gl, vertex, fragment) {
+	const made = gl.createProgram();
+	for (const [kind, text] of [[gl.VERTEX_SHADER, vertex], [gl.FRAGMENT_SHADER, fragment]]) {
+		const shader = gl.createShader(kind);
+		gl.shaderSource(shader, text);
+		gl.compileShader(shader);
+		gl.attachShader(made, shader);
+	}
+	gl.linkProgram(made);
+	if (!gl.getProgramParameter(made, gl.LINK_STATUS)) throw new Error(`WebGL cannot draw points: ${gl.getProgramInfoLog(made)}`);
+	return made;
+}
 var CELLS = 256;
 /** Finds points by where they are. */
 var Grid = class {
@@ -15833,7 +15961,7 @@ var Grid = class {
 		this.each(Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys), (point) => {
 			if (contains(xs, ys, this.x[point], this.y[point]) && wanted(point)) found.push(point);
 		});
-		return found.sort((one, other) => one - other);
+		return Uint32Array.from(found).sort();
 	}
 	each(left, right, low, high, visit) {
 		for (let column = cell(left); column <= cell(right); column++) for (let row = cell(low); row <= cell(high); row++) {
@@ -15916,11 +16044,14 @@ function MapCanvas(props) {
 		if (!scatter.current) return;
 		const still = points.x.length > MOVES || matchMedia("(prefers-reduced-motion: reduce)").matches;
 		scatter.current.setPoints(points.x, points.y, still ? 0 : 600);
-		grid.current = new Grid(points.x, points.y);
+		grid.current = null;
 	}, [points.x, points.y]);
+	const found = () => grid.current ??= new Grid(last.current.points.x, last.current.points.y);
 	A$2(() => {
 		if (!scatter.current) return;
-		scatter.current.setCodes(Uint8Array.from(points.color, (code) => code < 0 ? 9 : code));
+		const codes = new Uint8Array(points.color.length);
+		for (let i = 0; i < codes.length; i++) codes[i] = points.color[i] < 0 ? 9 : points.color[i];
+		scatter.current.setCodes(codes);
 	}, [points.color]);
 	A$2(() => {
 		if (!scatter.current) return;
@@ -15934,10 +16065,10 @@ function MapCanvas(props) {
 		points
 	]);
 	A$2(() => {
-		if (!scatter.current || !grid.current) return;
-		const found = lasso && grid.current.inside(lasso, (point) => scatter.current.visible(point));
-		scatter.current.select(found);
-		props.chosen(found);
+		if (!scatter.current) return;
+		const inside = lasso && found().inside(lasso, (point) => scatter.current.visible(point));
+		scatter.current.select(inside);
+		props.chosen(inside);
 	}, [
 		lasso,
 		points.x,
@@ -15951,8 +16082,8 @@ function MapCanvas(props) {
 	};
 	const near = (px, py) => {
 		const one = scatter.current;
-		if (!one || !grid.current) return -1;
-		return grid.current.nearest(...one.toMap(px, py), REACH / one.unit, (point) => one.visible(point));
+		if (!one) return -1;
+		return found().nearest(...one.toMap(px, py), REACH / one.unit, (point) => one.visible(point));
 	};
 	const drag = T(null);
 	const down = (event) => {
@@ -15984,7 +16115,7 @@ function MapCanvas(props) {
 			one.sight.y += (y - held.y) / one.unit;
 			[held.x, held.y] = [x, y];
 		}
-		one.draw();
+		one.moved();
 	};
 	const up = (event) => {
 		const held = drag.current;
@@ -16007,7 +16138,7 @@ function MapCanvas(props) {
 		if (!one) return;
 		one.sight.x += x * 60 / one.unit;
 		one.sight.y += y * 60 / one.unit;
-		one.draw();
+		one.moved();
 	};
 	const reset = () => {
 		if (!scatter.current) return;
@@ -16104,7 +16235,7 @@ function zoomAt(one, factor, px = one.canvas.clientWidth / 2, py = one.canvas.cl
 	const [nowX, nowY] = one.toMap(px, py);
 	one.sight.x += x - nowX;
 	one.sight.y += y - nowY;
-	one.draw();
+	one.moved();
 }
 /** An outline with at most 48 corners of three decimals, so that an address holds it. */
 function thinned(outline) {
@@ -16125,7 +16256,7 @@ function annotate(svg, one, props, draft) {
 	const taken = [];
 	for (const region of props.points.regions) {
 		const [x, y] = one.toScreen(region.x, region.y);
-		const half = 3.4 * region.name.length + 4;
+		const half = 3.9 * region.name.length + 4;
 		if (!region.name || x < 0 || y < 12 || x > width || y > height - 4) continue;
 		if (taken.some(([otherX, otherY, other]) => Math.abs(otherX - x) < half + other && Math.abs(otherY - y) < 17)) continue;
 		taken.push([
@@ -16469,6 +16600,7 @@ function WordBox({ label, value, placeholder, choose }) {
 }
 // src/views/map.tsx
 var SIZE$1 = 25;
+var FIRST = 1e5;
 var SAMPLES = [
 	1e4,
 	1e5,
@@ -16491,13 +16623,13 @@ function MapView() {
 		sample,
 		color: color === "none" ? void 0 : color
 	};
-	const answer = useQuery("map", params, { progress: method === "umap" });
+	const answer = useMap(params);
 	const points = w$2(() => answer.value && normalized(answer.value), [answer.value]);
 	const meta = answer.value?.meta;
 	const [chosen, setChosen] = d$2(null);
 	const choose = (some) => {
 		setChosen(some);
-		source.selected?.(some && some.map((point) => points.row[point]));
+		source.selected?.(some && Array.from(some, (point) => points.row[point]));
 	};
 	const [hovered, setHovered] = d$2(null);
 	const picture = T(null);
@@ -16662,23 +16794,59 @@ function MapView() {
 		}), /* @__PURE__ */ a$1(PythonCall, { code: meta.python })] })
 	] });
 }
-/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other. */
-function normalized({ meta, arrays }) {
-	const scale = (values) => {
-		const scaled = new Float32Array(values.length);
-		for (let i = 0; i < values.length; i++) scaled[i] = values[i] / (meta.extent || 1);
-		return scaled;
-	};
+/** The map of some parameters; of very many points first that of some of them. Rows that are known are not asked again. */
+function useMap(params) {
+	const many = params.method === "pca" && params.sample > FIRST;
+	const { layer, color, ...same } = params;
+	const key = JSON.stringify(same);
+	const known = T(null);
+	const parts = w$2(() => known.current?.key === key ? "points" : "all", [
+		key,
+		layer,
+		color
+	]);
+	const first = useQuery("map", many ? {
+		...params,
+		sample: FIRST
+	} : null);
+	const more = !many || first.status === "done" && first.value.meta.total > FIRST;
+	const every = useQuery("map", more ? {
+		...params,
+		parts
+	} : null, { progress: params.method === "umap" });
+	const shown = T(void 0);
+	if (every.status === "done") {
+		shown.current = every.value;
+		if (shown.current.arrays.row) known.current = {
+			key,
+			row: shown.current.arrays.row
+		};
+		else shown.current.arrays.row = known.current.row;
+	} else if (first.status === "done") shown.current = first.value;
 	return {
-		x: scale(arrays.x.values),
-		y: scale(arrays.y.values),
+		...more ? every : first,
+		value: shown.current
+	};
+}
+/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many. */
+function normalized({ meta, arrays }) {
+	const extent = meta.extent || 1;
+	const [x, y] = [arrays.x.values, arrays.y.values];
+	if (extent !== 1) {
+		for (let i = 0; i < x.length; i++) [x[i], y[i]] = [x[i] / extent, y[i] / extent];
+		meta.regions = meta.regions.map((region) => ({
+			...region,
+			x: region.x / extent,
+			y: region.y / extent
+		}));
+		meta.extent = 1;
+	}
+	return {
+		x,
+		y,
 		row: arrays.row.values,
 		color: arrays.color.values,
-		regions: meta.regions.map((region) => ({
-			...region,
-			x: region.x / (meta.extent || 1),
-			y: region.y / (meta.extent || 1)
-		}))
+		regions: meta.regions
 	};
 }
 function outline(text) {
@@ -16764,7 +16932,7 @@ function Chosen({ points, chosen }) {
 		rows: rows.join(","),
 		limit: SIZE$1
 	} : null);
-	const all = chosen && chosen.length <= 500 ? chosen.map((point) => points.row[point]).join(",") : rows.join(",");
+	const all = chosen && chosen.length <= 500 ? Array.from(chosen, (point) => points.row[point]).join(",") : rows.join(",");
 	return /* @__PURE__ */ a$1("section", {
 		"aria-label": "Points",
 		"aria-busy": found.status === "loading",
@@ -18050,8 +18218,9 @@ function readSafetensors(buffer) {
 	for (const [name, { dtype, shape, data_offsets: [start, stop] }] of Object.entries(entries)) {
 		const kind = KINDS[dtype];
 		if (!kind) throw new Error(`an array of type ${dtype} cannot be shown`);
+		const begin = 8 + length + start;
 		arrays[name] = {
-			values: new kind(buffer.slice(8 + length + start, 8 + length + stop)),
+			values: begin % kind.BYTES_PER_ELEMENT ? new kind(buffer.slice(begin, begin + stop - start)) : new kind(buffer, begin, (stop - start) / kind.BYTES_PER_ELEMENT),
 			shape
 		};
 	}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +26,7 @@ from embstore.explorer.regions import Regions, find_regions, name_groups
 from embstore.explorer.stores import Explored, user_cache
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.progress import Progress
-from embstore.store import Selection, Store
+from embstore.store import Selection, Store, Strings
 from embstore.vectors.kmeans import unit_rows
 
 VERSION = 1  # of the computation: another one does not read the cached maps of this one
@@ -53,8 +54,8 @@ def map(
 ) -> Arrays:
     """Map a sample of occurrences: arrays `row` [n], the same at every layer, `x`, `y` and `color` [n], -1 for none.
 
-    `color`: word, cluster, a label column or a field. `parts`: points leaves out `row` and `color`, for a layer whose
-    rows are known.
+    `color`: word, cluster, a label column or a field. `parts`: points leaves out `row`, for a layer whose rows
+    are known.
     """
     one = asked.store(store)
     number = layer_of(one.store, int(layer) if layer.lstrip("-").isdecimal() else layer)
@@ -86,9 +87,9 @@ def map(
         "note": _note(made, sample),
         "python": one.python(f"es.analysis.project({given}, {call})"),
     }
-    arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1]}
+    arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1], "color": codes}
     if parts == "all":
-        arrays |= {"row": made.rows.astype(np.float64), "color": codes}
+        arrays["row"] = made.rows.astype(np.int32 if one.store.n_rows < 2**31 else np.float64)
     return Arrays(arrays, data)
 
 
@@ -173,11 +174,11 @@ def _write(path: Path, name: str, made: Projection) -> None:
 
 def _colors(
     one: Explored, made: Projection, color: str | None, word: str | None, regions: Regions, names: list[str]
-) -> tuple[NDArray[np.int32], list[str], str]:
+) -> tuple[NDArray[np.int8], list[str], str]:
     """Return the colour of each row, -1 for none, the name of each colour, and their kind: categories or ordered."""
     index = one.store.index
     if color is None:
-        return np.full(len(made.rows), -1, np.int32), [], "categories"
+        return np.full(len(made.rows), -1, np.int8), [], "categories"
     if color == "cluster":
         if word is None:
             return (*_frequent(regions.codes, names), "categories")
@@ -187,49 +188,48 @@ def _colors(
         titles = [f"{number + 1}: {words}" if words else str(number + 1) for number, words in enumerate(markers)]
         return (*_frequent(codes, titles), "categories")
     if color == "word":
-        types, codes = np.unique(index.type[made.rows], return_inverse=True)
-        return (*_frequent(codes, [index.words[number] for number in types.tolist()]), "categories")
+        return (*_frequent(index.type[made.rows], index.words), "categories")
     if color not in index.labels:
         allowed = ", ".join(["word", "cluster", *index.labels])
         raise InvalidValueError(f"color {quoted(color)} is not allowed: choose one of {allowed}")
     labels = index.labels[color]
-    codes = np.asarray(labels.codes[made.rows], np.int32)
+    codes = np.asarray(labels.codes[made.rows])
     if color in index.fields and index.fields[color].kind != "str":
         return (*_ordered(codes, list(labels.names)), "ordered")
     return (*_frequent(codes, list(labels.names)), "categories")
 
 
-def _frequent(codes: NDArray[Any], names: list[str]) -> tuple[NDArray[np.int32], list[str]]:
+def _frequent(codes: NDArray[Any], names: Sequence[str] | Strings) -> tuple[NDArray[np.int8], list[str]]:
     """The most frequent values, each with a colour of its own, and the others together."""
     counts = np.bincount(codes[codes >= 0], minlength=len(names))
     present = int((counts > 0).sum())
     order = np.argsort(-counts, kind="stable")[: present if present <= COLORS + 1 else COLORS]
-    numbers = np.full(len(names) + 1, COLORS if present > COLORS + 1 else -1, np.int32)
+    numbers = np.full(len(names) + 1, COLORS if present > COLORS + 1 else -1, np.int8)
     numbers[order] = np.arange(len(order))
     numbers[-1] = -1
     others = [f"{present - COLORS:,} others"] if present > COLORS + 1 else []
     return numbers[codes], [names[number] for number in order.tolist()] + others
 
 
-def _ordered(codes: NDArray[np.int32], names: list[str]) -> tuple[NDArray[np.int32], list[str]]:
+def _ordered(codes: NDArray[np.int32], names: list[str]) -> tuple[NDArray[np.int8], list[str]]:
     """Values that ascend, in up to seven bins of about equally many points."""
     known = np.sort(codes[codes >= 0])
     if not len(known):
-        return codes, []
+        return codes.astype(np.int8), []
     firsts = np.unique(known[np.arange(COLORS) * len(known) // COLORS])
-    bins = np.searchsorted(firsts, codes, side="right").astype(np.int32) - 1
+    bins = np.searchsorted(firsts, codes, side="right").astype(np.int8) - np.int8(1)
     lasts = [*(firsts[1:] - 1).tolist(), int(known[-1])]
     ends = [(names[first], names[last]) for first, last in zip(firsts.tolist(), lasts, strict=True)]
     return bins, [first if first == last else f"{first} to {last}" for first, last in ends]
 
 
-def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int32], int]:
+def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int8], int]:
     """The sense of each row: that of `senses`, or for rows it has not sampled the nearest center's."""
     found = senses(Selection(store, rows=made.rows), word, layer=made.layer, sample=CLUSTERED)
     own = found.occurrences["cluster"].to_numpy()
     unit = unit_rows(found.vectors)
     centers = unit_rows(np.stack([unit[own == number].mean(0) for number in range(int(own.max()) + 1)]))
-    codes = np.empty(len(made.rows), np.int32)
+    codes = np.empty(len(made.rows), np.int8)
     for start in range(0, len(codes), 10_000):
         rows = made.rows[start : start + 10_000]
         codes[start : start + len(rows)] = (store.gather(rows, made.layer).astype(np.float64) @ centers.T).argmax(1)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +14,6 @@ from embstore.store.layout import resolve_layers
 SAMPLE = 5000  # occurrences that are clustered
 EXAMPLES, MARKERS = 5, 8
 WEAK = 0.1  # a silhouette below it shows no clusters
-LEAST_Z = 1.5
 
 
 def senses(
@@ -44,10 +40,7 @@ def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | Non
     asked.report(1, None)
     table = found.occurrences
     numbers = [number for number in found.frame["cluster"].to_list() if number >= 0]
-    words = [
-        Counter(each for text in table.filter(table["cluster"] == number)["text"] for each in _words(text, word))
-        for number in numbers
-    ]
+    markers = found.markers(MARKERS)
     given = "" if clusters is None else f", n_clusters={clusters}"
     return {
         "layer": layer,
@@ -57,39 +50,15 @@ def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | Non
             {
                 "cluster": number,
                 "count": int((table["cluster"] == number).sum()),
-                "markers": markers(words, position) if len(numbers) > 1 else [],
+                "markers": markers[number],
                 "examples": described(one.store, found.nearest(EXAMPLES).filter(cluster=number)["occurrence"]),
             }
-            for position, number in enumerate(numbers)
+            for number in numbers
         ],
         "rows": table["occurrence"].to_list(),
         "codes": table["cluster"].to_list(),
         "python": one.python(f"es.senses(store, {word!r}, layer={layer}{given}, sample={SAMPLE})"),
     }
-
-
-def _words(text: str, word: str) -> set[str]:
-    return {each.casefold() for each in text.split() if any(map(str.isalpha, each))} - {word.casefold()}
-
-
-def markers(words: Sequence[Counter[str]], number: int) -> list[str]:
-    """Return the words that mark the sentences of one cluster among all, given how many sentences have each word.
-
-    By the z-score of the log-odds of each word against the other clusters, smoothed by how frequent it is in all
-    (Monroe et al. 2008, "Fightin' words").
-    """
-    whole = sum(words, Counter())
-    own, total = words[number], whole.total()
-    scores = {}
-    for each, count in own.items():
-        prior, prior_total = whole[each] / total * 100, 100
-        here = count + prior
-        there = whole[each] - count + prior
-        odds = math.log(here / (own.total() + prior_total - here))
-        odds -= math.log(there / (total - own.total() + prior_total - there))
-        scores[each] = odds / math.sqrt(1 / here + 1 / there)
-    best = sorted((-score, each) for each, score in scores.items() if score > LEAST_Z and own[each] > 1)
-    return [each for _, each in best[:MARKERS]]
 
 
 def _caveat(silhouette: float | None, n_clustered: int, count: int, n_clusters: int) -> str | None:

@@ -20,9 +20,10 @@ DTYPES = {
     "bfloat16": "BF16",
     "int64": "I64",
     "int32": "I32",
+    "int8": "I8",
     "uint8": "U8",
 }
-_NUMPY = {"F64": "<f8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "U8": "u1"}
+_NUMPY = {"F64": "<f8", "F16": "<f2", "F32": "<f4", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1"}
 
 
 def header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str]) -> bytes:

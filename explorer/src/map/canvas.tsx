@@ -7,8 +7,8 @@ export interface Points {
   /** From -1 to 1. */
   x: Float32Array;
   y: Float32Array;
-  row: Float64Array;
-  color: Int32Array;
+  row: Float64Array | Int32Array;
+  color: Int8Array | Int32Array;
   regions: Region[];
 }
 
@@ -23,7 +23,7 @@ interface Props {
   /** The outline of a selection, in the coordinates of the map. */
   lasso: [number, number][] | null;
   setLasso: (outline: [number, number][] | null) => void;
-  chosen: (points: number[] | null) => void;
+  chosen: (points: Uint32Array | null) => void;
   hover: (row: number | null) => void;
   pick: (row: number) => void;
   /** Gives the picture with its labels, to be saved. */
@@ -63,7 +63,7 @@ export function MapCanvas(props: Props) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const over = useRef<SVGSVGElement>(null);
   const scatter = useRef<Scatter | null>(null);
-  const grid = useRef<Grid | null>(null);
+  const grid = useRef<Grid | null>(null); // made when it is first needed
   const [error, setError] = useState<string>();
   const [drawing, setDrawing] = useState(false);
   const draft = useRef<[number, number][]>([]);
@@ -96,11 +96,14 @@ export function MapCanvas(props: Props) {
     if (!scatter.current) return;
     const still = points.x.length > MOVES || matchMedia("(prefers-reduced-motion: reduce)").matches;
     scatter.current.setPoints(points.x, points.y, still ? 0 : 600);
-    grid.current = new Grid(points.x, points.y);
+    grid.current = null;
   }, [points.x, points.y]);
+  const found = () => (grid.current ??= new Grid(last.current.points.x, last.current.points.y));
   useEffect(() => {
     if (!scatter.current) return;
-    scatter.current.setCodes(Uint8Array.from(points.color, (code) => (code < 0 ? NONE : code)));
+    const codes = new Uint8Array(points.color.length);
+    for (let i = 0; i < codes.length; i++) codes[i] = points.color[i]! < 0 ? NONE : points.color[i]!;
+    scatter.current.setCodes(codes);
   }, [points.color]);
   useEffect(() => {
     if (!scatter.current) return;
@@ -108,10 +111,10 @@ export function MapCanvas(props: Props) {
     scatter.current.setColors(colors.map((rgb, number) => (number >= count || hidden.has(number) ? null : rgb)), hidden.has(-1) ? null : none);
   }, [hidden, count, ordered, dark.value, points]);
   useEffect(() => {
-    if (!scatter.current || !grid.current) return;
-    const found = lasso && grid.current.inside(lasso, (point) => scatter.current!.visible(point));
-    scatter.current.select(found);
-    props.chosen(found);
+    if (!scatter.current) return;
+    const inside = lasso && found().inside(lasso, (point) => scatter.current!.visible(point));
+    scatter.current.select(inside);
+    props.chosen(inside);
   }, [lasso, points.x, points.color, hidden]);
   useEffect(() => scatter.current?.draw(), [row, points.regions]);
 
@@ -121,8 +124,8 @@ export function MapCanvas(props: Props) {
   };
   const near = (px: number, py: number): number => {
     const one = scatter.current;
-    if (!one || !grid.current) return -1;
-    return grid.current.nearest(...one.toMap(px, py), REACH / one.unit, (point) => one.visible(point));
+    if (!one) return -1;
+    return found().nearest(...one.toMap(px, py), REACH / one.unit, (point) => one.visible(point));
   };
   const drag = useRef<{ x: number; y: number; moved: boolean; lasso: boolean } | null>(null);
   const down = (event: PointerEvent) => {
@@ -149,7 +152,7 @@ export function MapCanvas(props: Props) {
       one.sight.y += (y - held.y) / one.unit;
       [held.x, held.y] = [x, y];
     }
-    one.draw();
+    one.moved();
   };
   const up = (event: PointerEvent) => {
     const held = drag.current;
@@ -172,7 +175,7 @@ export function MapCanvas(props: Props) {
     if (!one) return;
     one.sight.x += (x * 60) / one.unit;
     one.sight.y += (y * 60) / one.unit;
-    one.draw();
+    one.moved();
   };
   const reset = () => {
     if (!scatter.current) return;
@@ -224,7 +227,7 @@ function zoomAt(one: Scatter, factor: number, px = one.canvas.clientWidth / 2, p
   const [nowX, nowY] = one.toMap(px, py);
   one.sight.x += x - nowX;
   one.sight.y += y - nowY;
-  one.draw();
+  one.moved();
 }
 
 /** An outline with at most 48 corners of three decimals, so that an address holds it. */
@@ -249,7 +252,7 @@ function annotate(svg: SVGSVGElement, one: Scatter, props: Props, draft: [number
   const taken: [number, number, number][] = [];
   for (const region of props.points.regions) {
     const [x, y] = one.toScreen(region.x, region.y);
-    const half = 3.4 * region.name.length + 4;
+    const half = 3.9 * region.name.length + 4;
     if (!region.name || x < 0 || y < 12 || x > width || y > height - 4) continue;
     if (taken.some(([otherX, otherY, other]) => Math.abs(otherX - x) < half + other && Math.abs(otherY - y) < 17)) continue;
     taken.push([x, y, half]);

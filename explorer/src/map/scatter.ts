@@ -1,5 +1,7 @@
 /** Points drawn by WebGL: their own renderer, as those of the packages compile code at run time, which the page forbids. */
 
+import { Density } from "./density";
+
 const VERTEX = `#version 300 es
 in float xa; in float ya; in float xb; in float yb; in uint code; in uint flag;
 uniform float t, size, alpha; uniform vec2 scale, offset; uniform vec4 colors[10]; uniform bool selecting; uniform vec3 marked;
@@ -21,6 +23,20 @@ void main() {
   drawn = vec4(color.rgb * color.a, color.a);
 }`;
 
+const PICTURE = `#version 300 es
+out vec2 at;
+void main() {
+  at = vec2(gl_VertexID & 1, gl_VertexID >> 1);
+  gl_Position = vec4(2.0 * at.x - 1.0, 1.0 - 2.0 * at.y, 0.0, 1.0);
+}`;
+const COPY = `#version 300 es
+precision highp float;
+in vec2 at; out vec4 drawn; uniform sampler2D picture;
+void main() { drawn = texture(picture, at); }`;
+const MANY = 250_000; // more points are drawn as a picture of their density, unless few of them are seen
+const COARSE = 500_000; // points of a picture while it moves
+const SETTLED = 150; // milliseconds after which it no longer moves
+
 export type Rgb = [number, number, number];
 export const NONE = 9;
 
@@ -30,12 +46,16 @@ export interface Sight { x: number; y: number; zoom: number }
 export class Scatter {
   private readonly gl: WebGL2RenderingContext;
   private readonly program: WebGLProgram;
+  private readonly copy: WebGLProgram;
   private readonly buffers: Record<string, WebGLBuffer> = {};
-  private colors = new Float32Array(40);
+  private colors: (Rgb | null)[] = [];
   private count = 0;
   private t = 1;
   private frame = 0;
-  private selecting = false;
+  private settling = 0;
+  private density: Density | undefined;
+  private texture: WebGLTexture | undefined;
+  flags: Uint8Array = new Uint8Array(0);
   x: Float32Array = new Float32Array(0);
   y: Float32Array = new Float32Array(0);
   private fromX = this.x;
@@ -50,16 +70,8 @@ export class Scatter {
     const gl = canvas.getContext("webgl2", { antialias: false, premultipliedAlpha: true, preserveDrawingBuffer: true });
     if (!gl) throw new Error("This browser has no WebGL 2, which maps need: switch hardware acceleration on, or use another browser. The table shows the same occurrences.");
     this.gl = gl;
-    this.program = gl.createProgram()!;
-    for (const [kind, text] of [[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]] as const) {
-      const shader = gl.createShader(kind)!;
-      gl.shaderSource(shader, text);
-      gl.compileShader(shader);
-      gl.attachShader(this.program, shader);
-    }
-    gl.linkProgram(this.program);
-    if (!gl.getProgramParameter(this.program, gl.LINK_STATUS)) throw new Error(`WebGL cannot draw points: ${gl.getProgramInfoLog(this.program)}`);
-    gl.useProgram(this.program);
+    this.program = program(gl, VERTEX, FRAGMENT);
+    this.copy = program(gl, PICTURE, COPY);
     gl.enable(gl.BLEND);
     gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
   }
@@ -70,7 +82,7 @@ export class Scatter {
     this.fromX = moves ? this.x : x;
     this.fromY = moves ? this.y : y;
     [this.x, this.y, this.count] = [x, y, x.length];
-    for (const [name, values] of [["xa", this.fromX], ["ya", this.fromY], ["xb", x], ["yb", y]] as const) this.floats(name, values);
+    if (this.count <= MANY) this.place(this.fromX, this.fromY, x, y);
     if (this.codes.length !== this.count) this.setCodes(new Uint8Array(this.count).fill(NONE));
     this.select(null);
     this.t = moves ? 0 : 1;
@@ -89,31 +101,31 @@ export class Scatter {
   /** The number of each point's colour, `NONE` for none. */
   setCodes(codes: Uint8Array): void {
     this.codes = codes;
-    this.bytes("code", codes);
+    if (this.count <= MANY) this.bytes("code", codes);
     this.draw();
   }
 
   /** The colours by number, null for hidden points; the last is that of points without one. */
   setColors(colors: (Rgb | null)[], none: Rgb | null): void {
-    this.colors = new Float32Array(40);
-    [...colors.slice(0, 9), ...Array(Math.max(0, 9 - colors.length)).fill(null), none].forEach((rgb: Rgb | null, number) => {
-      if (rgb) this.colors.set([rgb[0] / 255, rgb[1] / 255, rgb[2] / 255, 1], 4 * number);
-    });
+    this.colors = [...colors.slice(0, 9), ...Array<null>(Math.max(0, 9 - colors.length)).fill(null), none];
     this.draw();
   }
 
   /** Whether a point's colour is shown. */
   visible(point: number): boolean {
-    return this.colors[4 * Math.min(this.codes[point]!, 9) + 3] === 1;
+    return Boolean(this.colors[Math.min(this.codes[point]!, NONE)]);
   }
 
   /** Brings some points out, null for none. */
   select(points: ArrayLike<number> | null): void {
-    const flags = new Uint8Array(this.count);
-    if (points) for (let i = 0; i < points.length; i++) flags[points[i]!] = 1;
-    this.selecting = points !== null && points.length > 0;
-    this.bytes("flag", flags);
+    this.flags = new Uint8Array(points?.length ? this.count : 0);
+    if (points) for (let i = 0; i < points.length; i++) this.flags[points[i]!] = 1;
+    if (this.count <= MANY) this.bytes("flag", this.flags.length ? this.flags : new Uint8Array(this.count));
     this.draw();
+  }
+
+  private place(fromX: Float32Array, fromY: Float32Array, x: Float32Array, y: Float32Array): void {
+    for (const [name, values] of [["xa", fromX], ["ya", fromY], ["xb", x], ["yb", y]] as const) this.floats(name, values);
   }
 
   private floats(name: string, values: Float32Array): void {
@@ -132,6 +144,15 @@ export class Scatter {
     gl.bufferData(gl.ARRAY_BUFFER, values, gl.STATIC_DRAW);
     gl.enableVertexAttribArray(place);
     gl.vertexAttribIPointer(place, 1, gl.UNSIGNED_BYTE, 0, 0);
+  }
+
+  /** Draws at the next frame while what is seen changes: of very many points some, and all once it rests. */
+  moved(): void {
+    if (this.count <= MANY) return this.draw();
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.settling);
+    this.frame = requestAnimationFrame(() => this.paint(true));
+    this.settling = setTimeout(() => this.paint(), SETTLED);
   }
 
   /** Draws at the next frame. */
@@ -155,14 +176,13 @@ export class Scatter {
   }
 
   /** Points become smaller and clearer the more of them there are, so that their density shows. */
-  get look(): { size: number; alpha: number } {
-    const seen = this.count / Math.max(1, this.sight.zoom * this.sight.zoom);
+  private look(seen: number): { size: number; alpha: number } {
     const size = Math.max(1.5, Math.min(9, 60 / Math.pow(Math.max(seen, 1), 0.3)));
     const cover = (seen * size * size) / (this.canvas.clientWidth * this.canvas.clientHeight + 1);
     return { size, alpha: Math.max(0.04, Math.min(0.85, 0.9 / (1 + 3 * cover))) };
   }
 
-  paint(): void {
+  paint(moving = false): void {
     const { gl, canvas } = this;
     const ratio = devicePixelRatio || 1;
     const [width, height] = [Math.round(canvas.clientWidth * ratio), Math.round(canvas.clientHeight * ratio)];
@@ -170,24 +190,74 @@ export class Scatter {
     gl.viewport(0, 0, width, height);
     gl.clearColor(0, 0, 0, 0);
     gl.clear(gl.COLOR_BUFFER_BIT);
+    if (this.count && width && height) {
+      if (this.count <= MANY) this.points(this.count, this.count / Math.max(1, this.sight.zoom * this.sight.zoom));
+      else this.cloud(moving);
+    }
+    this.drawn();
+  }
+
+  /** Draws the first points of the buffers, of which so many are seen. */
+  private points(count: number, seen: number): void {
+    const { gl, canvas } = this;
+    gl.useProgram(this.program);
     const at = (name: string) => gl.getUniformLocation(this.program, name);
     const scale = [(2 * this.unit) / canvas.clientWidth, (2 * this.unit) / canvas.clientHeight] as const;
-    const { size, alpha } = this.look;
+    const { size, alpha } = this.look(seen);
     gl.uniform1f(at("t"), this.t);
-    gl.uniform1f(at("size"), size * ratio);
+    gl.uniform1f(at("size"), size * (devicePixelRatio || 1));
     gl.uniform1f(at("alpha"), alpha);
     gl.uniform2f(at("scale"), ...scale);
     gl.uniform2f(at("offset"), -this.sight.x * scale[0], -this.sight.y * scale[1]);
-    gl.uniform4fv(at("colors"), this.colors);
-    gl.uniform1i(at("selecting"), this.selecting ? 1 : 0);
-    if (this.count && width && height) gl.drawArrays(gl.POINTS, 0, this.count);
-    this.drawn();
+    gl.uniform4fv(at("colors"), this.colors.flatMap((rgb) => (rgb ? [...rgb.map((part) => part / 255), 1] : [0, 0, 0, 0])));
+    gl.uniform1i(at("selecting"), this.flags.length ? 1 : 0);
+    gl.drawArrays(gl.POINTS, 0, count);
+  }
+
+  /** Draws very many points: their density, or where few are seen these one by one. */
+  private cloud(moving: boolean): void {
+    const { gl } = this;
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight];
+    const own = (this.density ??= new Density(MANY));
+    const step = moving ? Math.max(1, Math.floor(own.n_seen / COARSE)) : 1;
+    const frame = { width, height, scale: this.unit, left: width / 2 - this.sight.x * this.unit, top: height / 2 + this.sight.y * this.unit };
+    own.count(this, this.colors, frame, step);
+    if (own.n_seen <= MANY) {
+      const seen = own.seen.subarray(0, own.n_seen);
+      const [x, y] = [Float32Array.from(seen, (i) => this.x[i]!), Float32Array.from(seen, (i) => this.y[i]!)];
+      this.place(x, y, x, y);
+      this.bytes("code", Uint8Array.from(seen, (i) => this.codes[i]!));
+      this.bytes("flag", Uint8Array.from(seen, (i) => this.flags[i] ?? 0));
+      return this.points(seen.length, seen.length);
+    }
+    own.paint();
+    gl.useProgram(this.copy);
+    this.texture ??= gl.createTexture();
+    gl.bindTexture(gl.TEXTURE_2D, this.texture);
+    gl.texImage2D(gl.TEXTURE_2D, 0, gl.RGBA, width, height, 0, gl.RGBA, gl.UNSIGNED_BYTE, own.pixels);
+    for (const side of [gl.TEXTURE_WRAP_S, gl.TEXTURE_WRAP_T]) gl.texParameteri(gl.TEXTURE_2D, side, gl.CLAMP_TO_EDGE);
+    for (const way of [gl.TEXTURE_MIN_FILTER, gl.TEXTURE_MAG_FILTER]) gl.texParameteri(gl.TEXTURE_2D, way, gl.NEAREST);
+    gl.drawArrays(gl.TRIANGLE_STRIP, 0, 4);
   }
 
   close(): void {
     cancelAnimationFrame(this.frame);
+    clearTimeout(this.settling);
     this.gl.getExtension("WEBGL_lose_context")?.loseContext();
   }
+}
+
+function program(gl: WebGL2RenderingContext, vertex: string, fragment: string): WebGLProgram {
+  const made = gl.createProgram()!;
+  for (const [kind, text] of [[gl.VERTEX_SHADER, vertex], [gl.FRAGMENT_SHADER, fragment]] as const) {
+    const shader = gl.createShader(kind)!;
+    gl.shaderSource(shader, text);
+    gl.compileShader(shader);
+    gl.attachShader(made, shader);
+  }
+  gl.linkProgram(made);
+  if (!gl.getProgramParameter(made, gl.LINK_STATUS)) throw new Error(`WebGL cannot draw points: ${gl.getProgramInfoLog(made)}`);
+  return made;
 }
 
 const CELLS = 256;
@@ -220,13 +290,13 @@ export class Grid {
   }
 
   /** The points inside a polygon, ascending. */
-  inside(polygon: [number, number][], wanted: (point: number) => boolean): number[] {
+  inside(polygon: [number, number][], wanted: (point: number) => boolean): Uint32Array {
     const [xs, ys] = [polygon.map((one) => one[0]), polygon.map((one) => one[1])];
     const found: number[] = [];
     this.each(Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys), (point) => {
       if (contains(xs, ys, this.x[point]!, this.y[point]!) && wanted(point)) found.push(point);
     });
-    return found.sort((one, other) => one - other);
+    return Uint32Array.from(found).sort();
   }
 
   private each(left: number, right: number, low: number, high: number, visit: (point: number) => void): void {

@@ -11,7 +11,8 @@ import { Empty, ErrorState, Loading } from "../parts/states";
 import { Pager } from "../parts/table";
 import { WordBox } from "../parts/word_box";
 import type { Arrays } from "../safetensors";
-import { useQuery } from "../use_query";
+import type { Params } from "../source";
+import { useQuery, type Query } from "../use_query";
 
 interface MapAnswer {
   layer: number;
@@ -29,6 +30,7 @@ interface MapAnswer {
 }
 
 const SIZE = 25;
+const FIRST = 100_000; // points that are shown first
 const SAMPLES = [10_000, 100_000, 1_000_000, 10_000_000];
 const number = (value: number) => value.toLocaleString("en");
 const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
@@ -39,13 +41,13 @@ function MapView() {
   const sample = Number(values.sample) || 100_000;
   const color = values.color ?? (values.word ? "cluster" : "word");
   const params = { store: index, layer, word: values.word, where: values.where, method, sample, color: color === "none" ? undefined : color };
-  const answer = useQuery<Arrays<MapAnswer>>("map", params, { progress: method === "umap" });
+  const answer = useMap(params);
   const points = useMemo(() => answer.value && normalized(answer.value), [answer.value]);
   const meta = answer.value?.meta;
-  const [chosen, setChosen] = useState<number[] | null>(null);
-  const choose = (some: number[] | null) => {
+  const [chosen, setChosen] = useState<Uint32Array | null>(null);
+  const choose = (some: Uint32Array | null) => {
     setChosen(some);
-    source.selected?.(some && some.map((point) => points!.row[point]!));
+    source.selected?.(some && Array.from(some, (point) => points!.row[point]!));
   };
   const [hovered, setHovered] = useState<number | null>(null);
   const picture = useRef<(() => HTMLCanvasElement | null) | null>(null);
@@ -124,20 +126,35 @@ function MapView() {
   );
 }
 
-/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other. */
+/** The map of some parameters; of very many points first that of some of them. Rows that are known are not asked again. */
+function useMap(params: Params & { method: string; sample: number }): Query<Arrays<MapAnswer>> {
+  const many = params.method === "pca" && params.sample > FIRST;
+  const { layer, color, ...same } = params;
+  const key = JSON.stringify(same);
+  const known = useRef<{ key: string; row: Arrays["arrays"][string] } | null>(null);
+  const parts = useMemo(() => (known.current?.key === key ? "points" : "all"), [key, layer, color]);
+  const first = useQuery<Arrays<MapAnswer>>("map", many ? { ...params, sample: FIRST } : null);
+  const more = !many || (first.status === "done" && first.value!.meta.total > FIRST);
+  const every = useQuery<Arrays<MapAnswer>>("map", more ? { ...params, parts } : null, { progress: params.method === "umap" });
+  const shown = useRef<Arrays<MapAnswer> | undefined>(undefined); // until there is another
+  if (every.status === "done") {
+    shown.current = every.value!;
+    if (shown.current.arrays.row) known.current = { key, row: shown.current.arrays.row };
+    else shown.current.arrays.row = known.current!.row;
+  } else if (first.status === "done") shown.current = first.value;
+  return { ...(more ? every : first), value: shown.current };
+}
+
+/** Coordinates from -1 to 1 at every layer, so that layers of any size can follow each other; in place, as they are many. */
 function normalized({ meta, arrays }: Arrays<MapAnswer>): Points {
-  const scale = (values: ArrayLike<number>) => {
-    const scaled = new Float32Array(values.length);
-    for (let i = 0; i < values.length; i++) scaled[i] = values[i]! / (meta.extent || 1);
-    return scaled;
-  };
-  return {
-    x: scale(arrays.x!.values as Float32Array),
-    y: scale(arrays.y!.values as Float32Array),
-    row: arrays.row!.values as Float64Array,
-    color: arrays.color!.values as Int32Array,
-    regions: meta.regions.map((region) => ({ ...region, x: region.x / (meta.extent || 1), y: region.y / (meta.extent || 1) })),
-  };
+  const extent = meta.extent || 1;
+  const [x, y] = [arrays.x!.values as Float32Array, arrays.y!.values as Float32Array];
+  if (extent !== 1) {
+    for (let i = 0; i < x.length; i++) [x[i], y[i]] = [x[i]! / extent, y[i]! / extent];
+    meta.regions = meta.regions.map((region) => ({ ...region, x: region.x / extent, y: region.y / extent }));
+    meta.extent = 1;
+  }
+  return { x, y, row: arrays.row!.values as Int32Array, color: arrays.color!.values as Int8Array, regions: meta.regions };
 }
 
 function outline(text: string | undefined): [number, number][] | null {
@@ -147,7 +164,7 @@ function outline(text: string | undefined): [number, number][] | null {
 }
 
 /** How many points have each colour; the last is those without. */
-function tally(codes: Int32Array, count: number): number[] {
+function tally(codes: Int8Array | Int32Array, count: number): number[] {
   const counts = new Array<number>(count + 1).fill(0);
   for (const code of codes) counts[code < 0 ? count : code]!++;
   return counts;
@@ -196,13 +213,13 @@ function Line({ row }: { row: number | null }) {
 }
 
 /** The occurrences inside the lasso, else all, as a table: a way to every point without a pointer. */
-function Chosen({ points, chosen }: { points: Points; chosen: number[] | null }) {
+function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null }) {
   const { index, values, go } = useApp();
   const total = chosen ? chosen.length : points.row.length;
   const offset = Math.min(Number(values.offset) || 0, Math.max(0, total - 1));
   const rows = Array.from({ length: Math.max(0, Math.min(SIZE, total - offset)) }, (_, place) => points.row[chosen ? chosen[offset + place]! : offset + place]!);
   const found = useQuery<Occurrences>("occurrences", rows.length ? { store: index, rows: rows.join(","), limit: SIZE } : null);
-  const all = chosen && chosen.length <= 500 ? chosen.map((point) => points.row[point]!).join(",") : rows.join(",");
+  const all = chosen && chosen.length <= 500 ? Array.from(chosen, (point) => points.row[point]!).join(",") : rows.join(",");
   return (
     <section aria-label="Points" aria-busy={found.status === "loading"}>
       <div class="toolbar tight">
