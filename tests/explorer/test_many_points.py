@@ -15,11 +15,10 @@ import pytest
 
 import embstore as es
 from embstore.store import Index, Metadata, StoreWriter, Strings, create_store
-from tests.explorer.conftest import RUN, TIMEOUT, Opened
+from tests.explorer.conftest import RUN, Opened
 from tests.explorer.test_map_view import drawn
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
-expect.set_options(timeout=TIMEOUT)
 pytestmark = pytest.mark.slow
 N_ROWS, LENGTH = 320_000, 20
 
