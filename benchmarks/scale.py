@@ -114,10 +114,10 @@ def lay_out_whole(arguments: argparse.Namespace, store: Path, *, plan_alone: boo
     if not plan_alone:
         create_store(store, metadata=made.metadata, index=made.index)
         began = watch.phase("lay out", began)
-    chosen = np.linspace(0, made.layout.n_partitions - 1, PASSAGE_PARTITIONS).astype(int).tolist()
+    chosen = np.linspace(0, len(made.groups) - 1, PASSAGE_PARTITIONS).astype(int).tolist()
     subwords = 0
-    for partition in chosen:
-        for passage in Part.of(made.index, *made.layout.span(partition)).passages(encoder, made.text):
+    for group in chosen:
+        for passage in Part.of(made.index, *made.groups.span(group)).passages(encoder, made.text):
             subwords += len(passage.tokenized.ids)
     watch.phase("text of 20 partitions", began, subwords=subwords)
     assert made.layout.n_rows == arguments.rows

@@ -162,8 +162,8 @@ def limited_stages(made: Plan, timings: Timings, folder: Path) -> tuple[Stage, .
     """Return the stages that have a limit, which is measured now; the disk is measured in `folder`."""
     encoder, layout, spent = made.encoder, made.layout, timings.stages
     device, before, lengths = encoder.device, encoder.times.tokenize, []
-    for partition in range(layout.n_partitions):
-        for passage in Part.of(made.index, *layout.span(partition)).passages(encoder, made.text):
+    for group in range(len(made.groups)):
+        for passage in Part.of(made.index, *made.groups.span(group)).passages(encoder, made.text):
             bounds = passage.tokenized.word_indptr[passage.tokenized.sentence_indptr]
             lengths.append(np.diff(bounds)[np.unique(passage.spans.sentence)])
     n_subwords = np.concatenate(lengths)

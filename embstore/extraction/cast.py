@@ -1,7 +1,8 @@
-"""Vectors of the model as the numbers of a store: checked, cast and placed into the buffers of a partition."""
+"""Vectors of the model as the numbers of a store: checked, cast and placed into the buffers of partitions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from embstore.extraction.partition import Passage
 from embstore.models.encoder import Encoder, Pooled
 from embstore.store import Layout, quantize
 from embstore.store.layout import RESIDUAL
+
+Buffer = dict[str, torch.Tensor]  # the arrays of a group of partitions, each [partition, layer, row, ...]
 
 TORCH_DTYPE = {
     "float32": torch.float32,
@@ -30,7 +33,7 @@ ADVICE = {
 
 
 class Cast:
-    """Casts pooled vectors into the buffers of a partition.
+    """Casts pooled vectors into the buffers of a group of partitions.
 
     `center`: float32 [layer, feature], the mean taken from the vectors before they are quantized to int8.
     """
@@ -41,16 +44,14 @@ class Cast:
         self._largest = 65504.0 if layout.dtype == "float16" else torch.finfo(torch.float32).max
         self._center = center
 
-    def buffer(self) -> dict[str, torch.Tensor]:
-        """Return a buffer for the arrays of one partition."""
+    def buffer(self, n_partitions: int) -> Buffer:
+        """Return a buffer for the arrays of some partitions."""
         layout = self._layout
-        n_rows = min(layout.partition_rows, layout.n_rows)
-        itemsize = self._dtype.itemsize
-        memory = np.empty(len(layout.layers) * n_rows * layout.hidden_size * itemsize, np.uint8)  # in huge pages
-        vectors = torch.from_numpy(memory).view(self._dtype).view(len(layout.layers), n_rows, layout.hidden_size)
-        buffer = {layout.vectors: vectors}
+        shape = (n_partitions, len(layout.layers), min(layout.partition_rows, layout.n_rows))
+        memory = np.empty(math.prod(shape) * layout.hidden_size * self._dtype.itemsize, np.uint8)  # in huge pages
+        buffer = {layout.vectors: torch.from_numpy(memory).view(self._dtype).view(*shape, layout.hidden_size)}
         if layout.dtype == "int8":
-            buffer["scale"] = torch.empty(len(layout.layers), n_rows, dtype=torch.float32)
+            buffer["scale"] = torch.empty(shape, dtype=torch.float32)
         return buffer
 
     def check(self, pooled: Pooled, passage: Passage) -> None:
@@ -69,12 +70,18 @@ class Cast:
         rows: NDArray[np.int64],
         sources: NDArray[np.int64] | None,
     ) -> None:
-        """Write vectors into rows of a buffer; `sources`: which vector each row gets, None for one each."""
+        """Write vectors into rows of a buffer; `sources`: which vector each row gets, None for one each.
+
+        `rows`: counted over the partitions of the buffer.
+        """
         if not len(rows):
             return
         chosen = vectors if sources is None else vectors.index_select(1, torch.from_numpy(sources))
         for name, array in self._stored(chosen).items():
-            buffer[name].index_copy_(1, torch.from_numpy(rows), array)
+            n_layers, n_rows = buffer[name].shape[1:3]
+            places = (rows // n_rows * n_layers + np.arange(n_layers)[:, None]) * n_rows + rows % n_rows
+            flat = buffer[name].flatten(0, 2)
+            flat.index_copy_(0, torch.from_numpy(places.reshape(-1)), array.flatten(0, 1))
 
     def _stored(self, vectors: torch.Tensor) -> dict[str, torch.Tensor]:
         if self._center is None:
@@ -82,11 +89,12 @@ class Cast:
         arrays = quantize(vectors.float().numpy(), self._center)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def arrays(self, buffer: Mapping[str, torch.Tensor], n_rows: int) -> dict[str, NDArray[Any]]:
-        """Return the first `n_rows` rows of a buffer as the store's writer takes them."""
+    def arrays(self, buffer: Mapping[str, torch.Tensor], place: int, n_rows: int) -> dict[str, NDArray[Any]]:
+        """Return the first `n_rows` rows of a partition of a buffer as the store's writer takes them."""
+        arrays = {name: array[place, :, :n_rows] for name, array in buffer.items()}
         if self._dtype == torch.bfloat16:
-            return {name: array[:, :n_rows].view(torch.uint16).numpy() for name, array in buffer.items()}
-        return {name: array[:, :n_rows].numpy() for name, array in buffer.items()}
+            return {name: array.view(torch.uint16).numpy() for name, array in arrays.items()}
+        return {name: array.numpy() for name, array in arrays.items()}
 
     def _message(self, pooled: Pooled, passage: Passage) -> str:
         ends = pooled.extremes

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
 from embstore.extraction.options import ExtractionOptions, Window
-from embstore.extraction.partition import Part, Passage, TextOptions, passage_nbytes, passage_words, truncated
+from embstore.extraction.partition import Groups, Part, Passage, TextOptions, passage_nbytes, passage_words, truncated
 from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Layout, Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
 
-BUFFERS = 2  # a partition is filled while the previous one is written
+BUFFERS = 2  # a group of partitions is filled while the previous one is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
 PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, subword ids, spans
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
@@ -97,15 +97,15 @@ def estimate(
     n_stores: int = 1,
 ) -> Estimate:
     """Project the size of a store, and memory and time of an extraction into `n_stores` of its shape at once."""
-    layout = metadata.layout
+    layout, groups = metadata.layout, Groups.of(metadata)
     place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
     if text.cuts_windows:
-        subwords, positions, counted, sample = count_windows(index, layout, encoder, text, seed=options.seed)
+        subwords, positions, counted, sample = count_windows(index, groups, encoder, text, seed=options.seed)
     elif found.context_subwords is not None:
-        subwords, n_contexts = count_contexts(index, layout, found.context_subwords)
+        subwords, n_contexts = count_contexts(index, groups, found.context_subwords)
         positions, counted = subwords + n_contexts * encoder.n_specials, True
-        sample = next(Part.of(index, *layout.span(0)).passages(encoder, text)).tokenized
+        sample = next(Part.of(index, *groups.span(0)).passages(encoder, text)).tokenized
     else:
         share = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
         subwords, counted = round(found.n_subwords * share), len(index.texts) == found.n_sentences
@@ -136,34 +136,34 @@ def _fewer_threads() -> int | None:
     return threads if threads < n_cores() and OMP_THREADS not in os.environ else None
 
 
-def count_contexts(index: Index, layout: Layout, subwords: NDArray[np.int64]) -> tuple[int, int]:
-    """Return the subwords and the number of all contexts; one that the edge of a partition divides is run twice."""
+def count_contexts(index: Index, groups: Groups, subwords: NDArray[np.int64]) -> tuple[int, int]:
+    """Return the subwords and the number of all contexts; one that the edge of a group divides is run twice."""
     assert index.contexts is not None
     bounds = index.contexts.indptr
-    edges = np.arange(layout.partition_rows, layout.n_rows, layout.partition_rows)
+    edges = np.array([groups.span(group)[0] for group in range(1, len(groups))], np.int64)
     times = np.searchsorted(edges, bounds[1:]) - np.searchsorted(edges, bounds[:-1], "right") + 1
     return int((subwords * times).sum()), int(times.sum())
 
 
 def count_windows(
-    index: Index, layout: Layout, encoder: Encoder, text: TextOptions, *, seed: int
+    index: Index, groups: Groups, encoder: Encoder, text: TextOptions, *, seed: int
 ) -> tuple[int, int, bool, Tokenized]:
     """Count the windows of an extraction: subwords, positions (special ones included), whether all rows were counted.
 
-    If not, the counts are projected from the first passages of three partitions, drawn by `seed`. The last item is a
-    sample: the distinct windows of a passage.
+    If not, the counts are projected from the first passages of three groups of partitions, drawn by `seed`. The last
+    item is a sample: the distinct windows of a passage.
     """
-    drawn = np.random.default_rng(seed).permutation(layout.n_partitions)[:SAMPLED_PASSAGES]
+    drawn = np.random.default_rng(seed).permutation(len(groups))[:SAMPLED_PASSAGES]
     passages: list[Passage] = []
-    for partition in np.sort(drawn).tolist():
-        some = Part.of(index, *layout.span(partition)).passages(encoder, text)
+    for group in np.sort(drawn).tolist():
+        some = Part.of(index, *groups.span(group)).passages(encoder, text)
         passages.extend(passage for _, passage in zip(range(SAMPLED_PASSAGES // len(drawn)), some, strict=False))
     n_rows = sum(passage.n_rows for passage in passages)
     subwords = sum(len(passage.tokenized.ids) for passage in passages)
     windows = sum(len(passage.tokenized.sentence_indptr) - 1 for passage in passages)
-    factor = layout.n_rows / n_rows
+    factor = groups.layout.n_rows / n_rows
     positions = subwords + windows * encoder.n_specials
-    return round(subwords * factor), round(positions * factor), n_rows == layout.n_rows, passages[0].tokenized
+    return round(subwords * factor), round(positions * factor), n_rows == groups.layout.n_rows, passages[0].tokenized
 
 
 def sample_typical_lengths(tokenized: Tokenized, *, n_specials: int, batch_subwords: int) -> Tokenized:
@@ -217,26 +217,26 @@ def index_nbytes(index: Index) -> int:
     return sum(column.nbytes for column in index.arrays().values()) + by_word
 
 
-def buffers_of(layouts: Sequence[Layout], *, n_stores: int) -> int:
-    """Return how many buffers each store has: one is filled while the other is written, if memory allows it.
+def buffers_of(layouts: Sequence[Layout], *, group: int, n_stores: int) -> int:
+    """Return how many groups have buffers at a time: one is filled while the other is written, if memory allows it.
 
-    `layouts`: of everything that is written of the rows of a partition.
+    `layouts`: of everything that is written of the rows of a partition; `group`: the partitions of a group.
     """
-    if n_stores > 1 and BUFFERS * sum(layout.partition_nbytes for layout in layouts) > MOST_BUFFERED_NBYTES:
+    if n_stores > 1 and BUFFERS * group * sum(layout.partition_nbytes for layout in layouts) > MOST_BUFFERED_NBYTES:
         return 1
     return BUFFERS
 
 
 def peak_memory_nbytes(metadata: Metadata, encoder: Encoder, text: TextOptions, *, n_stores: int, longest: int) -> int:
-    """Return the peak: what the process holds now, the partition buffers, a passage of text and a batch."""
-    layout, layouts = metadata.layout, metadata.layouts * n_stores
-    n_buffers = min(buffers_of(layouts, n_stores=n_stores), layout.n_partitions)
+    """Return the peak: what the process holds now, the buffers of partitions, a passage of text and a batch."""
+    groups, layouts = Groups.of(metadata), metadata.layouts * n_stores
+    n_buffers = groups.size * min(buffers_of(layouts, group=groups.size, n_stores=n_stores), len(groups))
     buffers = n_buffers * sum(layout.partition_nbytes for layout in layouts)
     batch = encoder.projected_nbytes(layers=metadata.layers, batch_subwords=text.batch_subwords)
     growth = buffers + batch + PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
     if text.cuts_windows:
         cut = sum(_window_words(width, longest) for width in text.contexts)
-        n_rows = min(layout.n_rows, layout.partition_rows)
+        n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
         growth += WINDOW_WORD_NBYTES * min(n_rows * cut, passage_words(text.batch_subwords))
     return max(peak_nbytes(), resident_nbytes() + growth)
 

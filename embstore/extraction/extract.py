@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ CENTER_ROWS = 4096  # whose mean is taken from vectors that are stored as int8
 MAX_FAILURES = 8  # failed partitions after which no more are submitted
 MAX_DETAILED_FAILURES = 4
 CALLS_PER_WORKER = 8  # or more, so that all end at about the same time
-MAX_TASKS_PER_CALL = 4  # partitions that a worker is sent at once: one is written as the next is encoded
+MAX_TASKS_PER_CALL = 4  # groups that a worker is sent at once: one is written as the next is encoded
 
 
 @checked
@@ -160,8 +160,8 @@ def extract_together(
 ) -> list[Store]:
     """Run plans that differ only in their context window together; see `extract`.
 
-    A partition that is missing in any of the stores is encoded for all of them, so that the batches, and with them
-    the bits, are those of a run that was never interrupted.
+    A group with a partition that is missing in any of the stores is encoded for all of them, so that the batches, and
+    with them the bits, are those of a run that was never interrupted.
     """
     targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
@@ -287,16 +287,20 @@ class _Target:
 
 
 def _tasks(stores: Sequence[_Target]) -> Iterator[Task]:
-    """Yield the partitions that any store does not have of any site."""
+    """Yield the groups with partitions that any store does not have of any site."""
     plan = stores[0].plan
-    layout, destinations = plan.layout, _destinations(stores)
-    for partition in sorted({partition % layout.n_partitions for store in stores for partition in store.missing}):
-        chosen = tuple(
-            number
-            for number, each in enumerate(destinations)
-            if stores[each.store].is_missing(each.layout.first + partition)
-        )
-        yield Task(partition, Part.of(plan.index, *layout.span(partition)), chosen)
+    layout, groups, destinations = plan.layout, plan.groups, _destinations(stores)
+    partitions = sorted({partition % layout.n_partitions for store in stores for partition in store.missing})
+    for group, members in groupby(partitions, lambda partition: partition // groups.size):
+        missing = {
+            partition: tuple(
+                number
+                for number, each in enumerate(destinations)
+                if stores[each.store].is_missing(each.layout.first + partition)
+            )
+            for partition in members
+        }
+        yield Task(Part.of(plan.index, *groups.span(group)), missing)
 
 
 def _destinations(stores: Sequence[_Target]) -> tuple[Destination, ...]:
@@ -309,7 +313,7 @@ def _destinations(stores: Sequence[_Target]) -> tuple[Destination, ...]:
 
 def _job(stores: Sequence[_Target]) -> Job:
     plan = stores[0].plan
-    return Job(plan.metadata.layers, plan.options, plan.text, _destinations(stores))
+    return Job(plan.metadata.layers, plan.options, plan.text, _destinations(stores), plan.groups.size)
 
 
 def _run_here(stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
@@ -329,18 +333,21 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
 
     Raises one error that names the partitions that could not be written, after the others are committed.
     """
-    layout = stores[0].plan.layout
-    n_partitions = len({partition % layout.n_partitions for store in stores for partition in store.missing})
-    size = max(1, min(MAX_TASKS_PER_CALL, n_partitions // (CALLS_PER_WORKER * n_workers_of(executor))))
-    job, submitted = _job(stores), dict[int, Task]()
-    failed: list[tuple[Task, Exception]] = []
+    plan = stores[0].plan
+    n_partitions = len({partition % plan.layout.n_partitions for store in stores for partition in store.missing})
+    size = max(
+        1, min(MAX_TASKS_PER_CALL, n_partitions // (plan.groups.size * CALLS_PER_WORKER * n_workers_of(executor)))
+    )
+    job, submitted = _job(stores), dict[int, tuple[int, ...]]()
+    failed: list[tuple[int, Exception]] = []
     warned: set[str] = set()
 
     def calls() -> Iterator[Callable[[], Outcome]]:
         remote = pickle.dumps(_remote_job(stores, job))
         tasks = _tasks(stores)
         while len(failed) < MAX_FAILURES and (some := list(islice(tasks, size))):
-            submitted.update((task.partition, task) for task in some)
+            for task in some:
+                submitted.update(task.missing)
             yield partial(run_tasks, remote, some)
 
     n_committed = 0
@@ -351,15 +358,16 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
                     warnings.warn(line, WorkerWarning, stacklevel=2)
                     warned.add(line)
                 for done in outcome.done:
-                    task = submitted.pop(done.partition)
+                    destinations = submitted.pop(done.partition)
                     if done.error is not None:
-                        failed.append((task, done.error))
+                        failed.append((done.partition, done.error))
                         continue
-                    for number, record in zip(task.destinations, done.records, strict=True):
+                    for number, record in zip(destinations, done.records, strict=True):
                         each = job.destinations[number]
                         stores[each.store].writer.commit(each.layout.first + done.partition, record)
                     n_committed += 1
-                    n_rows = task.part.n_rows * job.n_stores(task)
+                    start, stop = plan.layout.span(done.partition)
+                    n_rows = (stop - start) * len(job.first_of_stores(destinations))
                     timings.n_rows += n_rows
                     timings.n_subwords += done.n_subwords
                     advance(n_rows)
@@ -380,11 +388,12 @@ def _remote_job(stores: Sequence[_Target], job: Job) -> RemoteJob:
 
 
 def _summary(
-    stores: Sequence[_Target], failed: Sequence[tuple[Task, Exception]], n_committed: int, n_partitions: int
+    stores: Sequence[_Target], failed: Sequence[tuple[int, Exception]], n_committed: int, n_partitions: int
 ) -> EmbstoreError:
     """Return one error for all partitions that failed, of their own type if that is one of embstore's."""
-    parts = [f"{task}: {one_line(error)}" for task, error in failed[:MAX_DETAILED_FAILURES]]
-    if others := [str(task.partition) for task, _ in failed[MAX_DETAILED_FAILURES:]]:
+    plan = stores[0].plan
+    parts = [f"{_named(plan, partition)}: {one_line(error)}" for partition, error in failed[:MAX_DETAILED_FAILURES]]
+    if others := [str(partition) for partition, _ in failed[MAX_DETAILED_FAILURES:]]:
         parts.append(f"also {'partition' if len(others) == 1 else 'partitions'} {', '.join(others)}")
     if left := n_partitions - n_committed - len(failed):
         parts.append(f"{left:,} more were not tried")
@@ -395,6 +404,12 @@ def _summary(
     kinds = {type(error) for _, error in failed}
     kind = kinds.pop()
     return ExecutorError(message) if kinds or not issubclass(kind, EmbstoreError) else kind(message)
+
+
+def _named(plan: Plan, partition: int) -> str:
+    start, stop = plan.layout.span(partition)
+    first, last = plan.index.sentence[[start, stop - 1]].tolist()
+    return f"partition {partition} (rows {start:,}-{stop - 1:,}, sentences {first:,}-{last:,})"
 
 
 def _how_to_resume(n_committed: int, n_partitions: int) -> str:

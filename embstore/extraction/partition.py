@@ -1,8 +1,8 @@
-"""The rows of a partition as text for the model: a part of the index, and its sentences in passages."""
+"""The rows of a group of partitions as text for the model: a part of the index, and its sentences in passages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from embstore.extraction.options import Window
 from embstore.extraction.windows import Fan, Targets, copy_words, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
 from embstore.spacing import split_marked
-from embstore.store import Index, Strings
+from embstore.store import Index, Layout, Metadata, Strings
 from embstore.store.index import Contexts
 
 PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
@@ -22,13 +22,55 @@ PASSAGE_WORDS = 2**20  # the words of all windows cut from a passage, at most
 MAX_POOLED = int(np.iinfo(np.int16).max)  # subwords of a row, as they are stored
 WORD_NBYTES = 8  # of the text of a context, about
 BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
+GROUP_BATCHES = 2  # a group has rows for this many batches of one position a row, or more positions
+GROUP_NBYTES = 2**31  # at most, of all stores that are written together: two groups are in memory at a time
+FEW_GROUPS = 4  # at least, as far as there are partitions: the last one is written while nothing else is left to do
 
 _Read = tuple[slice, Tokenized, NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
+class Groups:
+    """Consecutive partitions that are encoded together, `size` at a time: the unit of batches, resume and repair.
+
+    Batches are made of the rows of one group and depend on nothing else, so that a partition has the same bytes
+    whoever encodes it, and whatever was written before. `layout`: of any site.
+    """
+
+    layout: Layout
+    size: int
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> Groups:
+        """Return the groups of a store, which are recorded in its metadata."""
+        return cls(metadata.layout, metadata.extraction["group_partitions"])
+
+    def __len__(self) -> int:
+        return -(-self.layout.n_partitions // self.size)
+
+    def partitions(self, group: int) -> range:
+        """Return the partitions of a group."""
+        return range(group * self.size, min((group + 1) * self.size, self.layout.n_partitions))
+
+    def span(self, group: int) -> tuple[int, int]:
+        """Return the rows `[start, stop)` of a group."""
+        partitions = self.partitions(group)
+        return self.layout.span(partitions[0])[0], self.layout.span(partitions[-1])[1]
+
+
+def group_partitions(n_partitions: int, *, partition_rows: int, partition_nbytes: int, batch_subwords: int) -> int:
+    """Choose the partitions of a group: enough rows to fill batches, as far as memory allows.
+
+    With all layers of a large model a partition has a few hundred rows, and a batch tens of thousands. `n_partitions`:
+    of one site; `partition_nbytes`: of all sites and stores that are written together.
+    """
+    wanted = -(-GROUP_BATCHES * batch_subwords // partition_rows)
+    return max(1, min(wanted, GROUP_NBYTES // partition_nbytes, n_partitions // FEW_GROUPS))
+
+
+@dataclass(frozen=True)
 class Passage:
-    """Consecutive contexts of a partition, tokenized, with the spans to pool and the rows that get their vectors.
+    """Consecutive contexts of a group, tokenized, with the spans to pool and the rows that get their vectors.
 
     `sentence_of_row`: int64 [n_rows], counted over the store. `fans`: for each context window which of the rows,
     counted from `first_row`, has which span; None if span i belongs to row i.
@@ -128,8 +170,17 @@ class Part:
         """The sentences `[first, last)` of the store that contain the rows."""
         return self.first_sentence, self.first_sentence + len(self.index.texts)
 
-    def passages(self, encoder: Encoder, options: TextOptions) -> Iterator[Passage]:
-        """Yield the rows passage by passage."""
+    def passages(
+        self,
+        encoder: Encoder,
+        options: TextOptions,
+        *,
+        is_needed: Callable[[int, int], bool] = lambda start, stop: True,
+    ) -> Iterator[Passage]:
+        """Yield the rows passage by passage, without passages of which no row is needed.
+
+        `is_needed`: whether any of the rows `[start, stop)` of the store is.
+        """
         sizes = self._sizes()
         widths = None if options.unit == "subword" else self.index.words.n_words()
         window_words = self._cumulative_window_words(options.contexts) if options.cuts_windows else None
@@ -141,8 +192,16 @@ class Part:
                 most = int(window_words[first]) + most_words
                 last = min(last, int(np.searchsorted(window_words, most, "right")) - 1)
             last = max(first + 1, last)
-            yield self._passage(first, last, encoder, options, widths)
+            rows = np.clip(self._bounds[[first, last]] + self.first_row, self.start, self.stop)
+            if is_needed(*rows.tolist()):
+                yield self._passage(first, last, encoder, options, widths)
             first = last
+
+    @property
+    def _bounds(self) -> NDArray[np.int64]:
+        """Return where the rows of each context begin and end, counted from `first_row`."""
+        contexts = self.index.contexts
+        return self.index.indptr if contexts is None else contexts.indptr
 
     def _sizes(self) -> NDArray[np.int64]:
         """Return the bytes of the contexts, about, as cumulative sums."""
@@ -151,8 +210,7 @@ class Part:
 
     def _cumulative_window_words(self, windows: Sequence[Window]) -> NDArray[np.int64]:
         """Return how many words the windows of the contexts have at most, as cumulative sums."""
-        contexts = self.index.contexts
-        n_rows = np.diff(self.index.indptr if contexts is None else contexts.indptr)
+        n_rows = np.diff(self._bounds)
         longest = np.diff(self._sizes()) // 2 + 1
         return indptr(sum(n_rows * np.minimum(2 * width + 1, longest) for width in windows if width is not None))
 

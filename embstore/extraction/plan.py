@@ -19,7 +19,7 @@ from embstore.extraction.contexts import Overlap
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
-from embstore.extraction.partition import TextOptions
+from embstore.extraction.partition import Groups, TextOptions, group_partitions
 from embstore.extraction.reading import N_SHOWN, advice, first_sentences
 from embstore.extraction.resume import check_labels, check_store
 from embstore.extraction.rows import make_index
@@ -31,7 +31,7 @@ from embstore.models.encoder import Encoder
 from embstore.progress import Progress, reporting
 from embstore.store import Dropped, Index, Layout, Metadata
 from embstore.store.backend import exists, open_reader
-from embstore.store.layout import RESIDUAL, partition_rows
+from embstore.store.layout import ITEM_NBYTES, RESIDUAL, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
@@ -86,6 +86,11 @@ class Plan:
     @cached_property
     def layout(self) -> Layout:
         return self.metadata.layout
+
+    @cached_property
+    def groups(self) -> Groups:
+        """The partitions that are encoded together."""
+        return Groups.of(self.metadata)
 
     @property
     def encoder(self) -> Encoder:
@@ -167,6 +172,7 @@ class Plan:
             "attention_window": self.options.attention_window,
             "partitions": self.metadata.n_partitions,
             "partition_rows": self.layout.partition_rows,
+            "group_partitions": self.groups.size,
             "dropped": [
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
                 for drop in self.metadata.dropped
@@ -186,6 +192,9 @@ class Plan:
             "words_per_context": n_words / len(contexts.start),
             "words_run_again": self.words_run_again,
         }
+
+    def _together(self) -> str:
+        return f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
 
     def __repr__(self) -> str:
         return as_text(self.lines())
@@ -229,7 +238,7 @@ class Plan:
             *((f"dropped: {drop.reason}", _with_examples(drop)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
-            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows"),
+            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{self._together()}"),
             *(cost or self.estimate).lines(),
             *((f"sentence {number}", text) for number, text in enumerate(first_sentences(self.reading.survey), 1)),
             *(("note", line) for line in self.advice),
@@ -412,12 +421,19 @@ def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Wind
     sizes = encoder.site_sizes(options.sites)
     n_layers = {site: len(reading.layers) - (site != RESIDUAL and 0 in reading.layers) for site in sizes}
     n_features = sum(n_layers[site] * size for site, size in sizes.items())
+    rows = partition_rows(n_rows, n_features, options.dtype)
+    group = group_partitions(
+        -(-n_rows // rows),
+        partition_rows=rows,
+        partition_nbytes=rows * n_features * ITEM_NBYTES[options.dtype] * len(contexts),
+        batch_subwords=options.batch_subwords or 1,
+    )
     return Metadata(
         n_rows=n_rows,
         layers=reading.layers,
         hidden_size=info.hidden_size,
         dtype=options.dtype,
-        partition_rows=partition_rows(n_rows, n_features, options.dtype),
+        partition_rows=rows,
         sites={} if options.sites == (RESIDUAL,) else sizes,
         model={field: getattr(info, field) for field in info.__dataclass_fields__},
         corpus={
@@ -433,6 +449,7 @@ def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Wind
             "max_length": reading.limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
+            "group_partitions": group,
             **({} if options.sites == (RESIDUAL,) else {"attention": dict(encoder.attention)}),
         },
         dropped=reading.dropped,

@@ -95,7 +95,7 @@ def check_store(
         known = options.as_json(contexts)
         for name in ("max_length", "batch_subwords"):  # those of the store, unless given
             known[name] = known[name] or metadata.extraction.get(name)
-        for name in ("batching", "compute_dtype"):
+        for name in ("batching", "compute_dtype", "group_partitions"):
             known[name] = metadata.extraction.get(name)
         known |= {name: given for name, given in metadata.extraction.items() if name == "attention"}
         _require_equal("extraction", known, metadata.extraction, path)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from queue import SimpleQueue
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ExecutorError, StoreDamagedError, StoreNotFoundError
 from embstore.executors import portable
-from embstore.extraction.cast import Cast, device_cast
+from embstore.extraction.cast import Buffer, Cast, device_cast
 from embstore.extraction.encoder_spec import EncoderSpec, compare_software
 from embstore.extraction.estimate import buffers_of
 from embstore.extraction.options import ExtractionOptions
@@ -30,10 +30,10 @@ from embstore.store import Layout
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
 
+WRITERS = 4  # threads that write what a GPU encodes
+
 T = TypeVar("T")
 Write = Callable[[int, Mapping[str, NDArray[Any]]], Any]
-_Buffer = dict[str, torch.Tensor]
-_Encoded = tuple["Task", Passage, Pooled | None]  # some vectors of a passage of a task; None at the passage's end
 
 
 @dataclass
@@ -56,28 +56,29 @@ class Timings:
 
 @dataclass(frozen=True)
 class Task:
-    """The rows of a partition to encode, and the numbers of the destinations that do not have them."""
+    """A group of partitions to encode together; `missing`: those to write, each with the destinations without it."""
 
-    partition: int
     part: Part
-    destinations: tuple[int, ...] = (0,)
+    missing: Mapping[int, tuple[int, ...]]
 
-    def __str__(self) -> str:
-        rows, sentences = (self.part.start, self.part.stop), self.part.sentences
-        return (
-            f"partition {self.partition} (rows {rows[0]:,}-{rows[1] - 1:,}, "
-            f"sentences {sentences[0]:,}-{sentences[1] - 1:,})"
-        )
+    def without(self, done: Container[int]) -> Task:
+        """Return the task without some partitions."""
+        return Task(self.part, {number: each for number, each in self.missing.items() if number not in done})
 
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a task: what the writer of each destination returned, or the `error`."""
+    """The outcome of a partition: what the writer of each destination returned, or the `error`.
+
+    `n_subwords`: those run since the partition before. `seconds`, `nbytes`: of writing it.
+    """
 
     partition: int
     records: tuple[Any, ...] = ()
     n_subwords: int = 0
     error: Exception | None = None
+    seconds: float = 0.0
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,23 +97,101 @@ class Destination:
 
 @dataclass(frozen=True)
 class Job:
-    """How all partitions are encoded, and where they are written."""
+    """How all partitions are encoded, and where they are written; `group`: how many are encoded together."""
 
     layers: tuple[int, ...]
     options: ExtractionOptions
     text: TextOptions
     destinations: tuple[Destination, ...]
+    group: int
 
-    def n_stores(self, task: Task) -> int:
-        """Return the number of stores that a task is written to."""
-        return len({self.destinations[number].store for number in task.destinations})
+    @property
+    def layout(self) -> Layout:
+        """The layout of any site: they have the same rows."""
+        return self.destinations[0].layout
+
+    def first_of_stores(self, destinations: Iterable[int]) -> list[int]:
+        """Return of some destinations the first one of each store."""
+        first: dict[int, int] = {}
+        for number in destinations:
+            first.setdefault(self.destinations[number].store, number)
+        return list(first.values())
+
+
+class Ring(Generic[T]):
+    """Buffers that are reused, made when they are first needed and at most `size`; `take` waits for a free one."""
+
+    def __init__(self, make: Callable[[], T], size: int) -> None:
+        self._make, self._size = make, size
+        self._made: list[T] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Make all buffers free; nothing may use one."""
+        self._free: SimpleQueue[T] = SimpleQueue()
+        for buffer in self._made:
+            self._free.put(buffer)
+
+    def take(self) -> T:
+        if self._free.empty() and len(self._made) < self._size:
+            self._made.append(self._make())
+            return self._made[-1]
+        return self._free.get()
+
+    def give(self, buffer: T) -> None:
+        self._free.put(buffer)
+
+
+class Group:
+    """A task with the buffers that its rows are written into, until each of its partitions is written or given up.
+
+    `writes`: bool [destinations, partitions of a group], what is written; `counts`: where its rows are counted.
+    """
+
+    def __init__(self, task: Task, job: Job, ring: Ring[list[Buffer]]) -> None:
+        self.task, self._ring = task, ring
+        self.rows = job.layout.partition_rows
+        self.first = task.part.start // self.rows
+        self.writes = np.zeros((len(job.destinations), job.group), bool)
+        self.counts = np.zeros_like(self.writes)
+        for partition, destinations in task.missing.items():
+            self.writes[list(destinations), partition - self.first] = True
+            self.counts[job.first_of_stores(destinations), partition - self.first] = True
+        self._left, self._mutex = set(task.missing), Lock()
+        self._waiting = deque(sorted(task.missing))
+        self.buffers = ring.take()
+
+    def span(self, partition: int) -> tuple[int, int]:
+        """Return the rows `[start, stop)` of a partition."""
+        start = partition * self.rows
+        return start, min(start + self.rows, self.task.part.stop)
+
+    def is_needed(self, start: int, stop: int) -> bool:
+        return is_needed(self.task, self.rows, start, stop)
+
+    def complete(self, stop: int) -> Iterator[int]:
+        """Yield the partitions whose rows all come before `stop`, each once."""
+        while self._waiting and self.span(self._waiting[0])[1] <= stop:
+            yield self._waiting.popleft()
+
+    def leave(self, partition: int) -> None:
+        """Note that a partition needs the buffers no more; they are free after the last one."""
+        with self._mutex:
+            self._left.discard(partition)
+            if not self._left:
+                self._ring.give(self.buffers)
+
+
+def is_needed(task: Task, partition_rows: int, start: int, stop: int) -> bool:
+    """Return whether a partition that is to be written has any of the rows `[start, stop)`."""
+    return any(number in task.missing for number in range(start // partition_rows, (stop - 1) // partition_rows + 1))
 
 
 class Worker:
-    """Encodes partitions one after another; the previous one is written and the next one's text read meanwhile.
+    """Encodes groups of partitions; earlier ones are written, and the next one's text is read, in other threads.
 
-    `writes`: for each store the function that writes the arrays of a partition, numbered over the sites of the store.
-    `on_rows`: called with the number of rows just encoded.
+    `writes`: for each store the function that writes the arrays of a partition, numbered over the sites of the store;
+    on a GPU several threads call it at a time. `on_rows`: called with the number of rows just encoded.
     """
 
     def __init__(
@@ -130,8 +209,10 @@ class Worker:
         self._timings = timings or Timings()
         self._on_rows = on_rows
         self._casts = [Cast(each.layout, center=each.center) for each in job.destinations]
-        self._n_buffers = buffers_of([each.layout for each in job.destinations], n_stores=len(writes))
-        self._buffers: list[list[_Buffer]] = []
+        layouts = [each.layout for each in job.destinations]
+        size = buffers_of(layouts, group=job.group, n_stores=len(writes))
+        self._ring = Ring(lambda: [cast.buffer(job.group) for cast in self._casts], size)
+        self._n_writers = WRITERS if encoder.casts_on_device else 1
 
     def run(self, tasks: Iterable[Task]) -> Generator[Done]:
         """Encode and write partitions; yields the outcome of each in order.
@@ -141,93 +222,107 @@ class Worker:
         before = StageTimes(**vars(self._encoder.times))
         pending: deque[Future[Done]] = deque()
         error: Exception | None = None
-        turn = n_subwords = 0
-        with (
-            ThreadPoolExecutor(1, "embstore-write") as disk,
-            closing(prefetched(self._passages(tasks))) as passages,
-            closing(self._ahead(self._encoded(passages))) as encoded,
-        ):
+        self._ring.restart()
+        with ThreadPoolExecutor(self._n_writers, "embstore-write") as disk:
             try:
-                for task, passage, pooled in encoded:
-                    if len(pending) == self._n_buffers:
-                        yield self._wait(pending.popleft())
-                    buffers = self._buffers_of(turn)
-                    if pooled is not None:
-                        self._take(task, passage, pooled, buffers)
-                        continue
-                    n_subwords += len(passage.tokenized.ids)
-                    if passage.first_row + passage.n_rows == task.part.stop:
-                        pending.append(disk.submit(self._write, task, buffers, n_subwords))
-                        turn, n_subwords = turn + 1, 0
+                with closing(self._encoded(tasks)) as encoded:
+                    for group, partition, n_subwords in encoded:
+                        pending.append(disk.submit(self._write, group, partition, n_subwords))
+                        while pending and pending[0].done():
+                            yield self._wait(pending.popleft())
             except Exception as failure:
                 error = failure
-            while pending:
-                yield self._wait(pending.popleft())
-            if error is not None:
-                raise error
+            try:
+                for future in pending:
+                    try:
+                        done = self._wait(future)
+                    except Exception as failure:
+                        error = error or failure
+                    else:
+                        yield done
+            finally:
+                for future in pending:
+                    future.cancel()
+        if error is not None:
+            raise error
         for stage, seconds in vars(self._encoder.times).items():
             setattr(self._timings.stages, stage, seconds - getattr(before, stage))
 
+    def _encoded(self, tasks: Iterable[Task]) -> Generator[tuple[Group, int, int]]:
+        """Fill the buffers of group after group; yields each partition when all its rows are there.
+
+        The last item is the number of subwords run since the partition before.
+        """
+        group: Group | None = None
+        n_subwords = 0
+        with closing(prefetched(self._passages(tasks))) as passages:
+            while True:
+                start = time.perf_counter()
+                following = next(passages, None)
+                read = time.perf_counter()
+                self._timings.waited_for_text += read - start
+                if following is None:
+                    return
+                task, passage = following
+                if group is None or group.task is not task:
+                    group = Group(task, self._job, self._ring)
+                    self._timings.waited_for_disk += time.perf_counter() - read
+                for pooled in iter_encoded(self._encoder, passage, self._job):
+                    self._take(group, passage, pooled)
+                n_subwords += len(passage.tokenized.ids)
+                for partition in group.complete(passage.first_row + passage.n_rows):
+                    yield group, partition, n_subwords
+                    n_subwords = 0
+
     def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
+        rows = self._job.layout.partition_rows
         for task in tasks:
-            for passage in task.part.passages(self._encoder, self._job.text):
+            needed = partial(is_needed, task, rows)
+            for passage in task.part.passages(self._encoder, self._job.text, is_needed=needed):
                 yield task, passage
 
-    def _encoded(self, passages: Iterator[tuple[Task, Passage]]) -> Generator[_Encoded]:
-        """Yield the vectors of each passage, and None at its end."""
-        while True:
-            start = time.perf_counter()
-            following = next(passages, None)
-            self._timings.waited_for_text += time.perf_counter() - start
-            if following is None:
-                return
-            task, passage = following
-            for pooled in iter_encoded(self._encoder, passage, self._job):
-                yield task, passage, pooled
-            yield task, passage, None
-
-    def _ahead(self, encoded: Generator[_Encoded]) -> Generator[_Encoded]:
-        """Let a GPU continue with the next passage, in a thread of its own, while vectors are cast and written."""
-        return prefetched(encoded) if self._encoder.casts_on_device else encoded
-
-    def _buffers_of(self, turn: int) -> list[_Buffer]:
-        while len(self._buffers) <= turn % self._n_buffers:
-            self._buffers.append([cast.buffer() for cast in self._casts])
-        return self._buffers[turn % self._n_buffers]
-
-    def _take(self, task: Task, passage: Passage, pooled: Pooled, buffers: Sequence[_Buffer]) -> None:
-        """Cast vectors of a passage into the buffers of the partition."""
+    def _take(self, group: Group, passage: Passage, pooled: Pooled) -> None:
+        """Cast vectors of a passage into the buffers of their partitions."""
         start = time.perf_counter()
-        offset, n_rows = passage.first_row - task.part.start, 0
-        every = self._job.destinations
-        first = {every[number].store: number for number in reversed(task.destinations)}  # each row is counted once
-        chosen = [number for number in task.destinations if every[number].layout.site == pooled.site]
-        for number in chosen:
-            if number == chosen[0]:
+        offset, n_rows, checked = passage.first_row - group.task.part.start, 0, False
+        for number, destination in enumerate(self._job.destinations):
+            writes, counts = group.writes[number], group.counts[number]
+            if destination.layout.site != pooled.site or not writes.any():
+                continue
+            if not checked:
                 self._casts[number].check(pooled, passage)
-            sources, rows = passage.rows_of(every[number].window, pooled.rows)
-            self._casts[number].into(buffers[number], pooled.vectors, rows + offset, sources)
-            n_rows += len(rows) if first[every[number].store] == number else 0
+                checked = True
+            sources, rows = passage.rows_of(destination.window, pooled.rows)
+            rows = rows + offset
+            if not (wanted := writes[rows // group.rows]).all():
+                sources = np.flatnonzero(wanted) if sources is None else sources[wanted]
+                rows = rows[wanted]
+            self._casts[number].into(group.buffers[number], pooled.vectors, rows, sources)
+            n_rows += int(counts[rows // group.rows].sum())
         self._timings.n_rows += n_rows
         self._timings.cast += time.perf_counter() - start
         self._on_rows(n_rows)
 
-    def _write(self, task: Task, buffers: Sequence[_Buffer], n_subwords: int) -> Done:
-        start = time.perf_counter()
-        records = []
-        for number in task.destinations:
-            destination = self._job.destinations[number]
-            arrays = self._casts[number].arrays(buffers[number], task.part.n_rows)
-            records.append(self._writes[destination.store](destination.layout.first + task.partition, arrays))
-            self._timings.nbytes += sum(array.nbytes for array in arrays.values())
-        self._timings.n_subwords += n_subwords
-        self._timings.write += time.perf_counter() - start
-        return Done(task.partition, tuple(records), n_subwords)
+    def _write(self, group: Group, partition: int, n_subwords: int) -> Done:
+        began, records, nbytes = time.perf_counter(), [], 0
+        try:
+            start, stop = group.span(partition)
+            for number in group.task.missing[partition]:
+                destination = self._job.destinations[number]
+                arrays = self._casts[number].arrays(group.buffers[number], partition - group.first, stop - start)
+                records.append(self._writes[destination.store](destination.layout.first + partition, arrays))
+                nbytes += sum(array.nbytes for array in arrays.values())
+        finally:
+            group.leave(partition)
+        return Done(partition, tuple(records), n_subwords, None, time.perf_counter() - began, nbytes)
 
     def _wait(self, future: Future[Done]) -> Done:
         start = time.perf_counter()
         done = future.result()
         self._timings.waited_for_disk += time.perf_counter() - start
+        self._timings.n_subwords += done.n_subwords
+        self._timings.write += done.seconds
+        self._timings.nbytes += done.nbytes
         return done
 
 
@@ -302,12 +397,12 @@ def run_tasks(job: bytes, tasks: Sequence[Task]) -> Outcome:
     with _LOCK:  # threads of one process share the model
         worker, warnings = _process_worker(job)
         done: dict[int, Done] = {}
-        while left := [task for task in tasks if task.partition not in done]:
+        while left := [one for task in tasks if (one := task.without(done)).missing]:
             try:
                 done.update((one.partition, one) for one in worker.run(left))
             except Exception as error:
-                failed = next(task.partition for task in left if task.partition not in done)
-                done[failed] = Done(failed, error=portable(error))
+                failed = portable(error)
+                done |= {number: Done(number, error=failed) for number in left[0].missing if number not in done}
         return Outcome(list(done.values()), warnings)
 
 

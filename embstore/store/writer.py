@@ -239,9 +239,11 @@ class StoreWriter:
         partition, StorageError where the disk is full: then nothing is committed.
         """
         n_rows = check_partition(self.metadata, partition, arrays)
-        with self._mutex, storing(self.path):
+        with self._mutex:
             self._require_missing(partition)
-            self._commit(partition, Record(n_rows, self._backend.write(partition, arrays)))
+        with storing(self.path):
+            record = Record(n_rows, self._backend.write(partition, arrays))
+        self.commit(partition, record)
 
     def commit(self, partition: int, record: Record) -> None:
         """Commit a partition that a PartitionWriter, here or on another machine, has written.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +11,11 @@ import torch
 
 import embstore as es
 from embstore.errors import NonFiniteError
-from embstore.extraction.cast import Cast, device_cast
+from embstore.extraction.cast import device_cast
 from embstore.models import load_encoder
 from embstore.models.transformer.encoder import TransformerEncoder
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import small_partitions
 from tests.models.tiny import SENTENCES, save
 
 
@@ -133,32 +131,3 @@ def test_only_a_device_that_casts_is_given_a_dtype(folder: Path, casting_on_devi
     assert device_cast(encoder, "float16") == {"dtype": torch.float16}
     assert device_cast(encoder, "int8") == {"dtype": torch.float32}
     assert device_cast(FakeEncoder(), "float16") == {}
-
-
-def test_the_next_partition_is_encoded_while_vectors_are_cast(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, casting_on_device: None
-) -> None:
-    small_partitions(monkeypatch)
-    encoder = load_encoder(folder)
-    plan = plan_of(SENTENCES * 150, model=encoder)
-    assert plan.layout.n_partitions > 2
-    begun = threading.Semaphore(0)
-    run, into = encoder.encode, Cast.into
-    waited: list[bool] = []
-
-    def encode(*args, **options):  # type: ignore[no-untyped-def]
-        begun.release()
-        return run(*args, **options)
-
-    def wait_for_two(*args, **options):  # type: ignore[no-untyped-def]
-        if not waited:
-            waited.append(begun.acquire(timeout=600) and begun.acquire(timeout=600))
-        return into(*args, **options)
-
-    monkeypatch.setattr(encoder, "encode", encode)
-    monkeypatch.setattr(Cast, "into", wait_for_two)
-    store = es.extract(plan, tmp_path / "s.zarr")
-    assert waited == [True]
-    monkeypatch.setattr(TransformerEncoder, "casts_on_device", False)
-    plain = es.extract(plan, tmp_path / "plain.zarr")
-    assert store.digest == plain.digest

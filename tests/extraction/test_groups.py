@@ -1,0 +1,236 @@
+"""Partitions that are encoded together: the bytes depend on their group alone, whoever encodes it and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.extraction import extract_windows
+from embstore.extraction.encoder_spec import EncoderSpec
+from embstore.extraction.partition import Groups, group_partitions
+from embstore.models.encoder import Pooled, Spans, Tokenized
+from embstore.store import StoreWriter
+from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
+from tests.extraction.plans import plan_of, window_plan_of
+from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+
+SENTENCES = many(1000)
+FEW = many(600)
+
+
+class CallEncoder(FakeEncoder):
+    """Vectors that depend on the subword and on all that one call of `encode` is given, as those of a GPU may.
+
+    `calls`: the number of spans of each call.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[int] = []
+
+    def encode(
+        self,
+        tokenized: Tokenized,
+        spans: Spans,
+        *,
+        layers: Sequence[int],
+        sites: Sequence[str] = ("residual",),
+        **_: Any,
+    ) -> Iterator[Pooled]:
+        self.calls.append(len(spans.sentence))
+        ids = tokenized.ids[tokenized.sentence_bounds[spans.sentence] + spans.start].astype(np.float64)
+        words = " ".join(self.spellings(tokenized.ids.tolist()))
+        shift = sum(words.encode()) % 1009 + len(spans.start) / 1024
+        features = np.arange(1, HIDDEN_SIZE + 1)
+        for rows in np.array_split(np.random.default_rng(0).permutation(len(ids)), 5):
+            vectors = np.sin(shift + np.array(layers)[:, None, None] + ids[rows][:, None] * features)
+            for site in sites:
+                yield Pooled(rows, torch.from_numpy(site_vectors(vectors.astype(np.float32), site)), site=site)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_partitions(monkeypatch)
+
+
+def grouped(**options: Any) -> es.Plan:
+    """A plan of 19 or more partitions of 256 rows, four of which are encoded together."""
+    given = {"model": CallEncoder(), "dtype": "float32", "batch_subwords": 512, "layers": [1]} | options
+    plan = plan_of(SENTENCES, **given)
+    assert (plan.groups.size, plan.layout.n_partitions % 4 > 0) == (4, True)
+    return plan
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
+    """The bytes of an uninterrupted run on each backend."""
+    folder, found = tmp_path_factory.mktemp("whole"), {}
+    with pytest.MonkeyPatch.context() as patch:
+        small_partitions(patch)
+        for suffix in (".zarr", ".h5"):
+            es.extract(grouped(), folder / f"s{suffix}")
+            found[suffix] = tree_bytes(folder / f"s{suffix}")
+    return found
+
+
+def test_a_group_is_one_call_and_its_vectors_depend_on_all_of_it(whole: dict[str, dict[str, bytes]]) -> None:
+    plan = grouped()
+    groups = plan.groups
+    assert [groups.span(group) for group in range(len(groups))] == [
+        (start, min(start + 1024, plan.layout.n_rows)) for start in range(0, plan.layout.n_rows, 1024)
+    ]
+    assert [one for group in range(len(groups)) for one in groups.partitions(group)] == list(
+        range(plan.layout.n_partitions)
+    )
+    assert Groups.of(plan.metadata) == groups
+    assert dict(plan.lines())["partitions"] == f"{plan.layout.n_partitions} of 256 rows, 4 encoded together"
+    shards = {name: data for name, data in whole[".zarr"].items() if name.startswith("hidden_states/c/")}
+    assert len(shards) == plan.layout.n_partitions
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_any_partitions_that_are_missing_come_back_with_the_same_bytes(
+    tmp_path: Path, suffix: str, whole: dict[str, dict[str, bytes]]
+) -> None:
+    path, rng = tmp_path / f"s{suffix}", np.random.default_rng(3)
+    es.extract(grouped(), path)
+    for share in (0.1, 0.5, 0.9):
+        plan = grouped()
+        missing = np.flatnonzero(rng.random(plan.layout.n_partitions) < share)
+        with StoreWriter(path) as writer:
+            writer.discard(missing.tolist())
+        seen: list[int] = []
+        es.extract(plan, path, progress=lambda done, total, seen=seen: seen.append(done))
+        groups = np.unique(missing // 4).tolist()
+        assert plan.encoder.calls == [int(np.diff(plan.groups.span(group))[0]) for group in groups]  # type: ignore[attr-defined]
+        assert tree_bytes(path) == whole[suffix]
+        assert seen[-1] == plan.layout.n_rows
+        assert seen == sorted(seen)
+
+
+def test_of_a_group_only_the_passages_with_missing_rows_are_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 2000)
+    path, plan = tmp_path / "s.zarr", grouped()
+    es.extract(plan, path)
+    bytes_before, calls = tree_bytes(path), plan.encoder.calls  # type: ignore[attr-defined]
+    assert len(calls) > 3 * len(plan.groups)
+    bounds = np.cumsum([0, *calls])
+    for partition in (1, 6, plan.layout.n_partitions - 1):
+        again = grouped()
+        with StoreWriter(path) as writer:
+            writer.discard([partition])
+        es.extract(again, path)
+        start, stop = plan.layout.span(partition)
+        needed = [n for n, a, b in zip(calls, bounds[:-1], bounds[1:], strict=True) if a < stop and b > start]
+        assert again.encoder.calls == needed  # type: ignore[attr-defined]
+        assert tree_bytes(path) == bytes_before
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_repair_of_one_partition_of_a_group(tmp_path: Path, suffix: str, whole: dict[str, dict[str, bytes]]) -> None:
+    path = tmp_path / f"s{suffix}"
+    es.extract(grouped(), path)
+    file = path / "hidden_states/c/0/5/0" if suffix == ".zarr" else path
+    data = bytearray(file.read_bytes())
+    at = 100 if suffix == ".zarr" else data.index(whole[".zarr"]["hidden_states/c/0/5/0"][:2048]) + 7
+    data[at] ^= 1
+    file.write_bytes(data)
+    assert es.verify(path).damaged_partitions == [5]
+    es.extract(grouped(), path, repair=True)
+    assert tree_bytes(path) == whole[suffix]
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_two_workers_write_the_same_bytes(tmp_path: Path, suffix: str, whole: dict[str, dict[str, bytes]]) -> None:
+    path = tmp_path / f"s{suffix}"
+    es.extract(grouped(), path)
+    with StoreWriter(path) as writer:
+        writer.discard([2, 3, 4, 11, 17])
+    with mock.patch.object(EncoderSpec, "load", return_value=CallEncoder()), ThreadPoolExecutor(2) as executor:
+        es.extract(grouped(), path, executor=executor)
+    assert tree_bytes(path) == whole[suffix]
+
+
+@pytest.mark.parametrize("n_writers", [2, 4])
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+def test_several_threads_write_at_once_and_the_bytes_are_the_same(
+    tmp_path: Path, suffix: str, n_writers: int, whole: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many writes as there are threads meet before any of them is durable."""
+    monkeypatch.setattr("embstore.extraction.worker.WRITERS", n_writers)
+    monkeypatch.setattr(CallEncoder, "casts_on_device", True)
+    meeting = threading.Barrier(n_writers)
+    backend = "zarr.writer.ZarrWriter" if suffix == ".zarr" else "hdf5.writer.HDF5Writer"
+    first = threading.Semaphore(n_writers)
+    writer = getattr(__import__(f"embstore.store.{backend.rpartition('.')[0]}", fromlist=["_"]), backend.split(".")[-1])
+    write = writer.write
+
+    def meet(self: Any, partition: int, arrays: Any) -> int:
+        if first.acquire(blocking=False):
+            meeting.wait(timeout=600)
+        return write(self, partition, arrays)
+
+    monkeypatch.setattr(writer, "write", meet)
+    es.extract(grouped(), tmp_path / f"s{suffix}")
+    assert tree_bytes(tmp_path / f"s{suffix}") == whole[suffix]
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "bfloat16"}, {"sites": "residual,query"}])
+def test_every_kind_of_store_resumes_within_a_group(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "s.zarr"
+    es.extract(grouped(**options), path)
+    before = tree_bytes(path)
+    with StoreWriter(path) as writer:
+        last = writer.metadata.n_partitions - 1
+        writer.discard([1, 2, 9, last])
+    es.extract(grouped(**options), path)
+    assert tree_bytes(path) == before
+
+
+def test_context_windows_that_miss_different_partitions_of_a_group(tmp_path: Path) -> None:
+    def plan() -> Any:
+        made = window_plan_of(
+            FEW, model=CallEncoder(), context_windows=[1, 2], batch_subwords=512, dtype="float32", layers=[1]
+        )
+        assert made.plans[1].groups.size == 3
+        return made
+
+    stores = extract_windows(plan(), tmp_path / "s.zarr", progress=False)
+    paths = [Path(str(store.path)) for store in stores.values()]
+    before = [tree_bytes(path) for path in paths]
+    for path, missing in zip(paths, ([0, 4], [1, 4, 5]), strict=True):
+        with StoreWriter(path) as writer:
+            writer.discard(missing)
+    extract_windows(plan(), tmp_path / "s.zarr", progress=False)
+    assert [tree_bytes(path) for path in paths] == before
+
+
+@pytest.mark.parametrize(
+    ("n_partitions", "rows", "nbytes", "batch", "size"),
+    [
+        (1000, 8192, 163_577_856, 65536, 13),  # BERT-base, all layers, float16 on a GPU: as many as fit into 2 GiB
+        (1000, 4096, 209_715_200, 65536, 10),  # BERT-large
+        (1000, 512, 138_412_032, 65536, 15),  # 7B
+        (1000, 512, 138_412_032, 2048, 8),  # 7B on a CPU
+        (1000, 8192, 163_577_856, 2048, 1),  # BERT-base on a CPU
+        (30, 512, 138_412_032, 65536, 7),  # a quarter of a small store
+        (3, 512, 138_412_032, 65536, 1),
+        (1000, 256, 3 * 2**30, 65536, 1),  # a partition that is larger than a group may be
+        (1000, 256, 2**20, 256, 2),
+        (1000, 256, 2**20, 257, 3),
+    ],
+)
+def test_the_partitions_of_a_group(n_partitions: int, rows: int, nbytes: int, batch: int, size: int) -> None:
+    found = group_partitions(n_partitions, partition_rows=rows, partition_nbytes=nbytes, batch_subwords=batch)
+    assert found == size
