@@ -34,7 +34,7 @@ class Groups:
     """Consecutive partitions that are encoded together, `size` at a time: the unit of batches, resume and repair.
 
     Batches are made of the rows of one group and depend on nothing else, so that a partition has the same bytes
-    whoever encodes it, and whatever was written before. `layout`: of any site.
+    in any process, and after any interruption. `layout`: of any site.
     """
 
     layout: Layout

@@ -1,4 +1,4 @@
-"""Partitions that are encoded together: the bytes depend on their group alone, whoever encodes it and when."""
+"""Partitions that are encoded together: the bytes depend on their group alone, in any process and at any time."""
 
 from __future__ import annotations
 
