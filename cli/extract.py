@@ -106,6 +106,7 @@ Devices = Annotated[str | None, opt.option("LIST", "A process for each of these:
 Threads = Annotated[int | None, opt.option("N", "CPU threads of the model (one a core).", min=1)]
 Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "The workers of a Ray cluster.", panel=WORKERS)]
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
+Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
 
 
@@ -246,6 +247,7 @@ def extract(
     cluster: Cluster = None,
     append: Append = False,
     repair: Repair = False,
+    virtual: Virtual = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
@@ -258,6 +260,8 @@ def extract(
     of messages; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
+    if virtual and (append or len(extraction.windows) > 1):
+        raise InvalidValueError("--virtual goes with neither --append nor several windows: thin the stores afterwards")
     if append:
         extraction.use_options_of(store, invocation)
     paths = extraction.paths(store)
@@ -271,7 +275,9 @@ def extract(
         with executor or nullcontext():
             if isinstance(made, es.Plan):
                 (path,) = paths.values()
-                stores = {path: es.extract(made, path, append=append, repair=repair, executor=executor)}
+                stores = {
+                    path: es.extract(made, path, append=append, repair=repair, virtual=virtual, executor=executor)
+                }
             else:
                 written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
                 stores = {paths[window]: one for window, one in written.items()}

@@ -105,6 +105,7 @@ COMMANDS = (
     Entry("verify", "store.verify", STORES, "verify ewt.zarr"),
     Entry("lookup", "store.lookup", STORES, "lookup ewt.zarr bank"),
     Entry("export", "store.export", STORES, "export ewt.zarr ewt.h5 --layers 0,12"),
+    Entry("thin", "store.thin", STORES, "thin ewt.zarr --keep 6"),
     Entry("publish", "store.publish", STORES, "publish ewt.zarr hf://datasets/USER/NAME --set license=cc-by-4.0"),
     Entry("label", "store.label", STORES, "label ewt.zarr tags.parquet --on sentence,position"),
     Entry("import", "store.import_", STORES, "import activations.hdf5 ewt.zarr --corpus ewt.txt"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -38,6 +38,7 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, "
         f"{described['nbytes'] / 2**20:,.1f} MiB",
         "layers": _plain(described["layers"]),
+        **({"kept": _plain(described["kept"]) or "none: vectors are computed again"} if "kept" in described else {}),
         **({"sites": _plain(described["sites"])} if "sites" in described else {}),
         "model": _plain(_readable(described["model"])),
         "corpus": _plain(_readable(described["corpus"])),
@@ -238,6 +239,31 @@ def _handed_over(
 def _refuse_dtype(dtype: str | None, out: str) -> None:
     if dtype is not None:
         raise InvalidValueError(f"--dtype {dtype} converts stores only: {out} keeps what is stored")
+
+
+def thin(
+    store: opt.StorePath,
+    keep: Annotated[str, opt.option("LIST", "The layers that stay, such as 6 or 0,6,last; none drops all.")] = "none",
+    check: Annotated[
+        Literal["sample", "all"], opt.option("NAME", "Compute three partitions again first (sample), or all.")
+    ] = "sample",
+    model: Annotated[
+        str | None, opt.option("MODEL", "The model of the store, if it is not found by its name.", "--model", "-m")
+    ] = None,
+) -> None:
+    """Drop vectors that the model can compute again.
+
+    The store then takes a few hundredths of its space. What was dropped is computed again when it is read, compared
+    with its checksum and cached, see EMBSTORE_CACHE. Nothing is dropped unless a sample is computed again as it was.
+    Rerun to resume.
+    """
+    before = _nbytes(store)
+    thinned = es.store.thin(store, keep=keep.removeprefix("layers="), check=check, model=model)
+    print(f"{_written(thinned)}; {_nbytes(store):,} bytes of {before:,} are left")
+
+
+def _nbytes(store: str) -> int:
+    return sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
 
 
 PUBLISHING = {"license": str, "citation": str, "private": bool}

@@ -146,6 +146,10 @@ class AppendedTwiceWarning(EmbstoreWarning):
     """A corpus is in a store already, and was not appended again."""
 
 
+class RecomputedWarning(EmbstoreWarning):
+    """Rows that were computed again differ from those committed in their last bits."""
+
+
 class UnfinishedStoreWarning(EmbstoreWarning):
     """The opened store has partitions that are not written yet."""
 

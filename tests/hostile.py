@@ -41,6 +41,7 @@ BASES = {
     "lookup": "store.zarr bank",
     "export": "store.zarr copy.zarr",
     "publish": "store.zarr hf://datasets/user",
+    "thin": "store.zarr",
     "label": "store.zarr tags.csv --on word",
     "import": "neurox.h5 imported.zarr",
     "geometry": "store.zarr --min-contexts 1 --set resamples=10",

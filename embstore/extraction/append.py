@@ -33,7 +33,11 @@ def options_of(path: str | Path | ObjectPath) -> ExtractionOptions:
 
     Raises InvalidValueError for a store that cannot grow, StoreNotFoundError, MissingRowsError for an unfinished one.
     """
-    metadata = _growing(path).metadata
+    return stored_options(_growing(path).metadata)
+
+
+def stored_options(metadata: Metadata) -> ExtractionOptions:
+    """Return the options that a store was made with."""
     known: dict[str, Any] = dict(metadata.extraction)
     keep = known.pop("keep", None) or {}
     words = keep.get("words")

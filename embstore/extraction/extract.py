@@ -32,6 +32,7 @@ from embstore.executors import iter_completed, n_workers_of, one_line
 from embstore.extraction.append import append as append_part
 from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan
+from embstore.extraction.recompute import remember
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
 from embstore.extraction.worker import Destination, Job, Outcome, RemoteJob, Target, Task, Timings, Worker, run_tasks
@@ -59,6 +60,7 @@ def extract(
     *,
     append: bool = False,
     repair: bool = False,
+    virtual: bool = False,
     executor: Executor | None = None,
     progress: Progress = None,
     timings: Timings | None = None,
@@ -80,6 +82,9 @@ def extract(
         already is not added again, which an AppendedTwiceWarning says.
     repair:
         Verify the store first, and encode damaged partitions again.
+    virtual:
+        Store no vectors, only the index and what identifies them: they are computed again when they are read, see
+        docs/how-to/virtual.md. A .zarr on a disk.
     executor:
         Any `concurrent.futures.Executor`, such as `embstore.executors.Processes`: its workers encode and write the
         partitions and this process commits them. By default this process does both.
@@ -103,9 +108,10 @@ def extract(
     """
 
     def run(place: Path | ObjectPath, repair: bool) -> Store:
-        return extract_together([plan], [place], repair=repair, executor=executor, progress=progress, timings=timings)[
-            0
-        ]
+        stores = extract_together(
+            [plan], [place], repair=repair, virtual=virtual, executor=executor, progress=progress, timings=timings
+        )
+        return stores[0]
 
     return append_part(plan, path, run, repair=repair) if append else run(parse_location(path), repair)
 
@@ -154,6 +160,7 @@ def extract_together(
     paths: Sequence[Path | ObjectPath],
     *,
     repair: bool = False,
+    virtual: bool = False,
     executor: Executor | None = None,
     progress: Progress = None,
     timings: Timings | None = None,
@@ -163,7 +170,7 @@ def extract_together(
     A group with a partition that is missing in any of the stores is encoded for all of them, so that the batches, and
     with them the bits, are those of a run that was never interrupted.
     """
-    targets = [_Target(plan, path, repair=repair) for plan, path in zip(plans, paths, strict=True)]
+    targets = [_Target(plan, path, repair=repair, virtual=virtual) for plan, path in zip(plans, paths, strict=True)]
     timings = timings or Timings()
     began = time.perf_counter()
     with torch_threads(idle_threads()), ExitStack() as stack:
@@ -200,12 +207,13 @@ def _refuse_other_plan(plan: Plan, path: Path | ObjectPath) -> None:
             require_same_plan(plan.metadata, open_reader(path).metadata, path=path)
 
 
-def _create(plan: Plan, path: Path | ObjectPath) -> bool:
+def _create(plan: Plan, path: Path | ObjectPath, *, virtual: bool) -> bool:
     """Create the store without rows; returns False if another process has created it in the meantime."""
-    if isinstance(path, Path):
+    if isinstance(path, Path) and not virtual:
         plan.estimate.require_space()
     try:
-        create_store(path, metadata=plan.metadata, index=plan.index, center=_center(plan))
+        metadata = replace(plan.metadata, kept=()) if virtual else plan.metadata
+        create_store(path, metadata=metadata, index=plan.index, center=_center(plan))
     except InvalidValueError:
         if not exists(path):
             raise
@@ -248,14 +256,20 @@ class _Target:
     writer: StoreWriter
     missing: list[int]
 
-    def __init__(self, plan: Plan, path: Path | ObjectPath, *, repair: bool) -> None:
+    def __init__(self, plan: Plan, path: Path | ObjectPath, *, repair: bool, virtual: bool) -> None:
         self.plan = plan
         self.path = path
         plan.use_recorded_batching(path)
-        self._created = not exists(path) and _create(plan, path)
+        if virtual:
+            if not isinstance(path, Path) or path.suffix != ".zarr":
+                raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
+            remember(plan.encoder)
+        self._created = not exists(path) and _create(plan, path, virtual=virtual)
         self._damaged = _repair_layout(plan, path) if repair and not self._created else []
         store = Store(open_reader(path))
         require_same_plan(plan.metadata, store.metadata, path=path)
+        if virtual and store.metadata.kept is None:
+            raise InvalidValueError(f"{path} exists with all its vectors: drop them by `embstore thin`")
         self.center = store.center
         self.window = plan.contexts.index(plan.options.context_window)
         # A leftover lock is tidied by a writer; without one a finished store may be on a read-only disk.

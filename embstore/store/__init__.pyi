@@ -22,5 +22,6 @@ from .store import Store as Store
 from .vectors import bfloat16_bits as bfloat16_bits
 from .vectors import float32_of_bfloat16 as float32_of_bfloat16
 from .vectors import quantize as quantize
+from .virtual.thin import thin as thin
 from .writer import StoreWriter as StoreWriter
 from .writer import create_store as create_store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ from embstore.store.storage.files import crc32c
 from embstore.store.vectors import BFLOAT16_NAN, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
 
 COMMITS = "commits"
+KEPT = "kept"  # the commit records of the layers that a virtual store keeps
+FINGERPRINTS = "fingerprints"
+FINGERPRINT_SIZE = 2
 COMMIT_DTYPE = np.dtype("<u8")
 NOT_WRITTEN = 2**64 - 1
 COLUMN_CHUNK = 65_536
@@ -149,6 +152,24 @@ def commits_spec(n_partitions: int) -> ArraySpec:
     """Return the spec of the commit records, which are one chunk of 16 bytes per partition."""
     shape = (n_partitions, 2)
     return ArraySpec(COMMITS, shape, COMMIT_DTYPE, ("partition", "record"), NOT_WRITTEN, shape, shape, {})
+
+
+def virtual_specs(metadata: Metadata) -> list[ArraySpec]:
+    """Return the specs of the arrays that only a virtual store has, each one chunk that is written in place."""
+    if metadata.kept is None:
+        return []
+    shape = (len(metadata.layouts), metadata.n_rows, FINGERPRINT_SIZE)
+    dims = ("site", "occurrence", "fingerprint")
+    specs = [ArraySpec(FINGERPRINTS, shape, np.dtype("<f2"), dims, np.nan, shape, shape, {})]
+    if metadata.kept:
+        specs.append(replace(commits_spec(metadata.n_partitions), path=KEPT))
+    return specs
+
+
+def kept_positions(metadata: Metadata, partition: int) -> list[int]:
+    """Return the positions of the layers that a virtual store keeps, among those of the site of a partition."""
+    layers = metadata.layouts[partition // metadata.layout.n_partitions].layers
+    return [layers.index(layer) for layer in metadata.kept or () if layer in layers]
 
 
 def no_records(n_partitions: int) -> Records:

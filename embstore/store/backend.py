@@ -96,7 +96,7 @@ def open_reader(path: Path | ObjectPath, *, cache: Path | None = None) -> Reader
         return HDF5Reader(path)
     from embstore.store.zarr.reader import ZarrReader
 
-    return ZarrReader(zarr_storage(path, cache=cache))
+    return ZarrReader(zarr_storage(path, cache=cache), cache=cache)
 
 
 def open_writer(path: Path | ObjectPath) -> Writer:

@@ -104,7 +104,7 @@ def _damaged(writer: ZarrWriter) -> list[int]:
     records = writer.commits()
     intact = committed(records, writer.metadata.layout)
     for partition in np.flatnonzero(intact).tolist():
-        intact[partition] = writer.shards_crc32c(partition) == record_crc32c(records[partition])
+        intact[partition] = writer.is_intact(partition, record_crc32c(records[partition]))
     return np.flatnonzero(~intact).tolist()
 
 

@@ -26,8 +26,9 @@ from embstore.store.arrays import (
     no_records,
     payload_specs,
     record_crc32c,
+    virtual_specs,
 )
-from embstore.store.backend import is_file, no_store, open_reader, zarr_storage
+from embstore.store.backend import Reader, is_file, no_store, open_reader, zarr_storage
 from embstore.store.check.findings import Fault, Findings, VerifyReport, check_attribute, check_index, check_records
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import Layout
@@ -125,7 +126,11 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
     if len(complete) == len(arrays):
         check_index(complete, metadata, findings)
     records = checks.records(metadata)
+    reader = None if metadata.kept is None else open_reader(path)
     for partition in np.flatnonzero(committed(records, metadata.layout)).tolist():
+        if reader is not None:
+            checks.virtual(reader, partition, records[partition])
+            continue
         checks.partition(payload_specs(metadata, partition), metadata.layout, partition, records[partition])
     for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
         if not key.startswith(f"{TEMPORARY}/"):  # what a killed writer left is not a fault
@@ -155,6 +160,7 @@ def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str
     keys = set(all_nodes(metadata, arrays)) | {COMMITS_CHUNK}
     keys |= {column_key(frozen_spec(name, array.shape)) for name, array in arrays.items() if 0 not in array.shape}
     partitions = range(metadata.layout.n_partitions)
+    keys |= {column_key(spec) for spec in virtual_specs(metadata)}
     return keys | {shard_key(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
 
 
@@ -252,6 +258,19 @@ class _ZarrChecks:
         if is_whole and crc != record_crc32c(record):
             what = "its bytes do not match the commit record"
             self._findings.fault(shard_key(specs[0], partition), what, partition=partition)
+
+    def virtual(self, reader: Reader, partition: int, record: Records) -> None:
+        """Check a partition of a virtual store: the layers that are kept, and what is computed again or complete."""
+        try:
+            found = reader.partition_crc32c(partition)
+        except StoreDamagedError as error:
+            self._findings.fault(f"partition {partition}", str(error), partition=partition)
+            return
+        self._findings.checked(0)
+        if found not in (None, record_crc32c(record)):
+            self._findings.fault(
+                f"partition {partition}", "its bytes do not match the commit record", partition=partition
+            )
 
 
 def _mapped_column(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.store.arrays import COMMITS, ArraySpec, commits_spec, frozen_specs, group_paths, payload_specs
+from embstore.store.arrays import (
+    COMMITS,
+    ArraySpec,
+    commits_spec,
+    frozen_specs,
+    group_paths,
+    payload_specs,
+    virtual_specs,
+)
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata, StoredArray, document
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
@@ -74,7 +82,8 @@ def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str
     for path in group_paths(arrays):
         if path:
             nodes[f"{path}/{NODE}"] = group_node({})
-    for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits_spec(metadata.n_partitions)]:
+    commits = commits_spec(metadata.n_partitions)
+    for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits, *virtual_specs(metadata)]:
         nodes[f"{spec.path}/{NODE}"] = array_node(spec)
     nodes[NODE] = group_node({"embstore": document(metadata, arrays)})
     return nodes
@@ -95,22 +104,25 @@ def _encode(node: Mapping[str, Any]) -> bytes:
     return (json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def shard_parts(spec: ArraySpec, rows: NDArray[Any]) -> list[NDArray[Any] | bytes]:
-    """Return the bytes of a shard of `rows` [layer, n, ...] in parts: each layer with its padding, then the index."""
+def shard_parts(spec: ArraySpec, rows: NDArray[Any], layers: Sequence[int] | None = None) -> list[NDArray[Any] | bytes]:
+    """Return the bytes of a shard of `rows` [layer, n, ...] in parts: each layer with its padding, then the index.
+
+    `layers`: the positions of the layers that the shard holds; None: all.
+    """
     n_rows = rows.shape[1]
     padding = np.full((-n_rows % CHUNK_ROWS, *rows.shape[2:]), spec.fill, spec.dtype)
     parts: list[NDArray[Any] | bytes] = []
-    for layer in rows:
+    for layer in rows if layers is None else (rows[position] for position in layers):
         parts += [layer, padding] if len(padding) else [layer]
-    return [*parts, shard_end(spec, n_rows)[1]]
+    return [*parts, shard_end(spec, n_rows, layers)[1]]
 
 
-def shard_end(spec: ArraySpec, n_rows: int) -> tuple[int, bytes]:
+def shard_end(spec: ArraySpec, n_rows: int, layers: Sequence[int] | None = None) -> tuple[int, bytes]:
     """Return the number of bytes of a shard of `n_rows` rows, and its last bytes: its index with the checksum."""
     written = -(-n_rows // CHUNK_ROWS)
     chunk_nbytes = int(np.prod(spec.chunk, dtype=np.int64)) * spec.dtype.itemsize
-    end = shard_index((spec.shape[0], spec.shard[1] // CHUNK_ROWS), written, chunk_nbytes)
-    return spec.shape[0] * written * chunk_nbytes + len(end), end
+    end = shard_index((spec.shape[0], spec.shard[1] // CHUNK_ROWS), written, chunk_nbytes, layers)
+    return (spec.shape[0] if layers is None else len(layers)) * written * chunk_nbytes + len(end), end
 
 
 def column_parts(spec: ArraySpec, array: NDArray[Any]) -> list[NDArray[Any] | bytes]:
@@ -128,17 +140,20 @@ def column_end(spec: ArraySpec) -> bytes:
     return padding.tobytes() + shard_index((1, chunks), chunks, spec.chunk[0] * spec.dtype.itemsize)
 
 
-def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int) -> bytes:
+def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int, layers: Sequence[int] | None = None) -> bytes:
     """Return the index of a shard of `chunks` (outer, inner) chunks of which the first `written` inner ones exist.
+
+    `layers`: the outer ones that exist; None: all.
 
     Chunks follow each other in C order without gaps. The index has (offset, nbytes) per chunk as uint64, then the
     CRC32C of these pairs.
     """
     outer, inner = chunks
     pairs = np.full((outer, inner, 2), ABSENT, "<u8")
-    numbers = np.arange(outer * written, dtype=np.uint64).reshape(outer, written)
-    pairs[:, :written, 0] = numbers * np.uint64(chunk_nbytes)
-    pairs[:, :written, 1] = chunk_nbytes
+    held = range(outer) if layers is None else layers
+    numbers = np.arange(len(held) * written, dtype=np.uint64).reshape(len(held), written)
+    pairs[held, :written, 0] = numbers * np.uint64(chunk_nbytes)
+    pairs[held, :written, 1] = chunk_nbytes
     index = pairs.tobytes()
     return index + crc32c(index).to_bytes(_CRC_NBYTES, "little")
 

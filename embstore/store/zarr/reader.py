@@ -22,6 +22,7 @@ from embstore.store.arrays import (
     ArraySpec,
     Records,
     commits_spec,
+    committed,
     frozen_spec,
     no_records,
     payload_specs,
@@ -42,6 +43,7 @@ from embstore.store.reading.mapped import (
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 from embstore.store.storage.local import LocalStorage
+from embstore.store.virtual.recomputed import Recomputed, kept_fault
 from embstore.store.zarr.format import (
     APPENDED,
     COMMITS_CHUNK,
@@ -80,10 +82,11 @@ class ZarrReader:
     """The arrays of a Zarr store. Files are mapped, and columns read, when they are first needed.
 
     Each one is then known to belong to the store that was opened, or StoreDamagedError says that it was replaced.
-    `remote`: reads rows by ranged requests; None where shards are mapped, which is when `rows` should be used.
+    `remote`: reads rows by ranged requests; None where shards are mapped, which is when `rows` should be used. Of a
+    virtual store the shards that it does not keep are mapped too, where they are computed again.
     """
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, cache: Path | None = None) -> None:
         self.storage = storage
         self.path = storage.path
         self.cache = storage.cache
@@ -104,15 +107,21 @@ class ZarrReader:
         self._chunk_rows = {name: count for name, count in rows.items() if count is not None}
         if not self._is_folder and (len(self._chunk_rows) < len(rows) or (self.cache and self.is_foreign)):
             raise self._rewritten(self.metadata.layout.vectors)
+        self._recomputed: Recomputed | None = None
+        if self.metadata.kept is not None:
+            if self.is_foreign:
+                raise self._rewritten(self.metadata.layout.vectors)
+            self._recomputed = Recomputed(storage, self.metadata, cache, self._expected_again)
+            self.cache = self._recomputed.folder
         self.remote: RemoteRows | None = None
-        if not storage.is_mapped:
+        if not storage.is_mapped and self._recomputed is None:
             self.remote = RemoteRows(
                 storage, self.metadata.layout, self.specs, self._chunk_rows, require_same=self.require_same
             )
         self._columns: dict[str, NDArray[Any]] = {}
         self._files: list[MappedFile] = []
         self._records: Records | None = None
-        self._shards: dict[tuple[str, int], Shard] = {}
+        self._shards: dict[tuple[str, int, bool], Shard] = {}
         self._layers: dict[tuple[str, int], MappedLayer] = {}
         self._max_shards = max_mapped()
         self._mutex = threading.Lock()
@@ -241,7 +250,7 @@ class ZarrReader:
         files = layer.files
         for partition in partitions:
             if partition not in files:
-                shard = self._shard(array, partition)
+                shard = self._shard(array, partition, position)
                 offsets = shard.offsets[position]
                 layer.place(partition * len(offsets), shard.file, offsets)
                 files[partition] = shard.file
@@ -253,7 +262,7 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         if chunk_rows is None:
             return LibraryRows(partial(self._library_array, spec), position, start)
-        shard = self._shard(array, partition)
+        shard = self._shard(array, partition, position)
         source = shard.sources.get(position)
         if source is None:
             runs = runs_of_chunks(
@@ -272,10 +281,12 @@ class ZarrReader:
 
         Where the rows are follows from the layout, so that the index need not be waited for.
         """
-        if self.is_foreign:
+        if self._recomputed is not None and not self.is_kept(array, position, partition):
+            return
+        if self.is_foreign or self._recomputed is not None:
             self.rows(array, position, partition).will_need(start, stop)
             return
-        shard = self._shard(array, partition)
+        shard = self._shard(array, partition, position)
         first, last = self.metadata.layout.span(partition)
         row_nbytes = shard.chunk_nbytes // CHUNK_ROWS
         layer = position * -(-(last - first) // CHUNK_ROWS) * CHUNK_ROWS
@@ -283,16 +294,32 @@ class ZarrReader:
             request(shard.file, shard.file.nbytes - index_nbytes(shard.n_chunks), shard.file.nbytes)
         request(shard.file, (layer + start) * row_nbytes, (layer + stop) * row_nbytes)
 
-    def _shard(self, array: str, partition: int) -> Shard:
+    def is_kept(self, array: str, position: int, partition: int) -> bool:
+        """Return whether a virtual store has rows of one layer (by its position) of a partition in its own folder."""
+        spec = self.specs[array]
+        size = self.storage.size(shard_key(spec, partition)) if self._is_folder else None
+        layers = self.metadata.layers if spec.dims[0] == "layer" else self.metadata.blocks
+        return size is not None and (layers[position] in (self.metadata.kept or ()) or self._is_whole(spec, partition))
+
+    def _is_whole(self, spec: ArraySpec, partition: int) -> bool:
+        start, stop = self.metadata.layout.span(partition)
+        return self.storage.size(shard_key(spec, partition)) == shard_end(spec, stop - start)[0]
+
+    def _shard(self, array: str, partition: int, position: int) -> Shard:
+        spec = self.specs[array]
+        again = self._recomputed is not None and not self.is_kept(array, position, partition)
+        key = array, partition, again
+        if again and key not in self._shards:
+            self._shard_file(spec, partition, again=True)  # takes long, and other threads may read meanwhile
         with self._mutex:
-            shard = self._shards.get((array, partition))
+            shard = self._shards.get(key)
             if shard is None:
                 with self._of_this_store(checksum=not self._is_folder):
-                    shard = self._open_shard(self.specs[array], partition)
+                    shard = self._open_shard(spec, partition, again=again)
                 if len(self._shards) >= self._max_shards:
                     self._shards.clear()
                     self._layers.clear()
-                self._shards[array, partition] = shard
+                self._shards[key] = shard
         return shard
 
     def partition_crc32c(self, partition: int) -> int | None:
@@ -306,9 +333,13 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         if self.is_foreign:
             return self._crc32c_of_values(partition, stop - start) if self._is_folder else None
+        if self._recomputed is not None and self._expected_again(partition) is not None:
+            if fault := kept_fault(self.storage, self.metadata, partition):
+                raise StoreDamagedError(f"{fault}: {REPAIR_HINT}")
+            return self._recomputed.crc32c(partition)
         for spec in payload_specs(self.metadata, partition):
             storage, key, (nbytes, end) = self.storage, shard_key(spec, partition), shard_end(spec, stop - start)
-            if self.cache is not None:  # the local copy is what is read
+            if self.storage.cache is not None:  # the local copy is what is read
                 file = self._shard_file(spec, partition)
                 storage, key = LocalStorage(file.parent), file.name
             size, url = storage.size(key), f"{storage.url(key)} of partition {partition}"
@@ -329,24 +360,39 @@ class ZarrReader:
             crc = crc32c(np.frombuffer(shard_end(spec, n_rows)[1], np.uint8), crc)
         return crc
 
-    def _shard_file(self, spec: ArraySpec, partition: int) -> Path:
-        """Return the local file of a shard; one checksum covers those of all arrays."""
+    def _shard_file(self, spec: ArraySpec, partition: int, *, again: bool = False) -> Path:
+        """Return the local file of a shard; one checksum covers those of all arrays. `again`: it is computed again."""
         key = shard_key(spec, partition)
-        if self._is_folder:
+        if self._is_folder and not again:
             return Path(str(self.path), key)
-        records = self.commits() if self._records is None else self._records
-        start, stop = self.metadata.layout.span(partition)
         number = spec.first + partition % self.metadata.layout.n_partitions
+        expected = self._expected(number)
+        files = self._recomputed.files(number) if again and self._recomputed else self.storage.files(expected)
+        return files[expected.keys.index(key)]
+
+    def _expected(self, number: int) -> Expected:
+        """Return what the shards of a partition, counted over the store, must be by its commit record."""
+        records = self.commits() if self._records is None else self._records
+        start, stop = self.metadata.layout.span(number)
         specs = payload_specs(self.metadata, number)
-        keys = tuple(shard_key(each, partition) for each in specs)
+        keys = tuple(shard_key(each, number) for each in specs)
         sizes, ends = zip(*(shard_end(each, stop - start) for each in specs), strict=True)
         crc, version = record_crc32c(records[number]), self.metadata.fingerprint
-        files = self.storage.files(Expected(f"partition {number}", keys, sizes, crc, version, ends))
-        return files[keys.index(key)]
+        return Expected(f"partition {number}", keys, sizes, crc, version, ends)
 
-    def _open_shard(self, spec: ArraySpec, partition: int) -> Shard:
+    def _expected_again(self, number: int) -> Expected | None:
+        """Return what the shards of a partition must be, None unless it is committed and not complete in the store."""
+        records = self.commits() if self._records is None else self._records
+        if not committed(records, self.metadata.layout)[number]:
+            return None
+        specs = payload_specs(self.metadata, number)
+        is_whole = self._is_folder and all(self._is_whole(spec, number) for spec in specs)
+        return None if is_whole else self._expected(number)
+
+    def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool = False) -> Shard:
         chunk_rows = self._chunk_rows[spec.path]
-        file = MappedFile(self._shard_file(spec, partition), random=True, of=f" of partition {partition}")
+        path = self._shard_file(spec, partition, again=again)
+        file = MappedFile(path, random=True, of=f" of partition {partition}")
         row_nbytes = spec.dtype.itemsize * math.prod(spec.shape[2:])
         return Shard(file, (spec.shape[0], spec.shard[1] // chunk_rows), chunk_rows * row_nbytes)
 

@@ -18,13 +18,17 @@ from embstore.store.arrays import (
     commit_record,
     committed,
     frozen_spec,
+    kept_positions,
     no_records,
     payload_specs,
     stored_arrays,
+    virtual_specs,
 )
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.files import crc32c, write_file
+from embstore.store.virtual.fingerprints import fingerprints
+from embstore.store.virtual.recomputed import crc_of, fingerprint_bytes, kept_fault, virtual_chunks
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
     NODE,
@@ -56,7 +60,7 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
 def create_local(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
     """Create a store without rows in the new folder `path`, which is not durable yet."""
     objects = static_objects(metadata, frozen)
-    objects[COMMITS_CHUNK] = [no_records(metadata.n_partitions)]
+    objects |= {COMMITS_CHUNK: [no_records(metadata.n_partitions)], **virtual_chunks(metadata)}
     for key, parts in objects.items():
         (path / key).parent.mkdir(parents=True, exist_ok=True)
         write_file(path / key, parts, fsync=False)
@@ -153,6 +157,8 @@ class ZarrWriter:
         A shard is created once. One that exists, from an earlier run or another worker, is checked and kept, and the
         CRC32C is that of its bytes; one that cannot be a shard of this partition is replaced.
         """
+        if self.metadata.kept is not None:
+            return self._write_virtual(partition, arrays)
         crc = 0
         for spec in payload_specs(self.metadata, partition):
             parts = shard_parts(spec, arrays[spec.path])
@@ -171,6 +177,32 @@ class ZarrWriter:
                 raise StorageError(f"{self._storage.url(key)} is changed by another process: let only one write")
         return crc
 
+    def _write_virtual(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
+        """Write what a virtual store keeps of a partition, and return the CRC32C of the shards that it has not."""
+        specs = payload_specs(self.metadata, partition)
+        crc = crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs])
+        self.thin(partition, arrays)
+        return crc
+
+    def thin(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Store the fingerprints of a partition, then put the layers that are kept in the place of its shards."""
+        specs = payload_specs(self.metadata, partition)
+        start, _, key = fingerprint_bytes(self.metadata, partition)
+        self._storage.write_at(key, fingerprints(specs[0], arrays).tobytes(), start)
+        self.keep(partition, arrays)
+
+    def keep(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Put the layers that are kept in the place of a partition's shards, after their record."""
+        specs, layers = payload_specs(self.metadata, partition), kept_positions(self.metadata, partition)
+        if not layers:
+            self._delete_shards([partition])
+            return
+        shards = [shard_parts(spec, arrays[spec.path], layers) for spec in specs]
+        record = commit_record(arrays[specs[0].path].shape[1], crc_of(shards)).astype(COMMIT_DTYPE)
+        self._storage.write_at(column_key(virtual_specs(self.metadata)[1]), record.tobytes(), partition * record.nbytes)
+        for spec, parts in zip(specs, shards, strict=True):
+            self._storage.put(shard_key(spec, partition), parts)
+
     def _is_shard(self, key: str, shape: tuple[int, bytes]) -> bool:
         nbytes, end = shape
         if self._storage.size(key) != nbytes:
@@ -187,6 +219,12 @@ class ZarrWriter:
                 return None
             crc = self._storage.crc32c(key, shape[0], crc)
         return crc
+
+    def is_intact(self, partition: int, crc: int) -> bool:
+        """Return whether a committed partition has the shards that it must have, `crc` of all its layers."""
+        if self.shards_crc32c(partition) == crc:
+            return True
+        return self.metadata.kept is not None and kept_fault(self._storage, self.metadata, partition) is None
 
     def recover(self) -> None:
         """Begin committing: take care of shards that have no record, and remove what interrupted writes left.

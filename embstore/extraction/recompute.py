@@ -1,0 +1,132 @@
+"""Compute partitions of a virtual store again, from its index, its metadata and its model."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+from embstore.devices import idle_threads, torch_threads
+from embstore.errors import EmbstoreError, InvalidValueError, ModelError
+from embstore.extraction.append import stored_options
+from embstore.extraction.options import CLS
+from embstore.extraction.partition import Part, TextOptions
+from embstore.extraction.worker import Destination, Job, Task, Worker
+from embstore.models import absolute_shorthand, encoder_from_shorthand, locate
+from embstore.models.encoder import Encoder
+from embstore.progress import reporting
+from embstore.recomputing import Take
+from embstore.store import Store
+from embstore.store.backend import open_reader
+from embstore.store.storage.files import make_folders, replacing
+from embstore.store.storage.location import ObjectPath
+from embstore.store.virtual.recomputed import default_folder
+
+MODEL = "EMBSTORE_MODEL"  # where the model of a virtual store is, if it is not found
+
+
+def recompute(path: Path | ObjectPath, cache: Path | None, number: int, take: Take, model: str | None) -> None:
+    """Encode the partitions again that are encoded together with partition `number`, and give `take` each.
+
+    `cache`: the folder for local copies of a remote store. `model`: where its model is, if that is known. Raises
+    InvalidValueError for a store that embstore has not extracted, ModelError where its model is not found or has other
+    weights.
+    """
+    store = Store(open_reader(path)) if isinstance(path, Path) else _remote(path, cache)
+    encoder = _encoder(store, model)
+    metadata, options = store.metadata, stored_options(store.metadata)
+    windows = tuple(metadata.extraction.get("context_windows", [options.context_window]))
+    limit = int(metadata.extraction["max_length"]) - encoder.n_specials
+    place = encoder.cls_place if options.pooling == CLS else None
+    text = TextOptions(options.unit, limit, windows, options.batch_subwords or 0, place)
+    window = windows.index(options.context_window)
+    destinations = tuple(Destination(0, layout, window, store.center) for layout in metadata.layouts)
+    partition = number % metadata.layout.n_partitions
+    part = Part.of(store.index, *metadata.layout.span(partition))
+    task = Task(partition, part, tuple(range(len(destinations))))
+    done = 0
+    label = f"compute partition {partition + 1:,} of {metadata.layout.n_partitions:,} of {path.name} again"
+    with (
+        torch_threads(idle_threads()),
+        reporting(None, total=part.n_rows * len(destinations), unit="words", label=label) as report,
+    ):
+
+        def advance(n_rows: int) -> None:
+            nonlocal done
+            done += n_rows
+            report(done)
+
+        for _ in Worker(encoder, Job(metadata.layers, options, text, destinations), [take], on_rows=advance).run(
+            [task]
+        ):
+            pass
+
+
+def require_recomputable(store: Store) -> None:
+    """Raise InvalidValueError for a store whose rows no model of this package has made."""
+    needed = {"batching", "compute_dtype", "batch_subwords", "max_length"} - set(store.metadata.extraction)
+    if needed or not store.metadata.model.get("weights_sha256"):
+        raise InvalidValueError(
+            f"{store.path} cannot be computed again: it was not made by `embstore extract` but imported or exported"
+        )
+
+
+def _encoder(store: Store, place: str | None) -> Encoder:
+    """Load the model of a store, as it computed."""
+    require_recomputable(store)
+    model, extraction = store.metadata.model, store.metadata.extraction
+    place = place or find_model(store)
+    encoder = _loaded(place, extraction["compute_dtype"], model["revision"])
+    for part in ("weights", "tokenizer"):
+        if getattr(encoder.info, f"{part}_sha256") != model[f"{part}_sha256"]:
+            raise ModelError(
+                f"{place} has other {part} than the model {model['name']!r} that made {store.path}: {_HINT}"
+            )
+    try:
+        encoder.use_batching(extraction["batching"])
+    except InvalidValueError as error:
+        raise ModelError(f"{store.path} cannot be computed again on {encoder.device}: {error}") from None
+    remember(encoder)
+    return encoder
+
+
+_HINT = f"set {MODEL} to the folder or the name of that model"
+
+
+@lru_cache(maxsize=1)
+def _remote(path: ObjectPath, cache: Path | None) -> Store:
+    return Store(open_reader(path, cache=cache))
+
+
+@lru_cache(maxsize=1)
+def _loaded(place: str, compute_dtype: str, revision: str | None) -> Encoder:
+    return encoder_from_shorthand(place, compute_dtype=compute_dtype, revision=revision)
+
+
+def find_model(store: Store) -> str:
+    """Return the name of the encoder of a store with the path of its files. Raises ModelError where it is not found."""
+    if given := os.environ.get(MODEL):
+        return given
+    model, folders = store.metadata.model, [Path(".")]
+    if isinstance(store.path, Path):
+        folders.append(store.path.absolute().parent)
+    remembered = _memory(model["weights_sha256"])
+    try:
+        if remembered.is_file():
+            return locate(remembered.read_text("utf-8"), model["revision"], folders=["/"])
+        return locate(model["name"], model["revision"], folders=folders)
+    except (EmbstoreError, OSError):
+        raise ModelError(f"the model {model['name']!r} that made {store.path} is not found: {_HINT}") from None
+
+
+def remember(encoder: Encoder) -> None:
+    """Remember on this machine where the files of an encoder are, by the digest of its weights."""
+    file, place = _memory(encoder.info.weights_sha256), absolute_shorthand(encoder.source)
+    if not file.is_file() or file.read_text("utf-8") != place:
+        make_folders(file.parent)
+        with replacing(file) as partial:
+            partial.write_text(place, "utf-8")
+
+
+def _memory(digest: str) -> Path:
+    return default_folder() / "models" / digest

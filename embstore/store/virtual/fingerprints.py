@@ -1,0 +1,57 @@
+"""Fingerprints of rows: two numbers by which a row that was computed again is recognized where its last bits differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.store.arrays import FINGERPRINT_SIZE, ArraySpec
+from embstore.store.vectors import decode
+
+TOLERANCE = 0.02  # the largest difference of a fingerprint whose row counts as the same
+
+_ROWS_AT_ONCE = 4096
+_LEAST = 1e-30
+
+
+def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float16]:
+    """Return the fingerprints of the rows of a partition, float16 [n, 2]; `spec`: of its vectors [layer, n, feature].
+
+    With u_l the direction of a row's vector v_l in stored layer l, of L, and s_l a vector of fixed random signs, they
+    are sum_l s_l . u_l / sqrt(L), which has variance 1 over signs, and mean_l log2 |v_l|. Vectors of int8 are relative
+    to the center.
+    """
+    vectors = arrays[spec.path]
+    n_layers, n_rows, n_features = vectors.shape
+    projected, norms = np.zeros(n_rows), np.zeros(n_rows)
+    for layer, sign in enumerate(signs(n_layers, n_features)):
+        for start in range(0, n_rows, _ROWS_AT_ONCE):
+            rows = slice(start, start + _ROWS_AT_ONCE)
+            values = decode(vectors[layer, rows], spec.attributes["embstore_dtype"]).astype(np.float32)
+            if "scale" in arrays:
+                values *= arrays["scale"][layer, rows, None]
+            largest = np.maximum(np.abs(values).max(1, initial=0), _LEAST)
+            values /= largest[:, None]  # or squares may overflow
+            norm = np.maximum(np.sqrt(np.einsum("nd,nd->n", values, values)), _LEAST)
+            projected[rows] += values @ sign / norm
+            norms[rows] += np.log2(norm.astype(np.float64) * largest)
+    made = np.empty((n_rows, FINGERPRINT_SIZE), np.float16)
+    made[:, 0], made[:, 1] = projected / np.sqrt(n_layers), norms / n_layers
+    return made
+
+
+def signs(n_layers: int, n_features: int) -> NDArray[np.float32]:
+    """Return the signs, +1 or -1, float32 [layer, feature]: the bits of numpy's PCG64(0), the lowest first."""
+    count = n_layers * n_features
+    words = np.random.PCG64(0).random_raw(-(-count // 64)).astype("<u8")
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=count)
+    return (1 - 2 * bits.astype(np.float32)).reshape(n_layers, n_features)
+
+
+def difference(stored: NDArray[np.float16], found: NDArray[np.float16]) -> float:
+    """Return the largest difference of two arrays of fingerprints [n, 2]; infinite where one is not a number."""
+    apart = np.abs(stored.astype(np.float64) - found).max(initial=0.0)
+    return float(apart) if np.isfinite(apart) else float("inf")

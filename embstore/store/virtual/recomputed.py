@@ -1,0 +1,211 @@
+"""The partitions that a virtual store does not keep: computed again when they are read, checked and cached."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore import recomputing
+from embstore.errors import InvalidValueError, RecomputedWarning, StoreDamagedError
+from embstore.store.arrays import (
+    COMMIT_DTYPE,
+    FINGERPRINT_SIZE,
+    kept_positions,
+    payload_specs,
+    record_crc32c,
+    virtual_specs,
+)
+from embstore.store.metadata import Metadata
+from embstore.store.storage.base import Expected, Parts, Storage
+from embstore.store.storage.cache import SIZE_GIB, CacheFolder
+from embstore.store.storage.client import setting
+from embstore.store.storage.files import crc32c, crc32c_of_file, write_at
+from embstore.store.virtual.fingerprints import TOLERANCE, difference, fingerprints
+from embstore.store.zarr.format import column_key, shard_end, shard_key, shard_parts
+
+_AT_ONCE = threading.RLock()  # the threads of a process share the model
+
+
+class Recomputed:
+    """The shards of partitions that are computed again, as files in the folder of the cache.
+
+    `expected`: returns what the shards of a partition must be by its commit record, None where it is not committed or
+    its shards are complete in the store. A file appears once it is whole and checked, by one rename, so that processes
+    may share the folder and be killed. EMBSTORE_CACHE_GIB (64) bounds it; the least recently used are removed.
+    """
+
+    def __init__(
+        self, storage: Storage, metadata: Metadata, folder: Path | None, expected: Callable[[int], Expected | None]
+    ) -> None:
+        self.folder = folder or default_folder()
+        self._storage = storage
+        self._metadata = metadata
+        self._expected = expected
+        self._nbytes = int(setting("EMBSTORE_CACHE_GIB", SIZE_GIB) * 2**30)
+        self._cache = CacheFolder(self.folder, self._nbytes)
+
+    def files(self, number: int) -> list[Path]:
+        """Return the files of a partition's shards; it is computed again unless they are in the cache."""
+        return self._found(number)[0]
+
+    def crc32c(self, number: int) -> int | None:
+        """Return the CRC32C of a partition as it is in the cache; None where its last bits differ from the commit's."""
+        paths, is_exact = self._found(number)
+        crc = 0
+        for path in paths:
+            crc, _ = crc32c_of_file(path, crc)
+        return crc if is_exact else None
+
+    def _found(self, number: int) -> tuple[list[Path], bool]:
+        expected = self._expected(number)
+        assert expected is not None
+        if (size := sum(expected.sizes)) > self._nbytes:
+            raise InvalidValueError(
+                f"a partition of {self._storage.path} has {size:,} bytes, more than the cache of {self._nbytes:,}: set "
+                "EMBSTORE_CACHE_GIB to more"
+            )
+        for is_last in (False, False, True):
+            if found := self._cached(expected):
+                return found
+            if is_last:
+                break
+            with _AT_ONCE:
+                if not self._cached(expected):
+                    self._recompute(number)
+        raise StoreDamagedError(
+            f"{self.folder} has lost a file that was just written there: set EMBSTORE_CACHE_GIB to more, or choose "
+            "another folder by EMBSTORE_CACHE"
+        )
+
+    def _cached(self, expected: Expected) -> tuple[list[Path], bool] | None:
+        for is_exact in (True, False):
+            names = _names(expected, is_exact=is_exact)
+            paths = [path for name in names if (path := self._cache.find(*name)) is not None]
+            if len(paths) == len(names):
+                return paths, is_exact
+        return None
+
+    def _recompute(self, wanted: int) -> None:
+        """Compute a partition and those that are encoded together with it; the one that is wanted stays the newest."""
+        own = self._expected(wanted)
+        assert own is not None
+
+        def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+            expected = self._expected(number)
+            if number == wanted:
+                self._add(number, own, arrays)
+            elif expected is not None and sum(own.sizes) + sum(expected.sizes) <= self._nbytes:
+                self._cached(own)  # marks it as used
+                self._add(number, expected, arrays)
+
+        recomputing.recompute(self._storage.path, self.folder, wanted, take)
+
+    def _add(self, number: int, expected: Expected, arrays: Mapping[str, NDArray[Any]]) -> None:
+        specs = payload_specs(self._metadata, number)
+        shards = [shard_parts(spec, arrays[spec.path]) for spec in specs]
+        is_exact = crc_of(shards) == expected.crc32c
+        if not is_exact:
+            require_near(self._storage.path, number, self._stored(number), fingerprints(specs[0], arrays))
+
+        def write(descriptors: list[int]) -> None:
+            for descriptor, parts in zip(descriptors, shards, strict=True):
+                offset = 0
+                for part in parts:
+                    offset = write_at(descriptor, part, offset)
+
+        self._cache.add(_names(expected, is_exact=is_exact), write)
+
+    def _stored(self, number: int) -> NDArray[np.float16]:
+        start, stop, key = fingerprint_bytes(self._metadata, number)
+        return self._storage.get_range(key, start, stop).view("<f2").reshape(-1, FINGERPRINT_SIZE)
+
+
+def crc_of(shards: list[list[NDArray[Any] | bytes]]) -> int:
+    """Return the CRC32C of shards given as parts."""
+    crc = 0
+    for parts in shards:
+        for part in parts:
+            crc = crc32c(part, crc)
+    return crc
+
+
+def require_near(path: object, number: int, stored: NDArray[np.float16], found: NDArray[np.float16]) -> None:
+    """Raise StoreDamagedError unless the fingerprints of a partition are the same but for what last bits change."""
+    apart = difference(stored, found)
+    if not apart <= TOLERANCE:
+        raise StoreDamagedError(
+            f"partition {number} of {path} was computed again, and is not what was committed: its fingerprints differ "
+            f"by {apart:.3g}, at most {TOLERANCE} is allowed; the model or the software has changed"
+        )
+    warnings.warn(
+        f"rows of {path} that were computed again differ from those committed in the last bits (fingerprints by "
+        f"{apart:.2g}): they were made on another device or with other software",
+        RecomputedWarning,
+        stacklevel=2,
+    )
+
+
+def fingerprint_bytes(metadata: Metadata, number: int) -> tuple[int, int, str]:
+    """Return where the fingerprints of a partition are stored: bytes `[start, stop)` of a key."""
+    spec = virtual_specs(metadata)[0]
+    site = number // metadata.layout.n_partitions
+    start, stop = (site * metadata.n_rows + row for row in metadata.layout.span(number))
+    row_nbytes = FINGERPRINT_SIZE * spec.dtype.itemsize
+    return start * row_nbytes, stop * row_nbytes, column_key(spec)
+
+
+def kept_fault(storage: Storage, metadata: Metadata, number: int) -> str | None:
+    """Return what is wrong with the layers that a virtual store keeps of a partition, None where nothing is.
+
+    Layers whose shard is not there are computed again.
+    """
+    layers, crc = kept_positions(metadata, number), 0
+    start, stop = metadata.layout.span(number)
+    for spec in payload_specs(metadata, number) if storage.is_in_place else ():
+        key, (nbytes, end) = shard_key(spec, number), shard_end(spec, stop - start, layers)
+        size = storage.size(key)
+        if size is None:
+            return None
+        if size != nbytes or storage.get_range(key, nbytes - len(end), nbytes).tobytes() != end:
+            return f"the size or index of {storage.url(key)} was changed"
+        crc = storage.crc32c(key, nbytes, crc)
+    if not layers or not storage.is_in_place:
+        return None
+    records = np.frombuffer(storage.get(column_key(virtual_specs(metadata)[1])), COMMIT_DTYPE).reshape(-1, 2)
+    if crc != record_crc32c(records[number]):
+        return f"the layers that {storage.path} keeps of partition {number} were changed"
+    return None
+
+
+def virtual_chunks(metadata: Metadata) -> dict[str, Parts]:
+    """Return the chunks that only a virtual store has, by key, without any row."""
+    chunks: dict[str, Parts] = {}
+    for spec in virtual_specs(metadata):
+        rows = np.full((min(spec.shape[-2], 2**16), spec.shape[-1]), spec.fill, spec.dtype)
+        whole, rest = divmod(int(np.prod(spec.shape[:-1])), len(rows))
+        chunks[column_key(spec)] = [rows] * whole + [rows[:rest]] * bool(rest)
+    return chunks
+
+
+def _names(expected: Expected, *, is_exact: bool) -> list[tuple[str, int]]:
+    end = "" if is_exact else " near"
+    return [
+        (f"{expected.version} {key} {size} {expected.crc32c}{end}", size)
+        for key, size in zip(expected.keys, expected.sizes, strict=True)
+    ]
+
+
+def default_folder() -> Path:
+    """Return the folder of what is computed again: EMBSTORE_CACHE, else `embstore` in the user's folder of caches."""
+    if given := os.environ.get("EMBSTORE_CACHE"):
+        return Path(given)
+    caches = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return Path(os.environ.get("XDG_CACHE_HOME") or caches) / "embstore"

@@ -1,0 +1,151 @@
+"""Thinning a store: vectors that its model can compute again are dropped, all or all but those of some layers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore import recomputing
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, check_choice
+from embstore.progress import Progress, reporting
+from embstore.store.arrays import payload_specs, record_crc32c
+from embstore.store.layout import resolve_layers
+from embstore.store.metadata import Metadata
+from embstore.store.opening import members_at
+from embstore.store.storage.files import storing
+from embstore.store.storage.local import LocalStorage
+from embstore.store.storage.location import parse_location
+from embstore.store.storage.lock import StoreLock
+from embstore.store.store import Layers, Store
+from embstore.store.virtual.fingerprints import fingerprints
+from embstore.store.virtual.recomputed import crc_of, require_near, virtual_chunks
+from embstore.store.zarr.format import NODE, TEMPORARY, all_nodes, shard_end, shard_key, shard_parts
+from embstore.store.zarr.reader import ZarrReader
+from embstore.store.zarr.writer import ZarrWriter
+
+SAMPLED = 3  # partitions that are computed again before vectors are dropped
+
+
+@checked
+def thin(
+    path: str | os.PathLike[str],
+    *,
+    keep: Layers | Literal["none"] = "none",
+    check: Literal["sample", "all"] = "sample",
+    model: str | Path | None = None,
+    progress: Progress = None,
+) -> Store:
+    """Drop the vectors of a finished store, or those of all layers but some; they are computed again when read.
+
+    What stays is the index, the metadata, the commit records, a fingerprint of each row, and the layers `keep`. Before
+    anything is dropped, three partitions ("sample") or every one ("all") are computed again and compared with their
+    commit records. Each partition is then thinned atomically; the same call resumes after an interruption. A virtual
+    store may be thinned again to keep nothing. `model`: where its model is, if it is not found by its name.
+
+    Raises InvalidValueError for a store that cannot be computed again or is not a .zarr on a disk, ModelError where its
+    model is not found or is another one, StoreDamagedError where what is computed is not what was committed: nothing is
+    dropped then; StoreBusyError.
+    """
+    location = parse_location(path)
+    if not isinstance(location, Path) or location.suffix != ".zarr" or len(members_at(location)) > 1:
+        raise InvalidValueError(f"{location} cannot be thinned: only one .zarr on a disk can, without appended parts")
+    check_choice("check", check, ("sample", "all"))
+    with StoreLock(location), storing(location):
+        _thin(LocalStorage(location, temporary=TEMPORARY), keep, check, model, progress)
+    return Store(ZarrReader(LocalStorage(location, temporary=TEMPORARY)))
+
+
+def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None, progress: Progress) -> None:
+    reader = ZarrReader(storage)
+    if reader.is_foreign:
+        raise InvalidValueError(f"{storage.path} was rewritten by another tool: only a store as it was made is thinned")
+    store, found = Store(reader), reader.metadata
+    if not store.finished:
+        raise MissingRowsError(
+            f"{storage.path} is not finished: complete it by the command that began it, then thin it"
+        )
+    kept = () if keep in ("none", None) else resolve_layers(keep, found.layers, ascending=True)
+    if found.kept is not None and kept not in (found.kept, ()):
+        raise InvalidValueError(
+            f"{storage.path} keeps layers {', '.join(map(str, found.kept)) or 'none'}: others are not stored any more; "
+            "keep the same, or none"
+        )
+    metadata = replace(found, kept=kept)
+    whole = [number for number in range(metadata.n_partitions) if _is_whole(storage, metadata, number)]
+    order = whole if check == "all" else sorted({whole[0], whole[len(whole) // 2], whole[-1]} if whole else ())
+    with reporting(progress, total=len(order), unit="partitions", label="compute again") as report:
+        for done, number in enumerate(order):
+            report(done)
+            _require_same(reader, number, None if model is None else str(model))
+    if metadata != found:
+        _declare(storage, reader, metadata)
+        reader = ZarrReader(storage)
+    writer = ZarrWriter(storage, metadata)
+    with reporting(progress, total=metadata.n_partitions, unit="partitions", label="thin") as report:
+        for number in range(metadata.n_partitions):
+            if number in whole:
+                writer.thin(number, _checked_arrays(reader, number))
+            elif not kept:
+                writer.keep(number, {})
+            report(number + 1)
+    storage.finish()
+    if not kept:
+        for folder, _, _ in os.walk(storage.path, topdown=False):
+            with suppress(OSError):  # not empty
+                os.rmdir(folder)
+
+
+def _is_whole(storage: LocalStorage, metadata: Metadata, number: int) -> bool:
+    """Return whether the shards of a partition have all layers."""
+    start, stop = metadata.layout.span(number)
+    specs = payload_specs(metadata, number)
+    return all(storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0] for spec in specs)
+
+
+def _declare(storage: LocalStorage, reader: ZarrReader, metadata: Metadata) -> None:
+    """Make a store virtual: first the arrays that it then has, at last its metadata; all shards are complete still."""
+    missing = {key: parts for key, parts in virtual_chunks(metadata).items() if storage.size(key) is None}
+    nodes = all_nodes(metadata, reader.arrays)
+    for key, parts in {**missing, **{key: [node] for key, node in nodes.items()}}.items():
+        if key in missing or not storage.holds(key, parts):
+            storage.put(key, parts)
+    assert list(nodes)[-1] == NODE
+
+
+def _checked_arrays(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
+    """Read a partition as it is stored; raises StoreDamagedError unless it is what was committed."""
+    specs = payload_specs(reader.metadata, number)
+    start, stop = reader.metadata.layout.span(number)
+    arrays = {spec.path: np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype) for spec in specs}
+    for name, array in arrays.items():
+        for position, rows in enumerate(array):
+            reader.rows(name, position, number).read(0, stop - start, rows)
+    if crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs]) != record_crc32c(reader.commits()[number]):
+        raise StoreDamagedError(f"partition {number} of {reader.path} was changed: repair it before it is thinned")
+    return arrays
+
+
+def _require_same(reader: ZarrReader, wanted: int, model: str | None) -> None:
+    """Compute a partition again and compare it with the one that is stored."""
+    specs = payload_specs(reader.metadata, wanted)
+    compared = []
+
+    def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        if number != wanted:
+            return
+        compared.append(number)
+        stored = _checked_arrays(reader, number)
+        if any(not np.array_equal(stored[name].view(np.uint8), arrays[name].view(np.uint8)) for name in stored):
+            require_near(reader.path, number, fingerprints(specs[0], stored), fingerprints(specs[0], arrays))
+
+    recomputing.recompute(reader.path, reader.cache, wanted, take, model)
+    if not compared:
+        raise StoreDamagedError(f"partition {wanted} of {reader.path} was not computed again: nothing was dropped")
