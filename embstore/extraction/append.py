@@ -40,6 +40,8 @@ def stored_options(metadata: Metadata) -> ExtractionOptions:
     """Return the options that a store was made with."""
     known: dict[str, Any] = dict(metadata.extraction)
     keep = known.pop("keep", None) or {}
+    if not isinstance(known.get("context", ""), str):
+        del known["max_length"]  # it follows from the size of the blocks
     words = keep.get("words")
     known |= {"layers": metadata.layers, "sites": tuple(metadata.sites) or (RESIDUAL,), "dtype": metadata.dtype}
     known["keep"] = Keep(**{**keep, "words": None if words is None else frozenset(words)})

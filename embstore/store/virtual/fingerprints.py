@@ -20,13 +20,13 @@ _LEAST = 1e-30
 def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float16]:
     """Return the fingerprints of the rows of a partition, float16 [n, 2]; `spec`: of its vectors [layer, n, feature].
 
-    With u_l the direction of a row's vector v_l in stored layer l, of L, and s_l a vector of fixed random signs, they
-    are sum_l s_l . u_l / sqrt(L), which has variance 1 over signs, and mean_l log2 |v_l|. Vectors of int8 are relative
-    to the center.
+    With u_l the direction of a row's vector v_l in stored layer l, of L, and s_l and t_l vectors of fixed random signs,
+    they are sum_l s_l . u_l / sqrt(L) and sum_l t_l . u_l / sqrt(L) + mean_l log2 |v_l|. Each sum has variance 1 over
+    signs. Vectors of int8 are relative to the center.
     """
     vectors = arrays[spec.path]
     n_layers, n_rows, n_features = vectors.shape
-    projected, norms = np.zeros(n_rows), np.zeros(n_rows)
+    projected, norms = np.zeros((n_rows, FINGERPRINT_SIZE)), np.zeros(n_rows)
     for layer, sign in enumerate(signs(n_layers, n_features)):
         for start in range(0, n_rows, _ROWS_AT_ONCE):
             rows = slice(start, start + _ROWS_AT_ONCE)
@@ -36,19 +36,19 @@ def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray
             largest = np.maximum(np.abs(values).max(1, initial=0), _LEAST)
             values /= largest[:, None]  # or squares may overflow
             norm = np.maximum(np.sqrt(np.einsum("nd,nd->n", values, values)), _LEAST)
-            projected[rows] += values @ sign / norm
+            projected[rows] += (values @ sign.T) / norm[:, None]
             norms[rows] += np.log2(norm.astype(np.float64) * largest)
-    made = np.empty((n_rows, FINGERPRINT_SIZE), np.float16)
-    made[:, 0], made[:, 1] = projected / np.sqrt(n_layers), norms / n_layers
-    return made
+    projected /= np.sqrt(n_layers)
+    projected[:, 1] += norms / n_layers
+    return projected.astype(np.float16)
 
 
 def signs(n_layers: int, n_features: int) -> NDArray[np.float32]:
-    """Return the signs, +1 or -1, float32 [layer, feature]: the bits of numpy's PCG64(0), the lowest first."""
-    count = n_layers * n_features
+    """Return the signs, float32 [layer, 2, feature]: 1 for the bits 0 of numpy's PCG64(0), the lowest first, else -1."""
+    count = n_layers * FINGERPRINT_SIZE * n_features
     words = np.random.PCG64(0).random_raw(-(-count // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=count)
-    return (1 - 2 * bits.astype(np.float32)).reshape(n_layers, n_features)
+    return (1 - 2 * bits.astype(np.float32)).reshape(n_layers, FINGERPRINT_SIZE, n_features)
 
 
 def difference(stored: NDArray[np.float16], found: NDArray[np.float16]) -> float:

@@ -51,6 +51,7 @@ class Recomputed:
         self._expected = expected
         self._nbytes = int(setting("EMBSTORE_CACHE_GIB", SIZE_GIB) * 2**30)
         self._cache = CacheFolder(self.folder, self._nbytes)
+        self._computed: set[int] = set()
 
     def files(self, number: int) -> list[Path]:
         """Return the files of a partition's shards; it is computed again unless they are in the cache."""
@@ -97,6 +98,15 @@ class Recomputed:
         """Compute a partition and those that are encoded together with it; the one that is wanted stays the newest."""
         own = self._expected(wanted)
         assert own is not None
+        size = self._metadata.n_rows * self._metadata.row_nbytes
+        if wanted in self._computed and size > self._nbytes:
+            warnings.warn(
+                f"rows of {self._storage.path} are computed more than once: its {size:,} bytes exceed the cache of "
+                f"{self._nbytes:,}; set EMBSTORE_CACHE_GIB to more",
+                RecomputedWarning,
+                stacklevel=2,
+            )
+        self._computed.add(wanted)
 
         def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
             expected = self._expected(number)

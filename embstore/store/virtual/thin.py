@@ -16,7 +16,7 @@ from embstore import recomputing
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, check_choice
 from embstore.progress import Progress, reporting
-from embstore.store.arrays import payload_specs, record_crc32c
+from embstore.store.arrays import KEPT, committed, payload_specs, record_crc32c
 from embstore.store.layout import resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
@@ -67,8 +67,8 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
     reader = ZarrReader(storage)
     if reader.is_foreign:
         raise InvalidValueError(f"{storage.path} was rewritten by another tool: only a store as it was made is thinned")
-    store, found = Store(reader), reader.metadata
-    if not store.finished:
+    found = reader.metadata
+    if not committed(reader.commits(), found.layout).all():
         raise MissingRowsError(
             f"{storage.path} is not finished: complete it by the command that began it, then thin it"
         )
@@ -98,6 +98,8 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
             report(number + 1)
     storage.finish()
     if not kept:
+        for key in storage.sizes(KEPT):
+            storage.delete(key)
         for folder, _, _ in os.walk(storage.path, topdown=False):
             with suppress(OSError):  # not empty
                 os.rmdir(folder)

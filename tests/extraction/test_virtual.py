@@ -1,0 +1,487 @@
+"""Virtual and thinned stores read as the stores that they were, whatever is interrupted, evicted, changed or gone."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from numpy.typing import NDArray
+
+import embstore as es
+from embstore import recomputing
+from embstore.errors import (
+    InvalidValueError,
+    MissingRowsError,
+    ModelError,
+    RecomputedWarning,
+    StoreDamagedError,
+)
+from embstore.executors import Processes
+from embstore.extraction import recompute as recompute_module
+from embstore.probes.splits import split_words
+from embstore.store.arrays import payload_specs
+from embstore.store.storage.files import crc32c
+from embstore.store.virtual.fingerprints import fingerprints, signs
+from embstore.store.zarr.format import shard_parts
+from embstore.store.zarr.writer import ZarrWriter
+from tests.extraction.plans import plan_of
+from tests.extraction.test_pipeline import small_partitions, tree_bytes
+from tests.models import tiny
+from tests.store_making import make_store
+
+thin = es.store.thin
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with partitions of 256 rows and a cache of its own."""
+    small_partitions(monkeypatch)
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv(recompute_module.MODEL, raising=False)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "bert")
+
+
+def sentences(count: int = 100) -> list[Any]:
+    return [es.corpus.Sentence(words, {"upos": ["X" if len(word) % 2 else "Y" for word in words]}) for words in
+            tiny.random_sentences(count, seed=1)]  # fmt: skip
+
+
+def plan(model: Path, **options: Any) -> es.Plan:
+    return plan_of(sentences(), model=model, **options)
+
+
+def everything(store: es.Store) -> list[NDArray[Any]]:
+    """The vectors of all sites and layers, gathered in a random order."""
+    rows = np.random.default_rng(0).permutation(store.n_rows)
+    return [store.site(site).gather_layers(rows) for site in store.sites]
+
+
+def assert_same(found: es.Store, expected: es.Store) -> None:
+    for own, other in zip(everything(found), everything(expected), strict=True):
+        assert own.tobytes() == other.tobytes()
+    assert found.digest == expected.digest
+
+
+def forget(place: Path) -> None:
+    """Empty the cache, but remember where models are."""
+    for file in (place / "cache").glob("*.cached"):
+        file.unlink()
+
+
+def cached(place: Path) -> int:
+    return len(list((place / "cache").glob("*.cached")))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "int8": {"dtype": "int8"},
+    "float16": {},
+    "float32": {"dtype": "float32", "layers": [0, 2]},
+    "bfloat16": {"dtype": "bfloat16", "unit": "subword"},
+    "sites": {"sites": ("residual", "query"), "specials": True},
+    "windows": {"context_window": 2},
+    "attention": {"attention_window": 1},
+    "documents": {"context": 24},
+    "sentences": {"unit": "sentence", "pooling": "last"},
+}
+
+
+@pytest.mark.parametrize("name", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in list(OPTIONS)[1:])])
+def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path, model: Path, name: str) -> None:
+    made = plan(model, **OPTIONS[name])
+    full = es.extract(made, place / "full.zarr", progress=False)
+    virtual = es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
+    assert virtual.finished
+    assert cached(place) == 0
+    assert not list((place / "virtual.zarr").glob("[hqs]*/c"))
+    assert_same(virtual, full)
+    assert es.verify(virtual.path).ok
+    shutil.copytree(full.path, place / "thin.zarr")
+    layer = full.layers[-1]
+    kept = thin(place / "thin.zarr", keep=[layer], check="all", progress=False)
+    assert es.verify(kept.path).ok
+    forget(place)
+    assert kept.gather(np.arange(kept.n_rows), layer).tobytes() == full.gather(np.arange(full.n_rows), layer).tobytes()
+    assert cached(place) == 0
+    assert_same(kept, full)
+    nothing = thin(place / "thin.zarr", progress=False)
+    assert nothing.metadata.kept == ()
+    forget(place)
+    assert_same(nothing, full)
+    assert tree_bytes(nothing.path) == tree_bytes(virtual.path)
+
+
+@pytest.mark.slow
+def test_queries_have_the_same_tables(place: Path, model: Path) -> None:
+    made = plan(model)
+    full = es.extract(made, place / "store.zarr", progress=False)
+    word = full.index.words[int(np.bincount(full.index.type).argmax())]
+    training = es.Training(epochs=2, batch_size=64)
+
+    def tables(store: es.Store) -> list[Any]:
+        classes: dict[str, list[str]] = {form: [] for form in store.index.words}
+        lists = [dict(list(classes.items())[start::2]) for start in range(2)]
+        probe = es.ClassProbe(label="upos", training=training).fit(store, split_words(*lists), progress=False)
+        return [
+            es.geometry(store, min_contexts=2, progress=False),
+            es.neighbors(store, word, layer=1, k=5),
+            es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
+            es.senses(store, word, layer=1, n_clusters=2).frame,
+            probe.score().frame,
+            store.select(words=word).table(),
+        ]
+
+    expected = tables(full)
+    for keep in ("1", "none"):
+        forget(place)
+        for own, other in zip(tables(thin(full.path, keep=keep, model=model, progress=False)), expected, strict=True):
+            assert own.equals(other)
+
+
+def test_a_decoder_and_its_lower_layers(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    decoder = tiny.save("gpt2", tmp_path_factory.mktemp("models") / "gpt2")
+    made = plan(decoder, layers=[1, 2])
+    full = es.extract(made, place / "full.zarr", progress=False)
+    virtual = es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
+    blocks = [np.concatenate([block.copy() for _, block in store.scan(2)]) for store in (full, virtual)]
+    assert blocks[0].tobytes() == blocks[1].tobytes()
+
+
+@pytest.mark.slow
+def test_other_processes_read_it_too(place: Path, model: Path) -> None:
+    made = plan(model)
+    full = es.extract(made, place / "full.zarr", progress=False)
+    with Processes(2) as executor:
+        virtual = es.extract(made, place / "virtual.zarr", virtual=True, executor=executor, progress=False)
+        assert tree_bytes(virtual.path) == tree_bytes(thin(full.path, progress=False).path)
+        rows = np.arange(full.n_rows)
+        futures = [executor.submit(virtual.gather, rows, 1) for _ in range(4)]
+        assert len({future.result().tobytes() for future in futures}) == 1
+
+
+def virtual_store(place: Path, model: Path, **options: Any) -> tuple[es.Store, es.Store]:
+    """Return a full and a virtual store of the same plan."""
+    made = plan(model, **options)
+    full = es.extract(made, place / "full.zarr", progress=False)
+    return full, es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
+
+
+def test_an_executor_needs_no_more_than_the_cache_holds(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, virtual = virtual_store(place, model)
+    shard = max(file.stat().st_size for file in full.path.glob("hidden_states/c/0/*/0"))
+    for partitions in (1, 2):
+        monkeypatch.setenv("EMBSTORE_CACHE_GIB", str((partitions * shard + 1) / 2**30))
+        forget(place)
+        with pytest.warns(RecomputedWarning, match="computed more than once: .* exceed the cache"):
+            assert_same(pickle.loads(pickle.dumps(es.open(virtual.path))), full)
+        assert 1 <= cached(place) <= partitions
+    monkeypatch.setenv("EMBSTORE_CACHE_GIB", str((shard - 1) / 2**30))
+    with pytest.raises(InvalidValueError, match=r"more than the cache of .*: set EMBSTORE_CACHE_GIB to more"):
+        es.open(virtual.path).gather([0], 0)
+
+
+def test_a_partition_is_computed_once_and_only_where_it_is_read(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, virtual = virtual_store(place, model)
+    numbers: list[int] = []
+    compute = recompute_module.recompute
+
+    def counted(path: Any, cache: Any, number: int, *rest: Any) -> None:
+        numbers.append(number)
+        compute(path, cache, number, *rest)
+
+    recomputing.register(counted)
+    try:
+        virtual.gather([300, 301], 2)
+        assert cached(place) < virtual.layout.n_partitions
+        once = len(numbers)
+        for store in (virtual, es.open(virtual.path, cache=place / "cache")):
+            store.gather([257, 300], 0)
+            next(store.scan(1, 260, 270))
+        assert len(numbers) == once == 1
+    finally:
+        recomputing.register(es._recompute)  # type: ignore[attr-defined]
+
+
+def changing(change: Callable[[NDArray[Any]], None]) -> Callable[..., None]:
+    """Return a function that computes partitions again, with changed vectors."""
+
+    def compute(path: Any, cache: Any, number: int, take: recomputing.Take, model: str | None) -> None:
+        def changed(number: int, arrays: Any) -> None:
+            copies = {name: array.copy() for name, array in arrays.items()}
+            change(copies["hidden_states"])
+            take(number, copies)
+
+        recompute_module.recompute(path, cache, number, changed, model)
+
+    return compute
+
+
+def last_bits(vectors: NDArray[Any]) -> None:
+    vectors.view(np.uint16)[...] ^= 1
+
+
+def one_row(vectors: NDArray[Any]) -> None:
+    vectors[:, 5] = vectors[:, 6]
+
+
+def one_layer(vectors: NDArray[Any]) -> None:
+    vectors[1] = vectors[2]
+
+
+def scaled(vectors: NDArray[Any]) -> None:
+    vectors *= 1.1
+
+
+def zeros(vectors: NDArray[Any]) -> None:
+    vectors[:, :3] = 0
+
+
+@pytest.mark.parametrize("change", [last_bits, one_row, one_layer, scaled, zeros])
+def test_what_is_computed_again_is_compared(place: Path, model: Path, change: Any) -> None:
+    full, virtual = virtual_store(place, model)
+    before = tree_bytes(full.path)
+    recomputing.register(changing(change))
+    rows = np.arange(256)
+    try:
+        if change is last_bits:
+            for _ in range(2):
+                with pytest.warns(RecomputedWarning, match="in the last bits"):
+                    found = es.open(virtual.path, verify="lazy").gather(rows, 1)
+                forget(place)
+            assert np.allclose(found, full.gather(rows, 1), rtol=2e-3)
+            with pytest.warns(RecomputedWarning):
+                assert es.verify(virtual.path).ok
+            with pytest.warns(RecomputedWarning):
+                thin(full.path, keep=[2], progress=False)
+            return
+        with pytest.raises(StoreDamagedError, match=r"partition 0 of .* is not what was committed"):
+            virtual.gather(rows, 1)
+        assert cached(place) == 0
+        assert not es.verify(virtual.path).ok
+        with pytest.raises(StoreDamagedError, match="is not what was committed"):
+            thin(full.path, progress=False)
+        assert tree_bytes(full.path) == before
+    finally:
+        recomputing.register(es._recompute)  # type: ignore[attr-defined]
+
+
+def test_a_model_that_is_gone_or_another_one(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    own = Path(shutil.copytree(model, place / "own" / "model"))
+    made = plan(own)
+    full = es.extract(made, place / "full.zarr", progress=False)
+    thinned = thin(full.path, keep=[2], progress=False, model=own)
+    kept = thinned.gather([5], 2)
+    own.rename(place / "own" / "moved")
+    forget(place)
+    with pytest.raises(ModelError, match=r"the model 'model' that made .* is not found: set EMBSTORE_MODEL") as caught:
+        thinned.gather([5], 1)
+    assert "\n" not in str(caught.value)
+    assert thinned.gather([5], 2).tobytes() == kept.tobytes()
+    other = tiny.save("bert", tmp_path_factory.mktemp("models") / "bert", seed=3)
+    monkeypatch.setenv("EMBSTORE_MODEL", str(other))
+    with pytest.raises(ModelError, match=r"has other weights than the model 'model'.*: set EMBSTORE_MODEL"):
+        thinned.gather([5], 1)
+    monkeypatch.setenv("EMBSTORE_MODEL", str(place / "own" / "moved"))
+    first = thinned.gather([5], 1)
+    monkeypatch.delenv("EMBSTORE_MODEL")
+    forget(place)
+    assert thinned.gather([5], 1).tobytes() == first.tobytes()  # the place is remembered
+
+
+def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
+    """A row that is not there is never zeros, and the layers that are kept are plain Zarr."""
+    full = es.extract(plan(model), place / "full.zarr", progress=False)
+    expected = full.gather_layers(np.arange(full.n_rows))
+    thin(full.path, keep="1", model=model, progress=False)
+    array = zarr.open_array(full.path / "hidden_states", mode="r")[...]
+    assert array[1].tobytes() == expected[1].tobytes()
+    assert np.isnan(array[[0, 2, 3]]).all()
+
+
+def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -> None:
+    imported = make_store(place / "imported.zarr").store
+    made = plan(model)
+    hdf5 = es.extract(made, place / "x.h5", progress=False)
+    full = es.extract(made, place / "full.zarr", progress=False)
+    for store, error, message in (
+        (imported, InvalidValueError, "was not made by `embstore extract`"),
+        (hdf5, InvalidValueError, "only one .zarr on a disk"),
+    ):
+        with pytest.raises(error, match=message):
+            thin(str(store.path), progress=False)
+    flip = full.path / "hidden_states/c/0/1/0"
+    data = bytearray(flip.read_bytes())
+    data[100] ^= 1
+    flip.write_bytes(data)
+    before = tree_bytes(full.path)
+    with pytest.raises(StoreDamagedError, match=r"partition 1 of .* repair it before"):
+        thin(full.path, check="all", model=model, progress=False)
+    assert tree_bytes(full.path) == before
+    with pytest.raises(InvalidValueError, match="exists with all its vectors"):
+        es.extract(made, full.path, virtual=True, progress=False)
+    with pytest.raises(InvalidValueError, match=r"only a .zarr on a disk"):
+        es.extract(made, place / "y.h5", virtual=True, progress=False)
+
+
+def test_layers_that_were_dropped_cannot_be_kept(place: Path, model: Path) -> None:
+    full = es.extract(plan(model), place / "full.zarr", progress=False)
+    thin(full.path, keep=[1, 2], model=model, progress=False)
+    with pytest.raises(InvalidValueError, match="keeps layers 1, 2: others are not stored any more"):
+        thin(full.path, keep=[1], progress=False)
+    with pytest.raises(InvalidValueError, match="layer 9"):
+        thin(full.path, keep=[9], progress=False)
+
+
+class Killed(BaseException):
+    """Ends a process at once."""
+
+
+@pytest.mark.parametrize("keep", ["none", pytest.param("1", marks=pytest.mark.slow)])
+def test_thinning_that_is_interrupted_is_resumed(
+    place: Path, model: Path, keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(model)
+    full = es.extract(made, place / "full.zarr", progress=False)
+    shutil.copytree(full.path, place / "once.zarr")
+    expected = tree_bytes(thin(place / "once.zarr", keep=keep, model=model, progress=False).path)
+    keeping = ZarrWriter.keep
+    for number in range(full.layout.n_partitions):
+        path = Path(shutil.copytree(full.path, place / f"{number}.zarr"))
+
+        def killed(self: ZarrWriter, partition: int, arrays: Any, number: int = number) -> None:
+            if partition == number:
+                raise Killed
+            keeping(self, partition, arrays)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ZarrWriter, "keep", killed)
+            with pytest.raises(Killed):
+                thin(path, keep=keep, progress=False)
+        assert_same(es.open(path), full)
+        assert es.verify(path).ok
+        forget(place)
+        thin(path, keep=keep, progress=False)
+        assert tree_bytes(path) == expected
+
+
+def test_an_interrupted_virtual_extraction_is_resumed(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plan(model)
+    expected = tree_bytes(es.extract(made, place / "once.zarr", virtual=True, progress=False).path)
+    write = ZarrWriter.write
+
+    def killed(self: ZarrWriter, partition: int, arrays: Any) -> int:
+        if partition == 1:
+            raise Killed
+        return write(self, partition, arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ZarrWriter, "write", killed)
+        with pytest.raises(Killed):
+            es.extract(made, place / "x.zarr", virtual=True, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        begun = es.open(place / "x.zarr")
+    with pytest.raises(MissingRowsError):
+        begun.gather([300], 0)
+    assert begun.gather([0, 300], 0, missing="nan")[1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
+    with pytest.raises(MissingRowsError, match="is not finished"):
+        thin(begun.path, progress=False)
+    es.extract(made, place / "x.zarr", progress=False)
+    assert tree_bytes(place / "x.zarr") == expected
+
+
+def test_a_killed_computation_leaves_nothing_half_written(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, virtual = virtual_store(place, model)
+    for moment in ("embstore.store.virtual.recomputed.write_at", "embstore.store.storage.cache.os.replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(moment, raising)
+            with pytest.raises(Killed):
+                virtual.gather([0], 1)
+        assert cached(place) == 0
+    assert_same(virtual, full)
+
+
+def raising(*_: Any) -> None:
+    raise Killed
+
+
+def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
+    made = plan(model)
+    full = es.extract(made, place / "full.zarr", progress=False)
+    expected = everything(full)
+    thin(full.path, keep=[1], model=model, progress=False)
+    whole = tree_bytes(full.path)
+    shard = full.path / "hidden_states/c/0/1/0"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    report = es.verify(full.path)
+    assert [fault.partition for fault in report.faults] == [1]
+    with pytest.raises(StoreDamagedError, match="keeps of partition 1 were changed"):
+        es.open(full.path, verify="lazy").gather([300], 1)
+    repaired = es.extract(made, full.path, repair=True, progress=False)
+    assert tree_bytes(full.path) == whole
+    assert everything(repaired)[0].tobytes() == expected[0].tobytes()
+    shard.unlink()
+    assert everything(es.open(full.path))[0].tobytes() == expected[0].tobytes()
+
+
+def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
+    full, virtual = virtual_store(place, model)
+    vectors = full.gather_layers(np.arange(full.n_rows)).astype(np.float64)
+    norms = np.linalg.norm(vectors, axis=2)
+    count = 2 * vectors.shape[0] * vectors.shape[2]
+    words = np.random.PCG64(0).random_raw(count // 64 + 1)
+    bits = [int(words[number // 64]) >> (number % 64) & 1 for number in range(count)]
+    made = np.where(np.array(bits).reshape(vectors.shape[0], 2, -1), -1.0, 1.0)
+    assert np.array_equal(made, signs(len(made), made.shape[2]))
+    projected = np.einsum("lnd,lkd,ln->nk", vectors, made, 1 / norms) / np.sqrt(len(vectors))
+    stored = np.fromfile(virtual.path / "fingerprints/c/0/0/0", "<f2").reshape(-1, 2)
+    assert np.allclose(stored[:, 0], projected[:, 0], atol=2e-3)
+    assert np.allclose(stored[:, 1], projected[:, 1] + np.log2(norms).mean(0), atol=5e-3)
+
+
+def test_fingerprints_of_any_values() -> None:
+    """Neither zeros nor the largest numbers make one that is not a number."""
+    spec = payload_specs(plan_metadata())[0]
+    vectors = np.zeros((2, 3, 4), np.float32)
+    vectors[:, 1], vectors[:, 2] = 3e38, 1e-45
+    assert np.isfinite(fingerprints(spec, {spec.path: vectors})).all()
+
+
+def plan_metadata() -> Any:
+    return es.store.Metadata(
+        n_rows=3, layers=(0, 1), hidden_size=4, dtype="float32", partition_rows=256, model={}, corpus={}, extraction={}
+    )
+
+
+def test_a_shard_of_some_layers_has_their_bytes() -> None:
+    spec = payload_specs(plan_metadata())[0]
+    rows = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    whole, part = (b"".join(map(bytes, shard_parts(spec, rows, layers))) for layers in (None, [1]))
+    chunk = 256 * 4 * 4
+    assert part[:chunk] == whole[chunk : 2 * chunk]
+    assert len(whole) - len(part) == chunk
+    assert part[chunk : chunk + 16] == b"\xff" * 16
+    assert crc32c(part[chunk:-4]).to_bytes(4, "little") == part[-4:]
