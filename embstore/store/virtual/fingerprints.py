@@ -44,7 +44,7 @@ def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray
 
 
 def signs(n_layers: int, n_features: int) -> NDArray[np.float32]:
-    """Return the signs, float32 [layer, 2, feature]: 1 for the bits 0 of numpy's PCG64(0), the lowest first, else -1."""
+    """Return the signs, float32 [layer, 2, feature]: 1 where a bit of numpy's PCG64(0) is 0, -1 where it is 1."""
     count = n_layers * FINGERPRINT_SIZE * n_features
     words = np.random.PCG64(0).random_raw(-(-count // 64)).astype("<u8")
     bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=count)
