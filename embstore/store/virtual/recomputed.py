@@ -53,6 +53,12 @@ class Recomputed:
         self._cache = CacheFolder(self.folder, self._nbytes)
         self._computed: set[int] = set()
 
+    @property
+    def max_partitions(self) -> int:
+        """The partitions that the cache holds."""
+        largest = max(layout.partition_nbytes for layout in self._metadata.layouts)
+        return max(1, self._nbytes // largest)
+
     def files(self, number: int) -> list[Path]:
         """Return the files of a partition's shards; it is computed again unless they are in the cache."""
         return self._found(number)[0]

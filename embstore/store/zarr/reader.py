@@ -124,6 +124,8 @@ class ZarrReader:
         self._shards: dict[tuple[str, int, bool], Shard] = {}
         self._layers: dict[tuple[str, int], MappedLayer] = {}
         self._max_shards = max_mapped()
+        if self._recomputed is not None:  # a file that is mapped takes space after it has left the cache
+            self._max_shards = min(self._max_shards, self._recomputed.max_partitions)
         self._mutex = threading.Lock()
 
     @cached_property
