@@ -3,7 +3,7 @@
 Tensors stay on the CPU, and the code under test is given the device cuda:1 while cuda:0 is the current one. Each
 stream of the GPU, and the host as one more, is a line of time; the sanitizer finds accesses to the same memory that
 neither a stream, an event nor a wait puts in an order. All memory that operators have seen is kept, as freed memory
-that is used again looks like a race.
+that is used again looks like a race. Whatever makes the host wait for the GPU is noted.
 """
 
 from __future__ import annotations
@@ -27,16 +27,25 @@ VIEWS = {"view", "slice", "select", "transpose", "t", "unsqueeze", "squeeze", "e
          "as_strided", "permute", "alias", "split", "_reshape_alias", "unbind", "diagonal", "is_pinned"}  # fmt: skip
 
 
-class PlayedCuda:
-    """What was found: `races`, and `kernels`, the names of the operators that ran in each stream.
+WAITS = {"_local_scalar_dense", "item", "allclose", "argwhere", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_dim",
+         "unique_consecutive", "bincount"}  # fmt: skip
+UPLOADS = (torch.tensor, torch.as_tensor, torch.Tensor.to)
+PRETENDED: dict[Any, Any] = {torch.Tensor.device: GPU, torch.Tensor.is_cuda: True}
+FETCHES = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
 
-    `Stream` and `Event` are those of the GPU; tests may break a method of theirs.
+
+class PlayedCuda:
+    """What was found: `races`, `kernels`, the names of the operators that ran in each stream, and `waits` of the host.
+
+    `Stream` and `Event` are those of the GPU; tests may break a method of theirs. `n_made`: events made.
     """
 
     def __init__(self) -> None:
         self.handler, self.lock = EventHandler(), threading.RLock()
         self.races: list[object] = []
         self.kernels: dict[int, list[str]] = defaultdict(list)
+        self.waits: list[str] = []
+        self.n_made = 0
         self.on_gpu: set[int] = set()
         self.kept: dict[int, Any] = {}
         self.forced = False
@@ -74,11 +83,26 @@ class PlayedCuda:
             found = self.handler._handle_kernel_launch(stream, read - written, written, set(), name, defaultdict(list))
             self.races += found
 
+    def wait(self, why: str) -> None:
+        """Let the host wait for all that the current stream of the GPU has been given."""
+        with self.lock:
+            self.waits.append(why)
+            self.order(self.current_stream(GPU).id, HOST)
+
+    def has(self, tensor: object) -> bool:
+        """Return whether a tensor is on the GPU."""
+        return isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() in self.on_gpu
+
     def keep(self, tensor: torch.Tensor) -> int:
         """Keep the memory of a tensor until the end; returns its address."""
         storage = tensor.untyped_storage()
         self.kept[storage.data_ptr()] = storage
         return storage.data_ptr()
+
+    def peek(self, tensor: torch.Tensor) -> np.ndarray:
+        """Return the values of a tensor on the GPU without waiting for it."""
+        with torch._C.DisableTorchFunction():
+            return tensor.numpy()
 
     def host(self, array: np.ndarray | torch.Tensor, *, writes: bool = False) -> None:
         """The host reads or writes memory, seen from outside of torch."""
@@ -104,6 +128,7 @@ def _event_class(played: PlayedCuda) -> type:
     class Event:
         def __init__(self, enable_timing: bool = False) -> None:
             played.n_events += 1
+            played.n_made += 1
             self.id = played.n_events
             played.handler._handle_event_creation(self.id)
 
@@ -130,12 +155,24 @@ class _Devices(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "pin_memory"}
+        own = bool(args) and self.played.has(args[0])
         if func is torch.Tensor.pin_memory:
             return args[0].clone()
+        if own and (getter := getattr(func, "__self__", None)) in PRETENDED:
+            return PRETENDED[getter]
+        if func in FETCHES and not own:
+            self.played.host(args[0])
         listed = [*args, *kwargs.values()]
+        to_host = func is torch.Tensor.to and any(
+            str(value) == "cpu" for value in listed if isinstance(value, str | torch.device)
+        )
+        if own and (to_host or func in FETCHES):
+            return self._fetched(func, args[0], blocking=not kwargs.get("non_blocking", False))
         if not any(isinstance(value, torch.device) and value.type == "cuda" for value in listed):
             return func(*args, **kwargs)
         args, kwargs = tree_map(lambda x: torch.device("cpu") if isinstance(x, torch.device) else x, (args, kwargs))
+        if own and func is torch.Tensor.to:
+            return func(*args, **kwargs)
         if func is torch.Tensor.to:
             kwargs["copy"] = True
         self.played.forced = True
@@ -144,7 +181,18 @@ class _Devices(TorchFunctionMode):
         finally:
             self.played.forced = False
         self.played.on_gpu.add(made.untyped_storage().data_ptr())
+        if func in UPLOADS and not kwargs.get("non_blocking", False):
+            self.played.wait("upload")
         return made
+
+    def _fetched(self, func: Any, tensor: torch.Tensor, *, blocking: bool) -> Any:
+        """Copy a tensor of the GPU to the host."""
+        with torch._C.DisableTorchFunction():
+            made = tensor.clone()
+        self.played.on_gpu.discard(made.untyped_storage().data_ptr())
+        if blocking:
+            self.played.wait(func.__name__)
+        return func(made) if func is not torch.Tensor.to else made
 
 
 class _Operators(TorchDispatchMode):
@@ -174,7 +222,19 @@ class _Operators(TorchDispatchMode):
         played.on_gpu = played.on_gpu | made if on_gpu else played.on_gpu - made
         made = set() if name.startswith(("empty", "new_empty")) else made
         played.launch(name, played.current_stream(GPU).id if on_gpu else HOST, read, written | made)
+        if on_gpu and (name in WAITS or _waits(name, args, kwargs, played)):
+            played.wait(name)
         return out
+
+
+def _waits(name: str, args: Any, kwargs: Any, played: PlayedCuda) -> bool:
+    """Return whether the host waits: for a copy in between, for how many a mask chooses, or how long the result is."""
+    if name == "copy_":
+        blocking = not (kwargs.get("non_blocking", False) or (len(args) > 2 and args[2]))
+        return blocking and played.has(args[0]) != played.has(args[1])
+    if name in ("index", "index_put_", "index_put"):
+        return any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1])
+    return name == "repeat_interleave" and kwargs.get("output_size") is None
 
 
 @contextlib.contextmanager

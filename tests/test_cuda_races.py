@@ -1,29 +1,34 @@
-"""No race between the streams of a GPU where batches are encoded, cast and read for probes; played on the CPU."""
+"""No race between the streams of a GPU where batches are encoded and cast, probes read and vectors are searched.
+
+All is played on the CPU (see `played_cuda`). A planted race in each of these shows that it would be found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from embstore.analysis.neighbors import exact
+from embstore.analysis.neighbors.exact import Search
+from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.extraction.cast import Cast
-from embstore.models import load_encoder
+from embstore.models import load_encoder, running
 from embstore.models.batched import word_spans
-from embstore.models.running import HostCopies
+from embstore.models.running import HostCopies, HostCopy, LayerPooling
+from embstore.models.transformer import varlen
 from embstore.probes.classes.examples import ArrayExamples, iter_batches
+from embstore.probes.edges import batches as edges
+from embstore.probes.edges.batches import EdgeSplit
 from embstore.store import Layout
+from embstore.store.reading import ahead
 from tests.models import tiny
 from tests.played_cuda import GPU, PlayedCuda, played_cuda
 
 Break = Callable[[PlayedCuda, pytest.MonkeyPatch], None]
-
-
-def nothing(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
-    """Leave everything as it is."""
 
 
 def no_wait_of_streams(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
@@ -46,25 +51,84 @@ def events_of_another_device(played: PlayedCuda, patch: pytest.MonkeyPatch) -> N
     patch.setattr(played.Event, "record", lambda self, stream=None: record(self))
 
 
-def encode(played: PlayedCuda, folder: Path, batching: str) -> None:
-    """Encode some batches with a tiny model, which cuda:1 would run, and cast the vectors into a partition."""
-    encoder: Any = load_encoder(tiny.save("bert", folder / "bert"), device="cpu")
-    encoder.drop_fast_layers()
+def copies_in_a_stream_that_did_not_wait(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.cuda, "stream", lambda stream: played.stream(played.Stream(GPU)))
+
+
+def an_event_before_the_copy(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """What marks the end of a copy is recorded before it begins."""
+    begin = HostCopies.begin
+
+    def early(self: HostCopies, tensors: Any, clock: Any) -> HostCopy:
+        ended = clock.mark()
+        copy = begin(self, tensors, clock)
+        return HostCopy(copy.device, copy.host, copy.began, ended)
+
+    patch.setattr(HostCopies, "begin", early)
+
+
+def one_buffer_on_the_host(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """All batches are copied into the same memory of the host: a ring of buffers that is too small."""
+    memory, make = torch.zeros(2**16), torch.empty
+    played.keep(memory)
+
+    def empty(*shape: Any, **options: Any) -> torch.Tensor:
+        if not options.get("pin_memory"):
+            return make(*shape, **options)
+        count = int(np.prod(shape[0]))
+        return memory.view(options["dtype"])[:count].view(shape[0])
+
+    patch.setattr(running.torch, "empty", empty)
+
+
+def one_buffer_on_the_gpu(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """The vectors of a batch are overwritten by the next one while they are copied, as freed memory would be."""
+    made = LayerPooling.__init__
+    buffers: dict[str, torch.Tensor] = {}
+
+    def again(self: LayerPooling, *arguments: Any) -> None:
+        made(self, *arguments)
+        for site, own in self._gathered.items():
+            wide = buffers.setdefault(site, torch.empty(2**16, dtype=own.dtype, device=GPU))
+            self._gathered[site] = wide[: own.numel()].view(own.shape)
+
+    patch.setattr(LayerPooling, "__init__", again)
+
+
+def no_wait_for_copies(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """Tensors go to the GPU without the host waiting for it."""
+    to = torch.Tensor.to
+    patch.setattr(torch.Tensor, "to", lambda *given, **more: to(*given, **{**more, "non_blocking": True}))
+
+
+def no_wait_for_results(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.Tensor, "cpu", lambda tensor: tensor.to("cpu", non_blocking=True))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tiny model that cuda:1 would run in half precision."""
+    made: Any = load_encoder(tiny.save("bert", tmp_path_factory.mktemp("bert")), device="cpu", compute_dtype="float16")
+    made.device, made.row_capacity = GPU, 16
+    object.__setattr__(made.network.inputs, "device", GPU)
+    return made
+
+
+def encode(played: PlayedCuda, encoder: Any, batching: str) -> None:
+    """Encode some batches, and cast the vectors into a partition."""
     model = encoder.network.model
     played.on_gpu |= {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    encoder.device, encoder._copies, encoder.batching = GPU, HostCopies(GPU), batching
-    object.__setattr__(encoder.network.inputs, "device", GPU)
-    tokenized = encoder.tokenize(tiny.random_sentences(40, seed=0))
+    encoder._copies, encoder.batching = HostCopies(GPU), batching
+    tokenized = encoder.tokenize(tiny.random_sentences(14, seed=0))
     spans = word_spans(tokenized, encoder.info.max_subwords)
-    spans = spans.where(spans.stop > spans.start)
-    layers = (0, 1, 2)
+    layers = (0, 1)
     layout = Layout(layers=layers, n_rows=len(spans.start), hidden_size=encoder.info.hidden_size, dtype="float16",
                     partition_rows=2**20)  # fmt: skip
     cast = Cast(layout, center=None)
     buffer = cast.buffer()
     n_batches = 0
     for pooled in encoder.encode(
-        tokenized, spans, layers=layers, pooling="mean", batch_subwords=64, dtype=torch.float16
+        tokenized, spans, layers=layers, pooling="mean", batch_subwords=48, dtype=torch.float16
     ):
         cast.check(pooled, None)  # type: ignore[arg-type]
         cast.into(buffer, pooled.vectors, np.asarray(pooled.rows), None)
@@ -73,28 +137,46 @@ def encode(played: PlayedCuda, folder: Path, batching: str) -> None:
     assert bool(torch.isfinite(buffer["hidden_states"].float()).all())
 
 
-@pytest.mark.parametrize(
-    ("fault", "is_safe", "batching"),
-    [
-        (nothing, True, "packed"),
-        (nothing, True, "varlen"),
-        (no_wait_of_streams, False, "packed"),
-        (no_wait_of_the_host, False, "packed"),
-        (streams_of_another_device, False, "packed"),
-        (events_of_another_device, False, "packed"),
-    ],
-)
-def test_encoded_vectors_leave_the_gpu_in_order(
-    fault: Break, is_safe: bool, batching: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for sentences end to end, which attends to the whole row: its values do not matter here."""
+
+    def attend(query: Any, key: Any, value: Any, *_: Any, scale: float, window_size: Any) -> torch.Tensor:
+        states = (each.transpose(0, 1) for each in (query, key, value))
+        return torch.nn.functional.scaled_dot_product_attention(*states).transpose(0, 1)
+
+    monkeypatch.setattr(varlen, "_fused_kernel", lambda: attend)
+
+
+@pytest.mark.parametrize("batching", ["varlen", "packed", "padded", "equal"])
+def test_encoded_vectors_leave_the_gpu_in_order(encoder: Any, kernel: None, batching: str) -> None:
     with played_cuda() as played, torch.inference_mode():
-        fault(played, monkeypatch)
-        encode(played, tmp_path, batching)
-    assert (not played.races) == is_safe, played.races[:1]
+        encode(played, encoder, batching)
+    assert not played.races, played.races[:1]
     side = played.n_streams - 1
     assert set(played.kernels[side]) == {"copy_"}, "copies to the host have a stream of their own"
-    assert len(played.kernels[1]) > 100, "the model runs in the current stream of cuda:1"
+    assert len(played.kernels[1]) > 50, "the model runs in the current stream of cuda:1"
     assert not played.kernels[0], "nothing runs on cuda:0"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        no_wait_of_streams,
+        no_wait_of_the_host,
+        streams_of_another_device,
+        events_of_another_device,
+        copies_in_a_stream_that_did_not_wait,
+        an_event_before_the_copy,
+        one_buffer_on_the_host,
+        one_buffer_on_the_gpu,
+    ],
+)
+def test_races_of_encoded_vectors_are_found(encoder: Any, fault: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    with played_cuda() as played, torch.inference_mode():
+        fault(played, monkeypatch)
+        encode(played, encoder, "packed")
+    assert played.races
 
 
 class WatchedExamples(ArrayExamples):
@@ -107,25 +189,80 @@ class WatchedExamples(ArrayExamples):
         self.played.host(out, writes=True)
 
 
+class WatchedStore:
+    """A store that is read into a buffer."""
+
+    hidden_size, vector_dtype = 6, np.dtype(np.float32)
+
+    def __init__(self, played: PlayedCuda, vectors: np.ndarray) -> None:
+        self.played, self.vectors = played, vectors
+
+    def gather_layers(self, rows: np.ndarray, layers: Sequence[int], *, out: np.ndarray) -> None:
+        out[:] = self.vectors[rows]
+        self.played.host(out, writes=True)
+
+
+class WatchedVectors(ArrayVectors):
+    """Vectors that are searched in blocks, all of which are read into one buffer."""
+
+    played: PlayedCuda
+
+    def blocks(self, rows: Any, block_rows: int) -> Iterator[Any]:
+        buffer = np.empty((9, self.hidden_size), np.float32)
+        for numbers, vectors in super().blocks(rows, 9):
+            self.played.host(buffer, writes=True)
+            buffer[: len(vectors)] = vectors
+            yield numbers, buffer[: len(vectors)]
+
+
+VECTORS = np.random.default_rng(0).normal(size=(100, 6)).astype(np.float32)
+
+
+def read_classes(played: PlayedCuda) -> None:
+    examples = WatchedExamples({0: VECTORS, 3: 2 * VECTORS})
+    examples.played = played
+    order = np.random.default_rng(1).permutation(100)
+    for numbers, columns in iter_batches(examples, order, [0, 3], batch_size=9, device=GPU):
+        assert np.array_equal(played.peek(columns[1, :, :-1]), 2 * VECTORS[numbers])
+
+
+def read_edges(played: PlayedCuda) -> None:
+    each = np.arange(100)
+    split = EdgeSplit("train", np.arange(101), (np.stack([each, each + 1], 1),), np.ones((100, 2), bool), 0 * each)
+    store: Any = WatchedStore(played, VECTORS)
+    for batch in edges.iter_batches(store, split, each[::-1].copy(), [2], batch_size=9, device=GPU):
+        assert np.array_equal(played.peek(batch.vectors[0]), VECTORS[batch.targets])
+
+
+def search(played: PlayedCuda) -> None:
+    vectors = WatchedVectors(VECTORS)
+    vectors.played = played
+    queries = VECTORS[:4].astype(np.float64)
+    one = Search(vectors, queries / np.linalg.norm(queries, axis=1)[:, None], 3, Space("cosine"), range(100), (), None)
+    one.n_candidates = 5
+    scores, rows = exact._gpu_candidates(one, GPU)
+    assert (rows[np.arange(4), scores.argmax(1)] == np.arange(4)).all()
+
+
 @pytest.mark.parametrize(
-    ("fault", "is_safe"),
+    ("read", "fault"),
     [
-        (nothing, True),
-        (no_wait_of_the_host, False),
-        (streams_of_another_device, False),
-        (events_of_another_device, False),
+        *((each, None) for each in (read_classes, read_edges, search)),
+        (read_classes, no_wait_of_the_host),
+        (read_classes, streams_of_another_device),
+        (read_classes, events_of_another_device),
+        (read_edges, no_wait_for_copies),
+        (search, no_wait_for_results),
     ],
 )
-def test_examples_of_probes_are_not_overwritten_while_they_are_copied(
-    fault: Break, is_safe: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_is_read_is_not_overwritten_while_it_is_copied(
+    read: Callable[[PlayedCuda], None], fault: Break | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vectors = np.random.default_rng(0).normal(size=(100, 6)).astype(np.float32)
-    examples = WatchedExamples({0: vectors, 3: 2 * vectors})
-    order = np.random.default_rng(1).permutation(100)
+    monkeypatch.setattr(ahead, "QUICK_SECONDS", float("inf"))  # all in this thread, however slow it is
+    monkeypatch.setattr(edges, "GROUP_NBYTES", 1)
     with played_cuda() as played:
-        fault(played, monkeypatch)
-        examples.played = played
-        for numbers, columns in iter_batches(examples, order, [0, 3], batch_size=9, device=GPU):
-            np.testing.assert_array_equal(columns[1, :, :-1].numpy(), 2 * vectors[numbers])
-    assert (not played.races) == is_safe, played.races[:1]
+        if fault is not None:
+            fault(played, monkeypatch)
+        read(played)
+    assert bool(played.races) == (fault is not None), played.races[:1]
     assert not played.kernels[0], "nothing runs on cuda:0"
