@@ -27,8 +27,8 @@ VIEWS = {"view", "slice", "select", "transpose", "t", "unsqueeze", "squeeze", "e
          "as_strided", "permute", "alias", "split", "_reshape_alias", "unbind", "diagonal", "is_pinned"}  # fmt: skip
 
 
-WAITS = {"_local_scalar_dense", "item", "allclose", "argwhere", "is_nonzero", "equal", "nonzero", "masked_select", "_unique2", "unique_dim",
-         "unique_consecutive", "bincount"}  # fmt: skip
+WAITS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "argwhere", "masked_select",
+         "_unique2", "unique_dim", "unique_consecutive", "bincount"}  # fmt: skip
 UPLOADS = (torch.tensor, torch.as_tensor, torch.Tensor.to)
 PRETENDED: dict[Any, Any] = {torch.Tensor.device: GPU, torch.Tensor.is_cuda: True}
 FETCHES = (torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist)
