@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TextIO
 
 import typer
 
-from embstore import __version__
+import embstore
 from embstore.errors import EmbstoreError, EmbstoreWarning
 from embstore_cli.commands import Commands, Entry, Group
 from embstore_cli.options import SETTINGS
@@ -157,7 +157,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"embstore {__version__}")
+        print(f"embstore {embstore.__version__}")
         raise typer.Exit
 
 

@@ -7,8 +7,7 @@ import lazy_loader
 
 from embstore import recomputing as _recomputing
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__version__ = "0.1.0"
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def _recompute(*arguments):  # type: ignore[no-untyped-def]
@@ -19,3 +18,11 @@ def _recompute(*arguments):  # type: ignore[no-untyped-def]
 
 
 _recomputing.register(_recompute)
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":  # of the tag that was built, which the installed package knows
+        from importlib.metadata import version
+
+        return version("embstore")
+    return _load(name)
