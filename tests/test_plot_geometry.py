@@ -65,6 +65,13 @@ def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_a_heat_map_on_paper_has_no_gap_below_a_panel() -> None:
+    figure = plot.heat_map(similarity(12, 3), style="paper")
+    figure.draw_without_rendering()
+    first, _, third = (axis.get_position() for axis in shown(figure)[:3])
+    assert first.y0 - third.y1 < 0.6 * first.height
+
+
 def test_the_words_of_a_heat_map_do_not_overlap() -> None:
     figure = plot.heat_map(similarity(30, 13))
     figure.draw_without_rendering()

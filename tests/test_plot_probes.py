@@ -203,6 +203,32 @@ def test_a_recovered_tree_is_drawn_below_the_gold_one() -> None:
         assert (line.get_color() == RIGHT) == (edge in gold & found)
 
 
+def test_columns_of_divergences_do_not_overlap_on_paper() -> None:
+    figure = plot.edge_summary(edge_frame(), style="paper")
+    figure.draw_without_rendering()
+    [axis] = figure.axes
+    boxes = {text.get_text(): text.get_window_extent() for text in axis.texts if text.get_text() in ("K(s)", "K(Δ)")}
+    assert axis.bbox.x1 < boxes["K(s)"].x0 < boxes["K(s)"].x1 < boxes["K(Δ)"].x0
+
+
+def test_large_panels_with_legends_have_two_columns_on_paper() -> None:
+    metrics = ("share", "distance", "pattern", "importance", "uuas")
+    rows = [(metric, 1, 0, "self", 1, 0.5, 0.1) for metric in metrics]
+    columns = ["metric", "layer", "head", "item", "offset", "value", "baseline"]
+    made = pl.DataFrame(rows, schema=columns, orient="row")
+    assert plot.attention_figure(made, style="paper").get_size_inches()[0] == pytest.approx(6.9)
+    few = plot.attention_figure(made.filter(pl.col("metric") == "share"), style="paper")
+    assert few.get_size_inches()[0] == pytest.approx(3.35)
+
+
+def test_attention_of_a_sentence_fits_a_column() -> None:
+    values = np.full((3, 12, 4, 4), 0.25)
+    sentence = SimpleNamespace(subwords=("a", "b", "c", "d"), layers=(0, 1, 2), heads=tuple(range(12)), values=values)
+    figure = plot.sentence_figure(sentence, style="paper")  # type: ignore[arg-type]
+    figure.draw_without_rendering()
+    assert figure.get_tightbbox().width <= figure.get_size_inches()[0]
+
+
 def test_long_sentences_have_upright_words_and_a_tree_of_a_page() -> None:
     words = tuple(f"word{number}" for number in range(60))
     edges = frozenset((number, number + 1) for number in range(59))

@@ -9,7 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, check_drawable, colormap, drawn, floats, literal, look, panels, style
+from embstore.plot.drawing import (
+    PALETTE,
+    check_drawable,
+    colormap,
+    drawn,
+    floats,
+    literal,
+    look,
+    on_paper,
+    panels,
+    style,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -78,7 +89,7 @@ def _draw_entropy(axis: Any, frame: pl.DataFrame) -> None:
         style_of = look(number)
         axis.scatter(rows["layer"], floats(rows, "value"), s=9, alpha=0.5, color=style_of["color"], linewidths=0)
         axis.plot(layers, means, label=names[item], markersize=4, linewidth=1.4, **style_of)
-    style(axis, title="Entropy: heads and their mean", x="layer", y="nats", layers=layers)
+    style(axis, title="Entropy of attention: heads and their mean", x="layer", y="entropy (nats)", layers=layers)
     axis.legend(frameon=False, fontsize=7)
 
 
@@ -122,7 +133,7 @@ def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
         layers, means = _means(_rows(frame, "pattern", item))
         axis.bar(layers, means, bottom=below, width=0.75, color=PALETTE[number], label=item)
         below = below + means
-    style(axis, title="Patterns of maps", x="layer", y="share of maps", layers=layers)
+    style(axis, title="Patterns of the heads' maps", x="layer", y="share of maps", layers=layers)
     axis.set_ylim(0, 1)
     axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
@@ -155,7 +166,7 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     axis.set_yticks(places, [literal(name) for name in names], fontsize=7)
     axis.invert_yaxis()
     axis.set_xlim(0, 1)
-    axis.legend(frameon=False, fontsize=7, loc="lower right")
+    axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
 def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
@@ -171,7 +182,10 @@ def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
         axis.tick_params(length=0)
         baseline = part["baseline"][0]
         axis.set_title(title + ("" if baseline is None else f"; baseline {baseline:.2f}"), fontsize=11)
-        axis.figure.colorbar(image, ax=axis, pad=0.02).outline.set_visible(False)
+        bar = axis.figure.colorbar(image, ax=axis, pad=0.02)
+        bar.set_label("share found", fontsize=9)
+        bar.ax.tick_params(labelsize=8)
+        bar.outline.set_visible(False)
 
     return draw
 
@@ -214,6 +228,7 @@ def sentence_figure(attention: SentenceAttention) -> Figure:
         axis.set(xlim=(-0.75, 1.75), ylim=(length - 0.4, -0.6), xticks=[], yticks=[])
         axis.set_title(f"layer {attention.layers[number]}", fontsize=10)
         axis.spines[:].set_visible(False)
+    figure.suptitle("Attention from each subword (left) to others (right)", fontsize=12)
     _add_key(figure, colors, attention.heads)
     return figure  # type: ignore[no-any-return]
 
@@ -230,6 +245,5 @@ def _add_key(figure: Any, colors: list[Any], heads: tuple[int, ...]) -> None:
     handles = [
         Line2D([], [], color=color, linewidth=3, label=str(head)) for color, head in zip(colors, heads, strict=True)
     ]
-    figure.legend(
-        handles=handles, title="head", loc="outside lower center", ncols=min(12, len(heads)), frameon=False, fontsize=8
-    )
+    columns = min(len(heads), 4 if on_paper() else 12)
+    figure.legend(handles=handles, title="head", loc="outside lower center", ncols=columns, frameon=False, fontsize=8)

@@ -32,7 +32,8 @@ GRID = "#eeeeee"
 
 # Style -> width of a figure in inches, and how many times the size of text and lines: a column of a paper, a slide.
 STYLES: dict[str, tuple[float, float]] = {"paper": (3.35, 0.78), "talk": (10.0, 1.5)}
-TWO_COLUMNS = 6.9  # inches: the width on paper of a figure that is a sentence
+TWO_COLUMNS = 6.9  # inches: the width on paper of a figure that is a sentence, or large panels
+LARGE_PANEL = 4.0  # inches
 LONG_LABEL = 24  # letters of a label of a legend that has a line of its own on paper
 MANY_TICKS = 13  # labels whose size follows that of their panel
 LETTER = 0.55  # the mean width of a letter, in sizes of its text
@@ -43,7 +44,7 @@ def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
     """Give a function that makes a figure the keywords `title`, `size` and `style`.
 
     `title` replaces the title. `size`: width and height in inches. `style`: "paper", as wide as a column (two columns
-    for a sentence), or "talk", as large as a slide; text and lines have the size that fits.
+    for a sentence and for large panels), or "talk", as large as a slide; text and lines have the size that fits.
     """
     own = signature(function).parameters
 
@@ -82,6 +83,11 @@ def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
     return call
 
 
+def on_paper() -> bool:
+    """Whether the figure that is being made is for a column of a paper."""
+    return _style.get() == "paper"
+
+
 def _is_size(size: Any) -> bool:
     if not isinstance(size, tuple | list) or len(size) != 2:
         return False
@@ -101,11 +107,14 @@ def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) ->
     """Give a figure its size in inches, and its text, lines and points the size of the style."""
     before, is_inches = figure.get_size_inches(), figure.get_layout_engine() is None
     width, times = STYLES.get(style or "", (before[0], 1.0))
-    if is_inches and style == "paper":
+    is_large = style == "paper" and not is_inches and _is_large(figure)
+    if style == "paper" and (is_inches or is_large):
         width = TWO_COLUMNS
     height = before[1] * width / before[0]
     if style == "paper" and not is_inches:
-        height *= 1.15 if len(figure.axes) < 3 else 1.4  # text shrinks less than the panels
+        square = any(axis.get_aspect() == 1 for axis in figure.axes)
+        # Text shrinks less than the panels, and many rows of large ones must fit on a page.
+        height *= 0.75 if is_large else 1.15 if square or len(figure.axes) < 3 else 1.4
         height += 0.17 * sum(len(legend.texts) for legend in figure.legends)
     figure.set_size_inches(*(size or (width, height)))
     if is_inches:
@@ -131,6 +140,14 @@ def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) ->
         points.set_sizes(points.get_sizes() * times**2)
     if not is_inches:
         _wrap_titles(figure)
+
+
+def _is_large(figure: Any) -> bool:
+    """Whether a figure has large panels next to each other with legends of their own."""
+    spec = figure.axes[0].get_subplotspec()
+    n_columns = 1 if spec is None else spec.get_gridspec().ncols
+    has_legends = any(axis.get_legend() for axis in figure.axes)
+    return n_columns > 1 and has_legends and figure.get_size_inches()[0] / n_columns > LARGE_PANEL
 
 
 def _wrap_titles(figure: Any) -> None:
@@ -306,7 +323,7 @@ def add_legend(figure: Any, axes: Any, *, where: str = "upper") -> None:
             handles.setdefault(label, handle)
     if handles:
         columns = min(len(handles), 4)
-        if _style.get() == "paper":
+        if on_paper():
             columns = 1 if max(map(len, handles)) > LONG_LABEL else min(columns, 2)
         options = {"loc": f"outside {where} center", "ncols": columns, "frameon": False, "fontsize": 10}
         figure.legend(handles.values(), handles.keys(), **options)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("task", "layer", "split", "metric", "value")
 CENTER, EXPECTED = PALETTE[0], PALETTE[3]  # blue and purple, as in the paper
-KL_COLUMNS = (("mixing_kl", 1.02, "K(s)"), ("differential_kl", 1.11, "K(Δ)"))
+KL_COLUMNS = (("mixing_kl", 6, "K(s)"), ("differential_kl", 34, "K(Δ)"))  # with points right of the axis
 Frames = Mapping[str, "pl.DataFrame"]
 
 
@@ -93,10 +93,10 @@ def edge_summary(
         _draw_expectation(axis, known, "center_of_gravity", position - 0.19, layers, color=CENTER)
         _draw_expectation(axis, known, "expected_layer", position + 0.19, layers, color=EXPECTED)
         for metric, x, title in KL_COLUMNS:
-            axis.text(x, -0.6, title, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
-            for y, rows in zip(position, known, strict=True):
-                text = _shown(_number(rows.get(metric, {}).get("value")), missing="none")
-                axis.text(x, y, text, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
+            shown = [_shown(_number(rows.get(metric, {}).get("value")), missing="none") for rows in known]
+            for y, text in zip([-0.6, *position], [title, *shown], strict=True):
+                where: dict[str, Any] = {"xycoords": axis.get_yaxis_transform(), "textcoords": "offset points"}
+                axis.annotate(text, (1, y), (x, 0), va="center", fontsize=8, **where)
         labels = [
             f"{literal((names or {}).get(task, task))}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}"
             for task, rows in zip(tasks, known, strict=True)

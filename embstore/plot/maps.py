@@ -156,7 +156,6 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
     names = [literal(word) for word in words]
     least = ceil(sqrt(len(layers)))  # a nearly square grid with few empty panels
     n_columns = min(least, least + 1, key=lambda columns: -len(layers) % columns)
-    n_rows = ceil(len(layers) / n_columns)
     side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
     fontsize = min(9.0, max(3.0, 62 * side / len(words)))
     margin = 0.075 * fontsize / 9 * max(map(len, words)) + 0.3
@@ -168,6 +167,7 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
         sharex=True,
         sharey=True,
     )
+    n_rows, n_columns = axes.shape
     between = similarity.values[:, ~np.eye(len(words), dtype=bool)]
     low = float(between.min()) if between.size else 0.0
     image = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import polars as pl
+import pytest
 
 import embstore as es
 from tests.cli.conftest import Work
@@ -30,6 +31,7 @@ def schema() -> Any:
     return json.loads(resources.files("embstore.schemas").joinpath("attention.schema.json").read_text())
 
 
+@pytest.mark.slow
 def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
     (work / "c.conllu").write_text(TREES)
     command = ("attention", "c.conllu", "-m", "model", "--device", "cpu")
@@ -39,7 +41,9 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
         assert text in ran.out
     frame = pl.read_csv(work / "a.csv")
     assert {"share", "entropy", "distance", "pattern", "uuas", "relation_to_head", "head_x"} <= set(frame["metric"])
-    assert {"share of attention", "nats", "best fixed offset", "share of maps", "layer"} <= svg_texts(work / "a.svg")
+    assert {"share of attention", "entropy (nats)", "best fixed offset", "share of maps", "layer"} <= svg_texts(
+        work / "a.svg"
+    )
     rows = json.loads(work.run(*command, "--json", "--set", "statistics=trees,shares", "--layers", "-1,1").out)
     jsonschema.validate(rows, schema())
     assert {row["metric"] for row in rows} == {"uuas", "share"}

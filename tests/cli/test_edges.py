@@ -24,6 +24,7 @@ def folder(work: Work) -> Work:
     return work
 
 
+@pytest.mark.slow
 def test_tasks_by_folder_and_by_file(folder: Work) -> None:
     ran = folder.run(
         "probe", "edges", "made.zarr", "colours", *ASK, "--out", "scores.csv", "--plot", "layers.svg",

@@ -23,6 +23,7 @@ def schema(name: str) -> Any:
     return json.loads(resources.files("embstore.schemas").joinpath(f"{name}.schema.json").read_text())
 
 
+@pytest.mark.slow
 def test_fine_tuned_extracted_and_compared(work: Work) -> None:
     planted.folder(work / "data", "ner", train=20, dev=10)
     ran = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--scores", "scores.csv")

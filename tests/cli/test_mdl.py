@@ -21,6 +21,7 @@ def folder(work: Work) -> Work:
     return work
 
 
+@pytest.mark.slow
 def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     ran = folder.run(
         "probe", "mdl", "made.zarr", "colours", *ASK, "--set", "cumulative=true", "--control", "--seeds", "0,1",

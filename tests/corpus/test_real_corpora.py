@@ -31,6 +31,7 @@ def test_ewt(data: Path, part: str, many: int) -> None:
         assert set(different) <= {(None, "_")}
 
 
+@pytest.mark.slow
 def test_sts(data: Path) -> None:
     found = list(open_corpus(data / "sts"))
     assert len(found) == 2 * 11_794

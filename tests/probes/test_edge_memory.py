@@ -56,6 +56,7 @@ print(json.dumps({"grown": peak[0] - before, "weights": weights, "values": resul
 """
 
 
+@pytest.mark.slow
 def test_probes_in_groups_equal_those_trained_together(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=30, planted=1, layers=(0, 1, 2), pairs=True)
     task = join_task(made.store, made.splits["train"], made.splits["dev"])

@@ -239,6 +239,7 @@ def test_control_labels_depend_on_forms_only(tmp_path: Path) -> None:
     assert (control_split(joined, store, other).gold != control_split(joined, store, control).gold).any()
 
 
+@pytest.mark.slow
 def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", layers=(0, 1, 2), planted=1, sentences=60, longest=1)
     settings: dict[str, Any] = {"device": "cpu", "projection": 8, "hidden_size": 10, "mixing_rate": 0.1}

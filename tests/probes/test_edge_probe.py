@@ -35,6 +35,7 @@ def value(result: ProbeResult, metric: str, split: str = "test", layer: int | No
     return float(frame["value"].item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [False, True])
 def test_a_planted_signal_is_found_in_its_layer(tmp_path: Path, pairs: bool) -> None:
     made = make(tmp_path / "a.zarr", pairs=pairs)
@@ -58,6 +59,7 @@ def test_a_planted_signal_is_found_in_its_layer(tmp_path: Path, pairs: bool) -> 
     assert value(found, "mixing_kl", "train") > 0.1
 
 
+@pytest.mark.slow
 def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", pairs=True, layers=(0, 2, 3), planted=2)
     probe = fit(made, Training(12, 8, 0.02, 0), kind="linear", seeds=(0, 1))
@@ -112,6 +114,7 @@ def test_a_probability_of_one_half_is_enough(tmp_path: Path) -> None:
     assert (probe.predict(made.splits["test"]) == 0.5).all()
 
 
+@pytest.mark.slow
 def test_seeds_are_reproducible_and_trained_together(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1, 2), planted=1)
     training = Training(2, 4)

@@ -204,9 +204,8 @@ class Stopped(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    "after", [pytest.param(1, marks=pytest.mark.slow), 8, pytest.param(12, marks=pytest.mark.slow), 18]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [1, 8, 12, 18])
 def test_an_interrupted_training_is_resumed(
     after: int, made: FineTuned, model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +323,8 @@ def test_table_4_reaches_the_optimizer(task: str, model: Path, tmp_path: Path, m
     assert heads == ["classifier.weight", "classifier.bias"]
 
 
-@pytest.mark.parametrize("task", [pytest.param("classify", marks=pytest.mark.slow), "paraphrase"])
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classify", "paraphrase"])
 def test_sentences_and_pairs(task: str, model: Path, tmp_path: Path) -> None:
     data = planted.folder(tmp_path / "data", task, train=120)  # enough that every seed learns it
     made = tune(task, data, model=model, out=tmp_path / "out", **{**QUICK, "epochs": 6})
