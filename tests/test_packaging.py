@@ -46,6 +46,7 @@ def set_up(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_version_is_that_of_the_tag(tmp_path: Path) -> None:
     """Of the tagged commit, of the sdist made of it, which has no git, of a commit after it, and without git."""
+    pytest.importorskip("setuptools_scm", reason="no setuptools-scm: pip install setuptools-scm")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     text = (tmp_path / "pyproject.toml").read_text()  # without packages and extension: nothing is compiled
