@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-_RANGE = re.compile(rb"\r\nrange: bytes=(\d+)-(\d+)", re.I)
+_RANGE = re.compile(rb"\r\nrange: bytes=(\d*)-(\d*)", re.I)
 
 
 @dataclass
@@ -29,7 +29,7 @@ class WebHost:
 
 
 def _answer(host: WebHost, folder: Path, request: bytes) -> bytes:
-    """The answer to a GET request, as HTTP/1.1 without closing the connection."""
+    """The answer to a GET or HEAD request, as HTTP/1.1 without closing the connection."""
     address = request.split(b" ", 2)[1].decode()
     path = folder / unquote(urlsplit(address).path).lstrip("/")
     path = path / "index.html" if path.is_dir() else path
@@ -37,14 +37,17 @@ def _answer(host: WebHost, folder: Path, request: bytes) -> bytes:
         return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
     size = path.stat().st_size
     wanted = _RANGE.search(request)
-    start, stop = (int(wanted[1]), min(int(wanted[2]) + 1, size)) if wanted else (0, size)
+    first, last = wanted.groups() if wanted else (b"0", b"")
+    start = int(first) if first else max(0, size - int(last))
+    stop = min(int(last) + 1, size) if first and last else size
     with path.open("rb") as file:
         file.seek(start)
         data = file.read(stop - start)
     host.requests.append((address, len(data)))
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     status = f"206 Partial Content\r\nContent-Range: bytes {start}-{stop - 1}/{size}" if wanted else "200 OK"
-    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+    return head if request.startswith(b"HEAD") else head + data
 
 
 async def _talk(host: WebHost, folder: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

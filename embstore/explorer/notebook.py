@@ -15,7 +15,7 @@ from embstore.explorer.queries.registry import QUERIES, answer, has
 from embstore.explorer.stores import Explored, explored
 from embstore.store import Selection, Store
 
-CODE = Path(__file__).parent / "page" / "widget.js"
+CODE = Path(__file__).parent / "page" / "explorer.js"  # one module without imports
 Given = str | os.PathLike[str] | Store
 
 

@@ -1,6 +1,6 @@
-/** Saves pictures as files. */
+/** Saves pictures and tables as files. */
 
-function save(blob: Blob, name: string): void {
+export function save(blob: Blob, name: string): void {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
   link.download = name;

@@ -11,30 +11,38 @@ export class ServerSource implements Source {
     return true;
   }
 
-  exportUrl(name: string, params: Params, format: "csv" | "parquet"): string {
-    return this.url(`export/${name}.${format}`, params);
+  exportUrl(name: string, params: Params, format: "csv" | "parquet"): string | undefined {
+    if (String(params.rows ?? "").length > LONGEST) return undefined;
+    const address = this.url(`export/${name}.${format}`, params);
+    return address.length <= LONGEST ? address : undefined;
+  }
+
+  async exported(name: string, params: Params, format: "csv" | "parquet"): Promise<Blob> {
+    return (await this.ask(`export/${name}.${format}`, params)).blob();
   }
 
   async query<T>(name: string, params: Params, { signal, progress }: QueryOptions = {}): Promise<T> {
-    const address = this.url(name, params);
-    const request: RequestInit = { signal, cache: "no-store", headers: progress && { Accept: "application/x-ndjson" } };
-    let response: Response;
-    try {
-      response = await (address.length <= LONGEST
-        ? fetch(address, request)
-        : fetch(this.url(name, {}), { ...request, method: "POST", body: JSON.stringify(params) }));
-    } catch (error) {
-      if (signal?.aborted) throw error;
-      throw new Error("the server does not answer: is `embstore explore` still running?");
-    }
+    const response = await this.ask(name, params, { signal, headers: progress && { Accept: "application/x-ndjson" } });
     const type = response.headers.get("content-type") ?? "";
-    if (!response.ok) {
-      const body = type.startsWith("application/json") ? await response.json() : null;
-      throw new Error(body?.error ?? (response.status === 401 ? "open the address that `embstore explore` printed" : `the server answers ${response.status}`));
-    }
     if (type.startsWith("application/x-ndjson")) return (await lastOf(response, progress)) as T;
     if (type.startsWith("application/json")) return (await response.json()) as T;
     return readSafetensors(await response.arrayBuffer()) as T;
+  }
+
+  private async ask(name: string, params: Params, request: RequestInit = {}): Promise<Response> {
+    const address = this.url(name, params);
+    let response: Response;
+    try {
+      response = await (address.length <= LONGEST
+        ? fetch(address, { ...request, cache: "no-store" })
+        : fetch(this.url(name, {}), { ...request, cache: "no-store", method: "POST", body: JSON.stringify(params) }));
+    } catch (error) {
+      if (request.signal?.aborted) throw error;
+      throw new Error("the server does not answer: is `embstore explore` still running?");
+    }
+    if (response.ok) return response;
+    const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : null;
+    throw new Error(body?.error ?? (response.status === 401 ? "open the address that `embstore explore` printed" : `the server answers ${response.status}`));
   }
 
   private url(name: string, params: Params): string {

@@ -10,8 +10,10 @@ export interface QueryOptions {
 export interface Source {
   /** The answer of a named query; a query of arrays resolves to `Arrays`. Rejects with an Error of one line. */
   query<T>(name: string, params: Params, options?: QueryOptions): Promise<T>;
-  /** The address of a query's table, where the source has one. */
-  exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string;
+  /** The address of a query's table, where the source has tables; undefined for one that is too long. */
+  exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string | undefined;
+  /** The table itself. Rejects as `query`. */
+  exported?(name: string, params: Params, format: "csv" | "parquet"): Promise<Blob>;
   /** Whether the source answers a query: views hide what it cannot. */
   has(name: string): boolean;
   /** Is told of the rows that are selected on the map, for code outside the page. */

@@ -100,6 +100,21 @@ def test_the_lasso_fills_the_table_and_is_shared(view: Opened, stores: list[Path
     assert "lasso" not in values(page)
 
 
+def test_all_points_inside_a_lasso_are_saved(view: Opened, stores: list[Path]) -> None:
+    store = es.open(stores[0])
+    page = view(view="map", layer=1, color="none", lasso="-9,-9;-9,9;9,9;9,-9")
+    page.get_by_role("heading", name=f"{store.n_rows:,} selected").wait_for()
+    loaded(page)
+    with page.expect_download() as started:  # more rows than an address holds
+        page.get_by_role("region", name="Points").get_by_role("button", name="CSV").click()
+    with Path(started.value.path()).open(newline="") as file:
+        assert [int(each["occurrence"]) for each in csv.DictReader(file)] == list(range(store.n_rows))
+    page.route("**/api/export/**", lambda route: route.fulfill(status=400, json={"error": "too many"}))
+    page.get_by_role("region", name="Points").get_by_role("button", name="Parquet").click()
+    page.get_by_role("alert").get_by_text("too many").wait_for()
+    view.complaints.clear()  # of the answer 400
+
+
 def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
     page = view(view="map", layer=1, color="upos")
     whole = drawn(page)

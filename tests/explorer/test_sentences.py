@@ -102,6 +102,10 @@ def test_a_parse_is_what_the_probe_predicts(explored: Explored, made: Made, prob
     for one, other, distance in found["edges"]:
         assert distance == pytest.approx(float(expected.distances[one, other]), rel=1e-4)
     assert int(np.argmin(found["depths"])) == expected.found_root
+    names: dict[str, Any] = {}
+    lines, _, call = found["python"].rpartition("\n")
+    exec(f"{lines}\nmade = {call}", names)
+    assert names["made"].found == expected.found
     assert found["layer"] == expected.layer
     with pytest.raises(InvalidValueError, match="edge probes"):
         answer([explored], "parse", {"sentence": number, "probe": "tags"})

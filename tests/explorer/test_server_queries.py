@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,15 +13,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 import embstore as es
 from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, Explored, answer, explored
 from embstore.explorer.queries import neighbors as neighbors_module
 from embstore.explorer.queries.registry import CancelledQueryError, NotFoundError, has
-from embstore.explorer.tables import as_file
+from embstore.explorer.tables import as_file, table
 from embstore.store.storage.safetensors import parse
 from tests.store_making import make_store
+from tests.web_host import web_host
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,50 @@ def test_occurrences_are_shown_in_their_sentences(one: list[Explored], store: es
     assert found["columns"] == [{"name": "upos", "kind": "label"}]
     given = run(one, "occurrences", rows="7,3-5,4")
     assert [each["row"] for each in given["rows"]] == [3, 4, 5, 7]
+
+
+ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
+    ("stores", {}),
+    ("complete", {"prefix": "b"}),
+    ("occurrences", {"where": "upos = 'NOUN' and position > 1", "sort": "left", "limit": 9}),
+    ("occurrences", {"rows": "255-257,3"}),
+    ("word", {"word": "bank"}),
+    ("senses", {"word": "bank", "layer": "2", "clusters": 2}),
+    ("neighbors", {"row": 300, "layers": "0,5", "k": 5}),
+    ("geometry", {}),
+    ("cka", {}),
+    ("map", {"word": "river", "layer": "2", "color": "upos"}),
+    ("sentence", {"row": 300}),
+    ("similarity", {"sentence": 60, "layer": "5"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bucket", "web", "collection"])
+def test_a_store_elsewhere_answers_as_one_on_a_disk(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    path = make_store(tmp_path / "s.zarr").store.path
+    with ExitStack() as opened:
+        if kind == "bucket":
+            address = request.getfixturevalue("bucket").upload(path, "in/s.zarr")
+        elif kind == "web":
+            address = f"{opened.enter_context(web_host(tmp_path)).url}/s.zarr"
+        else:
+            made = [path, make_store(tmp_path / "t.zarr", seed=1).store.path]
+            address = str(es.store.collect(tmp_path / "s.json", stores=made).path)
+            path = es.store.export(address, tmp_path / "copy.zarr").path
+        there, here = explored([address]), explored([path])
+        for name, params in ELSEWHERE:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))  # nothing computed there is read here
+            far = answer(there, name, params)
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+            near = answer(here, name, params)
+            if name != "stores":
+                codes = [(each.data if isinstance(each, Arrays) else each).get("python", "") for each in (far, near)]
+                assert codes[0].replace(address, str(path)) == codes[1]
+            shown = table(far), table(near)
+            assert_frame_equal(*(each.drop("address", "member", strict=False) for each in shown), abs_tol=1e-5)
 
 
 def test_a_word_is_compared_with_the_corpus(one: list[Explored], store: es.Store) -> None:

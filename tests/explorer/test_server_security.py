@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import csv
+import io
 import json
 import os
 import re
@@ -13,17 +15,23 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
 from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, Explored, explored, security, server, serving
+from embstore.explorer.notebook import CODE
 from embstore.explorer.queries.registry import CancelledQueryError
 from embstore.explorer.security import Access
+from embstore.store import Labels, StoreWriter, Strings, create_store
+from embstore.store.index import IndexBuilder
+from tests.explorer.conftest import EMOJI, HOSTILE, RIGHT_TO_LEFT, RUN
 from tests.store_making import make_store
 
 BASE = "http://127.0.0.1:8000"
@@ -154,6 +162,43 @@ def test_every_answer_has_the_headers_of_security(known: TestClient) -> None:
     assert known.get("/api/stores").headers["cache-control"] == "no-store"
     assert known.options("/api/stores").status_code == 405
     assert known.delete("/api/stores").status_code == 405
+
+
+def test_the_page_is_one_module_that_evaluates_no_text_and_asks_no_other_host() -> None:
+    code = CODE.read_text("utf-8")
+    assert "export{" in code
+    assert not re.search(r"\bimport\b|\beval\(|new Function|https?://(?!www\.w3\.org/)", code)
+    assert "explorer.js" in (CODE.parent / "page.js").read_text("utf-8")
+
+
+def test_hostile_words_come_back_as_they_are(tmp_path: Path, access: Access) -> None:
+    words = [HOSTILE, RIGHT_TO_LEFT, EMOJI, "\x01", "a/../b", "%2e&x=1#", "';--", '"', "=1+1", "é" * 2000]
+    builder = IndexBuilder()
+    for number, word in enumerate(words):
+        builder.add(number, ["we", word, "there"])
+    tags = np.ravel([[-1, number, -1] for number in range(len(words))]).astype(np.int32)
+    index = replace(builder.build(), labels={"tag": Labels(tags, Strings.of(words))})
+    metadata = replace(make_store(tmp_path / "any.zarr").store.metadata, n_rows=3 * len(words))
+    create_store(tmp_path / "s.zarr", metadata=metadata, index=index)
+    with StoreWriter(tmp_path / "s.zarr") as writer:
+        writer.write(0, {"hidden_states": np.ones((3, 3 * len(words), 6), np.float32)})
+        writer.finish()
+    with TestClient(server.make_app(explored([tmp_path / "s.zarr"]), access), base_url=BASE) as client:
+        client.headers["authorization"] = f"Bearer {access.token}"
+        for number, word in enumerate(words):
+            where = "tag = '{}'".format(word[:1000].replace("'", "''"))
+            for params in ({"word": word}, *([{"where": where}] if len(word) < 1000 else [])):
+                answer = client.get("/api/occurrences", params=params)
+                assert answer.headers["content-type"] == "application/json"
+                (row,) = answer.json()["rows"]
+                assert (row["row"], row["left"], row["word"], row["right"]) == (3 * number + 1, "we ", word, " there")
+                assert row["labels"] == {"tag": word}
+            table = client.post("/api/export/occurrences.csv", json={"rows": [3 * number + 1]})
+            assert table.headers["content-disposition"] == 'attachment; filename="occurrences.csv"'
+            assert [each["word"] for each in csv.DictReader(io.StringIO(table.text, newline=""))] == [word]
+            assert client.get("/api/complete", params={"prefix": word}).json()["words"] == [{"word": word, "count": 1}]
+            refused = client.get("/api/word", params={"word": f"{word}?"[-2000:]})
+            assert (refused.status_code, len(refused.text.splitlines())) == (404, 1)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +361,30 @@ def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, number: sign
         process.send_signal(number)
         assert process.wait(60) == 128 + number
         assert process.stdout.read() + process.stderr.read() == ""
+
+
+@pytest.mark.slow
+def test_on_all_addresses_the_command_warns_and_asks_for_the_token(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "s.zarr").store.path
+    command = [sys.executable, "-c", RUN, "explore", str(path), "--no-browser", "--host", "0.0.0.0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        url, port, token = re.search(r"(http://127.0.0.1:(\d+)/)\?token=(\S+)", process.stdout.readline()).groups()  # type: ignore[union-attr]
+        for host, secret, status in (
+            ("127.0.0.1", token, 200),
+            ("192.0.2.7", token, 200),
+            ("evil.example", token, 403),
+            ("192.0.2.7", "wrong", 401),
+        ):
+            headers = {"Authorization": f"Bearer {secret}", "Host": f"{host}:{port}"}
+            answer = httpx.get(f"{url}api/stores", headers=headers, timeout=60)
+            assert answer.status_code == status, (host, secret)
+        process.terminate()
+        process.wait(60)
+        assert process.stderr.read() == (
+            "embstore: everyone with this URL who can reach this machine can read the stores\n"
+        )
 
 
 @pytest.mark.parametrize("host", ["\x00", "é" * 3000, "../..", "\udcff", "a..b", "256.1.1.1"])

@@ -80,7 +80,7 @@ def test_what_is_refused(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> No
 
 PAGE = """<!doctype html><meta charset="utf-8"><style>body { color: red }</style><div id="cell"></div>
 <script type="module">
-import widget from "./widget.js";
+import widget from "./explorer.js";
 const values = VALUES, listeners = {};
 const emit = (name, ...given) => (listeners[name] ?? []).forEach((each) => each(...given));
 const model = window.model = {
@@ -104,7 +104,7 @@ window.listening = () => Object.values(listeners).flat().length;
 def page(browser: Any, store: es.Store, widget: Any, tmp_path: Path) -> Iterator[Any]:
     values = {"state": widget.state, "queries": widget.queries, "height": 500, "rows": None}
     (tmp_path / "index.html").write_text(PAGE.replace("VALUES", json.dumps(values)), "utf-8")
-    (tmp_path / "widget.js").write_bytes(notebook.CODE.read_bytes())
+    (tmp_path / "explorer.js").write_bytes(notebook.CODE.read_bytes())
 
     def python(name: str, params: dict[str, str]) -> dict[str, str]:
         try:

@@ -111,7 +111,10 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
         "depths": depths,
         "python": one.python(
             f"probe = es.probes.load({str(one.probes[probe].path)!r})",
-            "tree = ...  # of es.corpus.read_trees, the gold tree of this sentence",
+            "import numpy as np",
+            f"words = store.index.texts[{sentence}].replace(chr(31), ' ').split(' ')",
+            f"marks = np.isin(np.arange(len(words)), {positions[~allowed].tolist()})  # punctuation",
+            "tree = es.corpus.Tree(tuple(words), np.arange(len(words)) - 1, marks)  # whatever its heads",
             f"probe.predict(tree, data=store, layer={number})",
         ),
     }

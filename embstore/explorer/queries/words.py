@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +16,7 @@ from embstore.errors import InvalidValueError, quoted
 from embstore.explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore.explorer.queries.registry import Asked, NotFoundError
 from embstore.explorer.stores import Explored
+from embstore.spacing import split_words
 from embstore.store import Selection, Store
 from embstore.vectors.kmeans import unit_rows
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 CONTEXT = 1000  # characters left and right of a word
 MAX_EXPORTED = 1_000_000  # rows of a file
-MAX_SORTED = 100_000  # occurrences that are sorted by the text around them
+MAX_SORTED = 5_000_000  # occurrences that are sorted by the text around them
 
 
 @dataclass(frozen=True)
@@ -233,20 +236,49 @@ def _keys(asked: Asked, one: Explored, rows: NDArray[np.int64], sort: str) -> ND
 
 
 def _text_keys(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> NDArray[np.int64]:
+    """Return numbers in the order of the words on one side of each row, from the nearest on, whatever their case."""
     if len(rows) > MAX_SORTED:
         raise InvalidValueError(
             f"{len(rows):,} occurrences cannot be sorted by the text around them: choose {MAX_SORTED:,} or fewer"
         )
-    texts: list[Any] = []
-    for start in range(0, len(rows), 2000):
-        asked.report(start, len(rows))
-        for left, _, right in store.select(rows=rows[start : start + 2000]).concordance():
-            near = left[-200:].split()[::-1] if side == "left" else right[:200].split()
-            texts.append([each.casefold() for each in near])
-    keys = np.empty(len(rows), np.int64)
-    ranks = {tuple(text): rank for rank, text in enumerate(sorted(texts))}
-    keys[:] = [ranks[tuple(text)] for text in texts]
+    tokens, start, stop = _nearby(asked, store, rows, side)
+    keys, tied = np.zeros(len(rows), np.int64), np.arange(len(rows))
+    while len(tied):  # rows that are equal so far differ in the next word, if there is one
+        asked.report(len(rows) - len(tied), len(rows))
+        width = int(tokens.max(initial=0)) + 2
+        more = start[tied] != stop[tied]
+        nearest = np.where(more, tokens[np.where(more, start[tied], 0)] + 1, 0)
+        pairs, inverse, counts = np.unique(keys[tied] * width + nearest, return_inverse=True, return_counts=True)
+        before = np.cumsum(counts) - counts
+        within = before - before[np.searchsorted(pairs // width, pairs // width)]
+        keys[tied] += within[inverse]
+        tied = tied[more & (counts[inverse] > 1)]
+        start[tied] += 1 if side == "right" else -1
     return keys
+
+
+def _nearby(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> tuple[NDArray[np.int64], ...]:
+    """Return the alphabetical ranks of all words of the sentences of rows, and where the words of each row lie in them.
+
+    They go from `start` upwards to before `stop` on the right, from `start` downwards to after `stop` on the left.
+    """
+    index = store.index
+    sentences, inverse = np.unique(index.sentence[rows], return_inverse=True)
+    known: defaultdict[str, int] = defaultdict(lambda: len(known))
+    tokens, ends = array("q"), array("q", [0])
+    for number, sentence in enumerate(sentences.tolist()):
+        if number % 10_000 == 0:
+            asked.report(number, len(sentences))
+        tokens.extend([known[each] for each in split_words(index.texts[sentence].casefold())])
+        ends.append(len(tokens))
+    ranks = np.empty(len(known), np.int64)
+    ranks[[known[each] for each in sorted(known)]] = np.arange(len(known))
+    first, last = (np.frombuffer(ends, np.int64)[inverse + each] for each in (0, 1))
+    position = np.asarray(index.position[rows], np.int64)
+    if side == "left":
+        return ranks[np.frombuffer(tokens, np.int64)], np.clip(first + position, first, last) - 1, first - 1
+    covered = np.where(position < 0, -position, index.words.n_words()[index.type[rows]])  # a special token covers none
+    return ranks[np.frombuffer(tokens, np.int64)], np.clip(first + position + covered, first, last), last
 
 
 def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:

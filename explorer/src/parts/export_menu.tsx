@@ -1,5 +1,6 @@
+import { useState } from "preact/hooks";
 import { useApp } from "../app";
-import { saveCanvas, saveSvg } from "../pictures";
+import { save, saveCanvas, saveSvg } from "../pictures";
 import type { Params } from "../source";
 
 type Picture = SVGSVGElement | HTMLCanvasElement | null | undefined;
@@ -17,14 +18,37 @@ export function ExportMenu({ name, params, picture = false }: Props) {
   const { source } = useApp();
   return (
     <span class="export" role="group" aria-label={`Export ${name}`}>
-      {source.exportUrl && (
-        <>
-          <a href={source.exportUrl(name, params, "csv")} download={`${name}.csv`}>CSV</a>
-          <a href={source.exportUrl(name, params, "parquet")} download={`${name}.parquet`}>Parquet</a>
-        </>
-      )}
+      {source.exportUrl && <TableLink name={name} params={params} format="csv" title="CSV" />}
+      {source.exportUrl && <TableLink name={name} params={params} format="parquet" title="Parquet" />}
       {picture && <PictureButtons name={name} find={picture === true ? undefined : picture} />}
     </span>
+  );
+}
+
+interface TableProps { name: string; params: Params; format: "csv" | "parquet"; title: string }
+
+/** A link to a table, or where its address would be too long, as of many rows, a button that fetches it. */
+function TableLink({ name, params, format, title }: TableProps) {
+  const { source } = useApp();
+  const [state, setState] = useState<string>();
+  const address = source.exportUrl!(name, params, format);
+  const file = `${name}.${format}`;
+  if (address) return <a href={address} download={file}>{title}</a>;
+  const fetched = () => {
+    setState("");
+    source.exported!(name, params, format).then(
+      (blob) => {
+        save(blob, file);
+        setState(undefined);
+      },
+      (error: Error) => setState(error.message),
+    );
+  };
+  return (
+    <>
+      <button type="button" class="link" disabled={state === ""} onClick={fetched}>{title}</button>
+      {state && <span class="warn" role="alert">{state}</span>}
+    </>
   );
 }
 

@@ -31,6 +31,7 @@ interface MapAnswer {
 
 const SIZE = 25;
 const FIRST = 100_000; // points that are shown first
+const MOST = 1_000_000; // rows of a table that is saved
 const SAMPLES = [10_000, 100_000, 1_000_000, 10_000_000];
 const number = (value: number) => value.toLocaleString("en");
 const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
@@ -219,7 +220,7 @@ function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null
   const offset = Math.min(Number(values.offset) || 0, Math.max(0, total - 1));
   const rows = Array.from({ length: Math.max(0, Math.min(SIZE, total - offset)) }, (_, place) => points.row[chosen ? chosen[offset + place]! : offset + place]!);
   const found = useQuery<Occurrences>("occurrences", rows.length ? { store: index, rows: rows.join(","), limit: SIZE } : null);
-  const all = chosen && chosen.length <= 500 ? Array.from(chosen, (point) => points.row[point]!).join(",") : rows.join(",");
+  const all = useMemo(() => (chosen && chosen.length <= MOST ? Array.from(chosen, (point) => points.row[point]!).join(",") : ""), [chosen, points.row]);
   return (
     <section aria-label="Points" aria-busy={found.status === "loading"}>
       <div class="toolbar tight">
@@ -237,7 +238,8 @@ function Chosen({ points, chosen }: { points: Points; chosen: Uint32Array | null
           }]}
         />
       )}
-      {chosen && total > 0 && <ExportMenu name="occurrences" params={{ store: index, rows: all }} />}
+      {total > MOST && chosen && <p class="note">{`A table holds ${number(MOST)} rows at most: select fewer to save them.`}</p>}
+      {all && <ExportMenu name="occurrences" params={{ store: index, rows: all }} />}
     </section>
   );
 }

@@ -14,14 +14,13 @@ import { WordBox } from "../parts/word_box";
 import { useQuery, type Query } from "../use_query";
 
 const SIZE = 50;
-const MOST_ROWS = 4000; // of a sense, in the address of the request
 
 function WordView() {
   const { index, layer, values, source, go } = useApp();
   const { word, sense } = values;
   const senses = useQuery<Senses>("senses", word && source.has("senses") ? { store: index, word, layer, clusters: values.clusters } : null, { progress: true });
   const codes = new Map(senses.value?.rows.map((row, at) => [row, senses.value!.codes[at]!]));
-  const rows = sense && senses.value ? senses.value.rows.filter((row) => codes.get(row) === Number(sense)).slice(0, MOST_ROWS).join() : undefined;
+  const rows = sense && senses.value ? senses.value.rows.filter((row) => codes.get(row) === Number(sense)).join() : undefined;
   const waiting = sense !== undefined && word !== undefined && senses.status === "loading" && rows === undefined;
   const params = { store: index, word, where: values.where, rows, sort: values.sort, descending: values.desc ? true : undefined };
   const occurrences = useQuery<Occurrences>("occurrences", waiting ? null : { ...params, offset: Number(values.offset) || 0, limit: SIZE });
@@ -90,9 +89,9 @@ function SelfSimilarity({ word }: { word: string }) {
           return (
             <>
               <LayerCurves
-                title={`Self-similarity of ${word} by layer, next to the mean over words and to random words`}
+                title={`Self-similarity of ${word} by layer, next to the mean over words and the anisotropy`}
                 label="cosine" height={190} layer={layer}
-                points={[...of("this word", found.selfsimilarity), ...of("all words", found.corpus), ...of("random", found.anisotropy)]}
+                points={[...of("this word", found.selfsimilarity), ...of("all words", found.corpus), ...of("anisotropy", found.anisotropy)]}
               />
               {found.selfsimilarity.every((value) => value === null) && <p class="note">One occurrence has no self-similarity.</p>}
               <PythonCall folded code={found.python} />

@@ -1,8 +1,26 @@
 import { effect } from "@preact/signals";
+import { ServerSource } from "./server_source";
 import { mount, unmount } from "./shell";
-import { memoryState, type Values } from "./state";
+import { memoryState, urlState, type Values } from "./state";
+import { StaticSource } from "./static_source";
 import style from "./style.css?inline";
+import { startTheme } from "./theme";
 import { WidgetSource, type Model } from "./widget_source";
+
+/** The explorer as a page: of the server that serves it, or of the files of a static export. */
+export function start(): void {
+  startTheme();
+  const app = document.getElementById("app")!;
+  const manifest = document.querySelector<HTMLMetaElement>('meta[name="embstore-static"]')?.content;
+  if (!manifest) return mount(app, new ServerSource(new URLSearchParams(location.search).get("token")), urlState());
+  StaticSource.open(manifest).then(
+    (source) => {
+      Object.assign(window, { embstore: source }); // await embstore.query("complete", { prefix: "b" }) in the console
+      mount(app, source, urlState());
+    },
+    (error: Error) => app.append(`The files of this page cannot be read: ${error.message}`),
+  );
+}
 
 /** The explorer in a notebook: the page in a box of its own, whose styles and the notebook's do not meet. */
 function render({ model, el }: { model: Model; el: HTMLElement }): () => void {

@@ -1,0 +1,1 @@
+import{start as e}from"./explorer.js";e();

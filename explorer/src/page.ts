@@ -1,0 +1,4 @@
+import { start } from "./explorer";
+import "./style.css";
+
+start();
