@@ -23,10 +23,10 @@ EXCHANGE = ("document", "sentence")
 
 @dataclass(frozen=True)
 class Part:
-    """The occurrences of the compared words in one store.
+    """The occurrences of the compared words in one store; no period is in two stores.
 
     `rows`: int64 [n], ascending. `words`, `periods`: int64 [n], the word and the period of each. `units`: int64 [n],
-    the document or sentence of each, numbered over all parts. `is_whole`: whether every row of the store may be read.
+    the document or sentence of each. `is_whole`: whether every row of the store may be read.
     """
 
     store: Store
@@ -201,15 +201,14 @@ def _compared(
     place = np.full(len(forms) + 1, -1)
     place[chosen] = np.arange(len(chosen))
     exchange = _exchange_of([side.store for side, *_ in found], exchange)
-    parts, n_units = [], 0
+    parts = []
     for side, rows, codes, periods in found:
         numbers = place[codes]
         known = np.flatnonzero(numbers >= 0)
         order = known if (np.diff(rows) > 0).all() else known[np.argsort(rows[known], kind="stable")]
         units = _units(side.store, rows[order], exchange)
-        columns = (rows[order], numbers[order], periods[order], units + n_units)
+        columns = (rows[order], numbers[order], periods[order], units)
         parts.append(Part(side.store, *columns, is_whole=side.is_whole))
-        n_units += int(units.max(initial=-1)) + 1
     kept = tuple(forms[number] for number in chosen.tolist())
     return Compared(names, kept, counts[chosen], given[0][0].layers, tuple(parts), skipped, exchange)
 

@@ -170,8 +170,8 @@ def _reduced(
         sums, known = reduced[layer]["sums"]
         by_period = sums.reshape(len(counts), len(given.periods), -1)
         for place, period in enumerate(given.periods.tolist()):
-            n_nonzero[:, period] += known.reshape(len(counts), -1)[:, place]
-            found[period] = found[period] + by_period[:, place] if period in found else by_period[:, place]
+            n_nonzero[:, period] = known.reshape(len(counts), -1)[:, place]
+            found[period] = by_period[:, place]
         report(len(given.groups))
     return Sums(tuple(found[period] for period in range(counts.shape[1])), counts, n_nonzero)
 

@@ -106,7 +106,7 @@ def draw(compared: Compared, number: int, layer: int, tests: ChangeTests, *, clu
         raise NonFiniteError(f"layer {layer}: {word!r} has a value that is not finite: run embstore verify")
     held = {name: np.concatenate(values) for name, values in columns.items()}
     counts = compared.counts[number]
-    enough = clustered and np.sort(counts)[-2] >= tests.min_senses
+    enough = clustered and np.sort(counts)[-2] >= tests.min_senses  # else no pair of periods has
     clusters = sense_clusters(together, tests.n_clusters, tests.seed) if enough else None
     return Drawn(together, clusters=clusters, **held)
 

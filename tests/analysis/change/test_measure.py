@@ -139,9 +139,51 @@ def test_typical_sentences_are_those_of_the_largest_difference(tmp_path: Path) -
         part = table.filter(side=f"side{side}")
         assert part["occurrence"].to_list() == [written.rows["w0"][place] for place in best]
         assert part["score"].to_list() == pytest.approx([scores[place] for place in best])
+        texts = written.store.index.texts
+        assert part["text"].to_list() == [texts[number] for number in part["sentence"].to_list()]
     drawn = found.occurrences("w0", layers=[-1])
     assert drawn.vectors.shape == (1, 65, HIDDEN)
     assert [drawn.labels.count(name) for name in ("side0", "side1")] == [30, 35]
+
+
+def test_a_word_that_turns_around_has_no_inverse_of_its_cosine(tmp_path: Path) -> None:
+    sides = [
+        write_words(tmp_path / f"{side}.zarr", [("a", sign * np.ones((5, HIDDEN)) + 0.1 * np.eye(5, HIDDEN))]).store
+        for side, sign in enumerate((1, -1))
+    ]
+    found = measure_change(*sides, metrics=("prt", "inverse_prt"), min_count=5, tests=UNTESTED)
+    assert found.frame["value"].to_list() == [pytest.approx(2, abs=0.05), None]
+
+
+def test_words_are_matched_by_the_mean_frequency_of_both_sides(tmp_path: Path) -> None:
+    """The geometric mean of the counts: on the old side alone, the words would have other neighbours."""
+    random = np.random.default_rng(5)
+    counts = [[8, 9, 10, 11, 12, 13], [40, 12, 33, 8, 50, 9]]
+    sides = [
+        write_words(
+            tmp_path / f"{side}.zarr",
+            [(f"w{number}", random.normal(size=(count, HIDDEN))) for number, count in enumerate(row)],
+        ).store
+        for side, row in enumerate(counts)
+    ]
+    tests = ChangeTests(permutations=0, resamples=0, matched=2)
+    frame = measure_change(*sides, metrics="apd", min_count=5, tests=tests).frame.sort("word")
+    values = frame["value"].to_numpy()
+    order = np.argsort(np.sqrt(np.prod(counts, axis=0)))
+    for place, number in enumerate(order):
+        start = min(max(place - 1, 0), len(order) - 3)
+        assert frame["expected"][int(number)] == pytest.approx(np.median(values[order[start : start + 3]]))
+
+
+def test_frequent_words_are_tested_on_a_random_sample(tmp_path: Path) -> None:
+    old, new = write_sides(tmp_path, n_words=2, count=30)
+    tests = [ChangeTests(permutations=19, resamples=0, sample=33, seed=seed) for seed in range(4)]
+    found = [measure_change(old.store, new.store, metrics="apd", tests=each) for each in tests]
+    assert found[0].notes[-1].startswith("the tests of 2 words are of 33 occurrences of each side")
+    drawn = [each.occurrences("w1").rows for each in found]
+    assert all(len(rows) == 32 + 33 for rows in drawn)
+    assert len({tuple(rows) for rows in drawn}) == 4
+    assert {*old.rows["w1"], *new.rows["w1"]} >= set(np.concatenate(drawn))
 
 
 def test_words_with_too_few_occurrences_are_listed(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from embstore.analysis.change import ChangeTests, list_periods, measure_change, measure_periods
-from embstore.analysis.change.significance import _gains, change_points
+from embstore.analysis.change.significance import LEVEL, _gains, change_points
 from embstore.errors import InvalidValueError
 from tests.analysis.change.made import YEARS, with_years
 from tests.analysis.word_store import one_line
@@ -99,6 +99,25 @@ def test_the_p_value_of_a_change_point_is_that_of_a_loop() -> None:
     observed = _gains(vectors, None, np.ones(12), periods[None], np.arange(3))[0]
     assert (period, gain) == (observed.argmax() + 1, observed.max())
     assert p == (1 + sum(each >= gain - 1e-9 for each in best)) / 20
+
+
+def test_only_significant_points_are_split_further() -> None:
+    """Of noise, the best border alone is reported; behind a planted change, no border that chance explains."""
+    alone = behind = 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        vectors, periods = random.normal(size=(24, 3)), np.arange(24) // 6
+        [first, *more] = change_points(vectors, np.ones(24), periods, count=19, random=np.random.default_rng(seed))
+        alone += first[2] > LEVEL
+        assert not more or first[2] <= LEVEL
+        vectors[12:] += 9
+        [first, *more] = change_points(vectors, np.ones(24), periods, count=19, random=np.random.default_rng(seed))
+        assert first[0] == 2
+        assert first[2] <= LEVEL
+        assert all(p <= LEVEL for _, _, p in more)
+        behind += len(more)
+    assert alone > 40
+    assert behind < 40  # of 120 sides
 
 
 def test_bad_input_of_periods(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from embstore.analysis.change.significance import (
     resamples,
     weighted_products,
 )
+from embstore.analysis.change.testing import Drawn
 from tests.analysis.change.made import measures_by_pairs
 
 TESTED = ("apd", "apd_excess", "prt", "prt_centered", "selfsim_change")
@@ -45,6 +46,25 @@ def test_a_permutation_is_a_weighted_sum() -> None:
             expected = measures_by_pairs(*sides, np.zeros((2, 6)))
             for metric in TESTED:
                 assert found[metric][number] == pytest.approx(expected[metric], abs=1e-9), metric
+
+
+def test_a_zero_vector_is_alike_to_none() -> None:
+    units, vectors = units_of(3)
+    vectors[[2, 9, 11]] = 0
+    made = Units.of(vectors, units.is_new, np.arange(14), np.zeros((2, 6)), None)
+    expected = measures_by_pairs(vectors[:7], vectors[7:], np.zeros((2, 6)))
+    for metric in TESTED:
+        assert made.observed[metric][0] == pytest.approx(expected[metric], abs=1e-9), metric
+
+
+def test_senses_need_enough_occurrences_on_both_sides() -> None:
+    random = np.random.default_rng(0)
+    periods = np.repeat([0, 1, 2], [9, 9, 4])
+    vectors, numbers = random.normal(size=(22, 5)), np.arange(22)
+    drawn = Drawn(vectors, periods, numbers, numbers, np.zeros(22, np.int64), numbers % 3)
+    for new, is_enough in ((1, True), (2, False)):
+        units = drawn.between(0, new, np.zeros((3, 5)), min_senses=9)
+        assert (units.senses is not None) == is_enough
 
 
 @pytest.mark.parametrize("documents", [None, 6])
