@@ -12,6 +12,7 @@ from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
 from embstore.models import absolute_shorthand, encoder_from_shorthand
 from embstore.models.encoder import Encoder
+from embstore.models.placing import Device
 
 PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
 
@@ -21,7 +22,8 @@ class EncoderSpec:
     """A serializable description of an encoder: its name, how it computes, and the hashes that a worker verifies.
 
     `check_sentences`: what the encoder of the plan checked itself on, for sentences of at most `longest` subwords.
-    `windowed`: whether it was checked for sentences of equal lengths.
+    `windowed`: whether it was checked for sentences of equal lengths. `device`: how a model is split over devices;
+    None: it is loaded on the worker's own.
     """
 
     model: str
@@ -33,6 +35,7 @@ class EncoderSpec:
     check_sentences: tuple[tuple[str, ...], ...]
     longest: int
     windowed: bool
+    device: Device | None = None
 
     @classmethod
     def of(
@@ -55,13 +58,18 @@ class EncoderSpec:
             check_sentences=tuple(tuple(words) for words in check_sentences),
             longest=longest,
             windowed=windowed,
+            device=encoder.split_over,
         )
 
     def load(self, layers: Sequence[int], options: ExtractionOptions) -> Encoder:
         """Load the encoder and choose the batching of the plan; raises ExecutorError if it is another encoder."""
         try:
             encoder = encoder_from_shorthand(
-                self.model, device=worker_device(), compute_dtype=self.compute_dtype, revision=self.revision
+                self.model,
+                device=worker_device() if self.device is None else self.device,
+                compute_dtype=self.compute_dtype,
+                revision=self.revision,
+                layers=layers,
             )
         except EmbstoreError as error:
             raise ExecutorError(

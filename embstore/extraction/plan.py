@@ -321,7 +321,7 @@ def read(
     """
     encoder = model
     if isinstance(encoder, str | Path):
-        encoder = load_encoder(encoder, device=device, compute_dtype=compute_dtype)
+        encoder = load_encoder(encoder, device=device, compute_dtype=compute_dtype, layers=options.layers)
     if options.attention_window is not None and not encoder.masks_attention:
         raise InvalidValueError(
             f"attention windows need a transformer, whose attention can be masked; {encoder.info.architecture} has "

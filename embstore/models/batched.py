@@ -111,7 +111,7 @@ class BatchedEncoder(Encoder):
         that does not exist, for a span that is empty or outside its sentence, and for an attention window of a model
         without attention.
         """
-        chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window)
+        chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window, self.deepest)
         if attention_window is not None and not self.masks_attention:
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
         sizes = self.site_sizes(sites)
@@ -139,7 +139,7 @@ class BatchedEncoder(Encoder):
         The largest difference, relative to the largest value of the layer, may be 2e-5 (5e-3 in float16, 4e-2 in
         bfloat16). Also raises ModelError if plain vectors are not finite or an attention window is not respected.
         """
-        chosen = check_arguments(self.info, layers, pooling, attention_window=attention_window)
+        chosen = check_arguments(self.info, layers, pooling, 1, attention_window, self.deepest)
         batchings = self.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
         if batching is not None and batching in batchings:
             batchings = (batching,)

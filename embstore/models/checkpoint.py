@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +22,12 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
+from transformers.models.auto import auto_factory
 
 from embstore.arguments import checked
 from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
+from embstore.models.placing import Device, Place, own_dtype, require_finite_weights, without_blocks
 from embstore.models.static.shorthand import require_name
 from embstore.store.storage.files import fsync_folder, fsync_tree, storing
 
@@ -46,7 +52,8 @@ HUB_FILES = ("*.json", "*.txt", "*.jinja", "model*.safetensors", *(name for name
 class Loaded:
     """A model in evaluation mode on its device, its tokenizer, and the source of both.
 
-    `missing`: parameters of the model that the files do not contain; their values are random.
+    `missing`: parameters of the model that the files do not contain; their values are random. `dtype`: the one that it
+    computes in. `deepest`: the last layer that the network can give, None if all its blocks are there.
     """
 
     model: Any
@@ -55,6 +62,9 @@ class Loaded:
     revision: str | None
     weights_sha256: str
     missing: dict[str, torch.Tensor]
+    place: Place
+    dtype: torch.dtype
+    deepest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -68,15 +78,37 @@ class Checkpoint:
     tokenizer: Any
 
 
-def load(model: str | Path, *, device: torch.device, dtype: torch.dtype, revision: str | None) -> Loaded:
-    """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line."""
+def load(
+    model: str | Path,
+    *,
+    device: torch.device | Device,
+    dtype: torch.dtype | None,
+    revision: str | None,
+    layers: str | int | Iterable[int | str] = "all",
+) -> Loaded:
+    """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line.
+
+    `device`: one device, or how the model is divided; see `placing`. `dtype`: None is that of `placing.own_dtype`.
+    `layers`: blocks that these do not need may be left out.
+    """
     checkpoint = open_checkpoint(model, revision=revision)
-    with quiet():
-        network, missing = _load_network(checkpoint.folder, checkpoint.config, dtype)
-    with memory_needed(f"the model {str(model)!r}", device):
-        network = network.to(device).eval()
-    sha256 = sha256_of(checkpoint.files)
-    return Loaded(network, checkpoint.tokenizer, str(model), checkpoint.revision, sha256, missing)
+    config, place = checkpoint.config, Place.of(device)
+    dtype = dtype or own_dtype(config, place)
+    deepest = place.deepest(config, layers)
+    with quiet(), ThreadPoolExecutor(1) as other, memory_needed(f"the model {str(model)!r}", place.main):
+        sha256 = other.submit(sha256_of, checkpoint.files)
+        network, missing = _load_network(checkpoint.folder, config, dtype, place, deepest)
+    return Loaded(
+        network.eval(),
+        checkpoint.tokenizer,
+        str(model),
+        checkpoint.revision,
+        sha256.result(),
+        missing,
+        place=place,
+        dtype=dtype,
+        deepest=deepest,
+    )
 
 
 def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
@@ -191,27 +223,27 @@ def _tokenizer(folder: Path) -> Any:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
 
 
-def _load_network(folder: Path, config: Any, dtype: torch.dtype) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def _load_network(
+    folder: Path, config: Any, dtype: torch.dtype, place: Place, deepest: int | None
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Return the network, of an encoder-decoder its encoder, and the parameters that the files do not contain."""
     text_encoders = transformers.AutoModelForTextEncoding
-    kind = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
-    network, report = read_network(kind, folder, config, dtype)
+    kind: Any = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
+    has_decoder = getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel
+    options = place.options()
+    if deepest is not None:
+        own: Any = auto_factory._get_model_class(config, kind._model_mapping)  # type: ignore[no-untyped-call]
+        kind = without_blocks(own, n_layers=config.num_hidden_layers, deepest=deepest)
+    offloaded = tempfile.mkdtemp(prefix="embstore-") if place.is_split else None  # experts are written there
+    network, report = read_network(kind, folder, config, dtype, **options, offload_folder=offloaded)
+    if offloaded is not None:
+        weakref.finalize(network, shutil.rmtree, offloaded, ignore_errors=True)
     tensors = {**dict(network.named_parameters(remove_duplicate=False)), **dict(network.named_buffers())}
     missing = {name: tensors[name] for name in sorted(report.get("missing_keys", ())) if name in tensors}
-    for name, parameter in network.named_parameters():
-        if name not in missing and not _is_finite(parameter):
-            stored = str(parameter.dtype).removeprefix("torch.")
-            raise ModelError(
-                f"the weights of {str(folder)!r} contain NaN or infinity in {name!r} (as {stored}); "
-                "download them again or choose a wider compute dtype"
-            )
-    if getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel:
-        network = network.get_encoder()
-    return network, missing
-
-
-def _is_finite(parameter: torch.Tensor) -> bool:
-    return not parameter.numel() or all(bool(end.isfinite()) for end in parameter.aminmax())
+    if not options:
+        network = network.to(place.main)
+    require_finite_weights(network, str(folder), but=missing)
+    return network.get_encoder() if has_decoder else network, missing
 
 
 def read_network(
@@ -233,6 +265,8 @@ def read_network(
             if "attention" not in str(error):
                 raise
             network, report = kind.from_pretrained(folder, attn_implementation="eager", **options)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         raise ModelError(f"the model in {str(folder)!r} cannot be loaded: {reason(error)}") from error
     return network, report
@@ -306,10 +340,14 @@ def quiet() -> Iterator[None]:
     logs.set_verbosity_error()
     logs.disable_progress_bar()
     hub.disable_progress_bars()
+    offloading = logging.getLogger("accelerate.big_modeling")
+    level = offloading.level
+    offloading.setLevel(logging.ERROR)
     try:
         yield
     finally:
         logs.set_verbosity(verbosity)
+        offloading.setLevel(level)
         if bars:
             logs.enable_progress_bar()
         if hub_bars:

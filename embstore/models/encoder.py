@@ -110,7 +110,8 @@ class Encoder(ABC):
     `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
     `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], where the model
-    has it: negative, or counted from the first special one after.
+    has it: negative, or counted from the first special one after. `deepest`: the last layer that was loaded, None for
+    all. `split_over`: the `device` argument of a model that is on several devices, else None.
     """
 
     info: ModelInfo
@@ -126,6 +127,8 @@ class Encoder(ABC):
     times: StageTimes
     causal: bool = False
     masks_attention: bool = False
+    deepest: int | None = None
+    split_over: str | Mapping[str, int | str] | None = None
 
     @property
     def attention(self) -> Mapping[str, float]:
@@ -243,14 +246,20 @@ def check_arguments(
     pooling: str,
     batch_subwords: int = 1,
     attention_window: int | None = None,
+    deepest: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed."""
+    """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed.
+
+    `deepest`: the last layer that was loaded, None for all.
+    """
     chosen = tuple(int(layer) for layer in layers)
     for layer in chosen:
         if not 0 <= layer <= info.num_hidden_layers:
             raise InvalidValueError(
                 f"there is no layer {layer}; {info.name!r} has layers 0 to {info.num_hidden_layers}"
             )
+        if deepest is not None and layer > deepest:
+            raise InvalidValueError(f"layer {layer} of {info.name!r} was not loaded, only those up to {deepest}")
     if not chosen or len(set(chosen)) < len(chosen):
         raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
     if pooling not in POOLINGS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from embstore.models.checkpoint import load, open_checkpoint
 from embstore.models.elmo.encoder import ElmoEncoder
 from embstore.models.elmo.weights import find_elmo
 from embstore.models.encoder import Encoder
+from embstore.models.placing import Device, Place
 from embstore.models.static.encoder import StaticEncoder
 from embstore.models.static.shorthand import BAG, Missing, parse_shorthand, require_name
 from embstore.models.static.tables import SubwordTable, WordTable
@@ -23,24 +25,34 @@ from embstore.vectors.word_vectors import MAX_DIMENSIONS, table_of_vectors
 
 
 def load_encoder(
-    model: str | Path, *, device: str = "auto", compute_dtype: str = "auto", revision: str | None = None
+    model: str | Path,
+    *,
+    device: Device = "auto",
+    compute_dtype: str = "auto",
+    revision: str | None = None,
+    layers: str | int | Iterable[int | str] = "all",
 ) -> Encoder:
     """Load the encoder that extraction runs: a transformer, or ELMo.
 
     `model`: a folder, or a name of the Hugging Face hub (downloaded once). A folder with `*options.json` and
     `*weights.hdf5`, and no `config.json`, is ELMo as published. `device`: "auto" (a CUDA GPU if there is one), "cpu",
-    "cuda", "cuda:N", "mps" or "xpu". `compute_dtype`: "auto" (float16 on CUDA, float32 elsewhere), "float32", "float16"
-    or "bfloat16". `revision`: of a hub model. For vectors without context see `vector_encoder`, `random_encoder`,
-    `subword_encoder` and `bag_encoder` of `embstore.models`.
+    "cuda", "cuda:N", "mps" or "xpu"; "split": over all CUDA GPUs, what does not fit in main memory, the rest on the
+    disk; "split:20GiB": at most that much of the weights on each GPU (without one, in main memory); or a map of modules
+    to devices, as `accelerate` takes it. `compute_dtype`: "float32", "float16", "bfloat16" or "auto": float32, but on
+    CUDA, and of a split model, that of a checkpoint in half precision, and float16 on CUDA otherwise. `revision`: of a
+    hub model. `layers`: those that will be asked for; a GPU, and a split model, need not load the blocks above them.
+    Quantized checkpoints are loaded as transformers loads them. For vectors without context see `vector_encoder`,
+    `random_encoder`, `subword_encoder` and `bag_encoder` of `embstore.models`.
 
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for whatever
     prevents the model from being used, InvalidValueError for an unknown device or dtype.
     """
-    chosen = choose_device(device)
-    dtype = choose_dtype(compute_dtype, chosen)
+    place = Place.of(device)
+    dtype = choose_dtype(compute_dtype, place.main)
     if (files := find_elmo(model)) is not None:
-        return ElmoEncoder(files, name=str(model), device=chosen, dtype=dtype)
-    return TransformerEncoder(load(model, device=chosen, dtype=dtype, revision=revision), device=chosen, dtype=dtype)
+        return ElmoEncoder(files, name=str(model), device=place.main, dtype=dtype)
+    own = None if compute_dtype == "auto" else dtype
+    return TransformerEncoder(load(model, device=device, dtype=own, revision=revision, layers=layers))
 
 
 @checked
@@ -128,7 +140,12 @@ def _device_and_dtype(device: str, compute_dtype: str) -> tuple[torch.device, to
 
 @checked
 def encoder_from_shorthand(
-    model: str | Path, *, device: str = "auto", compute_dtype: str = "auto", revision: str | None = None
+    model: str | Path,
+    *,
+    device: Device = "auto",
+    compute_dtype: str = "auto",
+    revision: str | None = None,
+    layers: str | int | Iterable[int | str] = "all",
 ) -> Encoder:
     """Load the encoder that the command line or the metadata of a store names.
 
@@ -140,7 +157,7 @@ def encoder_from_shorthand(
     parsed = parse_shorthand(model)
     options: dict[str, Any] = {"device": device, "compute_dtype": compute_dtype}
     if parsed is None:
-        return load_encoder(model, revision=revision, **options)
+        return load_encoder(model, revision=revision, layers=layers, **options)
     if revision is not None and parsed.kind != "subwords":
         raise InvalidValueError(f"revision {revision!r} belongs to models of the hub; {str(model)!r} is not one")
     if parsed.kind == "subwords":

@@ -37,13 +37,13 @@ def test_flops_of_a_layer_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "query", "key"), [("albert", 32, 32), ("llama", 32, 16)]
-)  # shared layers, grouped keys
+    ("name", "query", "key"), [("albert", 32, 32), ("llama", 32, 16), ("mixtral", 32, 16)]
+)  # shared layers, grouped keys, two of four experts
 def test_layers_that_share_weights_are_counted_each_time(tmp_path, name, query, key):
     encoder = load_encoder(save(name, tmp_path))
     once, thrice = (encoder.forward_flops(np.array([9]), layers=(layer,)) for layer in (1, 3))
     entry = 2 * 9 * 16 * 32 if name == "albert" else 0  # its embeddings are smaller than its layers
     pooler = 2 * 32 * 32 if name == "albert" else 0
     assert thrice - entry - pooler == 3 * (once - entry)
-    products = {"albert": 2 * 32 * 48, "llama": 3 * 32 * 48}[name]
+    products = {"albert": 2 * 32 * 48, "llama": 3 * 32 * 48, "mixtral": 2 * 3 * 32 * 48}[name]
     assert once - entry == 2 * 9 * (2 * query * 32 + 2 * key * 32 + products) + 4 * query * 81

@@ -124,11 +124,69 @@ ARCHITECTURES: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
     ),
 }
 
+LLAMA = _bert(**KEYS)
+MAMBA = {"mamba_d_state": 8, "mamba_d_head": 8, "mamba_n_heads": 8, "mamba_n_groups": 1}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+EXPERTS_3 = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+MLA |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4}
+HYBRID_TYPES = ["linear_attention", "full_attention", "linear_attention"]
+
+# Decoders of large models: mixtures of experts, sliding windows, state spaces and hybrids.
+DECODERS: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
+    "llama64": lambda: _of("Llama", byte_level(), **(LLAMA | {"hidden_size": 64, "intermediate_size": 128})),
+    "gemma2": lambda: _of("Gemma2", byte_level(around=("<s>", "")), **LLAMA, head_dim=8, sliding_window=24),
+    "gemma3": lambda: _of("Gemma3Text", byte_level(around=("<s>", "")), **LLAMA, head_dim=8, sliding_window=24),
+    "gpt_oss": lambda: _of(
+        "GptOss", byte_level(), **LLAMA, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
+    ),
+    "llama4": lambda: _of(
+        "Llama4Text",
+        byte_level(),
+        **LLAMA,
+        head_dim=8,
+        intermediate_size_mlp=48,
+        num_local_experts=2,
+        attention_chunk_size=24,
+    ),
+    "deepseek_v3": lambda: _of(
+        "DeepseekV3", byte_level(), **(LLAMA | MLA), moe_intermediate_size=24, first_k_dense_replace=1
+    ),
+    "qwen3_next": lambda: _of(
+        "Qwen3Next", byte_level(), **LLAMA, **LINEAR, **EXPERTS_3, head_dim=8, layer_types=HYBRID_TYPES
+    ),
+    "mamba": lambda: _of("Mamba", byte_level(), hidden_size=32, num_hidden_layers=3, state_size=8),
+    "mamba2": lambda: _of(
+        "Mamba2", byte_level(), hidden_size=32, num_hidden_layers=3, state_size=8, num_heads=8, head_dim=8, n_groups=2
+    ),
+    "rwkv": lambda: _of("Rwkv", byte_level(), hidden_size=32, num_hidden_layers=3, attention_hidden_size=32),
+    "jamba": lambda: _of(
+        "Jamba",
+        byte_level(),
+        **LLAMA,
+        num_experts=4,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+        use_mamba_kernels=False,
+    ),
+    "falcon_h1": lambda: _of("FalconH1", byte_level(), **LLAMA, **MAMBA, head_dim=8, mamba_d_ssm=64),
+    "recurrent_gemma": lambda: _of(
+        "RecurrentGemma", byte_level(), **LLAMA, head_dim=8, lru_width=32, attention_window_size=24
+    ),
+}
+
 
 def save(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a tiny model of that architecture, with weights large enough that attention matters."""
     torch.manual_seed(seed)
-    model, tokenizer = ARCHITECTURES[name]()
+    model, tokenizer = (ARCHITECTURES | DECODERS)[name]()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

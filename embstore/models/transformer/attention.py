@@ -128,7 +128,7 @@ def load_attention_model(model: str | Path, *, device: torch.device, packed: boo
     Raises ModelError, in one line, for a model that cannot be loaded, and for one without attention weights.
     """
     loaded = load(model, device=device, dtype=torch.float32, revision=None)
-    made = AttentionModel(Network(loaded, device=device, dtype=torch.float32))
+    made = AttentionModel(Network(loaded))
     made.check(packed=packed)
     return made
 

@@ -47,9 +47,10 @@ class TransformerEncoder(BatchedEncoder):
     masks_attention = True
     takes_pairs = True
 
-    def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(loaded.name, device, dtype)
-        self.network = Network(loaded, device=device, dtype=dtype)
+    def __init__(self, loaded: Loaded) -> None:
+        super().__init__(loaded.name, loaded.place.main, loaded.dtype)
+        self.network = Network(loaded)
+        self.deepest, self.split_over = loaded.deepest, loaded.place.split_over
         self.info = self.network.info
         self.causal = self.network.inputs.causal
         specials = self.network.inputs.specials
@@ -77,7 +78,7 @@ class TransformerEncoder(BatchedEncoder):
         """Return a good batch size for the device, on a CUDA GPU by its free memory."""
         if self.device.type != "cuda":
             return 2048 if self.device.type == "cpu" else 16384
-        return fitting_batch(free_nbytes(self.device), position_nbytes=self.network.position_nbytes())
+        return fitting_batch(min(map(free_nbytes, self.network.gpus)), position_nbytes=self.network.position_nbytes())
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the tokenizer's vocabulary."""
@@ -122,7 +123,7 @@ class TransformerEncoder(BatchedEncoder):
         states: dict[int, torch.Tensor] = {}
         with pinned_backends(self.device), self._changing(lambda: self.network.sites):
             if site == RESIDUAL:
-                states.update(enumerate(self.network.model(**inputs, output_hidden_states=True).hidden_states))
+                states.update(enumerate(self.network.tap.plain(inputs)))
             else:
                 every = range(1, self.info.num_hidden_layers + 1)
                 with self.network.sites.reading([site], every, lambda layer, state, _: states.update({layer: state})):
@@ -185,10 +186,13 @@ class TransformerEncoder(BatchedEncoder):
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
             inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
             kept = work.kept_positions(batch, before=self.n_before)
-            skips = self.device.type == "cpu" and len(kept) <= MOST_KEPT * batch.positions
+            skips = self.device.type == "cpu" and not network.is_split and len(kept) <= MOST_KEPT * batch.positions
             linears = network.skipping_linears(max(work.layers)) if skips else ()
 
-            def forward(receive: Any) -> None:
+            def forward(take: Any) -> None:
+                def receive(layer: int, state: torch.Tensor, *site: str) -> None:
+                    take(layer, state.to(self.device, non_blocking=True), *site)
+
                 with ExitStack() as stack:
                     stack.enter_context(pinned_backends(self.device))
                     if how == "varlen":

@@ -11,6 +11,7 @@ import transformers
 
 from embstore.errors import ModelError
 from embstore.models.checkpoint import Loaded, open_checkpoint, quiet, read_network, sha256_of
+from embstore.models.placing import Place
 from embstore.models.transformer.attention import AttentionModel
 from embstore.models.transformer.network import Network
 
@@ -47,8 +48,17 @@ def load_language_model(model: str | Path, *, device: torch.device) -> LanguageM
         )
     network = network.to(device).eval().requires_grad_(True)
     sha256 = sha256_of(checkpoint.files)
-    base = Loaded(network.base_model, checkpoint.tokenizer, str(model), checkpoint.revision, sha256, {})
-    attention = AttentionModel(Network(base, device=device, dtype=torch.float32))
+    base = Loaded(
+        network.base_model,
+        checkpoint.tokenizer,
+        str(model),
+        checkpoint.revision,
+        sha256,
+        {},
+        Place(device),
+        torch.float32,
+    )
+    attention = AttentionModel(Network(base))
     attention.check(packed=False)
     network.set_attn_implementation("eager")
     return LanguageModel(network, attention, mask_id)

@@ -17,6 +17,7 @@ MAX_NBYTES = 2 << 30  # the packed weights are a second copy
 TYPICAL_POSITIONS = 2048
 
 Receive = Callable[[int, torch.Tensor], None]
+_Call = tuple[nn.Module, torch.Tensor]  # a module and its first argument
 _Activation = tuple[str, str]  # oneDNN's name and variant
 _NO_ACTIVATION = ("none", "")
 _ACTIVATIONS: dict[_Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -38,6 +39,8 @@ class LayerTap:
     `blocks`: modules whose calls receive hidden state 0, 1, ... as their first argument; empty if there are none, and
     then every layer is computed and held until the end. `transposed`: they receive [positions, batch, features].
     `num_hidden_layers`: the last layer. `final_norm`: whether a norm outside the blocks computes the last layer.
+    `after`: the model's own `hidden_states` are those after each block and then after the norm, as those of Mamba and
+    RWKV are: layer 0 is not among them, and layer l is number l - 1.
     """
 
     model: nn.Module
@@ -46,11 +49,26 @@ class LayerTap:
     num_hidden_layers: int
     hidden_size: int
     final_norm: bool
+    after: bool = False
 
     def of_copy(self, model: nn.Module) -> LayerTap:
         """Return the tap of a copy of the model, in which submodules have the same names."""
         names = {module: name for name, module in self.model.named_modules()}
         return replace(self, model=model, blocks=tuple(model.get_submodule(names[block]) for block in self.blocks))
+
+    def plain(self, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+        """Return all layers from one call of the model with `output_hidden_states=True`, as transformers has them."""
+        first: list[torch.Tensor] = []
+        handles = [
+            block.register_forward_pre_hook(lambda _, *given: first.append(_first_argument(*given)), with_kwargs=True)
+            for block in self.blocks[: self.after]
+        ]
+        try:
+            states = tuple(self.model(**inputs, output_hidden_states=True).hidden_states)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return (first[0], *states[:-2], states[-1]) if self.after else states
 
     def run(self, inputs: Mapping[str, Any], layers: Iterable[int], receive: Receive) -> None:
         """Run the model as deep as necessary and call `receive(layer, [batch, positions, features])` for each layer."""
@@ -58,7 +76,7 @@ class LayerTap:
         if not wanted:
             return
         if not self.blocks:
-            states = self.model(**inputs, output_hidden_states=True).hidden_states
+            states = self.plain(inputs)
             for layer in sorted(wanted):
                 receive(layer, states[layer])
             return
@@ -90,17 +108,17 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     The batch and the positions of `inputs` must differ in number. Raises ValueError if the model returns no hidden
     states, or layers of different sizes.
     """
-    calls: list[tuple[nn.Module, torch.Tensor]] = []
+    calls: list[_Call] = []
     norms: list[torch.Tensor] = []
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = _first_argument(args, kwargs)
         if isinstance(state, torch.Tensor) and state.dim() == 3:
-            calls.append((module, state.clone()))
+            calls.append((module, state.cpu().clone()))
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            norms.append(output.clone())
+            norms.append(output.cpu().clone())
 
     owners = {child: id(owner) for owner in model.modules() if isinstance(owner, nn.ModuleList) for child in owner}
     inside = {module for child in owners for module in child.modules()}
@@ -118,32 +136,37 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     states = getattr(output, "hidden_states", None)
     if not states or any(state.shape != states[0].shape for state in states):
         raise ValueError("it does not return hidden states of one size for every layer")
+    states = [state.cpu() for state in states]  # those of a split model are on several devices
     final_norm = any(_same(norm, states[-1]) for norm in norms)
     blocks: tuple[nn.Module, ...] = ()
-    transposed = False
-    if _same(output.last_hidden_state, states[-1]):
-        blocks, transposed = _matching(calls, owners, states)
-    return LayerTap(model, blocks, transposed, len(states) - 1, states[0].shape[-1], final_norm)
+    transposed = shifted = False
+    if _same(output.last_hidden_state.cpu(), states[-1]):
+        blocks, transposed, shifted = _matching(calls, owners, states)
+    if not blocks and not any(_same(state, states[0]) or _same(state.transpose(0, 1), states[0]) for _, state in calls):
+        raise ValueError("its first hidden state is not the input of its first block")
+    return LayerTap(model, blocks, transposed, len(states) - 1, states[0].shape[-1], final_norm, shifted)
 
 
 def _matching(
-    calls: Sequence[tuple[nn.Module, torch.Tensor]],
-    owners: Mapping[nn.Module, int],
-    states: Sequence[torch.Tensor],
-) -> tuple[tuple[nn.Module, ...], bool]:
-    """Return the modules of one list or class whose successive inputs are all hidden states but the last one."""
-    groups: dict[int | type, list[tuple[nn.Module, torch.Tensor]]] = defaultdict(list)
+    calls: Sequence[_Call], owners: Mapping[nn.Module, int], states: Sequence[torch.Tensor]
+) -> tuple[tuple[nn.Module, ...], bool, bool]:
+    """Return the modules of one list or class whose successive inputs are all hidden states but the last one.
+
+    Also returns whether they are `transposed` and `after`, see `LayerTap`.
+    """
+    groups: dict[int | type, list[_Call]] = defaultdict(list)
     for module, state in calls:
         groups[owners[module]].append((module, state))
         groups[type(module)].append((module, state))
-    for group in groups.values():
-        if len(group) != len(states) - 1:
-            continue
-        for transposed in (False, True):
-            inputs = [state.transpose(0, 1) if transposed else state for _, state in group]
-            if all(_same(one, other) for one, other in zip(inputs, states, strict=False)):
-                return tuple(dict.fromkeys(module for module, _ in group)), transposed
-    return (), False
+    for after, expected in ((False, states), (True, states[:-2])):
+        for group in groups.values():
+            if len(group) != len(states) - 1:
+                continue
+            for transposed in (False, True):
+                inputs = [state.transpose(0, 1) if transposed else state for _, state in group][after:]
+                if inputs and all(_same(one, other) for one, other in zip(inputs, expected, strict=False)):
+                    return tuple(dict.fromkeys(module for module, _ in group)), transposed, after
+    return (), False, False
 
 
 def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

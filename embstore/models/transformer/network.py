@@ -46,26 +46,28 @@ class Network:
 
     change: Change | None = None
 
-    def __init__(self, loaded: Loaded, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self.model: Any = loaded.model
         _skip_idle_calls(self.model)
-        self.device, self.dtype = device, dtype
-        self.compute_dtype = str(dtype).removeprefix("torch.")
-        self.row_capacity = ROW_CAPACITY.get(device.type, 128)
+        self.device, self.dtype, self.is_split = loaded.place.main, loaded.dtype, loaded.place.is_split
+        self.row_capacity = ROW_CAPACITY.get(self.device.type, 128)
         vocabulary = vocabulary_of(self.model, loaded.name)
         self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
         self.inputs, self.tap = self._probe(loaded)
-        packed, self.packed_nbytes = packed_copy(self.model, self._short_inputs())
+        packed, self.packed_nbytes = self.model, 0
+        if not self.is_split:
+            packed, self.packed_nbytes = packed_copy(self.model, self._short_inputs())
         self.fast_tap = self.tap.of_copy(packed)
         self._skipping: dict[tuple[LayerTap, int], tuple[nn.Module, ...]] = {}
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
+        n_layers = self.tap.num_hidden_layers if loaded.deepest is None else self.model.config.num_hidden_layers
         self.info = ModelInfo(
             name=public_name(loaded.name),
             architecture=type(self.model).__name__,
             revision=loaded.revision,
             weights_sha256=loaded.weights_sha256,
             tokenizer_sha256=self.tokenizer.sha256(),
-            num_hidden_layers=self.tap.num_hidden_layers,
+            num_hidden_layers=n_layers,
             hidden_size=self.tap.hidden_size,
             max_subwords=longest_sentence(self.model.config, loaded.tokenizer, specials, offset),
             final_norm=self.tap.final_norm,
@@ -119,6 +121,11 @@ class Network:
         return self.inputs.position_offset is not None and accepts_sentence_bounds(self.model, self.inputs.parameters)
 
     @property
+    def gpus(self) -> list[torch.device]:
+        """Return the CUDA devices that the weights are on."""
+        return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"} or {self.device}, key=str)
+
+    @property
     def weights_nbytes(self) -> int:
         """Return the bytes of the weights, packed copies included."""
         weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
@@ -167,14 +174,23 @@ class Network:
         inputs = self._short_inputs()
         positions = inputs["input_ids"].shape[1]
         counted = {True: 0.0, False: 0.0}
+        share = _first_int(self.model.config, ("num_experts_per_tok",), 0)
 
         def count(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            weight: Any = module.weight
+            if experts := [p for p in module.parameters(recurse=False) if p.dim() == 3]:
+                counted[True] += 2.0 * positions * share * sum(p[0].numel() for p in experts)
+                return
+            linear: Any = module  # the weight of a quantized one has another size
+            weight = linear.weight.numel() if isinstance(linear, Conv1D) else linear.in_features * linear.out_features
             rows = args[0].numel() // args[0].shape[-1]
-            counted[rows == positions] += 2.0 * weight.numel() * rows
+            counted[rows == positions] += 2.0 * weight * rows
 
-        linears = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
-        handles = [linear.register_forward_pre_hook(count) for linear in linears]
+        handles = [
+            module.register_forward_pre_hook(count)
+            for module in self.model.modules()
+            if isinstance(module, nn.Linear | Conv1D)
+            or (any(p.dim() == 3 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Conv1d))
+        ]
         try:
             self.tap.run(inputs, (deepest,), lambda layer, state: None)
         finally:
@@ -193,7 +209,7 @@ class Network:
     def _probe(self, loaded: Loaded) -> tuple[InputMaker, LayerTap]:
         """Find out what the model takes and where its layers are; raises ModelError if it cannot be used."""
         model = self.model
-        given = probe_inputs(model, loaded.tokenizer, self.tokenizer.specials, n_sentences=2)
+        given = probe_inputs(model, loaded.tokenizer, self.tokenizer.specials, n_sentences=2, device=self.device)
         try:
             with torch.no_grad():
                 states = model(**given, output_hidden_states=True).hidden_states

@@ -50,12 +50,14 @@ def find_inputs(
         causal=_is_causal(model, given, states, TOLERANCE[dtype]),
         window=window,
         layer_types=kinds,
-        device=model.device,
+        device=given["input_ids"].device,
         dtype=dtype,
     )
 
 
-def probe_inputs(model: Any, tokenizer: Any, specials: Specials, *, n_sentences: int) -> dict[str, torch.Tensor]:
+def probe_inputs(
+    model: Any, tokenizer: Any, specials: Specials, *, n_sentences: int, device: torch.device | None = None
+) -> dict[str, torch.Tensor]:
     """Return a small batch of different subwords of the vocabulary, as a model's keyword arguments."""
     vocabulary = model.get_input_embeddings().num_embeddings
     special = set(getattr(tokenizer, "all_special_ids", ()))
@@ -63,7 +65,7 @@ def probe_inputs(model: Any, tokenizer: Any, specials: Specials, *, n_sentences:
     limit = longest_sentence(model.config, tokenizer, specials, None)
     count = min(PROBE_POSITIONS, limit or PROBE_POSITIONS)
     chosen = torch.arange(n_sentences * count) * (len(usable) - 1) // max(1, n_sentences * count - 1)
-    ids = usable[chosen].reshape(n_sentences, count).to(model.device)
+    ids = usable[chosen].reshape(n_sentences, count).to(device or model.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

@@ -1,0 +1,230 @@
+"""Large models: split over devices and the disk, without blocks that nobody needs, quantized; decoders of all kinds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from embstore.errors import InvalidValueError, ModelError
+from embstore.models import load_encoder, placing
+from embstore.models.placing import Place, own_dtype
+from tests.fake_devices import fake_devices
+from tests.models.oracle import PlainScript, gather, relative_error, word_spans
+from tests.models.tiny import DECODERS, SENTENCES, save
+
+LAYERS = (0, 1, 2, 3)
+HALVES = {"embed_tokens": "fake:0", "rotary_emb": "fake:0", "layers.0": "fake:0"}
+HALVES |= {"layers.1": "fake:1", "layers.2": "fake:1", "norm": "fake:1"}
+SLOW = ("falcon_h1", "jamba", "mamba2", "qwen3_next", "recurrent_gemma", "rwkv", "deepseek_v3", "llama4", "gpt_oss")
+NO_WINDOWS = {"mamba", "mamba2", "rwkv", "jamba", "qwen3_next", "llama4"}  # refused, with the name of the model
+FULL_WINDOWS = {"falcon_h1", "recurrent_gemma", "rwkv"}  # accept a window that is wider than all they can read
+
+
+def encoded(encoder, layers=LAYERS, **options):
+    """Check an encoder and return the vectors of the words of SENTENCES."""
+    tokenized = encoder.tokenize(SENTENCES)
+    spans, names = word_spans(tokenized)
+    encoder.self_check(tokenized, layers=layers, pooling="mean", **options)
+    passes = encoder.encode(tokenized, spans, layers=layers, pooling="mean", batch_subwords=256, **options)
+    return gather(passes, spans, len(layers), encoder.info.hidden_size), names
+
+
+def plainly(folder, names):
+    """Return what a plain script reads at the blocks themselves, one sentence at a time."""
+    script = PlainScript.open(folder)
+    blocks = next(part for part in script.model.modules() if isinstance(part, torch.nn.ModuleList))
+    states: list[torch.Tensor] = []
+    blocks[0].register_forward_pre_hook(lambda _, args, named: states.append(*args[:1]), with_kwargs=True)
+    for block in blocks:
+        block.register_forward_hook(lambda _, args, out: states.append(out[0] if isinstance(out, tuple) else out))
+    vectors = []
+    for sentence in SENTENCES:
+        encoding = script.tokenizer.encode(sentence, is_pretokenized=True)
+        states.clear()
+        with torch.inference_mode():
+            last = script.model(torch.tensor([encoding.ids])).last_hidden_state
+        layers = torch.cat([*states[:-1], last]).numpy()
+        owners = np.array([-1 if word is None else word for word in encoding.word_ids])
+        vectors.append([layers[:, owners == word].mean(1) for word in range(len(sentence))])
+    return np.stack([vectors[sentence][word] for sentence, word in names], axis=1)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in DECODERS]
+)
+def test_a_decoder_gives_the_states_of_its_blocks(tmp_path, name):
+    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    vectors, names = encoded(encoder)
+    assert encoder.causal
+    assert len(encoder.network.tap.blocks) == encoder.info.num_hidden_layers == 3
+    assert relative_error(vectors, plainly(tmp_path, names)) < 2e-5
+    if name in NO_WINDOWS - FULL_WINDOWS:
+        with pytest.raises(ModelError, match=f"{tmp_path.name}.*; use context windows$"):
+            encoded(encoder, attention_window=1000)
+        return
+    wide, _ = encoded(encoder, attention_window=1000)
+    assert relative_error(wide, vectors) < 2e-5
+    if name in FULL_WINDOWS:
+        with pytest.raises(ModelError, match=r"words more than 2 words away change its layer 1; use context windows$"):
+            encoded(encoder, attention_window=2)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_a_window_wider_than_a_sentence_changes_nothing_of_experts(tmp_path, name):
+    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    wide, names = encoded(encoder, attention_window=1000)
+    assert relative_error(wide, plainly(tmp_path, names)) < 2e-5
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_a_model_over_two_devices(llama, monkeypatch):
+    whole, _ = encoded(load_encoder(llama, device="cpu"))
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the fake devices are those of one thread
+    with fake_devices():
+        encoder = load_encoder(llama, device=HALVES)
+        places = {key: str(value.device) for key, value in encoder.network.model.named_parameters()}
+        vectors, _ = encoded(encoder)
+        with pytest.raises(RuntimeError, match="was given tensors of cpu, fake:1"):
+            torch.ones(3) + torch.ones(3).to("fake:1")
+    assert (places["layers.0.mlp.up_proj.weight"], places["layers.1.mlp.up_proj.weight"]) == ("fake:0", "fake:1")
+    assert (str(encoder.device), encoder.split_over) == ("fake:0", HALVES)
+    assert relative_error(vectors, whole) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "bert", "t5"))]
+)
+def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
+    whole = load_encoder(save(name, tmp_path), device="cpu")
+    expected, _ = encoded(whole)
+    encoder = load_encoder(tmp_path, device="split:30kB")
+    assert all(value.is_meta for value in encoder.network.model.parameters())
+    assert encoder.info == whole.info
+    assert (encoder.device.type, encoder.split_over) == ("cpu", "split:30000")
+    assert relative_error(encoded(encoder)[0], expected) < 2e-5
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("llama", "split"),
+        *(
+            pytest.param(name, device, marks=pytest.mark.slow)
+            for name in ("llama", "bert", "gpt2", "mamba")
+            for device in ("split:30kB", {"": "cpu"})
+        ),
+    ],
+)
+def test_blocks_above_the_deepest_layer_are_not_loaded(tmp_path, name, device):
+    whole = load_encoder(save(name, tmp_path), device="cpu")
+    expected, _ = encoded(whole)
+    for layers, deepest in (("0,1", 1), (0, 0), ([-2, 1], 2)):
+        encoder = load_encoder(tmp_path, device=device, layers=layers)
+        assert (encoder.deepest, len(encoder.network.tap.blocks)) == (deepest, max(deepest, 1) + 1)
+        assert encoder.info == whole.info  # a store does not say how the model was loaded
+        assert type(encoder.network.model).__name__ == type(whole.network.model).__name__
+        given = tuple(range(deepest + 1))
+        assert relative_error(encoded(encoder, given)[0], expected[: deepest + 1]) < 2e-5
+        for use in (encoded, lambda one, asked: list(one.encode(*nothing(one), layers=asked, **ENCODE))):
+            with pytest.raises(InvalidValueError, match=f"layer {deepest + 1} of .* only those up to {deepest}$"):
+                use(encoder, (deepest + 1,))
+    assert load_encoder(tmp_path, device=device, layers="last").deepest is None
+
+
+ENCODE = {"pooling": "mean", "batch_subwords": 256}
+
+
+def nothing(encoder):
+    tokenized = encoder.tokenize(SENTENCES)
+    return tokenized, word_spans(tokenized)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "split"])
+def test_a_quantized_checkpoint(tmp_path, tmp_path_factory, device):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    llama = save("llama64", tmp_path_factory.mktemp("whole"))
+    config = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    made = transformers.AutoModel.from_pretrained(llama, quantization_config=config, dtype=torch.float32)
+    made.save_pretrained(tmp_path)
+    for file in llama.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    whole, encoder = load_encoder(llama, device="cpu"), load_encoder(tmp_path, device=device)
+    vectors, names = encoded(encoder)
+    with torch.inference_mode():
+        plain = PlainScript(PlainScript.open(llama).tokenizer, made.eval(), False)
+        expected = np.stack([plain.span(SENTENCES[s], w, w + 1, "mean") for s, w in names], axis=1)
+    assert relative_error(vectors, expected) < 2e-5
+    assert encoder.network.packed_nbytes == 0
+    assert encoder.network.weights_nbytes < 0.5 * (whole.network.weights_nbytes - whole.network.packed_nbytes)
+    assert encoder.forward_flops(np.array([9]), layers=(3,)) == whole.forward_flops(np.array([9]), layers=(3,))
+
+
+@pytest.mark.parametrize(
+    ("device", "match"),
+    [
+        ("split:", "the size in device '' is not a size"),
+        ("split:many", "the size in device 'many' is not a size"),
+        ("splitted", "unknown device 'splitted'"),
+        ({}, "device {} is not a name or a map of modules to devices"),
+        (7, "device 7 is not a name or a map"),
+    ],
+)
+def test_devices_that_are_refused(llama, device, match):
+    with pytest.raises(InvalidValueError, match=match):
+        load_encoder(llama, device=device)
+
+
+def test_a_split_model_needs_accelerate(llama, monkeypatch):
+    monkeypatch.setattr(placing, "find_spec", lambda name: None)
+    with pytest.raises(InvalidValueError, match=r"device 'split' needs accelerate: pip install embstore\[large\]"):
+        load_encoder(llama, device="split")
+    assert load_encoder(llama, device="cpu", layers=1).deepest is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "place", "expected"),
+    [
+        (torch.bfloat16, Place(torch.device("cuda")), torch.bfloat16),
+        (torch.float16, Place(torch.device("cuda")), torch.float16),
+        (torch.float32, Place(torch.device("cuda")), torch.float16),
+        (None, Place(torch.device("cuda")), torch.float16),
+        (torch.bfloat16, Place(torch.device("cpu")), torch.float32),
+        (torch.bfloat16, Place(torch.device("cpu"), "auto"), torch.bfloat16),
+        (torch.float32, Place(torch.device("cpu"), "auto"), torch.float32),
+        (torch.float32, Place(torch.device("cuda"), "auto"), torch.float16),
+    ],
+)
+def test_the_dtype_of_a_checkpoint(stored, place, expected):
+    config = transformers.LlamaConfig()
+    config.dtype = stored
+    assert own_dtype(config, place) == expected
+
+
+def test_a_split_model_computes_in_the_dtype_of_its_checkpoint(tmp_path, llama):
+    transformers.AutoModel.from_pretrained(llama, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    for file in llama.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert load_encoder(tmp_path, device="split").compute_dtype == "bfloat16"
+    assert load_encoder(tmp_path, device="cpu").compute_dtype == "float32"
+
+
+def test_of_many_weights_in_main_memory_a_sample_is_checked(monkeypatch):
+    monkeypatch.setattr(placing, "SAMPLE", 8)
+    network = torch.nn.Linear(64, 64, bias=False)
+    network.weight.data[0, 1] = float("nan")
+    with pytest.raises(ModelError, match=r"NaN or infinity in 'weight' .as float32"):
+        placing.require_finite_weights(network, "tiny", but={})
+    monkeypatch.setattr(placing, "CHECKED_NBYTES", 0)
+    placing.require_finite_weights(network, "tiny", but={})
+    network.weight.data[:, 0] = float("inf")
+    with pytest.raises(ModelError, match="NaN or infinity"):
+        placing.require_finite_weights(network, "tiny", but={})
+    placing.require_finite_weights(network, "tiny", but={"weight": network.weight})
