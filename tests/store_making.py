@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
-from embstore.store.index import Field
+from embstore.store.index import Field, IndexBuilder
 
 
 @dataclass
@@ -91,6 +91,27 @@ def make_store(
         if not leave_out:
             writer.finish()
     return Made(open_store(path), table, vectors)
+
+
+def make_text_store(path: Path, sentences: list[list[str]], **labels: list[str | None]) -> Store:
+    """Write a store of these sentences, all vectors equal; `labels`: of every word in turn."""
+    builder = IndexBuilder()
+    for number, words in enumerate(sentences):
+        builder.add(number, words)
+    columns = {}
+    for name, values in labels.items():
+        names = [value for value in dict.fromkeys(values) if value is not None]
+        codes = [-1 if value is None else names.index(value) for value in values]
+        columns[name] = Labels(np.array(codes, np.int32), Strings.of(names))
+    index = replace(builder.build(), labels=columns)
+    metadata = replace(make_store(path.with_suffix(".any.zarr")).store.metadata, n_rows=builder.n_rows)
+    create_store(path, metadata=metadata, index=index)
+    with StoreWriter(path) as writer:
+        for partition in writer.missing():
+            start, stop = metadata.layout.span(partition)
+            writer.write(partition, {"hidden_states": np.ones((3, stop - start, 6), np.float32)})
+        writer.finish()
+    return open_store(path)
 
 
 def _index(table: list[dict[str, object]], words: list[str], tags: list[str], texts: list[str]) -> Index:

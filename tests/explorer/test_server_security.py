@@ -15,8 +15,8 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,15 +24,13 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, StoreDamagedError
 from embstore.explorer import Arrays, Explored, explored, security, server, serving
 from embstore.explorer.notebook import CODE
 from embstore.explorer.queries.registry import CancelledQueryError
 from embstore.explorer.security import Access
-from embstore.store import Labels, StoreWriter, Strings, create_store
-from embstore.store.index import IndexBuilder
 from tests.explorer.conftest import EMOJI, HOSTILE, RIGHT_TO_LEFT, RUN
-from tests.store_making import make_store
+from tests.store_making import make_store, make_text_store
 
 BASE = "http://127.0.0.1:8000"
 
@@ -72,6 +70,10 @@ def test_the_token_of_the_url_becomes_a_cookie(client: TestClient, access: Acces
     assert page.headers["set-cookie"] == f"embstore-8000={access.token}; HttpOnly; SameSite=Strict; Path=/"
     assert client.get("/api/stores").status_code == 200
     assert "set-cookie" not in client.get("/api/stores").headers
+    assert client.get(f"/api/stores?token={access.token}").status_code == 200, "the token is no parameter of the query"
+    bearer = client.get("/", headers={"authorization": f"Bearer {access.token}", "cookie": ""})
+    assert (bearer.status_code, "set-cookie" in bearer.headers) == (200, False)
+    assert page.headers["cache-control"] == "no-cache", "a new version of the page is seen"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,31 @@ def test_without_the_token_nothing_is_served(
         assert answer.status_code == 401
         assert access.token not in answer.text
         assert "set-cookie" not in answer.headers
+
+
+def test_guesses_wait_for_each_other(client: TestClient, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    together: list[int] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        together.append(1)
+        for _ in range(20):  # others may begin
+            await asyncio.get_running_loop().run_in_executor(None, int)
+        assert sum(together) == 1
+        together.clear()
+
+    async def guess() -> None:
+        transport = httpx.ASGITransport(client.app)
+        async with httpx.AsyncClient(transport=transport, base_url=BASE) as guessing:
+            answers = await asyncio.gather(*(guessing.get(f"/?token={number}") for number in range(3)))
+            assert [each.status_code for each in answers] == [401] * 3
+            assert (await guessing.get(f"/?token={access.token}")).status_code == 200
+
+    monkeypatch.setattr(security, "SECONDS_AFTER_WRONG", 7)
+    monkeypatch.setattr(security, "asyncio", SimpleNamespace(sleep=sleep))
+    asyncio.run(guess())
+    assert waits == [7] * 3
 
 
 @pytest.mark.parametrize(
@@ -173,17 +200,9 @@ def test_the_page_is_one_module_that_evaluates_no_text_and_asks_no_other_host() 
 
 def test_hostile_words_come_back_as_they_are(tmp_path: Path, access: Access) -> None:
     words = [HOSTILE, RIGHT_TO_LEFT, EMOJI, "\x01", "a/../b", "%2e&x=1#", "';--", '"', "=1+1", "é" * 2000]
-    builder = IndexBuilder()
-    for number, word in enumerate(words):
-        builder.add(number, ["we", word, "there"])
-    tags = np.ravel([[-1, number, -1] for number in range(len(words))]).astype(np.int32)
-    index = replace(builder.build(), labels={"tag": Labels(tags, Strings.of(words))})
-    metadata = replace(make_store(tmp_path / "any.zarr").store.metadata, n_rows=3 * len(words))
-    create_store(tmp_path / "s.zarr", metadata=metadata, index=index)
-    with StoreWriter(tmp_path / "s.zarr") as writer:
-        writer.write(0, {"hidden_states": np.ones((3, 3 * len(words), 6), np.float32)})
-        writer.finish()
-    with TestClient(server.make_app(explored([tmp_path / "s.zarr"]), access), base_url=BASE) as client:
+    tags = [tag for word in words for tag in (None, word, None)]
+    store = make_text_store(tmp_path / "s.zarr", [["we", word, "there"] for word in words], tag=tags)
+    with TestClient(server.make_app(explored([store]), access), base_url=BASE) as client:
         client.headers["authorization"] = f"Bearer {access.token}"
         for number, word in enumerate(words):
             where = "tag = '{}'".format(word[:1000].replace("'", "''"))
@@ -253,6 +272,17 @@ def test_errors_are_one_line_of_json(known: TestClient, monkeypatch: pytest.Monk
     for body in (b"", b"[1]", b"{" * 100_000, b"\xff"):
         assert known.post("/api/stores", content=body).status_code == 400
     assert known.post("/api/occurrences", json={"rows": [3, 5]}).json()["total"] == 2
+    monkeypatch.setattr(server, "MAX_BODY", 10)
+    assert "more than 10 bytes" in known.post("/api/occurrences", json={"rows": [3, 5]}).json()["error"]
+    whole = known.get("/api/export/occurrences.csv?where=position >= 0&limit=1")
+    assert len(whole.text.splitlines()) == 1 + known.get("/api/occurrences").json()["total"]
+
+    def damaged(*arguments: object, **options: object) -> None:
+        raise StoreDamagedError("a file\nis gone")
+
+    monkeypatch.setattr(server, "answer", damaged)
+    answer = known.get("/api/stores")
+    assert (answer.status_code, answer.json()) == (500, {"error": "a file is gone"})
 
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("one\ntwo")

@@ -52,7 +52,7 @@ function TableLink({ name, params, format, title }: TableProps) {
   );
 }
 
-/** Saves a picture: by default that of the <section> around. */
+/** Saves a picture: by default that of the <section> around; one that is found is a canvas, which has no SVG. */
 export function PictureButtons({ name, find }: { name: string; find?: () => Picture }) {
   const save = (button: HTMLElement, format: "svg" | "png") => {
     const found = find ? find() : button.closest("section")?.querySelector<SVGSVGElement>(".chart svg");
@@ -61,7 +61,7 @@ export function PictureButtons({ name, find }: { name: string; find?: () => Pict
   };
   return (
     <span class="export">
-      <button type="button" class="link" onClick={(event) => save(event.currentTarget, "svg")}>SVG</button>
+      {!find && <button type="button" class="link" onClick={(event) => save(event.currentTarget, "svg")}>SVG</button>}
       <button type="button" class="link" onClick={(event) => save(event.currentTarget, "png")}>PNG</button>
     </span>
   );

@@ -123,6 +123,11 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
   const found = at && at[0] < n && at[1] < n && [words[at[0]], words[at[1]], values[at[0] * n + at[1]]!.toFixed(3)];
   return (
     <div class="matrix">
+      <p class="note">
+        <span class="scale" aria-hidden="true" />
+        {`${least.toFixed(2)} to ${most.toFixed(2)}`}
+        {found && <> · <bdi>{found[0]}</bdi> × <bdi>{found[1]}</bdi>: <b>{found[2]}</b></>}
+      </p>
       <div
         ref={place}
         class="matrix-scroll"
@@ -140,11 +145,6 @@ export function Matrix({ label, words, values, canvas, low, high }: Props) {
       >
         <div style={{ width: `${size}px`, height: `${size}px` }}><canvas ref={canvas} role="img" aria-label={label} /></div>
       </div>
-      <p class="note">
-        <span class="scale" aria-hidden="true" />
-        {`${least.toFixed(2)} to ${most.toFixed(2)}`}
-        {found && <> · <bdi>{found[0]}</bdi> × <bdi>{found[1]}</bdi>: <b>{found[2]}</b></>}
-      </p>
     </div>
   );
 }
