@@ -378,7 +378,7 @@ def test_results_are_made_once_for_all_and_the_last_are_kept(store: es.Store, mo
     one, made = Explored(store), []
     for key in "abaca":
         one.once(key, lambda key=key: made.append(key))  # type: ignore[misc]
-    assert made == ["a", "b", "c"], "b, not used last, made room for c"
+    assert made == ["a", "b", "c"], "b is the least recently used when c is made"
     one.once("b", lambda: made.append("b again"))
     assert made[-1] == "b again"
     started, entered, go = Event(), Event(), Event()
