@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +30,8 @@ PRODUCT_SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices whose produ
 COPIED_NBYTES = 2**28
 DISK_NBYTES = 2**28
 REPEATS = 5
+BUSY_BATCHES = 8  # run once more to see how long the device computes
+IDLE = "forward, idle"
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,10 @@ class ExtractionRate:
     def verdict(self) -> str:
         """Which stage is the bottleneck and how close it is to its limit, in one line."""
         stage = max((stage for stage in self.stages if stage.limit_name), key=lambda stage: stage.seconds)
+        busy = 100 * stage.seconds / self.seconds
+        if stage.name == IDLE:
+            return f"launching operators is the bottleneck: {stage.limit_name} {busy:.0f} % of the time"
         if stage.share is None:
-            busy = 100 * stage.seconds / self.seconds
             return f"{stage.name} is the bottleneck: busy {busy:.0f} % of the time; its limit is unknown"
         return f"{stage.name} is the bottleneck: {100 * stage.share:.0f} % of the {stage.limit_name}"
 
@@ -160,7 +165,7 @@ def other_stages(timings: Timings, seconds: float) -> tuple[Stage, ...]:
 
 def limited_stages(made: Plan, timings: Timings, folder: Path) -> tuple[Stage, ...]:
     """Return the stages that have a limit, which is measured now; the disk is measured in `folder`."""
-    encoder, layout, spent = made.encoder, made.layout, timings.stages
+    encoder, layout = made.encoder, made.layout
     device, before, lengths = encoder.device, encoder.times.tokenize, []
     for group in range(len(made.groups)):
         for passage in Part.of(made.index, *made.groups.span(group)).passages(encoder, made.text):
@@ -169,6 +174,8 @@ def limited_stages(made: Plan, timings: Timings, folder: Path) -> tuple[Stage, .
     n_subwords = np.concatenate(lengths)
     alone = encoder.times.tokenize - before
     text_rate = float(n_subwords.sum()) / alone if alone > 0 else None
+    spent, n_run = timings.stages, float(n_subwords.sum())
+    busy = min(spent.forward, n_run * forward_busy(made))
     flops = encoder.forward_flops(n_subwords + encoder.n_specials, layers=layout.layers)
     products = None if flops is None else product_rate(device, encoder.compute_dtype)
     stored, computed = (ITEM_NBYTES[name] for name in (layout.dtype, encoder.compute_dtype))
@@ -176,15 +183,68 @@ def limited_stages(made: Plan, timings: Timings, folder: Path) -> tuple[Stage, .
     itemsize = computed if stored < 2 else min(stored, computed)
     copied = timings.n_rows * len(layout.layers) * layout.hidden_size * itemsize if on_gpu else 0
     pinned, name = (copy_rate(device), "pinned copy rate") if on_gpu else (None, "nothing leaves a CPU")
-    text = float(n_subwords.sum()), "subwords", text_rate, "tokenizing alone"
+    text = n_run, "subwords", text_rate, "tokenizing alone"
     nbytes = float(timings.nbytes)
     return (
         Stage("tokenize", spent.tokenize, *text, parallel=True),
-        Stage("forward", spent.forward, flops or 0.0, "FLOP", products, "matrix-multiply rate"),
+        Stage("forward", busy, flops or 0.0, "FLOP", products, "matrix-multiply rate"),
         Stage("copy", spent.copy, float(copied), "B", pinned, name),
         Stage("cast", timings.cast, nbytes, "B", copy_rate(torch.device("cpu")), "memory copy rate"),
         Stage("write", timings.write, nbytes, "B", disk_rate(folder), "disk rate", parallel=True),
+        Stage(IDLE, spent.forward - busy, limit_name=f"the {device.type} waits for them"),
     )
+
+
+def forward_busy(made: Plan) -> float:
+    """Run a few batches again, and return how many seconds the device computes for a subword."""
+    n_subwords, most = 0, BUSY_BATCHES * made.text.batch_subwords
+    seconds = 0.0
+    for partition in range(made.layout.n_partitions):
+        for passage in Part.of(made.index, *made.layout.span(partition)).passages(made.encoder, made.text):
+            if n_subwords >= most:
+                return seconds / n_subwords
+            arguments = {"layers": made.layout.layers, **made.options.encoding}
+            batches = made.encoder.encode(passage.tokenized, passage.spans, **arguments)
+            seconds += busy_seconds(lambda batches=batches: deque(batches, maxlen=0), made.encoder.device)
+            n_subwords += len(passage.tokenized.ids)
+    return seconds / max(1, n_subwords)
+
+
+def busy_seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of `work` in which the device computes: on a CPU processor time, by torch's threads.
+
+    On CUDA the time in which at least one kernel runs, as the profiler sees them, copies not counted: the time between
+    two events has the gaps in which the GPU waits for Python.
+    """
+    if device.type != "cuda":
+        began = time.process_time()
+        work()
+        return (time.process_time() - began) / torch.get_num_threads()
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        work()
+        torch.cuda.synchronize(device)
+    return (
+        covered(
+            [
+                (event.time_range.start, event.time_range.end)
+                for event in found.events() or ()
+                if event.device_type is torch.autograd.DeviceType.CUDA
+                and not event.name.startswith(("Memcpy", "Memset"))
+            ]
+        )
+        / 1e6
+    )
+
+
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of the union of spans (start, end)."""
+    total, reached = 0.0, -float("inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
 
 
 def product_rate(device: torch.device, compute_dtype: str) -> float:

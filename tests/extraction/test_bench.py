@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,17 @@ import torch
 import embstore as es
 from embstore.errors import InvalidValueError
 from embstore.extraction import bench
-from embstore.extraction.bench import ExtractionRate, Stage, copy_rate, disk_rate, per_second, product_rate
+from embstore.extraction.bench import (
+    IDLE,
+    ExtractionRate,
+    Stage,
+    busy_seconds,
+    copy_rate,
+    covered,
+    disk_rate,
+    per_second,
+    product_rate,
+)
 from embstore.extraction.partition import PASSAGE_NBYTES, passage_nbytes
 from embstore.models import load_encoder
 from tests.extraction.fake import FakeEncoder
@@ -36,6 +48,9 @@ def test_the_busiest_stage_is_the_bottleneck() -> None:
     rate = ExtractionRate(1, 2, 3, 10.0, 1.0, (FORWARD, NOTHING, REST))
     assert rate.verdict == "forward is the bottleneck: 74 % of the matrix-multiply rate"
     assert replace(rate, stages=(FORWARD, WRITE)).verdict == "write is the bottleneck: 80 % of the disk rate"
+    idle = Stage(IDLE, 6.0, limit_name="the cuda waits for them")
+    waits = "launching operators is the bottleneck: the cuda waits for them 60 % of the time"
+    assert replace(rate, stages=(FORWARD, WRITE, idle)).verdict == waits
     unknown = "copy is the bottleneck: busy 5 % of the time; its limit is unknown"
     assert replace(rate, stages=(NOTHING, REST)).verdict == unknown
 
@@ -65,6 +80,25 @@ def test_rates_have_prefixes(rate: float, unit: str, written: str) -> None:
     assert per_second(rate, unit) == written
 
 
+def test_a_device_is_busy_while_a_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert covered([]) == 0
+    assert covered([(5, 6), (0, 2), (1, 3), (1, 2), (3, 4)]) == 5
+    cuda = torch.autograd.DeviceType.CUDA
+    names = {"gemm": (0, 2e6, cuda), "norm": (1e6, 3e6, cuda), "Memcpy DtoH": (3e6, 9e6, cuda),
+             "aten::linear": (0, 9e6, torch.autograd.DeviceType.CPU)}  # fmt: skip
+    events = [
+        SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), device_type=kind)
+        for name, (start, end, kind) in names.items()
+    ]
+    found = nullcontext(SimpleNamespace(events=lambda: events))
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: found)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    assert busy_seconds(lambda: None, torch.device("cuda")) == 3.0
+    monkeypatch.setattr(bench.time, "process_time", iter([1.0, 7.0]).__next__)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert busy_seconds(lambda: None, torch.device("cpu")) == 1.5
+
+
 def test_limits_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_fastest", lambda work, device: (work(), 0.01)[1])  # type: ignore[func-returns-value]
     cpu = torch.device("cpu")
@@ -82,7 +116,7 @@ def test_the_work_of_an_extraction_is_that_of_its_sentences(tmp_path: Path, monk
         SENTENCES, model=encoder, options=es.ExtractionOptions(layers="0,2"), folder=tmp_path, suffix=".h5"
     )
     stages = {stage.name: stage for stage in found.stages}
-    assert list(stages)[:5] == ["tokenize", "forward", "copy", "cast", "write"]
+    assert list(stages)[:6] == ["tokenize", "forward", "copy", "cast", "write", IDLE]
     tokenized = encoder.tokenize(SENTENCES)
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr]) + 2
     assert stages["forward"].amount == encoder.forward_flops(lengths, layers=(0, 2))
