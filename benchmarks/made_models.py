@@ -16,6 +16,20 @@ SHAPES = {
     "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "BERT-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "BERT-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+    "Llama-0.6B": {
+        "hidden_size": 1536,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 12,
+        "intermediate_size": 6144,
+        "num_key_value_heads": 4,
+    },
+    "tiny, decoder": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "num_key_value_heads": 1,
+    },
     "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
     "tiny, wide": {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 64},
     "tiny, deep": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64},
@@ -33,7 +47,7 @@ def made_words(count: int) -> list[str]:
     return words[:count]
 
 
-def save_tokenizer(folder: Path, words: Sequence[str], *, vocabulary: int) -> int:
+def save_tokenizer(folder: Path, words: Sequence[str], *, vocabulary: int, has_types: bool = True) -> int:
     """Save a WordPiece tokenizer that has the first words whole and splits the others; returns its size."""
     inner = [f"##{piece}" for piece in (*SYLLABLES, *"abcdefghijklmnopqrstuvwxyz")]
     pieces = [*SPECIALS, *"abcdefghijklmnopqrstuvwxyz", *inner]
@@ -51,22 +65,24 @@ def save_tokenizer(folder: Path, words: Sequence[str], *, vocabulary: int) -> in
         sep_token="[SEP]",
         pad_token="[PAD]",
         mask_token="[MASK]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        model_input_names=["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"],
     )
     fast.save_pretrained(folder)
     return len(numbered)
 
 
 def save_model(folder: Path, words: Sequence[str], *, vocabulary: int = 30_522, seed: int = 0, **shape: Any) -> Path:
-    """Save a BERT of a shape (see `SHAPES`) with random weights, and its tokenizer; returns the folder.
+    """Save a BERT of a shape (see `SHAPES`), or a Llama, with random weights, and its tokenizer; returns the folder.
 
     Weights are drawn as BERT's were (normal, .02), biases and norms shaken so that none is without effect.
     """
     transformers.utils.logging.disable_progress_bar()
-    size = save_tokenizer(folder, words, vocabulary=vocabulary)
+    kind = "Llama" if "num_key_value_heads" in shape else "Bert"
+    size = save_tokenizer(folder, words, vocabulary=vocabulary, has_types=kind == "Bert")
     torch.manual_seed(seed)
-    config = transformers.BertConfig(vocab_size=size, max_position_embeddings=512, pad_token_id=0, **shape)
-    model = transformers.BertModel(config).eval()
+    more = {"vocab_size": size, "max_position_embeddings": 512, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(**more, **shape)
+    model = getattr(transformers, f"{kind}Model")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

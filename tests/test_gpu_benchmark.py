@@ -7,10 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -22,15 +23,14 @@ def ran(script: str, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
-STEPS = [
-    *("rates", "correctness", "forward, base", "storing, base", "baselines", "geometry", "neighbors"),
-    *("forward, large", "storing, large"),
-]  # all but the bank of probes, which would start a process of its own
+STEPS = ("rates", "correctness", "forward, base", "storing, base", "zhao", "trace", "busy", "lengths", "sanitizer",
+         "halving", "baselines", "geometry", "neighbors", "bank", "probes", "decoder", "devices", "forward, large",
+         "storing, large")  # fmt: skip
 
 
 def test_the_steps_run_without_a_gpu(tmp_path: Path) -> None:
     out = tmp_path / "cpu.json"
-    done = ran("gpu/run.py", "--device", "cpu", "--tiny", "--tmp", tmp_path, "--out", out, "--steps", *STEPS)
+    done = ran("gpu/run.py", "--device", "cpu", "--tiny", "--tmp", tmp_path, "--out", out, "--seconds", 6000)
     result = json.loads(out.read_text())
     assert done.returncode == 0, done.stderr[-2000:] or result["steps"]
     statuses = {name: step["status"] for name, step in result["steps"].items()}
@@ -48,9 +48,19 @@ def test_the_steps_run_without_a_gpu(tmp_path: Path) -> None:
         "plain script, float16",
         "a sentence a pass, float32",
     }
+    trace = figures["trace"]["packed"]
+    assert "attention" in trace["attention"]
+    assert trace["kernels"] > len(trace["longest"]) > 3
+    assert figures["sanitizer"]["rows"] == 1400
+    assert figures["halving"]["parts_of_at_most"] < figures["halving"]["batch_subwords"]
+    assert figures["devices"]["relative difference"] < 3e-3
+    assert figures["decoder"]["causal"]
+    assert {case["batching"] for case in figures["decoder"]["cases"]} == {"varlen", "packed", "padded", "equal"}
+    zhao = figures["zhao"]
+    assert zhao["hours_if_stages_overlap"] == zhao["hours_by_stage"][zhao["binds"]]
     targets = {target["what"].split(":")[0]: target for target in result["targets"]}
     assert targets["float16 compared with CPU float32"]["holds"]
-    assert len(result["targets"]) == 7
+    assert len(result["targets"]) == 8
     text = out.with_suffix(".md").read_text()
     assert all(f"## {name}: done" in text for name in statuses)
     assert not list(tmp_path.glob("embstore-bench-*"))
@@ -60,7 +70,7 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
     for folder in (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "gpu"):
         monkeypatch.syspath_prepend(str(folder))
     import run
-    from setting import SkipError
+    from setting import TINY, Setting, SkipError
 
     def give(value: dict[str, Any] | Exception) -> Any:
         def call(setting: object) -> dict[str, Any]:
@@ -70,9 +80,16 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
 
         return call
 
+    def fails_in_part(setting: Any) -> dict[str, Any]:
+        case: dict[str, Any] = {}
+        with setting.noting(case):
+            raise RuntimeError("no kernel")
+        return case
+
     results = [{"rate": 2.0}, SkipError("needs a store"), RuntimeError("CUDA error\nmore"), ImportError("no polars")]
-    monkeypatch.setattr(run, "STEPS", [run.Step(str(at), 10, give(value)) for at, value in enumerate(results)])
-    setting = SimpleNamespace(device=SimpleNamespace(type="cpu"), targets=[])
+    steps = [run.Step(str(at), 10, give(value)) for at, value in enumerate(results)]
+    monkeypatch.setattr(run, "STEPS", [*steps, run.Step("4", 10, fails_in_part)])
+    setting = Setting(torch.device("cpu"), tmp_path, TINY, 0, None)
     result: dict[str, Any] = {"gpu": "none", "steps": {}, "targets": []}
     arguments = argparse.Namespace(seconds=60.0, steps=None, out=str(tmp_path / "out.json"))
     run.run_steps(setting, arguments, result)
@@ -81,12 +98,30 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
         ("done", None),
         ("skipped", "SkipError: needs a store"),
         ("failed", "RuntimeError: CUDA error"),
-        ("skipped", "ImportError: no polars"),
+        ("failed", "ImportError: no polars"),
+        ("failed", "some cases"),
     ]
-    assert json.loads((tmp_path / "out.json").read_text())["steps"]["2"]["status"] == "failed"
+    assert result["steps"]["4"]["figures"] == {"failed": "RuntimeError: no kernel"}
+    kept = json.loads((tmp_path / "out.json").read_text())["steps"]
+    assert all("Traceback" in kept[name]["traceback"] for name in "234")
+    assert "raise value\nImportError: no polars" in (tmp_path / "out.md").read_text()
+    assert run.exit_status(result["steps"]) == 1
+    assert run.exit_status({"1": kept["1"]}) == 3
+    assert run.exit_status({"0": kept["0"]}) == 0
     arguments.seconds = 1.0
     run.run_steps(setting, arguments, result)
     assert {step["reason"] for step in result["steps"].values()} == {"the time of the whole run is over"}
+
+
+def test_differences_are_relative(monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "gpu"):
+        monkeypatch.syspath_prepend(str(folder))
+    from query_steps import different
+
+    right = np.array([1000.0, 20.0, 0.0, np.nan])
+    assert different(right + np.array([0, 0.02, 0, 0]), right) == pytest.approx(1e-3)
+    assert different(right + np.array([0, 0, 0.02, 0]), right) == pytest.approx(2e-3), "of a hundredth of the largest"
+    assert different(np.array([np.nan, 20.0, 0.0, 1.0]), right) == float("inf")
 
 
 def test_a_job_of_many_partitions_is_killed_resumed_and_loses_some(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -27,11 +28,19 @@ from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
 from embstore.probes.training import Schedule
 
 
+@cache
+def normals(device: str, count: int, width: int, layer: int, seed: int) -> NDArray[np.float32]:
+    """Normal numbers, drawn on the device, since a CPU would take most of the time for them."""
+    generator = torch.Generator(device).manual_seed(seed + layer)
+    return torch.randn(count, width, device=device, generator=generator).cpu().numpy()
+
+
 def drawn(arguments: argparse.Namespace, count: int) -> LabelledExamples:
     """Random vectors of random classes."""
     rng = np.random.default_rng(arguments.seed)
     layers = {
-        layer: rng.standard_normal((count, arguments.width), dtype=np.float32) for layer in range(arguments.layers)
+        layer: normals(arguments.device, count, arguments.width, layer, arguments.seed)
+        for layer in range(arguments.layers)
     }
     kind = rng.integers(0, arguments.classes, count)
     return LabelledExamples(ArrayExamples(layers), kind, np.eye(arguments.classes, dtype=bool))

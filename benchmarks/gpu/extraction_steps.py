@@ -14,9 +14,8 @@ import numpy as np
 import torch
 import transformers
 from measure import Target
-from numpy.typing import NDArray
 from plain import extract_plainly
-from setting import BATCHINGS, Setting, layers_of, needed_flops, one_line, row_nbytes, spans_of
+from setting import Setting, closest, layers_of, needed_flops, row_nbytes, run_through, vectors_of
 
 import embstore as es
 
@@ -30,10 +29,8 @@ def rates(setting: Setting) -> dict[str, Any]:
     """Measure matrix products and copies of the GPU, and the disk, per second."""
     found: dict[str, Any] = {"products": {}}
     for name in (*HALVES, "float32"):
-        try:
-            found["products"][name] = _products(setting, getattr(torch, name))
-        except RuntimeError as error:
-            found["products"][name] = {"failed": one_line(error)}
+        with setting.noting(found["products"].setdefault(name, {})):
+            found["products"][name] |= _products(setting, getattr(torch, name))
     found["copy_nbytes_per_second"] = _copy_rate(setting)
     found["disk_nbytes_per_second"] = _disk_rate(setting)
     setting.figures["products"] = found["products"]["float16"]["square"]
@@ -100,16 +97,14 @@ def correctness(setting: Setting) -> dict[str, Any]:
         reference = setting.encoder(shape, dtype="float32", device="cpu")
         reference.use_batching("padded")
         tokenized = reference.tokenize(sentences)
-        right = _vectors(reference, tokenized, shape, 2048)
+        right = vectors_of(reference, tokenized, shape, 2048)
         for dtype in HALVES:
             encoder = setting.encoder(shape, dtype=dtype)
-            for batching in BATCHINGS:
+            for batching in encoder.candidate_batchings():
                 case: dict[str, Any] = {"shape": shape, "dtype": dtype, "batching": batching}
-                try:
+                with setting.noting(case):
                     encoder.use_batching(batching)
-                    case |= _difference(_vectors(encoder, tokenized, shape, 4096), right)
-                except Exception as error:
-                    case["skipped"] = one_line(error)
+                    case |= closest(vectors_of(encoder, tokenized, shape, 4096), right)
                 cases.append(case)
     worst = [case["relative"] for case in cases if case["dtype"] == "float16" and "relative" in case]
     if worst:
@@ -118,58 +113,35 @@ def correctness(setting: Setting) -> dict[str, Any]:
     return {"cases": cases}
 
 
-def _vectors(encoder: Any, tokenized: Any, shape: str, size: int) -> NDArray[np.float32]:
-    spans = spans_of(tokenized)
-    layers = layers_of(shape)
-    out = np.full((len(layers), len(spans.sentence), encoder.info.hidden_size), np.nan, np.float32)
-    for pooled in encoder.encode(tokenized, spans, layers=layers, pooling="mean", batch_subwords=size):
-        out[:, pooled.rows] = pooled.vectors.float().numpy()
-    return out
-
-
-def _difference(found: NDArray[np.float32], right: NDArray[np.float32]) -> dict[str, Any]:
-    """The largest difference of a vector, by its length, and in which layer; and the middle one."""
-    lengths = np.linalg.norm(right.astype(np.float64), axis=-1)
-    relative = np.linalg.norm(found.astype(np.float64) - right, axis=-1) / lengths
-    return {
-        "relative": float(relative.max()) if np.isfinite(relative).all() else float("inf"),
-        "layer": int(relative.max(1).argmax()),
-        "median": float(np.median(relative)),
-    }
-
-
 def forward(setting: Setting, shape: str) -> dict[str, Any]:
     """Words to vectors on the host, nothing stored: each batching and size with the last layer, the best with all."""
     encoder = setting.encoder(shape)
     sentences = setting.some(setting.size.forward_words // (1 if shape == setting.base else 2))
-    tokenized, few = encoder.tokenize(sentences), encoder.tokenize(sentences[: max(2, len(sentences) // 8)])
+    tokenized = encoder.tokenize(sentences)
     flops, words = needed_flops(tokenized, shape), int(tokenized.sentence_indptr[-1])
     last = layers_of(shape)[-1:]
     cases: list[dict[str, Any]] = []
-    grid = [(batching, size) for batching in BATCHINGS for size in setting.size.batches]
+    batchings = [batching for batching in encoder.candidate_batchings() if batching != "equal"]
+    grid = [(batching, size) for batching in batchings for size in setting.size.batches]
     tried = grid if shape == setting.base else [setting.need("best")]
     for batching, size in tried:
         case: dict[str, Any] = {"batching": batching, "batch_subwords": size, "layers": "last"}
         cases.append(case)
         if setting.left < 5 and len(cases) > 1:
             case["skipped"] = "out of time"
+            setting.left_out.append(f"{shape}, {batching}, {size}: out of time")
             continue
-        try:
+        with setting.noting(case):
             encoder.use_batching(batching)
-            _pass(encoder, few, last, size)
-            once = partial(_pass, encoder, tokenized, last, size)
-            seconds = min(setting.timed(once), setting.timed(once))
+            seconds = setting.best(partial(run_through, encoder, tokenized, last, size))
             case |= _speed(setting, words, flops, seconds)
-        except Exception as error:
-            case["skipped"] = one_line(error)
     done = [case for case in cases if "seconds" in case]
     if not done:
         return {"words": words, "subwords": len(tokenized.ids), "cases": cases}
     best = max(done, key=lambda case: case["words_per_second"])
     encoder.use_batching(best["batching"])
     size, layers = best["batch_subwords"], layers_of(shape)
-    _pass(encoder, few, layers, size)
-    seconds = setting.timed(partial(_pass, encoder, tokenized, layers, size))
+    seconds = setting.best(partial(run_through, encoder, tokenized, layers, size))
     whole = {**best, "layers": "all", **_speed(setting, words, flops, seconds)}
     cases.append(whole)
     setting.figures.setdefault("best", (best["batching"], size))
@@ -182,12 +154,6 @@ def forward(setting: Setting, shape: str) -> dict[str, Any]:
         what = f"{shape} without storing, all layers copied: share of fp16 products"
         setting.targets.append(Target(what, whole["share"], FORWARD_SHARE, True))
     return {"words": words, "subwords": len(tokenized.ids), "cases": cases}
-
-
-def _pass(encoder: Any, tokenized: Any, layers: tuple[int, ...], size: int) -> None:
-    spans = spans_of(tokenized)
-    for _ in encoder.encode(tokenized, spans, layers=layers, pooling="mean", batch_subwords=size):
-        pass
 
 
 def _speed(setting: Setting, words: int, flops: float, seconds: float) -> dict[str, float]:

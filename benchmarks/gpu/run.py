@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from extraction_steps import baselines, correctness, forward, rates, storing
 from measure import Target, machine, table, targets_table, write_json
+from model_steps import busy, decoder, devices, halving, lengths, probes, sanitizer, trace, zhao
 from query_steps import bank, geometry, neighbors
 from setting import ON_GPU, TINY, Setting, SkipError, one_line
 
@@ -42,10 +44,19 @@ STEPS = (
     Step("correctness", 70, correctness),
     Step("forward, base", 80, lambda setting: forward(setting, setting.base)),
     Step("storing, base", 60, lambda setting: storing(setting, setting.base)),
+    Step("zhao", 5, zhao),
+    Step("trace", 20, trace),
+    Step("busy", 20, busy),
+    Step("lengths", 40, lengths),
+    Step("sanitizer", 40, sanitizer),
+    Step("halving", 20, halving),
     Step("baselines", 60, lambda setting: baselines(setting, setting.base)),
     Step("geometry", 50, geometry),
     Step("neighbors", 30, neighbors),
     Step("bank", 60, bank),
+    Step("probes", 40, probes),
+    Step("decoder", 60, decoder),
+    Step("devices", 60, devices),
     Step("forward, large", 50, lambda setting: forward(setting, setting.large)),
     Step("storing, large", 50, lambda setting: storing(setting, setting.large)),
 )
@@ -69,15 +80,33 @@ def run_steps(setting: Setting, arguments: argparse.Namespace, result: dict[str,
 
 
 def done(step: Step, setting: Setting, left: float) -> dict[str, Any]:
-    """Return the outcome of a step: "done" with its figures, "skipped" or "failed" with the reason."""
+    """Return the outcome of a step: "done" with its figures, "skipped" with the reason, or "failed" with a traceback.
+
+    A package that is missing is a failure: the step was to be measured.
+    """
     if left < min(MIN_SECONDS, step.seconds):
         return {"status": "skipped", "reason": "the time of the whole run is over"}
+    setting.failures, setting.left_out = [], []
     try:
-        return {"status": "done", "figures": step.run(setting)}
-    except (SkipError, ImportError) as error:
+        entry: dict[str, Any] = {"status": "done", "figures": step.run(setting)}
+        if setting.failures:
+            entry |= {"status": "failed", "reason": "some cases", "traceback": "\n".join(setting.failures)}
+        elif setting.left_out:
+            entry |= {"status": "skipped", "reason": "; ".join(setting.left_out)}
+        return entry
+    except SkipError as error:
         return {"status": "skipped", "reason": one_line(error)}
     except Exception as error:
-        return {"status": "failed", "reason": one_line(error)}
+        return {"status": "failed", "reason": one_line(error), "traceback": traceback.format_exc()}
+
+
+def exit_status(steps: dict[str, Any]) -> int:
+    """Return 1 if a step failed, 3 if one was skipped, else 0, and name these steps."""
+    for status, number in (("failed", 1), ("skipped", 3)):
+        if named := [name for name, entry in steps.items() if entry["status"] == status]:
+            print(f"{status}: {'; '.join(named)}", file=sys.stderr)
+            return number
+    return 0
 
 
 def written(out: str | None, result: dict[str, Any], targets: list[Target]) -> None:
@@ -91,7 +120,9 @@ def markdown(result: dict[str, Any], targets: list[Target]) -> str:
     lines = [f"# {result['gpu']}", "", "```", targets_table(targets) if targets else "no target was measured", "```"]
     for name, entry in result["steps"].items():
         lines += ["", f"## {name}: {entry['status']}, {entry['seconds']:.1f} s", ""]
-        lines += [entry["reason"]] if "reason" in entry else ["```", *figure_lines(entry["figures"]), "```"]
+        lines += [entry["reason"]] if "reason" in entry else []
+        lines += ["```", *figure_lines(entry["figures"]), "```"] if "figures" in entry else []
+        lines += ["", "```", entry["traceback"], "```"] if "traceback" in entry else []
     return "\n".join(lines) + "\n"
 
 
@@ -137,11 +168,11 @@ def main() -> None:
     result |= {"settings": settings, "steps": {}, "targets": []}
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         size = TINY if arguments.tiny else ON_GPU
-        setting = Setting(device, Path(folder), size, arguments.seed, arguments.data)
+        trace = None if arguments.out is None or device.type != "cuda" else Path(arguments.out).with_suffix(".trace")
+        setting = Setting(device, Path(folder), size, arguments.seed, arguments.data, trace=trace)
         run_steps(setting, arguments, result)
     print(markdown(result, setting.targets))
-    if any(entry["status"] == "failed" for entry in result["steps"].values()):
-        raise SystemExit("some steps failed")
+    raise SystemExit(exit_status(result["steps"]))
 
 
 if __name__ == "__main__":

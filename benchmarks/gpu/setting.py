@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -48,16 +50,23 @@ class Size:
     square: int
     buffer_nbytes: int
     rate_seconds: float
+    lengths: tuple[int, ...]
+    probe_sentences: int
 
 
-ON_GPU = Size(("MiniLM", "BERT-base", "BERT-large"), 96, 400_000, 200_000, 640, 320, 1024, (16384, 32768, 65536), 8192,
-               2**30, 1.0)  # fmt: skip
-TINY = Size(("tiny", "tiny, wide", "tiny, deep"), 6, 300, 300, 8, 4, 8, (256, 512), 64, 2**20, 0.01)
+ON_GPU = Size(("MiniLM", "BERT-base", "BERT-large", "Llama-0.6B"), 96, 400_000, 200_000, 640, 320, 1024,
+              (16384, 32768, 65536), 8192, 2**30, 1.0, (4, 8, 16, 32, 64, 128, 256), 2000)  # fmt: skip
+TINY = Size(("tiny", "tiny, wide", "tiny, deep", "tiny, decoder"), 6, 300, 300, 8, 4, 8, (256, 512), 64, 2**20, 0.01,
+            (4, 16), 40)  # fmt: skip
 
 
 @dataclass
 class Setting:
-    """`figures`: what steps have found, for later ones; `deadline`: when the present step should be done."""
+    """`figures`: what steps have found, for later ones; `deadline`: when the present step should be done.
+
+    `failures`: the tracebacks of cases of the present step that failed; `left_out`: its cases that were not run.
+    `trace`: the name of files for what the profiler records, None for none.
+    """
 
     device: torch.device
     folder: Path
@@ -67,6 +76,9 @@ class Setting:
     figures: dict[str, Any] = field(default_factory=dict)
     targets: list[Target] = field(default_factory=list)
     deadline: float = 0.0
+    trace: Path | None = None
+    failures: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.made = made_words(DISTINCT_WORDS)
@@ -88,8 +100,8 @@ class Setting:
     def model(self, shape: str) -> Path:
         """The folder of a model of a shape, made when it is first asked for."""
         folder = self.folder / shape
-        if not folder.exists():
-            save_model(folder, self.made, seed=self.seed, **SHAPES[shape])
+        if not folder.exists():  # a model that was saved in part is not taken for one
+            save_model(folder.with_suffix(".new"), self.made, seed=self.seed, **SHAPES[shape]).rename(folder)
         return folder
 
     def encoder(self, shape: str, *, dtype: str = "auto", device: str | None = None) -> Any:
@@ -111,6 +123,19 @@ class Setting:
         call()
         self.wait()
         return time.perf_counter() - began
+
+    def best(self, call: Any) -> float:
+        """Return the seconds of the faster of two calls, after one that is not counted."""
+        return min([self.timed(call) for _ in range(3)][1:])
+
+    @contextmanager
+    def noting(self, case: dict[str, Any]) -> Iterator[None]:
+        """Go on with the next case of a step if this one fails; the step has failed then, and keeps its figures."""
+        try:
+            yield
+        except Exception as error:
+            case["failed"] = one_line(error)
+            self.failures.append(traceback.format_exc())
 
     def need(self, name: str) -> Any:
         """What an earlier step has found; the present one is skipped where it has not."""
@@ -152,6 +177,33 @@ def spans_of(tokenized: Tokenized) -> Spans:
     start, stop = tokenized.word_indptr[:-1] - base, tokenized.word_indptr[1:] - base
     some = stop > start
     return Spans(sentence[some], start[some], stop[some])
+
+
+def run_through(encoder: Any, tokenized: Tokenized, layers: Sequence[int], size: int) -> None:
+    """Encode all words, and drop their vectors."""
+    for _ in encoder.encode(tokenized, spans_of(tokenized), layers=layers, pooling="mean", batch_subwords=size):
+        pass
+
+
+def vectors_of(encoder: Any, tokenized: Tokenized, shape: str, size: int) -> NDArray[np.float32]:
+    """All layers of all words: float32 [layer, word, feature]."""
+    spans = spans_of(tokenized)
+    layers = layers_of(shape)
+    out = np.full((len(layers), len(spans.sentence), encoder.info.hidden_size), np.nan, np.float32)
+    for pooled in encoder.encode(tokenized, spans, layers=layers, pooling="mean", batch_subwords=size):
+        out[:, pooled.rows] = pooled.vectors.float().numpy()
+    return out
+
+
+def closest(found: NDArray[np.float32], right: NDArray[np.float32]) -> dict[str, Any]:
+    """The largest difference of a vector, by its length, and in which layer; and the middle one."""
+    lengths = np.linalg.norm(right.astype(np.float64), axis=-1)
+    relative = np.linalg.norm(found.astype(np.float64) - right, axis=-1) / lengths
+    return {
+        "relative": float(relative.max()) if np.isfinite(relative).all() else float("inf"),
+        "layer": int(relative.max(1).argmax()),
+        "median": float(np.median(relative)),
+    }
 
 
 def needed_flops(tokenized: Tokenized, shape: str) -> float:

@@ -230,7 +230,7 @@ def busy_seconds(work: Callable[[], object], device: torch.device) -> float:
             [
                 (event.time_range.start, event.time_range.end)
                 for event in found.events() or ()
-                if event.device_type is torch.autograd.DeviceType.CUDA
+                if event.device_type == torch.autograd.DeviceType.CUDA
                 and not event.name.startswith(("Memcpy", "Memset"))
             ]
         )
