@@ -130,7 +130,7 @@ class Setting:
 
     @contextmanager
     def noting(self, case: dict[str, Any]) -> Iterator[None]:
-        """Go on with the next case of a step if this one fails; the step has failed then, and keeps its figures."""
+        """Note the failure of a case: the next one follows, and the step has failed but keeps its figures."""
         try:
             yield
         except Exception as error:
