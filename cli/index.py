@@ -19,8 +19,8 @@ Kind = Annotated[
     str,
     opt.option(
         "KIND",
-        "flat (exact), ivf, ivfpq (smallest), hnsw (fastest, slow to build), or a string of faiss's "
-        "index_factory; auto chooses by rows and memory.",
+        "sketch (exact, reads a tenth), flat (exact), ivf, rabitq, ivfpq (smallest), hnsw (fastest, slow to build), or "
+        "a string of faiss's index_factory; auto chooses by rows and memory.",
     ),
 ]
 

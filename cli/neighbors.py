@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from embstore.analysis import Clusters
 
 SHOWN_QUERIES = 3
-MATCHES = ("query", "rank", "score", "marked", "store", "layer")  # columns that describe a match, not an occurrence
+MATCHES = (
+    "query",
+    "rank",
+    "score",
+    "marked",
+    "store",
+    "layer",
+    "search",
+)  # columns that describe a match, not an occurrence
 SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
 METRICS = Literal["cosine", "ip", "l2"]
 HUBNESS = {"metric": METRICS, "n_components": int, "sample": int, "top": int, "seed": int}

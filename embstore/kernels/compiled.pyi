@@ -96,6 +96,34 @@ class Candidates:
         states are not 0, and the largest squared length.
         """
 
+    def scan(
+        self,
+        groups: NDArray[np.uint8],
+        first: int,
+        n: int,
+        norms: NDArray[np.float32],
+        allowed: NDArray[np.uint8] | None,
+        weights: NDArray[np.int16],
+        terms: NDArray[np.uint8],
+    ) -> None:
+        """Add `n` rows from `first` on by the first level of their sketch, [group, byte]; see kernels.h.
+
+        `norms` float32 [row, up to a whole group]; `allowed` [n]: the rows that can be found. `weights` [q, 64] and the
+        bytes of `terms` [q, byte] are those of the queries.
+        """
+
+    def refine(
+        self,
+        records: NDArray[np.uint8],
+        places: NDArray[np.int64],
+        weights: NDArray[np.int16],
+        terms: NDArray[np.uint8],
+    ) -> None:
+        """Add a further level to the scores of the candidates, and leave those out whose bound is not above 0.
+
+        Candidate i of a query has record number `places` [q, capacity].
+        """
+
 def score_pairs(
     vectors: NDArray[np.int8],
     kind: int,

@@ -2,7 +2,7 @@
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 import numpy as np
@@ -11,6 +11,10 @@ cdef extern from "kernels.h" nogil:
     enum:
         FEW_QUERIES
         CODES
+        SKETCH_SIZE
+        SKETCH_GROUP
+        SKETCH_ROW_NBYTES
+        SKETCH_GROUP_NBYTES
     ctypedef struct search_t:
         int64_t size, n_queries, n_components, n_groups, n_best, capacity
         int metric
@@ -66,6 +70,16 @@ cdef extern from "kernels.h" nogil:
     int64_t panel_queries()
     void c_pack_queries "pack_queries" (const float *queries, int64_t n_queries, int64_t size, float *panels)
     int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest)
+    ctypedef struct sketch_terms_t:
+        int offset
+    void scan_sketch(
+        const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms,
+        const uint8_t *allowed, const int16_t *weights, const sketch_terms_t *terms
+    )
+    void refine_sketch(
+        const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+        const sketch_terms_t *terms
+    )
     void c_score_pairs "score_pairs" (
         const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
         const int64_t *owners, const int64_t *numbers, double *scores
@@ -288,6 +302,55 @@ cdef class Candidates:
         with nogil:
             n_other = search_rows(&self._search, &block, &state[0], &longest)
         return n_other, longest
+
+    def scan(
+        self,
+        const uint8_t[:, ::1] groups,
+        int64_t first,
+        int64_t n,
+        const float[::1] norms,
+        const uint8_t[::1] allowed,
+        const int16_t[:, ::1] weights,
+        const uint8_t[:, ::1] terms,
+    ):
+        cdef int64_t n_groups = (n + SKETCH_GROUP - 1) // SKETCH_GROUP
+        if groups.shape[0] != n_groups or groups.shape[1] != SKETCH_GROUP_NBYTES:
+            raise ValueError("the groups are not those of the rows")
+        if norms.shape[0] != n_groups * SKETCH_GROUP or (allowed is not None and allowed.shape[0] != n):
+            raise ValueError("the norms are not those of the rows")
+        self._check_terms(weights, terms)
+        if n > 0:
+            with nogil:
+                scan_sketch(
+                    &self._search, &groups[0, 0], first, n, &norms[0], NULL if allowed is None else &allowed[0],
+                    &weights[0, 0], <const sketch_terms_t *>&terms[0, 0]
+                )
+
+    def refine(
+        self,
+        const uint8_t[:, ::1] records,
+        const int64_t[:, ::1] places,
+        const int16_t[:, ::1] weights,
+        const uint8_t[:, ::1] terms,
+    ):
+        if records.shape[1] != SKETCH_ROW_NBYTES:
+            raise ValueError("the records are of another size")
+        if places.shape[0] != self._search.n_queries or places.shape[1] != self._search.capacity:
+            raise ValueError("the places are not those of the candidates")
+        self._check_terms(weights, terms)
+        if records.shape[0]:
+            with nogil:
+                refine_sketch(
+                    &self._search, &records[0, 0], &places[0, 0], &weights[0, 0],
+                    <const sketch_terms_t *>&terms[0, 0]
+                )
+
+    cdef _check_terms(self, const int16_t[:, ::1] weights, const uint8_t[:, ::1] terms):
+        cdef int64_t n = self._search.n_queries
+        if (weights.shape[0], weights.shape[1]) != (n, SKETCH_SIZE):
+            raise ValueError("the weights are not those of the queries")
+        if (terms.shape[0], terms.shape[1]) != (n, sizeof(sketch_terms_t)):
+            raise ValueError("the terms are not those of the queries")
 
 
 def score_pairs(

@@ -88,6 +88,32 @@ void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *
    FINE. */
 int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest);
 
+/* A sketch has 4 bits of each feature, in levels of SKETCH_SIZE features. After the codes of a row come three bfloat16:
+   its scale, and upper bounds of the length of what the codes leave out and of all features of further levels. The first
+   level holds SKETCH_GROUP rows together: byte [pair, row] has features 2 pair and 2 pair + 1. In the others byte i of
+   a row has features i and i + SKETCH_SIZE / 2. The lower half of a byte comes first. */
+enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_ROW_NBYTES = 38, SKETCH_GROUP_NBYTES = 608 };
+
+/* What a query makes of a level. Value of a row, of which `step`, `spread`, `of_error` and `of_tail` are in each level:
+   base + scale (step (2 product - offset) + spread) + of_error error + of_norm norm + of_square norm^2, all divided by
+   the norm if `divides`; its bound has of_tail tail more. */
+typedef struct {
+    float base, step, spread, of_error, of_tail, of_norm, of_square;
+    int32_t offset, divides;
+} sketch_terms_t;
+
+/* Add the rows from `first` on whose bound is above the least score of a query to a search, with their values. `norms`
+   [n, up to a whole group]; `allowed` [n] or NULL: the rows that can be found. A least score may be infinite. */
+void scan_sketch(
+    const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms, const uint8_t *allowed,
+    const int16_t *weights, const sketch_terms_t *terms);
+
+/* Add the products of a further level to the values of the candidates; those whose bound is not above 0 are removed. The
+   record of candidate i of a query is number places[query, i]. */
+void refine_sketch(
+    const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+    const sketch_terms_t *terms);
+
 /* The scores in float64 of pairs: query owners[i] (at unit length for COSINE) and row numbers[i]. The order of additions
    is the same for all pairs, so that equal vectors have equal scores. DISTANCE is Euclidean. */
 void score_pairs(

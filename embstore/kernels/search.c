@@ -201,6 +201,20 @@ int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state
     return CHOOSE(search_rows)(search, block, state, longest);
 }
 
+void scan_sketch(
+    const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms, const uint8_t *allowed,
+    const int16_t *weights, const sketch_terms_t *terms
+) {
+    CHOOSE(scan_sketch)(search, groups, first, n, norms, allowed, weights, terms);
+}
+
+void refine_sketch(
+    const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+    const sketch_terms_t *terms
+) {
+    CHOOSE(refine_sketch)(search, records, places, weights, terms);
+}
+
 void score_pairs(
     const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
     const int64_t *owners, const int64_t *numbers, double *scores

@@ -484,3 +484,5 @@ TARGET static void NAME(score_pairs)(
 #undef ROWS_OF_FEW
 #undef LANES
 #undef doubles
+
+#include "sketch_body.h"

@@ -175,6 +175,14 @@ def test_more_than_there_is(tmp_path: Path) -> None:
     assert (nothing.rows == -1).all()
 
 
+@pytest.mark.parametrize("scale", [0, 1e-42, 1e-20])
+def test_equal_distances_to_vectors_near_zero_are_ordered_by_row(scale: float) -> None:
+    vectors = np.full((900, D), scale, np.float32)
+    queries = np.random.default_rng(6).normal(size=(40, D))
+    found = exact_search(ArrayVectors(vectors), queries, k=1, space=Space("l2"))
+    assert (found.rows == 0).all()
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e-42, 1e30])
 def test_the_smallest_and_largest_lengths(scale: float) -> None:
     vectors = (np.random.default_rng(6).normal(size=(200, D)) * scale).astype(np.float32)

@@ -82,7 +82,7 @@ def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, met
 SLOW_TO_TRAIN = pytest.param("OPQ4,IVF4,PQ4x4,RFlat", marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", SLOW_TO_TRAIN, "PCA6,HNSW8"])
+@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "rabitq", "hnsw", SLOW_TO_TRAIN, "PCA6,HNSW8"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("rescore", [True, False])
 def test_filters_hold_and_k_answers_come_where_there_are_k(
@@ -197,7 +197,7 @@ def test_removing_the_last_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"kind": "tree"}, "unknown kind 'tree': allowed are auto, flat, ivf, ivfpq, hnsw"),
+        ({"kind": "tree"}, "unknown kind 'tree': allowed are auto, flat, ivf, ivfpq, rabitq, hnsw, sketch"),
         ({"kind": "IVF0"}, "unknown kind 'IVF0'"),
         ({"kind": "LSH"}, "unknown kind 'LSH'.*cosine"),
         ({"kind": "IVF5000,Flat"}, "rows are too few to train"),

@@ -103,7 +103,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
     [
         ("gone.zarr --layer 1", ("no store at gone.zarr",)),
         ("store.zarr --layer 9", ("layer 9 is not stored", "0, 1, 2, 3")),
-        ("store.zarr --layer 1 --kind tree", ("unknown kind 'tree'", "flat, ivf, ivfpq, hnsw")),
+        ("store.zarr --layer 1 --kind tree", ("unknown kind 'tree'", "flat, ivf, ivfpq, rabitq, hnsw, sketch")),
         ("store.zarr --layer 1 --kind ivfpq", ("too few rows to train ivfpq", "flat")),
         ("store.zarr --layer 1 --kind IVF99,Flat", ("33 rows are too few to train", "flat")),
         ("store.zarr --layer 1 --metric dot", ("'dot'", "cosine")),

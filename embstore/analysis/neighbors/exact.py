@@ -84,13 +84,7 @@ def exact_search(
     space = Space() if space is None else space
     compared = checked_queries(queries, vectors.hidden_size, space)
     check_whole("k", k, 1, MAX_K)
-    candidates: Rows = range(vectors.count) if rows is None else rows
-    if not isinstance(candidates, range):
-        candidates = np.ascontiguousarray(candidates, np.int64)
-    if not isinstance(candidates, range) and (candidates[1:] <= candidates[:-1]).any():
-        raise InvalidValueError("rows must be ascending, each given once: sort them")
-    if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < vectors.count:
-        raise InvalidValueError(f"rows must be between 0 and {vectors.count - 1:,}, those of the searched vectors")
+    candidates = checked_rows(vectors, rows)
     search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
     if not len(candidates):
         return search.hits(np.full((len(compared), 1), -1))
@@ -108,6 +102,18 @@ def exact_search(
 
     search.threads = thread_count(threads)
     return search.decide(*search.candidates())
+
+
+def checked_rows(vectors: Vectors, rows: Rows | None) -> Rows:
+    """The candidates of a search, all for None; raises InvalidValueError."""
+    candidates: Rows = range(vectors.count) if rows is None else rows
+    if not isinstance(candidates, range):
+        candidates = np.ascontiguousarray(candidates, np.int64)
+    if not isinstance(candidates, range) and (candidates[1:] <= candidates[:-1]).any():
+        raise InvalidValueError("rows must be ascending, each given once: sort them")
+    if len(candidates) and not 0 <= candidates[0] <= candidates[-1] < vectors.count:
+        raise InvalidValueError(f"rows must be between 0 and {vectors.count - 1:,}, those of the searched vectors")
+    return candidates
 
 
 def checked_queries(queries: ArrayLike, hidden_size: int, space: Space) -> NDArray[np.float64]:
@@ -190,9 +196,9 @@ class Search:
         least = self.least_of(np.full(len(self.queries), -np.inf))
         packed = pack_queries(self.queries32)
         capacity = self.n_candidates + max(SPARE_CANDIDATES, self.n_candidates)
-        found = [_Found(self, packed, least, min(capacity, len(self.rows) + 1)) for _ in range(n_threads)]
+        found = [Found(self, packed, least, min(capacity, len(self.rows) + 1)) for _ in range(n_threads)]
         blocks = _Blocks(self, n_threads)
-        _at_once([partial(one.add_all, blocks) for one in found])
+        at_once([partial(one.add_all, blocks) for one in found])
         scores, rows = found[0].best()
         if n_threads > 1:
             scores, rows = (np.concatenate(arrays, 1) for arrays in zip(*(one.best() for one in found), strict=True))
@@ -203,6 +209,12 @@ class Search:
         least = np.full(padded_queries(len(scores)), np.inf, np.float32)
         least[: len(scores)] = np.nextafter(scores.astype(np.float32), np.float32(-np.inf))
         return least
+
+    def part(self, numbers: NDArray[np.int64]) -> Search:
+        """The search of some of the queries."""
+        exclude = tuple(Exclusion(group.of_rows, group.of_queries[numbers]) for group in self.exclude)
+        given = self.vectors, self.queries[numbers], self.k, self.space, self.rows, exclude, None
+        return Search(*given, threads=self.threads)
 
     def decide(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> Hits:
         """Select the hits among the candidates, and among further rows where float32 leaves a doubt."""
@@ -230,8 +242,10 @@ class Search:
         if self.space.metric == "cosine":
             return np.full(len(self.queries), (size + 8 + (512 if self.mean is not None else 0)) * unit)
         longest = max(self.lengths) + 2 * self.mean_length
-        bias = longest**2 if self.space.metric == "l2" else 0.0
-        return np.asarray((size + 8) * unit * (np.linalg.norm(self.queries, axis=1) * longest + bias) + 1e-37)
+        lengths = np.linalg.norm(self.queries, axis=1)
+        # Of a distance, `comparable` is rounded too, by the squares of both lengths in float64.
+        bias = longest**2 + lengths**2 * 2.0**-27 if self.space.metric == "l2" else 0.0
+        return np.asarray((size + 8) * unit * (lengths * longest + bias) + 1e-37)
 
     def comparable(self, scores: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scores on the scale of the float32 products: higher is nearer; for a distance (|q|^2 - distance^2)/2."""
@@ -254,7 +268,7 @@ class Search:
                 hits = self.best(self.rescored(rows[part], part.start), rows[part])
                 out.rows[part], out.scores[part] = hits.rows, hits.scores
 
-        _at_once([partial(work, first) for first in range(min(self.threads, len(parts)))])
+        at_once([partial(work, first) for first in range(min(self.threads, len(parts)))])
         return out
 
     def rescored(self, rows: NDArray[np.int64], first: int = 0) -> NDArray[np.float64]:
@@ -285,14 +299,13 @@ class Search:
 
     def _second_pass(self, hits: Hits, doubtful: NDArray[np.int64], worst: NDArray[np.float64]) -> Hits:
         """Read all rows again for the doubtful queries; rows that may be among their k best are scored in float64."""
-        exclude = tuple(Exclusion(group.of_rows, group.of_queries[doubtful]) for group in self.exclude)
-        again = Search(self.vectors, self.queries[doubtful], self.k, self.space, self.rows, exclude, None)
+        again = self.part(doubtful)
         best = Hits(hits.rows[doubtful], hits.scores[doubtful])
         least = again.least_of((worst - self.rounding)[doubtful])
         packed = pack_queries(again.queries32)
         for read in self.vectors.stored(self.rows, max(1, SECOND_PASS_SCORES // len(doubtful))):
             block = read()
-            near = _Found(again, packed, least, block.n_rows + 1)
+            near = Found(again, packed, least, block.n_rows + 1)
             near.add(block)
             new = near.best()[1][:, : near.filled.max()]
             for query in np.flatnonzero(near.filled).tolist():
@@ -304,7 +317,7 @@ class Search:
         return hits
 
 
-class _Found:
+class Found:
     """The candidates of each query: `scores` and `rows` [q, capacity], of which `filled` [q] are set."""
 
     def __init__(self, search: Search, packed: Any, least: NDArray[np.float32], capacity: int) -> None:
@@ -315,13 +328,13 @@ class _Found:
         metric, n_best = _METRIC[search.space.metric], min(search.n_candidates, capacity - 1)
         compared = (search.queries32, packed, metric, search.mean, search.mean_length, search.components)
         groups = (search.row_groups, search.query_groups)
-        self._kernel = Candidates(*compared, *groups, n_best, self.scores, self.rows, self.filled, least)
+        self.kernel = Candidates(*compared, *groups, n_best, self.scores, self.rows, self.filled, least)
 
     def add(self, block: StoredBlock) -> None:
         """Add the rows of a block that are above the lowest useful score; raises NonFiniteError."""
         state = np.empty(block.n_rows, np.uint8)
         vectors, kind = stored_bytes(block.vectors)
-        n_other, square = self._kernel.add(
+        n_other, square = self.kernel.add(
             vectors, kind, state, block.first, block.rows, block.spread, block.scales, block.center
         )
         if n_other:
@@ -381,7 +394,7 @@ def _pool(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MAX_THREADS, "embstore-search")
 
 
-def _at_once(calls: Sequence[Callable[[], None]]) -> None:
+def at_once(calls: Sequence[Callable[[], None]]) -> None:
     """Make calls at the same time, the first one in this thread."""
     others = [_pool(os.getpid()).submit(call) for call in calls[1:]]
     try:

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
-from embstore.analysis.neighbors.index import LayerIndex, open_index
-from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, StoreVectors, space_of
+from embstore.analysis.neighbors.index import LayerIndex, LayerSketch, find_sketch, open_index
+from embstore.analysis.neighbors.sketch import FEW_ROWS
+from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Space, StoreVectors, space_of
 from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from embstore.models import Encoder
 
 POOLS = ("each", "mean")
+FEW_QUERIES = 4  # up to this number a sketch is faster than reading a layer that is in memory
 
 
 @checked
@@ -62,14 +64,16 @@ def neighbors(
 
     One row per neighbour. In a store: `query, rank, score, occurrence, word, sentence, position`, the label columns
     (prefixed with `label_` if a name is taken), `text` (the sentence), `marked` (with its word in brackets), `store`,
-    `layer`; in WordVectors: `query, rank, score, word`. `query` is the row of the occurrence, the word with
-    `pool="mean"` and in WordVectors, or else the number of the vector.
+    `layer`, `search` (scan: the layer was read; sketch: a part of it that proves the same result; index); in
+    WordVectors: `query, rank, score, word`. `query` is the row of the occurrence, the word with `pool="mean"` and in
+    WordVectors, or else the number of the vector.
 
     An occurrence does not find itself, nor does a word in WordVectors. Neighbours are all occurrences of a store, or
     those of a selection; `labels` keeps those with these labels, `same_word=False` and `same_sentence=False` exclude
     those of the query's word (form) and sentence. `metric`: cosine, ip (inner product) or l2 (distance). `centered`
     subtracts the mean of the layer, `n_components` removes its first principal components, from queries too. `index`:
-    an index of the same layer and space, or its name: faster for millions of rows, and finds nearly all neighbours.
+    an index of the same layer and space, or its name: faster for millions of rows, and finds nearly all neighbours. If
+    the layer has a sketch (`build_index(kind="sketch")`), an exact search of few queries, or in a bucket, uses it.
 
     Raises InvalidValueError (unknown word, layer or metric; k below 1 or above the number of candidates), ModelError.
     """
@@ -86,10 +90,8 @@ def neighbors(
     queries = candidates.queries(word, occurrence, vectors, pool)
     exclude = candidates.exclusions(queries, same_word=same_word, same_sentence=same_sentence)
     _check_k(k, len(candidates.rows), "occurrences")
-    options = {"k": k, "exclude": exclude, "threads": threads}
-    if index is not None:
-        return candidates.table(queries, candidates.search_index(index, space, queries.vectors, **options))
-    return candidates.table(queries, candidates.search(space, queries.vectors, device, progress, **options))
+    options: dict[str, Any] = {"k": k, "exclude": exclude, "threads": threads}
+    return candidates.answer(queries, space, index, device, progress, options)
 
 
 def _check_query(
@@ -217,13 +219,52 @@ class _Candidates:
             options |= {"space": learned, "rows": self.rows, "device": device, "progress": report}
             return exact_search(StoreVectors(self.store, self.layer), vectors, **options)
 
+    def answer(
+        self,
+        queries: Queries,
+        space: dict[str, Any],
+        index: LayerIndex | str | None,
+        device: str,
+        progress: Progress,
+        options: dict[str, Any],
+    ) -> pl.DataFrame:
+        """The neighbours as a table: through an index, through a sketch that serves this search, or by a scan."""
+        opened = open_index(self.store, name=index) if isinstance(index, str) else index
+        if opened is None and device in ("auto", "cpu"):
+            opened = self.sketch(len(queries.vectors))
+        elif opened is not None:
+            self.require_layer(opened)
+        if isinstance(opened, LayerSketch) and self.is_sketched(space):
+            compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
+            found = opened.search(queries.vectors, space=compared, rows=self.rows, **options)
+            return self.table(queries, found, ["scan" if scanned else "sketch" for scanned in found.scanned])
+        if opened is None or isinstance(opened, LayerSketch):
+            return self.table(queries, self.search(space, queries.vectors, device, progress, **options), "scan")
+        return self.table(queries, self.search_index(opened, space, queries.vectors, **options), "index")
+
+    def sketch(self, n_queries: int) -> LayerSketch | None:
+        """The sketch of the layer, if there is one and it is faster than reading the layer."""
+        few = n_queries <= FEW_QUERIES or not isinstance(self.store.path, Path)
+        return find_sketch(self.store, self.layer) if few and len(self.rows) > FEW_ROWS else None
+
+    def is_sketched(self, space: dict[str, Any]) -> bool:
+        """Whether a sketch is of this space: as stored, or minus the mean of all rows."""
+        return not space["n_components"] and (not space["centered"] or len(self.rows) == self.store.n_rows)
+
+    def require_layer(self, index: LayerIndex) -> None:
+        """Raise InvalidValueError for an index of another layer."""
+        if index.layer != self.layer:
+            raise InvalidValueError(
+                f"the index {index.name} has layer {index.layer}, not {self.layer}: use the same value, or search "
+                "without this index"
+            )
+
     def search_index(
-        self, index: LayerIndex | str, space: dict[str, Any], vectors: NDArray[np.floating], **options: Any
+        self, opened: LayerIndex, space: dict[str, Any], vectors: NDArray[np.floating], **options: Any
     ) -> Hits:
         """Search through an index; raises InvalidValueError if it is of another layer or space."""
-        opened = open_index(self.store, name=index) if isinstance(index, str) else index
         centered = space["centered"] or space["n_components"] > 0
-        for option, value in {"layer": self.layer, **space, "centered": centered}.items():
+        for option, value in {**space, "centered": centered}.items():
             built = getattr(opened.info.settings, option)
             if built != value:
                 raise InvalidValueError(
@@ -233,8 +274,8 @@ class _Candidates:
         rows = None if len(self.rows) == self.store.n_rows else np.asarray(self.rows)
         return opened.search(vectors, rows=rows, **options)
 
-    def table(self, queries: Queries, hits: Hits) -> pl.DataFrame:
-        """One row per hit, with its context."""
+    def table(self, queries: Queries, hits: Hits, search: str | list[str]) -> pl.DataFrame:
+        """One row per hit, with its context; `search`: how each query was answered."""
         import polars as pl
 
         query, rank = np.nonzero(hits.rows >= 0)
@@ -248,11 +289,12 @@ class _Candidates:
                 "score": hits.scores[query, rank],
             }
         )
-        taken = {"query", "rank", "score", "marked", "store", "layer"}
+        taken = {"query", "rank", "score", "marked", "store", "layer", "search"}
         contexts = contexts.rename({name: f"label_{name}" for name in contexts.columns if name in taken})
         contexts = contexts.with_columns(pl.Series("marked", mark_words(self.store, rows), dtype=pl.String))
         origin = {"store": pl.lit(str(self.store.path)), "layer": pl.lit(self.layer, pl.Int64)}
-        return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin)
+        how = [search] * len(rows) if isinstance(search, str) else [search[number] for number in query.tolist()]
+        return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin, search=pl.Series(how))
 
 
 def mark_words(store: Store, rows: ArrayLike) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,19 @@ import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.neighbors import index_kinds as kinds
-from embstore.analysis.neighbors.exact import MAX_K, Exclusion, Hits, Search, checked_queries, exact_search
+from embstore.analysis.neighbors.exact import (
+    MAX_K,
+    Exclusion,
+    Hits,
+    Search,
+    checked_queries,
+    checked_rows,
+    exact_search,
+)
 from embstore.analysis.neighbors.index_files import (
     FAISS,
+    METADATA,
+    SKETCH,
     SPACE,
     IndexInfo,
     IndexSettings,
@@ -30,7 +43,9 @@ from embstore.analysis.neighbors.index_files import (
     remedy,
     require_fresh,
 )
-from embstore.analysis.neighbors.space import MAX_SEED, METRICS, Space, StoreVectors
+from embstore.analysis.neighbors.sketch import SketchHits, sketch_search
+from embstore.analysis.neighbors.sketch_codes import Layout, MappedCodes, Rotation, Sketch, StoredCodes
+from embstore.analysis.neighbors.space import MAX_SEED, METRICS, Rows, Space, StoreVectors
 from embstore.arguments import checked
 from embstore.devices import thread_count
 from embstore.errors import (
@@ -38,6 +53,8 @@ from embstore.errors import (
     MissingRowsError,
     SearchIndexError,
     SearchIndexNotFoundError,
+    StorageError,
+    StoreDamagedError,
     check_choice,
     check_whole,
 )
@@ -45,10 +62,14 @@ from embstore.html import html_table
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Store
-from embstore.store.layout import resolve_layer
+from embstore.store.backend import zarr_storage
+from embstore.store.layout import RESIDUAL, resolve_layer
+from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.files import reading
+from embstore.store.zarr.format import INDEXES
 
 FEW_ROWS = 10_000  # up to this number of candidates, all are compared
+ANY_METRIC = "any"  # of a sketch
 MAX_FETCHED = 2048  # candidates of a query; beyond it, reading the layer is as fast
 EXTRA = 2  # candidates beyond k
 EXTRA_TO_PROVE = 64  # candidates beyond k if they are to prove that nothing nearer was missed
@@ -74,11 +95,13 @@ def build_index(
 ) -> LayerIndex:
     """Build an index of a layer for fast search, store it with the store, and open it; an existing one is only opened.
 
-    `kind`: auto, flat, ivf, ivfpq, hnsw, or a string of faiss's index_factory. `centered`, `n_components`: subtract the
-    mean of the layer and remove its first principal components. `train_sample`: rows that it is trained on, drawn with
-    `seed`. `memory`: what the index may take, bytes or a text such as "4GiB" (default half of the machine's). An
-    interrupted build resumes from its last checkpoint, written every `checkpoint_seconds`. With one thread the same
-    call always writes the same bytes; with more, an HNSW graph differs. `progress(done, total)` counts rows.
+    `kind`: auto, flat, ivf, ivfpq, rabitq, hnsw, or a string of faiss's index_factory; or sketch, by which exact search
+    reads a small part of the layer (any metric, as stored or centered; without faiss). `centered`, `n_components`:
+    subtract the mean of the layer and remove its first principal components. `train_sample`: rows that it is trained
+    on, drawn with `seed`. `memory`: what the index may take, bytes or a text such as "4GiB" (default half of the
+    machine's). An interrupted build resumes from its last checkpoint, written every `checkpoint_seconds`; that of a
+    sketch starts again. With one thread the same call always writes the same bytes; with more, an HNSW graph differs.
+    `progress(done, total)` counts rows.
 
     Raises MissingRowsError for an unfinished store, InvalidValueError, NonFiniteError, StoreBusyError, StorageError,
     MissingPackageError.
@@ -110,6 +133,13 @@ def _settings_of(
     check_choice("metric", metric, METRICS)
     check_whole("n_components", n_components, 0, data.hidden_size - 1)
     number = resolve_layer(layer, data.layers)
+    if kind == kinds.SKETCH:
+        if n_components:
+            raise InvalidValueError(
+                f"n_components {n_components} is not for a sketch, which serves any metric, as stored or centered: "
+                "leave it out"
+            )
+        metric, centered = ANY_METRIC, True
     if not data.finished:
         raise MissingRowsError(
             f"{data.path} is not finished, and only a finished store can have an index: "
@@ -160,6 +190,8 @@ def open_index(
     }
     if name is None:
         name = _only_index(data, wanted)
+    if not isinstance(data.path, Path):
+        return _stored_sketch(data, name)
     folder = folder_of(data) / checked_name(name)
     with reading(folder):
         if not folder.is_dir():
@@ -175,6 +207,11 @@ def open_index(
             )
     require_fresh(data, info)
     check_files(folder, info, checksums=check)
+    if settings.kind == kinds.SKETCH:
+        layout = Layout(settings.n_rows, info.parameters["levels"])
+        if info.files[SKETCH].nbytes != layout.nbytes:
+            raise SearchIndexError(f"the index {folder} is damaged: {SKETCH} has another size; {remedy(folder)}")
+        return _sketch_of(data, info, folder, folder / SPACE, MappedCodes(folder / SKETCH, layout))
     index = kinds.on_device(kinds.read_index(str(folder / FAISS), mapped=True), device)
     if (index.ntotal, index.d) != (settings.n_rows, settings.hidden_size):
         raise SearchIndexError(f"the index {folder} is damaged: it holds {index.ntotal:,} vectors of {index.d}")
@@ -193,6 +230,8 @@ def _only_index(store: Store, wanted: dict[str, Any]) -> str:
         and all(getattr(state.info.settings, option) == value for option, value in wanted.items())
     ]
     ready = [state.name for state in fitting if state.state == "ready"]
+    others = [state.name for state in fitting if state.info is not None and state.info.settings.kind != kinds.SKETCH]
+    ready = [name for name in ready if name in others] or ready
     if len(ready) > 1:
         raise InvalidValueError(f"{store.path} has several such indexes: give the name, one of {', '.join(ready)}")
     if not ready and fitting:
@@ -292,6 +331,83 @@ class LayerIndex:
         given = np.asarray(queries).reshape(compared.shape)
         with kinds.faiss_threads(threads):
             return _IndexSearch(self, given, compared, k, rows, tuple(exclude), rescore, threads).run(effort)
+
+
+@dataclass(repr=False)
+class LayerSketch(LayerIndex):
+    """An open sketch of one layer, by which exact search reads a small part of it."""
+
+    sketch: Sketch
+
+    def search(  # type: ignore[override]
+        self,
+        queries: ArrayLike,
+        *,
+        k: int = 10,
+        space: Space | None = None,
+        rows: Rows | None = None,
+        exclude: Sequence[Exclusion] = (),
+        threads: int | None = None,
+    ) -> SketchHits:
+        """Find the k nearest vectors of each query, exactly, as `embstore.neighbors` does without a sketch.
+
+        `space`: how they are compared, cosine by default; one with a mean that is not that of the layer, or with
+        components, is searched by reading the layer, and `scanned` of the result says so. Others: as for LayerIndex.
+        """
+        space = Space() if space is None else space
+        check_whole("k", k, 1, MAX_K)
+        candidates = checked_rows(self.vectors, rows)
+        compared = checked_queries(queries, self.store.hidden_size, space)
+        search = Search(
+            self.vectors, compared, k, space, candidates, tuple(exclude), None, threads=thread_count(threads)
+        )
+        return sketch_search(search, self.sketch)
+
+
+def find_sketch(data: Store, layer: int) -> LayerSketch | None:
+    """The sketch of a layer, if there is one that belongs to the present state of the store."""
+    if not data.finished:
+        return None
+    if not isinstance(data.path, Path):
+        with suppress(SearchIndexError, StorageError):
+            return _stored_sketch(data, f"layer{layer}-{kinds.SKETCH}")
+        return None
+    for state in list_indexes(data):
+        own = state.info.settings if state.info is not None and state.state == "ready" else None
+        if own is not None and (own.kind, own.layer) == (kinds.SKETCH, layer):
+            found = open_index(data, name=state.name, check=False)
+            return found if isinstance(found, LayerSketch) else None
+    return None
+
+
+def _stored_sketch(data: Store, name: str) -> LayerSketch:
+    """Open a sketch in a bucket, of which only the parts that a search needs are read."""
+    storage = zarr_storage(data.path)
+    site = () if data.layout.site == RESIDUAL else (f".{data.layout.site}",)
+    folder = "/".join((INDEXES, *site, checked_name(name)))
+    try:
+        document = storage.get_versioned(f"{folder}/{METADATA}")[0]
+    except KeyNotFoundError:
+        raise SearchIndexNotFoundError(f"{data.path} has no index {name!r}") from None
+    info = read_info(data.path / folder, lambda: json.loads(document))
+    require_fresh(data, info)
+    settings = info.settings
+    layout = Layout(settings.n_rows, info.parameters.get("levels", 0))
+    if settings.kind != kinds.SKETCH or info.files[SKETCH].nbytes != layout.nbytes:
+        raise SearchIndexError(f"the index {name} of {data.path} is no sketch, and others are not read from a bucket")
+    rotation = BytesIO(bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE].nbytes)))
+    return _sketch_of(data, info, data.path / folder, rotation, StoredCodes(storage, f"{folder}/{SKETCH}", layout))
+
+
+def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: Any, codes: Any) -> LayerSketch:
+    layout = Layout(info.settings.n_rows, info.parameters["levels"])
+    try:
+        learned = Rotation.read(rotation, info.settings.hidden_size, layout.n_levels)
+    except StoreDamagedError as error:
+        raise SearchIndexError(f"the index {path} is damaged ({error}): {remedy(path)}") from None
+    vector_nbytes = data.layout.row_nbytes // len(data.layout.layers)
+    sketch = Sketch(learned, codes, layout, info.longest, vector_nbytes)
+    return LayerSketch(data, info, Space("cosine", learned.mean), path, None, sketch)
 
 
 class _IndexSearch:

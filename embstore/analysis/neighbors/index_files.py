@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors import index_kinds as kinds
+from embstore.analysis.neighbors.sketch_codes import Rotation, write_codes
 from embstore.analysis.neighbors.space import Space, space_of
 from embstore.arguments import checked
 from embstore.errors import (
@@ -49,12 +50,13 @@ from embstore.store.storage.files import (
     replacing,
     storing,
 )
+from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.kmeans import unit_rows
 
 FORMAT_VERSION = 1
-METADATA, SPACE, FAISS = "index.json", "space.npz", "index.faiss"
+METADATA, SPACE, FAISS, SKETCH = "index.json", "space.npz", "index.faiss", "sketch.bin"
 PROGRESS = "progress.json"  # while the index is built
 BLOCK_ROWS = 8192  # rows added at a time; blocks always begin at a multiple of it
 
@@ -150,7 +152,9 @@ def checked_name(name: str) -> str:
 
 
 def default_name(settings: IndexSettings) -> str:
-    """The name made of layer, kind, metric and space."""
+    """The name made of layer, kind, metric and space; a sketch serves all metrics, as stored and centered."""
+    if settings.kind == kinds.SKETCH:
+        return f"layer{settings.layer}-{kinds.SKETCH}"
     kind = re.sub(r"[^A-Za-z0-9_.+-]+", "-", settings.kind).strip("-.")
     space = f"-less{settings.n_components}" if settings.n_components else "-centered" if settings.centered else ""
     return checked_name(f"layer{settings.layer}-{kind}-{settings.metric}{space}"[:100])
@@ -207,10 +211,13 @@ def not_found(store: Store, name: str) -> SearchIndexNotFoundError:
     return SearchIndexNotFoundError(f"{store.path} has no index {name!r}: {hint}")
 
 
-def read_info(folder: Path) -> IndexInfo:
-    """Read the metadata of an index; raises SearchIndexError if it is damaged or of a newer format."""
+def read_info(folder: Path | ObjectPath, read: Callable[[], dict[str, Any]] | None = None) -> IndexInfo:
+    """Read the metadata of an index; raises SearchIndexError if it is damaged or of a newer format.
+
+    `read` returns its JSON, by default that of the file in the folder.
+    """
     try:
-        fields = read_json(folder / METADATA)
+        fields = read() if read is not None else read_json(Path(str(folder)) / METADATA)
         if fields["format_version"] > FORMAT_VERSION:
             raise SearchIndexError(
                 f"the index {folder} has format {fields['format_version']}; this version reads up to "
@@ -224,7 +231,8 @@ def read_info(folder: Path) -> IndexInfo:
             require_types(each)
         if not all(isinstance(value, int) for value in info.parameters.values()):
             raise ValueError(f"parameters are {quoted(info.parameters)}")
-        if set(files) != {FAISS, *([SPACE] if info.settings.centered else [])}:
+        own = SKETCH if info.settings.kind == kinds.SKETCH else FAISS
+        if set(files) != {own, *([SPACE] if info.settings.centered else [])}:
             raise ValueError(f"its files are {', '.join(files) or 'none'}")
         return info
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -244,14 +252,13 @@ def require_types(document: Any) -> None:
             raise ValueError(f"{each.name} is {quoted(value)}")
 
 
-def remedy(folder: Path) -> str:
+def remedy(folder: Path | ObjectPath) -> str:
     """What to do about an index that cannot be used."""
     return f"build it again with embstore index (--name {folder.name}), or remove it (--remove {folder.name})"
 
 
 def require_fresh(store: Store, info: IndexInfo) -> None:
     """Raise SearchIndexError if an index does not belong to the present state of this store."""
-    folder = folder_of(store) / info.name
     settings = info.settings
     expected = (store.n_rows, store.hidden_size)
     if (settings.n_rows, settings.hidden_size) != expected or settings.layer not in store.layers:
@@ -260,7 +267,7 @@ def require_fresh(store: Store, info: IndexInfo) -> None:
         what = f"is stale: {store.path} has changed since, or is another store"
     else:
         return
-    raise SearchIndexError(f"the index {info.name} {what}: {remedy(folder)}")
+    raise SearchIndexError(f"the index {info.name} {what}: {remedy(Path(info.name))}")
 
 
 def check_files(folder: Path, info: IndexInfo, *, checksums: bool) -> None:
@@ -420,6 +427,9 @@ class _Build:
             self.files = {}
             for leftover in list(self.new.iterdir()):
                 remove(leftover)
+        if self.settings.kind == kinds.SKETCH:
+            self._write_sketch(name)
+            return
         if self.settings.centered and SPACE not in self.files:
             self._write_space()
         space = read_space(self.new / SPACE, self.settings)
@@ -462,6 +472,36 @@ class _Build:
             allowed = {name: [asdict(file)] for name, file in self.files.items()}
             allowed[name] += [asdict(before)] if before else []
             write_document(self.new / PROGRESS, _Progress(asdict(self.settings), self.longest, allowed))
+
+    def _write_sketch(self, name: str) -> None:
+        """Write the sketch of the layer, always from its first row, and its metadata."""
+        settings, store = self.settings, self.store
+        mean = space_of(store, settings.layer, centered=True).mean
+        assert mean is not None
+        rows = np.random.default_rng(settings.seed).choice(store.n_rows, settings.n_train, replace=False)
+        rotation = Rotation.learn(store.gather(np.sort(rows).astype(np.int64), settings.layer), mean)
+        for name_of, write in (
+            (SPACE, lambda path: path.write_bytes(rotation.as_bytes())),
+            (SKETCH, self._write_codes(rotation)),
+        ):
+            with replacing(self.new / name_of) as partial:
+                write(partial)
+                self.files[name_of] = stored_file(partial)
+        software = {"embstore": version("embstore")}
+        parameters = {"levels": rotation.n_levels}
+        write_document(self.new / METADATA, IndexInfo(name, settings, parameters, self.longest, self.files, software))
+
+    def _blocks(self) -> Iterator[tuple[int, NDArray[np.floating]]]:
+        for start, vectors in self.store.scan(self.settings.layer, block_rows=BLOCK_ROWS):
+            yield start, vectors
+            self.progress(start + len(vectors))
+
+    def _write_codes(self, rotation: Rotation) -> Callable[[Path], None]:
+        def write(path: Path) -> None:
+            n_rows, what = self.settings.n_rows, f"layer {self.settings.layer}"
+            self.longest = write_codes(path, self._blocks(), n_rows, rotation, what)
+
+        return write
 
     def _write_space(self) -> None:
         """Write mean and components, float64."""

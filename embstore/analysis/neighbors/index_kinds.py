@@ -25,10 +25,14 @@ from embstore.errors import (
 )
 from embstore.store import Store
 
-KINDS = ("flat", "ivf", "ivfpq", "hnsw")
+SKETCH = "sketch"  # built and searched without faiss
+SKETCH_SAMPLE = 20_000  # rows that the principal components of a sketch are learned from, or
+SKETCH_POINTS = 16  # for each feature
 FLAT_ROWS = 50_000  # up to this number a flat index answers in a few milliseconds
 HALF_LIMIT = 65504.0
 LINKS = 32  # of an HNSW node in each level; twice as many in the lowest
+KINDS = ("flat", "ivf", "ivfpq", "rabitq", "hnsw", SKETCH)
+RABITQ_BITS = 4  # of a code of each feature
 POINTS_PER_LIST = 50  # of the training sample for each list of an IVF index; faiss requires 39
 POINTS_PER_CODE = 64  # of the training sample for each code of ivfpq; 256 would dominate the build time
 MIN_POINTS = 39
@@ -81,6 +85,8 @@ def choose_kind(
     cannot build an index.
     """
     rows, size = store.n_rows, store.hidden_size
+    if kind == SKETCH:
+        return Kind(SKETCH, SKETCH, min(rows, train_sample or max(SKETCH_SAMPLE, SKETCH_POINTS * size)))
     allowed = memory or _machine_memory() // 2
     half = metric == "cosine" or (store.dtype == "float16" and not centered)
     if kind == "auto":
@@ -102,6 +108,8 @@ def choose_kind(
             )
         factory = f"IVF{nlist},PQ{_code_nbytes(size)}x{bits}"
         wanted = max(wanted, 2 * MIN_POINTS * 2**bits)
+    elif kind == "rabitq":
+        factory = f"IVF{nlist},RaBitQ{RABITQ_BITS}"
     elif kind == "hnsw":
         factory, wanted = (f"HNSW{LINKS},SQfp16" if half else f"HNSW{LINKS}"), 0
     else:

@@ -1,0 +1,263 @@
+"""Search through a sketch equals brute force in float64, for any metric, filter, tie and length; bounds hold."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+from embstore.analysis.neighbors import find, sketch, sketch_codes
+from embstore.analysis.neighbors.exact import Exclusion, Search, checked_queries
+from embstore.analysis.neighbors.index import LayerSketch, build_index, find_sketch, open_index
+from embstore.analysis.neighbors.sketch_codes import Layout, MappedCodes, Rotation, Sketch, write_codes
+from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Space
+from embstore.errors import InvalidValueError, NonFiniteError, SearchIndexError, SearchIndexNotFoundError
+from embstore.kernels.compiled import limit_target
+from tests.analysis.test_exact import brute, require_same
+from tests.analysis.word_store import write_words
+from tests.object_server import Bucket
+
+D = 150  # three levels, the last one not full
+
+
+@pytest.fixture(autouse=True)
+def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small searches go through the sketch, in several blocks, however many rows it cannot decide."""
+    for name, value in {"FEW_ROWS": 0, "FIRST_ROWS": 256, "MOST_ROWS": 512, "UNDECIDED": 1}.items():
+        monkeypatch.setattr(sketch, name, value)
+    monkeypatch.setattr(sketch, "LEAST_UNDECIDED", 10**9)
+
+
+def clouds(seed: int) -> dict[str, np.ndarray]:
+    """Vectors of the kinds that break a search."""
+    rng = np.random.default_rng(seed)
+    plain = rng.normal(size=(900, D)) * np.exp(-np.arange(D) / 40)
+    huge = plain.copy()
+    huge[::7] *= 1e9
+    one = plain.copy()
+    one[:, 5] += 1e4 * rng.normal(size=900)
+    near = np.repeat(rng.normal(size=(1, D)), 900, 0) * (1 + np.spacing(np.float32(1)) * rng.integers(0, 3, (900, D)))
+    return {
+        "plain": plain,
+        "lengths apart": plain * np.exp(rng.normal(size=(900, 1)) * 2),
+        "a common mean": plain + 300,
+        "repeated": np.repeat(rng.normal(size=(9, D)), 100, 0)[rng.permutation(900)],
+        "zeros": np.concatenate([plain[:400], np.zeros((60, D)), plain[:440]]),
+        "all equal": np.ones((900, D)),
+        "some huge": huge,
+        "one feature dominates": one,
+        "apart by rounding": near,
+        "tiny": plain * 1e-40,
+        "on one line": rng.normal(size=(900, 1)) * rng.normal(size=(1, D)),
+    }
+
+
+def sketched(vectors: np.ndarray, path: Path) -> Sketch:
+    mean = vectors.mean(0, dtype=np.float64)
+    rotation = Rotation.learn(vectors, mean)
+    blocks = ((start, vectors[start : start + 320]) for start in range(0, len(vectors), 320))
+    longest = write_codes(path, blocks, len(vectors), rotation, "these")
+    layout = Layout(len(vectors), rotation.n_levels)
+    assert path.stat().st_size == layout.nbytes
+    return Sketch(rotation, MappedCodes(path, layout), layout, longest, vectors[0].nbytes)
+
+
+def searched(
+    made: Sketch, vectors: np.ndarray, queries: np.ndarray, k: int, space: Space, rows: Rows, *exclude: Exclusion
+) -> sketch.SketchHits:
+    compared = checked_queries(queries, vectors.shape[1], space)
+    return sketch.sketch_search(Search(ArrayVectors(vectors), compared, k, space, rows, exclude, None, threads=2), made)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("kind", list(clouds(0)))
+def test_the_nearest_are_those_of_float64(kind: str, dtype: str, tmp_path: Path) -> None:
+    with np.errstate(over="ignore"):
+        vectors = clouds(1)[kind].astype(dtype)
+    vectors = np.where(np.isfinite(vectors), vectors, 0).astype(dtype)
+    made, rng = sketched(vectors, tmp_path / "sketch"), np.random.default_rng(2)
+    queries = np.concatenate([vectors[rng.integers(len(vectors), size=5)], rng.normal(size=(4, D))])
+    groups = Exclusion(np.arange(len(vectors)) % 5, np.arange(9) % 7 - 1)
+    every: Rows = range(len(vectors))
+    for metric in METRICS:
+        for mean in (None, made.rotation.mean):
+            space = Space(metric, mean)
+            for k, rows, exclude in (
+                (1, every, ()),
+                (10, range(37, 700), (groups,)),
+                (30, np.flatnonzero(rng.random(len(vectors)) < 0.4), ()),
+                (len(vectors) + 3, every, ()),
+            ):
+                found = searched(made, vectors, queries, k, space, rows, *exclude)
+                allowed = np.repeat(np.isin(np.arange(len(vectors)), rows)[None], 9, 0)
+                for group in exclude:
+                    allowed &= (group.of_rows != group.of_queries[:, None]) | (group.of_queries[:, None] < 0)
+                best = brute(queries, vectors, k, space, allowed).scores
+                np.testing.assert_allclose(found.scores, best, rtol=1e-12, atol=1e-13)
+                # What numpy's other order of additions leaves equal is compared with the scan.
+                compared = checked_queries(queries, D, space)
+                scan = Search(ArrayVectors(vectors), compared, k, space, rows, exclude, None)
+                require_same(found, scan.decide(*scan.candidates()))
+                assert found.scanned.all() == (k > len(rows))
+
+
+@pytest.mark.parametrize("term", ["of_tail", "of_error", "none"])
+def test_a_bound_that_is_too_tight_loses_neighbours(term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    rows, queries = rng.normal(size=(2000, 128)).astype(np.float32), rng.normal(size=(50, 128))
+    made = sketched(rows, tmp_path / "sketch")
+    whole = sketch._SketchSearch._level
+
+    def tight(self: sketch._SketchSearch, level: int, left: np.ndarray) -> object:
+        weights, terms, left = whole(self, level, left)
+        if term != "none":
+            terms[term] = 0
+        return weights, terms, left
+
+    monkeypatch.setattr(sketch._SketchSearch, "_level", tight)
+    found = searched(made, rows, queries, 5, Space("ip"), range(len(rows)))
+    expected = brute(queries, rows, 5, Space("ip"), np.ones((50, len(rows)), bool))
+    assert (found.rows.tolist() == expected.rows.tolist()) == (term == "none")
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_bound_is_above_the_product_on_every_processor(metric: str, tmp_path: Path) -> None:
+    vectors = clouds(3)["plain"].astype(np.float32)[:300]
+    made, rng = sketched(vectors, tmp_path / "sketch"), np.random.default_rng(4)
+    encoded = made.rotation.encode(vectors)
+    queries = rng.normal(size=(3, D)) @ np.diag(np.exp(-np.arange(D) / 40))
+    products = queries @ (vectors - made.rotation.mean).T
+    held = np.zeros(products.shape)
+    left = np.square(queries).sum(1)
+    for level, (codes, lengths) in enumerate(encoded.levels):
+        part = slice(64 * level, 64 * level + 64)
+        own = queries @ made.rotation.directions[part].T
+        scales, errors, tails = sketch_codes.of_bfloat(lengths).T.astype(np.float64)
+        estimates = own @ ((codes - 7.5) * made.rotation.steps[part] * scales[:, None]).T
+        left = left - np.square(own).sum(1)
+        held += estimates + np.sqrt(np.square(own).sum(1))[:, None] * errors
+        assert (held + np.sqrt(np.maximum(left, 0))[:, None] * tails >= products - 1e-9).all()
+    assert (held - products).max() < 0.5 * np.abs(products).max()
+    expected = brute(queries, vectors, 5, Space(metric), np.ones((3, 300), bool))
+    for target in range(3):
+        before = limit_target(target)
+        try:
+            require_same(searched(made, vectors, queries, 5, Space(metric), range(300)), expected)
+        finally:
+            limit_target(before)
+
+
+def test_lengths_are_rounded_up() -> None:
+    values = np.abs(np.random.default_rng(0).normal(size=5000)) * 10.0 ** np.random.default_rng(1).integers(
+        -30, 15, 5000
+    )
+    bounds = sketch_codes.of_bfloat(sketch_codes.bound_as_bfloat(values))
+    assert (bounds >= values).all()
+    assert (bounds <= values * (1 + 2**-7)).all()
+    assert sketch_codes.of_bfloat(sketch_codes.bound_as_bfloat(np.array([1.5, 0.0]))).tolist() == [1.5, 0]
+
+
+def test_what_cannot_be_decided_is_read_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random vectors have no near neighbours: no bound of 4 bits tells them apart from the others."""
+    vectors = np.random.default_rng(5).normal(size=(3000, D)).astype(np.float32)
+    vectors[100:110] = vectors[0] * 1.01
+    made = sketched(vectors, tmp_path / "sketch")
+    monkeypatch.setattr(sketch, "LEAST_UNDECIDED", 40)
+    monkeypatch.setattr(sketch, "UNDECIDED", 50)
+    queries = np.stack([vectors[0], vectors[1]])
+    found = searched(made, vectors, queries, 5, Space(), range(3000))
+    require_same(found, brute(queries, vectors, 5, Space(), np.ones((2, 3000), bool)))
+    assert found.scanned.tolist() == [False, True]
+    assert 0 < found.nbytes < 3 * vectors.nbytes
+    other = Space("cosine", made.rotation.mean + 1)
+    found = searched(made, vectors, queries, 5, other, range(3000))
+    require_same(found, brute(queries, vectors, 5, other, np.ones((2, 3000), bool)))
+    assert found.scanned.all()
+    assert found.nbytes == 0
+
+
+def word_store(path: Path, dtype: str = "float16") -> es.Store:
+    rng = np.random.default_rng(6)
+    centers = rng.normal(size=(40, 1, 80)) + 2
+    words = [(f"w{number}", center + 0.3 * rng.normal(size=(30, 80))) for number, center in enumerate(centers)]
+    return write_words(path, words, dtype=dtype, layers=(2, 5)).store
+
+
+@pytest.mark.parametrize("suffix", ["zarr", "h5"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_neighbors_are_the_same_with_a_sketch(
+    suffix: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "FEW_ROWS", 0)
+    store = word_store(tmp_path / f"store.{suffix}", dtype)
+    rows = store.select(words=[f"w{number}" for number in range(0, 40, 2)])
+    cases = [
+        (data, {"metric": metric, "centered": centered, "same_sentence": False})
+        for data in (store, rows)
+        for metric in METRICS
+        for centered in (False, True)
+    ]
+    expected = [es.neighbors(data, occurrence=[3, 500], layer=5, k=7, **options) for data, options in cases]
+    assert {how for table in expected for how in table["search"]} == {"scan"}
+    built = build_index(store, layer=5, kind="sketch")
+    assert isinstance(built, LayerSketch)
+    assert built.name == "layer5-sketch"
+    assert isinstance(open_index(store, layer=5), LayerSketch)
+    for (data, options), table in zip(cases, expected, strict=True):
+        for index in (None, built, built.name):
+            found = es.neighbors(data, occurrence=[3, 500], layer=5, k=7, index=index, **options)
+            assert found.drop("search", "score").equals(table.drop("search", "score"))
+            np.testing.assert_allclose(found["score"], table["score"], rtol=1e-12, atol=1e-13)
+            searched_by = "scan" if options["centered"] and data is rows else "sketch"
+            assert found["search"].unique().to_list() == [searched_by]
+    without = es.neighbors(store, occurrence=3, layer=5, k=7, n_components=1)
+    assert without["search"].unique().to_list() == ["scan"]
+    many = es.neighbors(store, occurrence=range(20), layer=5, k=7)
+    assert many["search"].unique().to_list() == ["scan"]
+    with pytest.raises(InvalidValueError, match="has layer 5, not 2"):
+        es.neighbors(store, occurrence=3, layer=2, index=built)
+    measured = es.analysis.measure_recall(store, built, k=5, queries=20)
+    assert measured["recall"].to_list() == [1.0, 1.0]
+
+
+def test_a_sketch_of_another_state_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "FEW_ROWS", 0)
+    store, other = word_store(tmp_path / "store.zarr"), word_store(tmp_path / "other.zarr", "float32")
+    with pytest.raises(InvalidValueError, match="n_components 1 is not for a sketch"):
+        build_index(store, layer=2, kind="sketch", n_components=1)
+    build_index(store, layer=2, kind="sketch")
+    before = (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").read_bytes()
+    build_index(store, layer=2, kind="sketch")
+    assert (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").read_bytes() == before
+    shutil.copytree(store.path / "hidden_states/.index", other.path / "hidden_states/.index")
+    assert find_sketch(other, 2) is None
+    assert find_sketch(store, 5) is None
+    assert es.neighbors(other, occurrence=1, layer=2, k=3)["search"][0] == "scan"
+    with pytest.raises(SearchIndexError, match="is stale"):
+        es.neighbors(other, occurrence=1, layer=2, k=3, index="layer2-sketch")
+    (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").write_bytes(before[:-1])
+    assert find_sketch(store, 2) is None
+    vectors = np.ones((40, D), np.float32)
+    vectors[9, 3] = 1e30
+    with pytest.raises(NonFiniteError, match="these, row 9 holds"):
+        sketched(vectors, tmp_path / "sketch")
+
+
+def test_a_sketch_is_read_from_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(find, "FEW_ROWS", 0)
+    monkeypatch.setattr(sketch_codes, "MAX_GAP", 100)
+    store = word_store(tmp_path / "store.zarr")
+    build_index(store, layer=5, kind="sketch")
+    expected = es.neighbors(store, occurrence=[3, 500], layer=5, k=7)
+    there = es.open(bucket.upload(store.path, "store.zarr"))
+    found = es.neighbors(there, occurrence=[3, 500], layer=5, k=7)
+    assert found["search"].unique().to_list() == ["sketch"]
+    assert found.drop("store").equals(expected.drop("store"))
+    with pytest.raises(SearchIndexNotFoundError, match="has no index 'layer2-sketch'"):
+        open_index(there, name="layer2-sketch")
+    assert es.neighbors(there, occurrence=3, layer=2, k=7)["search"].to_list() == ["scan"] * 7
+    assert isinstance(found, pl.DataFrame)
