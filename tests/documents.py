@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import polars as pl
+
 import embstore as es
-from tests.models import tiny
+from tests.models import tiny, tiny_elmo
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"api", "cli"}  # folders that docs/build.py writes
@@ -62,10 +64,51 @@ def write_folder(folder: Path, minilm: Path) -> None:
     write_edges(folder / "nouns", 60)
     for name, corpus in (("demo", "senses.pse"), ("trees", "trees.conllu")):
         es.extract(es.plan(folder / corpus, model=folder / "minilm", calibrate=False), folder / f"{name}.zarr")
-    tiny.save("gpt2", folder / "gpt")
+    write_models(folder)
+    write_corpora(folder)
     (folder / "demo-out").mkdir()
     for name in ("demo.zarr", "minilm"):
         (folder / "demo-out" / name).symlink_to(folder / name)
+
+
+def write_models(folder: Path) -> None:
+    """Write tiny models of random weights, under the names of well-known ones and as `gpt` and `elmo-original`."""
+    tiny.save("bert", folder / "bert-base-uncased")
+    tiny.save("gpt2", folder / "gpt")
+    tiny.save("llama", folder / "Qwen" / "Qwen2.5-0.5B")
+    (folder / "gpt2").symlink_to(folder / "gpt")
+    tiny_elmo.save_elmo(folder / "elmo-original")
+
+
+def write_corpora(folder: Path) -> None:
+    """Write small corpora of the names that the pages use: a treebank, entities, tables, letters of a century."""
+    (folder / "corpus.txt").write_text("\n".join(" ".join(form for form, *_ in words_of(n)) for n in range(60)))
+    (folder / "ud-ewt").mkdir()
+    (folder / "wnut17").mkdir()
+    for part in ("train", "dev", "test"):
+        (folder / "ud-ewt" / f"{part}.conllu").symlink_to(folder / f"{part}.conllu")
+        lines = [
+            f"{form}\t{'B-thing' if tag == 'NOUN' else 'O'}"
+            for n in range(20)
+            for form, tag, *_ in [*words_of(n), ("", "")]
+        ]
+        (folder / "wnut17" / f"{part}.conll").write_text(
+            "\n".join(line if line[0] != "\t" else "" for line in lines) + "\n"
+        )
+    (folder / "TASKS").mkdir()
+    write_edges(folder / "TASKS" / "pos", 60)
+    (folder / "concreteness.csv").write_text("word,concreteness\nbank,high\npalm,low\n")
+    years = range(1900, 2000)
+    text = [
+        f"The light of the {ADJECTIVES[year % 4]} lamp fell on a mouse. A {NOUNS[year % 6]} saw the mouse."
+        for year in years
+    ]
+    letters = pl.DataFrame({"body": text, "author": "A", "year": list(years)})
+    letters.write_ndjson(folder / "books.jsonl")
+    spans = [[{"start": 4, "stop": 9, "label": "thing"}]] * len(text)
+    letters.select(text="body", mentions=pl.Series(spans)).write_parquet(folder / "notes.parquet")
+    corpus = es.open_corpus(folder / "books.jsonl", text="body", columns="year")
+    es.extract(es.plan(corpus, model=folder / "bert-base-uncased", calibrate=False), folder / "letters.zarr")
 
 
 NOUNS = ["cat", "dog", "bank", "river", "teacher", "letter"]

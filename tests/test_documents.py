@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import embstore as es
 from tests.documents import PAGES, Block, blocks, write_folder
+from tests.object_server import bucket_environment
 
 NEEDS = {
-    "a bucket",
     "a cluster",
-    "a GPU",
-    "a model from a hub",
     "a fresh machine",
     "minutes",
     "hours",
@@ -30,7 +35,7 @@ def test_the_examples_are_found() -> None:
 
 def test_what_is_not_run_needs_what_is_missing_here() -> None:
     reasons = {block.reason for page in PAGES for block in blocks(page)} - {None}
-    assert reasons <= NEEDS
+    assert reasons == NEEDS
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +51,100 @@ def run_python(block: Block, names: dict[str, object]) -> None:
     exec(compile(padding + block.code, str(block.page), "exec"), names)
 
 
+def commands_of(block: Block) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yield the variables and the words of each command of a block."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        variables = [word.partition("=") for word in words[: next((i for i, w in enumerate(words) if "=" not in w), 0)]]
+        if words:
+            yield {name: value for name, _, value in variables}, words[len(variables) :]
+
+
 def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     from embstore_cli.main import run
 
-    for line in block.code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if not words:
-            continue
-        assert words[0] == "embstore", f"{block.page.name}:{block.line}: {line} is not a command of embstore"
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            run()
-        assert not ended.value.code, f"{block.page.name}:{block.line}: {line} ended with status {ended.value.code}"
+    for variables, words in commands_of(block):
+        where = f"{block.page.name}:{block.line}: {shlex.join(words)}"
+        assert words[0] == "embstore", f"{where} is not a command of embstore"
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            patch.setattr(sys, "argv", words)
+            with pytest.raises(SystemExit) as ended:
+                run()
+        assert not ended.value.code, f"{where} ended with status {ended.value.code}"
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command of embstore as the command line does, without running it."""
+    import click
+    import typer
+
+    from embstore_cli.main import app
+
+    command, context, rest = typer.main.get_command(app), None, words[1:]
+    while True:
+        context = click.Context(command, info_name=command.name, parent=context)
+        given, rest, _ = command.make_parser(context).parse_args(args=list(rest))
+        if not hasattr(command, "commands"):
+            break
+        _, command, rest = command.resolve_command(context, rest)
+    missing = [each.name for each in command.params if each.required and not given.get(each.name)]
+    assert not missing, f"{shlex.join(words)}: {missing} is missing"
+    assert not rest, f"{shlex.join(words)}: {rest} is too much"
+
+
+def check_names(code: str, known: dict[str, Any]) -> None:
+    """Check that what a block imports exists, and what it names in it, with the keywords of functions that it calls."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and find_spec(str(node.module).partition(".")[0]):
+            module = importlib.import_module(str(node.module))
+            known |= {name.asname or name.name: getattr(module, name.name) for name in node.names}
+        elif isinstance(node, ast.Import):
+            known |= {name.asname or name.name: importlib.import_module(name.name) for name in node.names}
+
+    def resolve(node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            return known.get(node.id)
+        owner = resolve(node.value) if isinstance(node, ast.Attribute) else None
+        return getattr(owner, node.attr) if inspect.ismodule(owner) or inspect.isclass(owner) else None  # type: ignore[attr-defined]
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            resolve(node)
+        elif isinstance(node, ast.Call) and (function := resolve(node.func)) is not None:
+            inspect.signature(function).bind_partial(**{each.arg: None for each in node.keywords if each.arg})
+
+
+SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SKIPPED, ids=lambda block: f"{block.page.stem}-{block.line}")
+def test_what_is_not_run_has_commands_options_and_names_that_exist(block: Block) -> None:
+    if block.language == "python":
+        known: dict[str, Any] = {"es": es}
+        check_names(block.code, known)
+    else:
+        for _, words in commands_of(block):
+            if words[0] == "embstore":
+                check_command(words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["info"], ["info", "a.zarr", "b.zarr", "--no-such"], ["extract", "a.txt", "b.zarr", "--modle", "x"], ["nothing"]],
+)
+def test_a_wrong_command_is_found(words: list[str]) -> None:
+    with pytest.raises(Exception, match=r"missing|o such"):
+        check_command(["embstore", *words])
+
+
+@pytest.mark.parametrize("code", ["es.nothing", "es.geometry(s, metric=1)", "from embstore.analysis import nothing"])
+def test_a_wrong_name_is_found(code: str) -> None:
+    with pytest.raises((AttributeError, TypeError), match=r"nothing|metric"):
+        check_names(code, {"es": es})
 
 
 @pytest.mark.slow
@@ -66,12 +153,19 @@ def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     [page for page in PAGES if any(blocks(page))],
     ids=lambda page: page.stem if page.stem != "index" else page.parent.name,
 )
-def test_examples_run(page: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_run(
+    page: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     """Run the blocks of a page in order: its Python in one namespace, its commands in this process."""
     work = tmp_path / "work"
     shutil.copytree(folder, work, symlinks=True)
     monkeypatch.chdir(work)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    if page.stem == "buckets":
+        proxy, held = request.getfixturevalue("object_server")
+        held.create_bucket("bucket", "us-east-1")
+        for name, value in bucket_environment(proxy).items():
+            monkeypatch.setenv(name, value)
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
         if block.reason is None and block.language == "python":

@@ -97,6 +97,7 @@ def check(cases: list[dict[str, Any]]) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.slow
 def test_a_sample_of_hostile_input(template: Path) -> None:
     cases = run(template, SAMPLE)
     assert len(cases) == SAMPLE

@@ -71,7 +71,10 @@ def failed_at(
     return None, failing
 
 
-@pytest.mark.parametrize("scene", ["extraction to Zarr", "repair of HDF5", "result"])
+@pytest.mark.parametrize(
+    "scene",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("extraction to Zarr", "repair of HDF5")), "result"],
+)
 def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, whole: Callable[[str], Whole], scene: str) -> None:
     """What was there stays, and nothing else does, at calls up to the one by which the work gets its name."""
     before = {name for name in whole(scene).before if "/" not in name}

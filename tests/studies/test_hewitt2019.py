@@ -75,6 +75,7 @@ def test_trees_and_tasks_are_of_the_same_sentences(data: Path, study: StudyResul
     assert [tree.words for tree in other.trees["train"]] != [tree.words for tree in bank.trees["train"]]
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     bank, store = Treebank(treebank_files(data), 20, 0), store_of(study)
     probe = StructuralProbe(rank=8, device="cpu").fit(store, bank.trees["train"], bank.trees["dev"])

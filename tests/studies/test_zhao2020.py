@@ -242,6 +242,7 @@ def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyRe
     np.testing.assert_allclose(passage.gather([0], passage.layers[-1])[0], expected, atol=4e-3)
 
 
+@pytest.mark.slow
 def test_the_same_call_finds_its_work_done(
     study: StudyResult, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
