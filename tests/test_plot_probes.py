@@ -264,6 +264,13 @@ def test_a_figure_has_the_title_size_and_style_that_are_given() -> None:
             draw(**wrong)
 
 
+def test_a_figure_of_a_page_has_the_colors_of_the_page() -> None:
+    text = plot.svg(plot.probe_scores(frame([{"layer": layer, "value": 0.1 * layer} for layer in range(3)])))
+    assert "stroke: currentColor; stroke-opacity: 0.1" in text
+    assert "#eeeeee" not in text
+    assert "#000000" not in text
+
+
 def annotation(task: str, span1: Any, span2: Any, wrong: str | None) -> Annotation:
     right, others = np.array([0.1, 0.4, 0.8]), np.array([0.7, 0.5, 0.1])
     return Annotation(task, span1, span2, "RIGHT", wrong, right, others, 0.5, right > others)

@@ -221,7 +221,7 @@ def save(figure: Figure, path: str | Path) -> None:
 def svg(figure: Figure, *, name: str = "figure") -> str:
     """Return a figure as the text of an <svg> element for an HTML page, the same bytes each time.
 
-    Text stays text, black becomes the color of the page's text, and there is no background. `name`: begins the ids of
+    Text stays text, black and grids take the color of the page's text, and there is no background. `name`: begins the ids of
     its parts, which must differ from those of other figures of the page.
     """
     import io
@@ -235,6 +235,7 @@ def svg(figure: Figure, *, name: str = "figure") -> str:
         figure.savefig(buffer, format="svg", bbox_inches="tight", transparent=True, metadata=metadata)
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>|\sxmlns(:xlink)?=\"[^\"]*\"", "", text[text.index("<svg") :], flags=re.S)
+    text = text.replace(f"stroke: {GRID}", "stroke: currentColor; stroke-opacity: 0.1")
     return text.replace("#000000", "currentColor").replace("<text ", '<text fill="currentColor" ')
 
 
