@@ -221,8 +221,8 @@ def save(figure: Figure, path: str | Path) -> None:
 def svg(figure: Figure, *, name: str = "figure") -> str:
     """Return a figure as the text of an <svg> element for an HTML page, the same bytes each time.
 
-    Text stays text, black and grids take the color of the page's text, and there is no background. `name`: begins the ids of
-    its parts, which must differ from those of other figures of the page.
+    Text stays text, black and grids take the color of the page's text, and there is no background. `name`: begins the
+    ids of its parts, which must differ from those of other figures of the page.
     """
     import io
 
