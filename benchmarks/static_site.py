@@ -22,13 +22,15 @@ from playwright.sync_api import Browser, sync_playwright
 
 from benchmarks.measure import Row, Target, machine, show_rows, write_json
 from embstore.explorer import write_static
-from embstore.explorer.static import COMPONENTS, write_words
+from embstore.explorer.answers import as_json
+from embstore.explorer.static import COMPONENTS, SAMPLE, write_words
 from embstore.store import Strings
 from tests.web_host import web_host
 
 N_ROWS, N_LAYERS, DIM, PARTITION = 10**9, 13, 768, 8192
 N_TYPES, SENTENCE, COUNT = 1_000_000, 20, 1000
 WORD = "bank"
+TEXT = "the boat lay by the bank of the river , and nobody in the town had seen it come so far up"
 ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-sync"
 
 
@@ -59,7 +61,7 @@ def make_store(folder: Path) -> None:
     rows = np.sort(
         rng.choice(N_ROWS // PARTITION, COUNT, replace=False) * PARTITION + rng.integers(0, PARTITION, COUNT)
     )
-    text = b"the boat lay by the bank of the river , and nobody in the town had seen it come so far up"
+    text = TEXT.encode()
     sentences, at = rows // SENTENCE, text.split().index(WORD.encode())
 
     def column(name: str, dtype: str, count: int, parts: dict[int, Any]) -> None:
@@ -93,12 +95,23 @@ def make_site(store: str, folder: Path) -> None:
     """Write the static page of STORE, and let it read the billion rows in its place."""
     site = write_static([store], folder / "site", progress=False)
     shutil.rmtree(site / "words")
-    write_words(Words(), site / "words" / "0", {WORD: [0.5] * N_LAYERS})  # type: ignore[arg-type]
+    listed = [
+        {"row": row, "sentence": row // SENTENCE, "position": 5, "left": TEXT[:19], "word": WORD, "right": TEXT[23:],
+         "labels": {}}
+        for row in np.fromfile(folder / ROWS, "<i8", 50).tolist()
+    ]  # fmt: skip
+    lines = as_json(listed).encode()
+    write_words(Words(), site / "words" / "0", {WORD: [0.5] * N_LAYERS}, {WORD: (0, len(lines))})  # type: ignore[arg-type]
+    (site / "words" / "0" / "lines").write_bytes(lines)
+    write_sparse(site / "sample" / "0" / "rows", SAMPLE * 8, {0: np.fromfile(folder / ROWS, "<i8", COUNT).tobytes()})
+    near = np.random.default_rng(2).integers(-127, 128, (SAMPLE, DIM)).astype(np.int8).tobytes()
+    for layer in range(N_LAYERS):
+        (site / "sample" / "0" / str(layer)).write_bytes(near)
     manifest = json.loads((site / "static.json").read_text())
     layers, held = list(range(N_LAYERS)), manifest["stores"][0]
     unknown: list[None] = [None] * N_LAYERS
     held |= {"url": "../billion.zarr", "dim": DIM, "rows": N_ROWS, "partition_rows": PARTITION, "layers": layers}
-    held |= {"maps": "../billion.zarr/maps", "components": COMPONENTS}
+    held |= {"maps": "../billion.zarr/maps", "components": COMPONENTS, "sampled": SAMPLE, "senses": []}
     held |= {"columns": [], "documents": False, "vectors": "hidden_states", "dtype": "float16"}
     held["corpus"] |= {"selfsim": unknown, "anisotropy": unknown}
     (site / "static.json").write_text(json.dumps(manifest))
@@ -156,6 +169,7 @@ def main() -> None:
         browser = run.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS.split())
         with web_host(folder) as host:
             word = {"word": WORD, "layer": 6}
+            row = int(np.fromfile(folder / ROWS, "<i8", 1)[0])
             listed = {"rows": ",".join(map(str, np.fromfile(folder / ROWS, "<i8", COUNT).tolist())), "layer": 6}
             cases: dict[str, Any] = {
                 "first map": lambda: measured(browser, host, "?view=map&layer=6", FIRST_MAP),
@@ -163,6 +177,8 @@ def main() -> None:
                 "1,000 occurrences at a layer, mapped": lambda: asked(browser, host, "map", word),
                 "1,000 occurrences at a layer, their vectors": lambda: asked(browser, host, "map", listed),
                 "50 lines of a word": lambda: asked(browser, host, "occurrences", {"word": WORD, "limit": 50}),
+                "its next 50 lines": lambda: asked(browser, host, "occurrences", {"word": WORD, "offset": 50}),
+                "neighbours in the sample, 3 layers": lambda: asked(browser, host, "neighbors", {"row": row}),
                 "completion": lambda: asked(browser, host, "complete", {"prefix": "ban"}),
             }
             runs: dict[str, list[dict[str, float]]] = {case: [] for case in cases}

@@ -73,6 +73,8 @@ export type Neighbor = Occurrence & { similarity: number };
 export interface Neighbors {
   query: { word: string; left: string; right: string; count: number };
   layers: { layer: number; neighbors: Neighbor[] }[];
+  /** How far these are the nearest. */
+  note?: string;
   python: string;
 }
 

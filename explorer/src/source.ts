@@ -14,8 +14,10 @@ export interface Source {
   exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string | undefined;
   /** The table itself. Rejects as `query`. */
   exported?(name: string, params: Params, format: "csv" | "parquet"): Promise<Blob>;
-  /** Whether the source answers a query: views hide what it cannot. */
-  has(name: string): boolean;
+  /** Whether the source answers a query, with some parameters: views hide what it cannot. */
+  has(name: string, params?: Params): boolean;
+  /** Whether the answer was computed before, so that it costs no more than its bytes. */
+  stored?(name: string, params: Params): boolean;
   /** Is told of the rows that are selected on the map, for code outside the page. */
   selected?(rows: number[] | null): void;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from embstore.analysis.projection import components
 from embstore.errors import InvalidValueError
 from embstore.explorer import Arrays, answer, explored, write_static
 from embstore.explorer import static as module
+from embstore.explorer.queries.words import described
 from tests.explorer.conftest import loaded, new_page
 from tests.store.example import example
 from tests.store_making import make_store
 from tests.web_host import WebHost, web_host
+
+SAMPLED = 600
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[WebHost, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", 2)
         patch.setattr(module, "BLOCK", 100)
+        patch.setattr(module, "SAMPLE", SAMPLED)
+        patch.setattr(module, "SHOWN", 10)
+        patch.setattr(module, "SENSE_SHARE", 1.0)
         write_static([store], folder / "site")
     with web_host(folder) as host:
         yield host, store
@@ -70,6 +77,13 @@ QUERIES: list[tuple[str, dict[str, Any]]] = [
     ("occurrences", {"word": "suit", "sort": "position"}),
     ("occurrences", {"offset": 255, "limit": 4}),
     ("occurrences", {"rows": "7,300-302"}),
+    ("occurrences", {"word": "bank", "where": "upos = 'NOUN' AND position >= 2", "limit": 20, "offset": 4}),
+    ("occurrences", {"word": "bank", "where": "\"upos\" <> 'X'", "sort": "left"}),
+    ("occurrences", {"rows": "0-90", "where": "position < 2"}),
+    ("sentence", {"sentence": 3}),
+    ("sentence", {"row": 77}),
+    ("sentence", {}),
+    ("senses", {"word": "bank", "layer": 2}),
     ("stores", {}),
     ("geometry", {"store": 0}),
     ("cka", {"store": 0}),
@@ -87,6 +101,8 @@ def test_answers_are_those_of_the_server(
     found = ask(page, name, **params)
     if name == "occurrences":
         assert len(found["rows"]) > 0
+    if name == "sentence":  # a static page loads no model
+        expected["attention"] = False
     assert found == expected
 
 
@@ -170,7 +186,7 @@ def test_maps_of_words_are_written_where_they_are_small(
     for limit in (module.maps_nbytes(store), module.maps_nbytes(store) + 1):
         monkeypatch.setattr(module, "MAPS_NBYTES", limit)
         out = write_static([store], tmp_path / f"{limit}", maps=maps)
-        sizes = [file.stat().st_size for file in out.glob("maps/0/*")]
+        sizes = [file.stat().st_size for file in out.glob("maps/0/[0-9]*")]
         assert sum(sizes) == (limit - 1 if maps is None and limit > module.maps_nbytes(store) else 0)
 
 
@@ -179,18 +195,114 @@ def _distances(points: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+def test_the_first_page_of_a_word_is_one_range(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    store, requests = served[1], served[0].requests
+    for word in store.index.words:
+        ask(page, "complete", prefix=word)  # the words are read once
+        before = len(requests)
+        found = ask(page, "occurrences", word=word, limit=50)
+        assert [path for path, _ in requests[before:] if "/words/0/" not in path or path.endswith("lines")] == [
+            "/site/words/0/lines"
+        ]
+        assert found["rows"] == json.loads(json.dumps(described(store, store.select(words=word).rows[:50])))
+
+
+@pytest.mark.slow
+def test_a_words_labels_are_one_range(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    store, requests = served[1], served[0].requests
+    before = len(requests)
+    found = ask(page, "map", word="the", layer=2, color="upos")
+    read = [path for path, _ in requests[before:]]
+    assert read.count("/site/maps/0/label-upos") == 1
+    assert not [path for path in read if "occurrences/labels" in path]
+    expected = answer(explored([store]), "map", {"word": "the", "layer": 2, "color": "upos"})
+    assert isinstance(expected, Arrays)
+    names = [[*each, None] for each in (found["colors"], expected.data["colors"])]
+    codes = (found["color"], expected.arrays["color"].tolist())
+    assert [names[0][code] for code in codes[0]] == [names[1][code] for code in codes[1]]
+
+
+@pytest.mark.slow
+def test_a_larger_sample_has_a_map_of_its_own(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    requests, answers = served[0].requests, []
+    for sample in (100_000, 100_001):
+        ask(page, "map", layer=2, color="upos", sample=sample, parts="all", method="pca")
+        answers.append(requests[-1][0].removeprefix("/site/"))
+    held = json.loads((served[1].path.parent.parent / "site" / "static.json").read_text())["answers"]
+    wanted = ["map?color=upos&layer=2&store=0", "map?color=upos&layer=2&sample=1000000&store=0"]
+    assert answers == [held[key] for key in wanted]
+    assert answers[0] != answers[1]
+
+
+@pytest.mark.slow
+def test_from_near_the_map_has_more_points(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    from playwright.sync_api import expect
+
+    near = page.context.new_page()
+    near.goto(f"{served[0].url}/site/?view=map&layer=2")
+    near.locator(".map-split .note").first.wait_for()
+    for _ in range(3):
+        near.locator(".map-box").press("+")
+    assert "sample" not in near.url
+    near.locator(".map-box").press("+")
+    near.locator(".map-box").press("+")
+    expect(near).to_have_url(re.compile("sample=1000000"))
+    expect(near.locator(".map-split .note").first).to_contain_text(f"{served[1].n_rows:,} of {served[1].n_rows:,}")
+    near.close()
+
+
+@pytest.mark.slow
+def test_the_similarity_of_a_sentence_is_computed_in_the_browser(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    sentence = int(np.argmax(np.diff(served[1].index.indptr)))
+    expected = answer(explored([served[1]]), "similarity", {"sentence": sentence, "layer": 5})
+    found = ask(page, "similarity", sentence=sentence, layer=5)
+    assert isinstance(expected, Arrays)
+    np.testing.assert_allclose(found["values"], expected.arrays["values"].ravel(), atol=1e-6)
+    assert (found["words"], found["positions"]) == (expected.data["words"], expected.data["positions"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("query", [{"row": 40}, {"word": "river"}])
+def test_neighbours_are_the_nearest_of_a_sample_and_it_is_said(
+    page: Any, served: tuple[WebHost, es.Store], query: dict[str, Any]
+) -> None:
+    store = served[1]
+    sample = np.fromfile(store.path.parent.parent / "site" / "sample" / "0" / "rows", "<i8")
+    assert len(sample) == SAMPLED < store.n_rows
+    found = ask(page, "neighbors", k=5, layers="2,5", **query)
+    rows = np.array([query["row"]]) if "row" in query else store.select(words=query["word"]).rows
+    rows = rows[np.arange(min(128, len(rows))) * len(rows) // min(128, len(rows))]
+    for each in found["layers"]:
+        mean = np.asarray(store.gather(rows, each["layer"]), np.float64).mean(0)
+        vectors = np.asarray(store.gather(sample, each["layer"]), np.float64)
+        cosines = vectors @ mean / np.linalg.norm(vectors, axis=1) / np.linalg.norm(mean)
+        cosines[sample == query.get("row")] = -1
+        own = [cosines[np.flatnonzero(sample == line["row"])[0]] for line in each["neighbors"]]
+        np.testing.assert_allclose([line["similarity"] for line in each["neighbors"]], own, atol=0.01)
+        np.testing.assert_allclose(own, np.sort(cosines)[::-1][:5], atol=0.02)
+    assert f"compares with {SAMPLED} occurrences drawn evenly" in found["note"]
+
+
+@pytest.mark.slow
 def test_what_a_static_page_cannot_answer_is_said(page: Any) -> None:
     for name, params, message in (
-        ("neighbors", {"row": 3}, "run embstore explore"),
-        ("occurrences", {"word": "bank", "where": "upos = 'X'"}, "no filters"),
+        ("neighbors", {"text": "the [bank]"}, "cannot encode"),
+        ("neighbors", {"row": 3, "where": "upos = 'X'"}, "without a condition"),
+        ("occurrences", {"where": "upos = 'X'"}, "choose a word"),
+        ("occurrences", {"word": "bank", "where": "upos IN ('X')"}, "reads conditions such as"),
+        ("occurrences", {"word": "bank", "where": "upos = 'X' AND"}, "reads conditions such as"),
+        ("occurrences", {"word": "bank", "where": "year = '3'"}, "there is no 'year'"),
         ("occurrences", {"word": "zebra"}, "no word 'zebra'"),
+        ("senses", {"word": "bank", "layer": 0}, "were computed at layers 2 and 5 of"),
     ):
         found = page.evaluate(
             "([name, params]) => embstore.query(name, params).then(() => null, (error) => error.message)",
             [name, params],
         )
         assert message in found
-    assert page.evaluate("embstore.has('neighbors')") is False
+    assert page.evaluate("embstore.has('attention')") is False
+    assert page.evaluate("embstore.has('senses', { word: 'bank' })") is True
+    assert page.evaluate("embstore.has('senses', { word: 'zebra' })") is False
 
 
 @pytest.mark.slow

@@ -26,6 +26,8 @@ interface Props {
   chosen: (points: Uint32Array | null) => void;
   hover: (row: number | null) => void;
   pick: (row: number) => void;
+  /** Is told how far the map was zoomed. */
+  zoomed: (zoom: number) => void;
   /** Gives the picture with its labels, to be saved. */
   picture: { current: (() => HTMLCanvasElement | null) | null };
 }
@@ -83,6 +85,7 @@ export function MapCanvas(props: Props) {
     const wheel = (event: WheelEvent) => {
       event.preventDefault();
       zoomAt(scatter.current!, Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.002)), event.offsetX, event.offsetY);
+      last.current.zoomed(scatter.current!.sight.zoom);
     };
     box.current!.addEventListener("wheel", wheel, { passive: false });
     return () => {
@@ -169,7 +172,11 @@ export function MapCanvas(props: Props) {
       if (point >= 0) props.pick(points.row[point]!);
     }
   };
-  const zoom = (factor: number) => scatter.current && zoomAt(scatter.current, factor);
+  const zoom = (factor: number) => {
+    if (!scatter.current) return;
+    zoomAt(scatter.current, factor);
+    props.zoomed(scatter.current.sight.zoom);
+  };
   const pan = (x: number, y: number) => {
     const one = scatter.current;
     if (!one) return;

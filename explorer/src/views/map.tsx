@@ -32,6 +32,8 @@ interface MapAnswer {
 const SIZE = 25;
 const FIRST = 100_000; // points that are shown first
 const MOST = 1_000_000; // rows of a table that is saved
+const LARGE = 1_000_000; // points that a static page shows from near
+const NEAR = 4; // times larger than at first
 const SAMPLES = [10_000, 100_000, 1_000_000, 10_000_000];
 const number = (value: number) => value.toLocaleString("en");
 const percent = (value: number) => `${(100 * value).toFixed(1)} %`;
@@ -57,6 +59,9 @@ function MapView() {
   const counts = useMemo(() => points && tally(points.color, meta!.colors.length), [points]);
   const row = values.row === undefined ? undefined : Number(values.row);
   const set = (name: string, value: string) => go({ [name]: value, hidden: null, lasso: name === "color" ? values.lasso : null, offset: null });
+  const zoomed = (zoom: number) => {
+    if (zoom >= NEAR && sample < LARGE && source.stored?.("map", { ...params, sample: LARGE })) go({ sample: LARGE }, { replace: true });
+  };
   const toggle = (code: number) => {
     const next = new Set(hidden);
     if (!next.delete(code)) next.add(code);
@@ -99,7 +104,7 @@ function MapView() {
                 <MapCanvas
                   points={points} hidden={hidden} n_colors={meta.colors.length} ordered={meta.scale === "ordered"} row={row} lasso={lasso}
                   setLasso={(next) => go({ lasso: next?.map((pair) => pair.join(",")).join(";") ?? null, offset: null })}
-                  chosen={choose} hover={setHovered} pick={(picked) => go({ view: "sentence", row: picked, sentence: null })} picture={picture}
+                  chosen={choose} hover={setHovered} pick={(picked) => go({ view: "sentence", row: picked, sentence: null })} picture={picture} zoomed={zoomed}
                 />
               </div>
               <Line row={hovered ?? row ?? null} />

@@ -51,6 +51,7 @@ function NeighborsView() {
               </h2>
               {params && <ExportMenu name="neighbors" params={params} />}
             </div>
+            {found.note && <p class="note warn">{found.note}</p>}
             <div class="columns">
               {chosen.map((layer, position) => (
                 <section key={position} aria-label={`Layer ${layer}`}>

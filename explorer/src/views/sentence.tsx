@@ -28,7 +28,7 @@ interface Traces { labels: string[]; layers: number[]; words: string[]; position
 interface Attention { layer: number; heads: number[]; subwords: string[]; python: string }
 
 function SentenceView() {
-  const { index, values, go } = useApp();
+  const { index, values, go, source } = useApp();
   const params = { store: index, sentence: values.sentence, row: values.sentence === undefined ? values.row : undefined };
   const answer = useQuery<SentenceAnswer>("sentence", params);
   const [number, setNumber] = useState("");
@@ -56,7 +56,7 @@ function SentenceView() {
           <Similarities of={one} />
           {one.probes.filter((probe) => probe.kind === "structural").map((probe) => <Tree key={probe.name} of={one} probe={probe.name} />)}
           {one.probes.filter((probe) => probe.kind === "edge").map((probe) => <Trace key={probe.name} of={one} probe={probe.name} />)}
-          {one.probes.length === 0 && <p class="note">Start embstore explore with --probes to see the trees and labels that saved probes find here.</p>}
+          {one.probes.length === 0 && source.has("parse") && <p class="note">Start embstore explore with --probes to see the trees and labels that saved probes find here.</p>}
           {one.attention && <Heads of={one} />}
           <PythonCall code={one.python} />
         </>

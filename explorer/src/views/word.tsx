@@ -18,7 +18,7 @@ const SIZE = 50;
 function WordView() {
   const { index, layer, values, source, go } = useApp();
   const { word, sense } = values;
-  const senses = useQuery<Senses>("senses", word && source.has("senses") ? { store: index, word, layer, clusters: values.clusters } : null, { progress: true });
+  const senses = useQuery<Senses>("senses", word && source.has("senses", { store: index, word }) ? { store: index, word, layer, clusters: values.clusters } : null, { progress: true });
   const codes = new Map(senses.value?.rows.map((row, at) => [row, senses.value!.codes[at]!]));
   const rows = sense && senses.value ? senses.value.rows.filter((row) => codes.get(row) === Number(sense)).join() : undefined;
   const waiting = sense !== undefined && word !== undefined && senses.status === "loading" && rows === undefined;
@@ -57,7 +57,7 @@ function WordView() {
           {word ? (
             <>
               <SelfSimilarity word={word} />
-              {source.has("senses") && <SenseList of={senses} />}
+              {source.has("senses", { store: index, word }) && <SenseList of={senses} />}
             </>
           ) : (
             <FrequentWords />
