@@ -2,8 +2,9 @@
 
 python -m benchmarks.explorers STORE --rivals VENV/bin [--out benchmarks/results/explorers.json]
 
-Each tool is started on the last layer of STORE and opened in headless Chromium, which draws with the CPU; a tool that
-is not in VENV/bin is left out. Each has an empty cache folder and a fresh browser; the files of STORE may be in memory.
+Each tool in turn, `--rounds` times, is started on the last layer of STORE and opened in headless Chromium, which draws
+with the CPU; results are medians, and a tool that is not in VENV/bin is left out. Each has an empty cache folder and a
+fresh browser; the files of STORE may be in memory.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -110,36 +112,55 @@ def measured(run: Any, command: list[str], address: str, ready: str, rows: str) 
         cache.cleanup()
 
 
+def calls(given: argparse.Namespace, store: es.Store, folder: Path) -> dict[str, tuple[list[str], str, str, str]]:
+    """The arguments of `measured` for each tool that is installed; writes what the others read."""
+    ours = [str(Path(sys.executable).parent / "embstore"), "explore", given.store, "--no-browser"]
+    found = {}
+    for sample in dict.fromkeys((min(100_000, store.n_rows), store.n_rows)):
+        view = f"view=map&layer={store.layers[-1]}&sample={sample}"
+        ready = f".map-split .note:has-text('{sample:,} of')"
+        found[f"embstore, {sample:,} rows"] = ours, view, ready, r"([\d,]+) of [\d,]+ occurrences"
+    if (given.rivals / "embedding-atlas").exists():
+        table = es.analysis.write_atlas(store, folder / "rows.parquet", sample=store.n_rows, k=0)
+        columns = ["--x", "x", "--y", "y", "--text", "text", "--port", str(port := free_port())]
+        atlas = [str(given.rivals / "embedding-atlas"), str(table), *columns]
+        shown = f"text=/^{store.n_rows:,} points/"  # under the map, 0 until it is drawn
+        found["embedding-atlas"] = atlas, f"http://localhost:{port}", shown, r"([\d,]+) points"
+    if (given.rivals / "tensorboard").exists():
+        logs = es.analysis.write_projector(store.select(layers="last"), folder / "logs", sample=store.n_rows)
+        board = [str(given.rivals / "tensorboard"), "--logdir", str(logs), "--port", str(port := free_port())]
+        address = f"http://localhost:{port}/#projector"
+        found["tensorboard"] = board, address, "text=/Points: *[1-9]/", r"Points:\s*([\d,]+)"
+    return found
+
+
+def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of each number of the runs that did not fail, and how many did."""
+    done = [run for run in runs if "failed" not in run]
+    if not done:
+        return runs[0]
+    found = {key: median(run[key] for run in done) for key in done[0] if key != "shown"}
+    return {**found, "shown": done[0]["shown"], "n_failed": len(runs) - len(done)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store")
     parser.add_argument("--rivals", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "explorers.json")
     given = parser.parse_args()
     store = es.open(given.store)
-    results: dict[str, Any] = {}
+    runs: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as name, sync_playwright() as run:
-        folder = Path(name)
-        ours = [str(Path(sys.executable).parent / "embstore"), "explore", given.store, "--no-browser"]
-        note = ".map-split .note:has-text('occurrences')"
-        for sample in dict.fromkeys((min(100_000, store.n_rows), store.n_rows)):
-            view = f"view=map&layer={store.layers[-1]}&sample={sample}"
-            results[f"embstore, {sample:,} rows"] = measured(run, ours, view, note, r"([\d,]+) of [\d,]+ occurrences")
-        if (given.rivals / "embedding-atlas").exists():
-            table = es.analysis.write_atlas(store, folder / "rows.parquet", sample=store.n_rows, k=0)
-            port = free_port()
-            columns = ["--x", "x", "--y", "y", "--text", "text", "--port", str(port)]
-            atlas = [str(given.rivals / "embedding-atlas"), str(table), *columns]
-            shown = f"text=/^{store.n_rows:,} points/"  # under the map, 0 until it is drawn
-            results["embedding-atlas"] = measured(run, atlas, f"http://localhost:{port}", shown, r"([\d,]+) points")
-        if (given.rivals / "tensorboard").exists():
-            logs = es.analysis.write_projector(store.select(layers="last"), folder / "logs", sample=store.n_rows)
-            port = free_port()
-            board = [str(given.rivals / "tensorboard"), "--logdir", str(logs), "--port", str(port)]
-            address = f"http://localhost:{port}/#projector"
-            shown = "text=/Points: *[1-9]/"
-            results["tensorboard"] = measured(run, board, address, shown, r"Points:\s*([\d,]+)")
-    settings = {"store": {"n_rows": store.n_rows, "layers": len(store.layers), "hidden_size": store.hidden_size}}
+        cases = calls(given, store, Path(name))
+        for _ in range(given.rounds):
+            for case, arguments in cases.items():
+                runs.setdefault(case, []).append(measured(run, *arguments))
+                print(case, runs[case][-1], flush=True)
+    results = {case: medians(each) for case, each in runs.items()}
+    shape = {"n_rows": store.n_rows, "layers": len(store.layers), "hidden_size": store.hidden_size}
+    settings = {"store": shape, "rounds": given.rounds}
     result = {"benchmark": "explorers", "machine": machine(), "rows": [], "tools": results, "settings": settings}
     write_json(given.out, result)
     print(json.dumps(results, indent=2))

@@ -17,6 +17,7 @@ MAX_REGIONS = 24
 LEAST_POINTS, LEAST_SHARE = 8, 0.004
 CONTEXT_ROWS, NAMED_ROWS = 20_000, 400_000  # occurrences whose sentences, and whose words, are read for names
 N_WORDS = 3
+COMMON, MUCH = 200, 0.1  # of the words the 200th part, the commonest, name only regions of which they are this share
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def name_groups(
 ) -> list[str]:
     """Name groups of rows by the words that set them apart from the other rows (`markers.marking`).
 
-    `by_context`: the words within five of the occurrences instead, for occurrences of a single word. Of many rows an
-    even sample is read.
+    Words as common as function words name only a region that consists of them. `by_context`: the words within five of
+    the occurrences instead, for occurrences of a single word. Of many rows an even sample is read.
     """
     store, limit = one.store, CONTEXT_ROWS if by_context else NAMED_ROWS
     step = max(1, -(-len(rows) // limit))
@@ -93,10 +94,11 @@ def name_groups(
     places = codes[inside] * n_items + items[inside]
     counts = np.bincount(places, minlength=n_groups * n_items).reshape(n_groups, n_items)
     words = [store.index.words[number] for number in types.tolist()]
-    readable = [any(map(str.isalnum, word)) for word in words]
+    known = np.array([any(map(str.isalnum, word)) for word in words], bool)
+    common = np.isin(np.arange(n_items), np.argsort(-counts.sum(0), kind="stable")[: n_items // COMMON])
     names = []
-    for own, best in zip(counts, marking(counts, count=10 * N_WORDS), strict=True):
+    for own, best in zip(counts, marking(counts, count=n_items), strict=True):
+        told = [each for each in best if known[each] and (not common[each] or own[each] >= MUCH * own.sum())]
         most = [int(own.argmax())] if own.any() else []
-        best = [number for number in best if readable[number]] or best or most
-        names.append(", ".join(words[number] for number in best[:N_WORDS]))
+        names.append(", ".join(words[number] for number in (told or best or most)[:N_WORDS]))
     return names

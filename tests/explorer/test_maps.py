@@ -18,7 +18,7 @@ from embstore.explorer import Explored, answer
 from embstore.explorer.background import in_process
 from embstore.explorer.queries import map as map_query
 from embstore.explorer.queries.registry import CancelledQueryError
-from embstore.explorer.regions import find_regions
+from embstore.explorer.regions import find_regions, name_groups
 from tests.store_making import Made, make_store
 
 
@@ -246,6 +246,21 @@ def test_regions_are_the_hills_of_the_density() -> None:
     for code in range(3):
         np.testing.assert_allclose(points[found.codes == code].mean(0), found.centers[code], atol=1e-4)
     assert len(find_regions(np.zeros((20, 2), np.float32)).counts) == 1
+
+
+def test_common_words_name_only_regions_that_consist_of_them() -> None:
+    words = ["the", "of", "boat", "loan", "7", "!", *(f"w{number}" for number in range(400))]
+    share = np.zeros((4, len(words)), int)
+    share[:, :6] = [[500, 40, 40, 0, 30, 0], [60, 20, 0, 45, 0, 30], [0, 0, 0, 0, 0, 9], [0] * 6]
+    share[3, 6:], share[1, 6:] = 1, 2
+    codes = np.repeat(np.arange(4), share.sum(1)).astype(np.int8)
+    types = np.concatenate([np.repeat(np.arange(len(words)), own) for own in share])
+    index = type("Index", (), {"type": types, "words": words})
+    one: Any = type("One", (), {"store": type("Store", (), {"index": index})})
+    names = name_groups(one, np.arange(len(types)), codes, 4, by_context=False)
+    assert names[:3] == ["boat, 7, the", "loan", "!"]
+    codes[codes == 0], codes[types == 0] = 3, -1
+    assert name_groups(one, np.arange(len(types)), codes, 4, by_context=False)[3] == "boat, 7"  # "of" is common
 
 
 def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None:
