@@ -98,7 +98,7 @@ def name_groups(
     common = np.isin(np.arange(n_items), np.argsort(-counts.sum(0), kind="stable")[: n_items // COMMON])
     names = []
     for own, best in zip(counts, marking(counts, count=n_items), strict=True):
-        told = [each for each in best if known[each] and (not common[each] or own[each] >= MUCH * own.sum())]
+        apt = [each for each in best if known[each] and (not common[each] or own[each] >= MUCH * own.sum())]
         most = [int(own.argmax())] if own.any() else []
-        names.append(", ".join(words[number] for number in (told or best or most)[:N_WORDS]))
+        names.append(", ".join(words[number] for number in (apt or best or most)[:N_WORDS]))
     return names
