@@ -90,13 +90,6 @@ class Passage:
         """Return the rows of some spans for a context window, and the index of each in `spans` (None: one row each)."""
         return (None, spans) if self.fans is None else self.fans[window].rows_of(spans)
 
-    def row_of(self, span: int) -> int:
-        """Return the first row of a span."""
-        if self.fans is None:
-            return span
-        rows = [fan.rows_of(np.array([span]))[1] for fan in self.fans]
-        return int(min(int(some[0]) for some in rows if len(some)))
-
 
 @dataclass(frozen=True)
 class TextOptions:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,11 +16,12 @@ from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ExecutorError, StoreDamagedError, StoreNotFoundError
 from embstore.executors import portable
-from embstore.extraction.cast import Buffer, Cast, device_cast
+from embstore.extraction.cast import Buffer, Cast, Written
 from embstore.extraction.encoder_spec import EncoderSpec, compare_software
 from embstore.extraction.estimate import buffers_of
 from embstore.extraction.options import ExtractionOptions
@@ -31,6 +32,7 @@ from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
 
 WRITERS = 4  # threads that write what a GPU encodes
+HOST_BUFFERS = WRITERS + 2  # partitions in pinned memory: some are written while others are copied
 
 T = TypeVar("T")
 Write = Callable[[int, Mapping[str, NDArray[Any]]], Any]
@@ -143,9 +145,10 @@ class Ring(Generic[T]):
 
 
 class Group:
-    """A task with the buffers that its rows are written into, until each of its partitions is written or given up.
+    """A task with the buffers that its rows are written into, until each of its partitions has left them.
 
     `writes`: bool [destinations, partitions of a group], what is written; `counts`: where its rows are counted.
+    `failure`: why no further partition of it can be stored.
     """
 
     def __init__(self, task: Task, job: Job, ring: Ring[list[Buffer]]) -> None:
@@ -159,6 +162,7 @@ class Group:
             self.counts[job.first_of_stores(destinations), partition - self.first] = True
         self._left, self._mutex = set(task.missing), Lock()
         self._waiting = deque(sorted(task.missing))
+        self.failure: Exception | None = None
         self.buffers = ring.take()
 
     def span(self, partition: int) -> tuple[int, int]:
@@ -182,16 +186,32 @@ class Group:
                 self._ring.give(self.buffers)
 
 
+@dataclass(frozen=True)
+class Full:
+    """A partition of a group whose rows are all in its buffers, or will be when `mark` has passed on the device.
+
+    `written`: what must be checked before it and those after it leave, by destination. `n_subwords`: those run since
+    the partition before.
+    """
+
+    group: Group
+    partition: int
+    n_subwords: int
+    written: Mapping[int, list[Written]]
+    mark: Any
+
+
 def is_needed(task: Task, partition_rows: int, start: int, stop: int) -> bool:
     """Return whether a partition that is to be written has any of the rows `[start, stop)`."""
     return any(number in task.missing for number in range(start // partition_rows, (stop - 1) // partition_rows + 1))
 
 
 class Worker:
-    """Encodes groups of partitions; earlier ones are written, and the next one's text is read, in other threads.
+    """Encodes groups of partitions; earlier ones are copied and written, and text is read, in other threads.
 
     `writes`: for each store the function that writes the arrays of a partition, numbered over the sites of the store;
-    on a GPU several threads call it at a time. `on_rows`: called with the number of rows just encoded.
+    on a GPU several threads call it at a time. `on_rows`: called with the number of rows just encoded. `fetch`: copies
+    what leaves a GPU.
     """
 
     def __init__(
@@ -208,11 +228,14 @@ class Worker:
         self._writes = writes
         self._timings = timings or Timings()
         self._on_rows = on_rows
-        self._casts = [Cast(each.layout, center=each.center) for each in job.destinations]
+        self._on_device = encoder.casts_on_device
+        self._casts = [Cast(each.layout, center=each.center, device=encoder.device) for each in job.destinations]
         layouts = [each.layout for each in job.destinations]
         size = buffers_of(layouts, group=job.group, n_stores=len(writes))
         self._ring = Ring(lambda: [cast.buffer(job.group) for cast in self._casts], size)
-        self._n_writers = WRITERS if encoder.casts_on_device else 1
+        self._host = Ring(lambda: [cast.host_buffer() for cast in self._casts], HOST_BUFFERS)
+        self._n_writers = WRITERS if self._on_device else 1
+        self.fetch = Fetch(encoder.device)
 
     def run(self, tasks: Iterable[Task]) -> Generator[Done]:
         """Encode and write partitions; yields the outcome of each in order.
@@ -220,15 +243,20 @@ class Worker:
         The first error is raised once the outcomes of the other partitions that were encoded are yielded.
         """
         before = StageTimes(**vars(self._encoder.times))
-        pending: deque[Future[Done]] = deque()
+        pending: deque[Future[Future[Done]]] = deque()
         error: Exception | None = None
         self._ring.restart()
-        with ThreadPoolExecutor(self._n_writers, "embstore-write") as disk:
+        self._host.restart()
+        with (
+            ThreadPoolExecutor(self._n_writers, "embstore-write") as disk,
+            ThreadPoolExecutor(1, "embstore-copy") as copies,
+        ):
+            leave = partial(self._leave, disk)
             try:
                 with closing(self._encoded(tasks)) as encoded:
-                    for group, partition, n_subwords in encoded:
-                        pending.append(disk.submit(self._write, group, partition, n_subwords))
-                        while pending and pending[0].done():
+                    for full in encoded:
+                        pending.append(copies.submit(leave, full))
+                        while pending and is_done(pending[0]):
                             yield self._wait(pending.popleft())
             except Exception as failure:
                 error = failure
@@ -245,16 +273,15 @@ class Worker:
                     future.cancel()
         if error is not None:
             raise error
+        self._encoder.settle()
         for stage, seconds in vars(self._encoder.times).items():
             setattr(self._timings.stages, stage, seconds - getattr(before, stage))
 
-    def _encoded(self, tasks: Iterable[Task]) -> Generator[tuple[Group, int, int]]:
-        """Fill the buffers of group after group; yields each partition when all its rows are there.
-
-        The last item is the number of subwords run since the partition before.
-        """
+    def _encoded(self, tasks: Iterable[Task]) -> Generator[Full]:
+        """Fill the buffers of group after group; yields each partition when all its rows are there."""
         group: Group | None = None
         n_subwords = 0
+        written: defaultdict[int, list[Written]] = defaultdict(list)
         with closing(prefetched(self._passages(tasks))) as passages:
             while True:
                 start = time.perf_counter()
@@ -268,11 +295,11 @@ class Worker:
                     group = Group(task, self._job, self._ring)
                     self._timings.waited_for_disk += time.perf_counter() - read
                 for pooled in iter_encoded(self._encoder, passage, self._job):
-                    self._take(group, passage, pooled)
+                    self._take(group, passage, pooled, written)
                 n_subwords += len(passage.tokenized.ids)
                 for partition in group.complete(passage.first_row + passage.n_rows):
-                    yield group, partition, n_subwords
-                    n_subwords = 0
+                    yield Full(group, partition, n_subwords, written, self.fetch.mark())
+                    n_subwords, written = 0, defaultdict(list)
 
     def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
         rows = self._job.layout.partition_rows
@@ -281,44 +308,79 @@ class Worker:
             for passage in task.part.passages(self._encoder, self._job.text, is_needed=needed):
                 yield task, passage
 
-    def _take(self, group: Group, passage: Passage, pooled: Pooled) -> None:
-        """Cast vectors of a passage into the buffers of their partitions."""
+    def _take(self, group: Group, passage: Passage, pooled: Pooled, written: Mapping[int, list[Written]]) -> None:
+        """Cast vectors of a passage into the buffers of their partitions; adds what is checked later to `written`."""
         start = time.perf_counter()
-        offset, n_rows, checked = passage.first_row - group.task.part.start, 0, False
+        offset, n_rows = passage.first_row - group.task.part.start, 0
         for number, destination in enumerate(self._job.destinations):
             writes, counts = group.writes[number], group.counts[number]
             if destination.layout.site != pooled.site or not writes.any():
                 continue
-            if not checked:
-                self._casts[number].check(pooled, passage)
-                checked = True
             sources, rows = passage.rows_of(destination.window, pooled.rows)
             rows = rows + offset
             if not (wanted := writes[rows // group.rows]).all():
                 sources = np.flatnonzero(wanted) if sources is None else sources[wanted]
                 rows = rows[wanted]
-            self._casts[number].into(group.buffers[number], pooled.vectors, rows, sources)
+            if not len(rows):
+                continue
+            cast, buffer = self._casts[number], group.buffers[number]
+            extremes = cast.into(buffer, pooled.vectors, rows, sources)
             n_rows += int(counts[rows // group.rows].sum())
+            if extremes is not None:
+                written[number].append(Written(extremes, rows, passage, offset, pooled.vectors.dtype))
+                if not self._on_device:
+                    cast.check(buffer, written[number])
+                    written[number].clear()
         self._timings.n_rows += n_rows
         self._timings.cast += time.perf_counter() - start
         self._on_rows(n_rows)
 
-    def _write(self, group: Group, partition: int, n_subwords: int) -> Done:
+    def _leave(self, disk: Executor, full: Full) -> Future[Done]:
+        """Let a partition leave the device, if there is one, and be written."""
+        group, place = full.group, full.partition - full.group.first
+        if not self._on_device:
+            return disk.submit(self._write, full, group.buffers, place, partial(group.leave, full.partition))
+        host = self._host.take()
+        try:
+            self._bring(full, place, host)
+        except BaseException as error:
+            self._host.give(host)
+            group.failure = error if isinstance(error, Exception) else group.failure
+            raise
+        finally:
+            group.leave(full.partition)
+        return disk.submit(self._write, full, host, 0, partial(self._host.give, host))
+
+    def _bring(self, full: Full, place: int, host: list[Buffer]) -> None:
+        """Check what was written on the device since the partition before, and copy the partition."""
+        group = full.group
+        if group.failure is not None:
+            raise group.failure
+        with self.fetch.after(full.mark):
+            for number, written in full.written.items():
+                self._casts[number].check(group.buffers[number], written)
+            self.fetch(
+                (array[place], host[number][name][0])
+                for number in group.task.missing[full.partition]
+                for name, array in group.buffers[number].items()
+            )
+
+    def _write(self, full: Full, buffers: list[Buffer], place: int, leave: Callable[[], object]) -> Done:
         began, records, nbytes = time.perf_counter(), [], 0
         try:
-            start, stop = group.span(partition)
-            for number in group.task.missing[partition]:
+            start, stop = full.group.span(full.partition)
+            for number in full.group.task.missing[full.partition]:
                 destination = self._job.destinations[number]
-                arrays = self._casts[number].arrays(group.buffers[number], partition - group.first, stop - start)
-                records.append(self._writes[destination.store](destination.layout.first + partition, arrays))
+                arrays = self._casts[number].arrays(buffers[number], place, stop - start)
+                records.append(self._writes[destination.store](destination.layout.first + full.partition, arrays))
                 nbytes += sum(array.nbytes for array in arrays.values())
         finally:
-            group.leave(partition)
-        return Done(partition, tuple(records), n_subwords, None, time.perf_counter() - began, nbytes)
+            leave()
+        return Done(full.partition, tuple(records), full.n_subwords, None, time.perf_counter() - began, nbytes)
 
-    def _wait(self, future: Future[Done]) -> Done:
+    def _wait(self, future: Future[Future[Done]]) -> Done:
         start = time.perf_counter()
-        done = future.result()
+        done = future.result().result()
         self._timings.waited_for_disk += time.perf_counter() - start
         self._timings.n_subwords += done.n_subwords
         self._timings.write += done.seconds
@@ -326,11 +388,51 @@ class Worker:
         return done
 
 
+def is_done(future: Future[Future[Done]]) -> bool:
+    """Return whether a partition is written, or has failed."""
+    return future.done() and (future.exception() is not None or future.result().done())
+
+
+class Fetch:
+    """Copies arrays of a device to main memory in a stream of its own, in the thread that calls it, and waits."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def mark(self) -> Any:
+        """Return a mark for what is queued on the device so far; None on a CPU."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    @contextmanager
+    def after(self, mark: Any) -> Iterator[None]:
+        """Queue what the block does in the own stream, after a mark has passed."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_event(mark)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def __call__(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy each first tensor into the second one, inside of `after`, and wait for the copies."""
+        for source, target in pairs:
+            target.copy_(source, non_blocking=True)
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
 def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Pooled]:
     """Run the encoder over a passage and yield all its vectors; raises StoreDamagedError if one is missing."""
     # buffers are reused: an unfilled row has old values
     seen = {site: np.zeros(len(passage.spans.sentence), bool) for site in job.options.sites}
-    arguments = {**job.options.encoding, **device_cast(encoder, job.options.dtype)}
+    arguments = {**job.options.encoding, **({"on_device": True} if encoder.casts_on_device else {})}
     for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.layers, **arguments):
         seen[pooled.site][pooled.rows] = True
         yield pooled

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -29,18 +28,20 @@ from embstore.models.encoder import (
 from embstore.models.memory import SplittingRunner, memory_needed
 from embstore.models.running import (
     HostCopies,
+    HostCopy,
     LayerPooling,
     RunningBatch,
     SpanWork,
     Stopwatch,
     collect,
-    leaving,
+    launched,
     sentences_with_spans,
 )
 from embstore.store.layout import RESIDUAL
 
 # Largest difference allowed, relative to the largest value of a layer; bfloat16 has 3 bits less than float16.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+LAUNCHED = 4  # batches whose vectors stay on the device, before the host waits for the first of them
 # Batchings are timed over two batches of these subwords, in rounds, of which no other begins after these seconds.
 TIMED_SUBWORDS, TIMED_ROUNDS, TIMED_SECONDS = 32768, 3, 10.0
 AS_GOOD = 1.05  # times as long as the fastest is no reason for another batching
@@ -77,11 +78,12 @@ class BatchedEncoder(Encoder):
         self.times = StageTimes()
         self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
         self._copies = HostCopies(device)
+        self._launched: deque[RunningBatch] = deque()
         self._fastest_of: dict[tuple[Any, ...], str] = {}
 
     @property
     def casts_on_device(self) -> bool:
-        """Return whether vectors are cast before they leave the device: on a GPU, where copies cost time."""
+        """Return whether vectors should stay on the device and leave it cast: on a GPU, where copies cost time."""
         return self.device.type == "cuda"
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
@@ -101,15 +103,14 @@ class BatchedEncoder(Encoder):
         batch_subwords: int,
         attention_window: int | None = None,
         sites: Sequence[str] = (RESIDUAL,),
-        dtype: torch.dtype | None = None,
+        on_device: bool = False,
     ) -> Iterator[Pooled]:
         """Run the model and yield the vector of each span once; see `Encoder.encode`.
 
         A batch that does not fit into the memory is run in parts, and so are all batches of its size after it (one
         SmallerBatchesWarning reports it); DeviceMemoryError if a single sentence does not fit. Sentences longer than
-        `info.max_subwords` are cut. `extremes` are returned if `dtype` is given. Raises InvalidValueError for a layer
-        that does not exist, for a span that is empty or outside its sentence, and for an attention window of a model
-        without attention.
+        `info.max_subwords` are cut. Raises InvalidValueError for a layer that does not exist, for a span that is empty
+        or outside its sentence, and for an attention window of a model without attention.
         """
         chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window, self.deepest)
         if attention_window is not None and not self.masks_attention:
@@ -118,9 +119,17 @@ class BatchedEncoder(Encoder):
         before, after = map(len, self.special_ids)
         some = sentences_with_spans(tokenized, spans, self.info.max_subwords, before=before, after=after)
         clock = Stopwatch(self.device)
-        work = SpanWork(tokenized, spans, chosen, pooling, batch_subwords, attention_window, sizes, dtype, clock, *some)
+        given = (tokenized, spans, chosen, pooling, batch_subwords, attention_window, sizes, on_device, clock)
+        work = SpanWork(*given, *some)
         ahead = self.batches_ahead if self.device.type == "cuda" else 0
-        return collect(self._running(work), work.clock, self.times, ahead=ahead)
+        if on_device:
+            return launched(self._running(work), self._launched, clock, self.times, ahead=LAUNCHED)
+        return collect(self._running(work), clock, self.times, ahead=ahead)
+
+    def settle(self) -> None:
+        """Wait for batches that stayed on the device, so that `times` has all of them."""
+        while self._launched:
+            self._launched.popleft().add_times(Stopwatch(self.device), self.times)
 
     def self_check(
         self,
@@ -272,10 +281,13 @@ class BatchedEncoder(Encoder):
         pool = LayerPooling(work, starts, lengths, self.device, self.dtype)
         prepared = clock.mark()
         forward(pool.receive)
-        copied = tuple(chain.from_iterable(leaving(vectors, work.dtype) for vectors in pool.vectors()))
+        vectors = tuple(pool.vectors())
         ran = clock.mark()
-        copy = self._copies.begin(copied, clock)
-        return RunningBatch(rows[pool.order], copy, began, prepared, ran, self.dtype, tuple(work.sites))
+        return RunningBatch(rows[pool.order], self._copy(work, vectors, ran), began, prepared, ran, tuple(work.sites))
+
+    def _copy(self, work: SpanWork, vectors: tuple[torch.Tensor, ...], ran: Any) -> HostCopy:
+        """Begin to copy vectors to the host, unless they stay on the device; `ran`: the mark after they were computed."""
+        return HostCopy((), vectors, ran, ran) if work.on_device else self._copies.begin(vectors, work.clock)
 
 
 def _differences(

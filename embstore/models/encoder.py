@@ -78,16 +78,10 @@ class Spans:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Vectors of some spans at one site: `rows` int64 [n], the numbers of the spans; `vectors` [n_layers, n, features].
-
-    `extremes`: float32 [2, n_layers], the minimum and maximum of each layer before the cast, NaN if a value is NaN;
-    None if unknown. `computed`: the dtype before the cast; None if there was no cast.
-    """
+    """Vectors of spans at one site: `rows` int64 [n], the numbers of the spans; `vectors` [n_layers, n, features]."""
 
     rows: NDArray[np.int64]
     vectors: torch.Tensor
-    extremes: torch.Tensor | None = None
-    computed: torch.dtype | None = None
     site: str = RESIDUAL
 
 
@@ -137,7 +131,7 @@ class Encoder(ABC):
 
     @property
     def casts_on_device(self) -> bool:
-        """Return whether `encode` should be given the stored `dtype`, because fewer bytes then leave the device."""
+        """Return whether vectors should stay `on_device` and leave it cast, a partition at a time."""
         return False
 
     @property
@@ -172,15 +166,19 @@ class Encoder(ABC):
         batch_subwords: int,
         attention_window: int | None = None,
         sites: Sequence[str] = (RESIDUAL,),
-        dtype: torch.dtype | None = None,
+        on_device: bool = False,
     ) -> Iterator[Pooled]:
         """Run the model over the sentences that have spans and yield the vector of each span once for each site.
 
         Of sites other than the residual stream the layers begin with 1. Batches depend on the arguments alone, so the
         same call returns the same bits. Layers above the last one in `layers` are not computed. `attention_window`: how
-        many words away a word attends at every layer; None: the whole sentence. `dtype`: vectors may be cast to it,
-        unless it is wider, before they leave the device; without it they have the compute dtype.
+        many words away a word attends at every layer; None: the whole sentence. `on_device`: vectors stay on
+        the device, complete for whatever is queued in its current stream after they are yielded; the host does not wait
+        for them, not even at the end of a call, and `settle` adds up the rest of the `times`.
         """
+
+    def settle(self) -> None:  # noqa: B027
+        """Wait for batches that stayed on the device, so that `times` has all of them."""
 
     @abstractmethod
     def self_check(

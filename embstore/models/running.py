@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
@@ -103,7 +104,7 @@ class SpanWork:
     batch_subwords: int
     attention_window: int | None
     sites: Mapping[str, int]
-    dtype: torch.dtype | None
+    on_device: bool
     clock: Stopwatch
     starts: _Indices
     lengths: _Indices
@@ -222,9 +223,8 @@ class LayerPooling:
 class RunningBatch:
     """A batch whose vectors are being copied to the host.
 
-    `rows`: int64 [n], its spans. `copy`: for each of `sites` the vectors and, if requested, the extremes of each layer.
-    `began`, `prepared`, `ran`: marks at the start of the work, of the forward pass and of the copy. `computed`: the
-    dtype before a cast.
+    `rows`: int64 [n], its spans. `copy`: for each of `sites` the vectors. `began`, `prepared`, `ran`: marks at the
+    start of the work, of the forward pass and of the copy.
     """
 
     rows: _Indices
@@ -232,17 +232,17 @@ class RunningBatch:
     began: Any
     prepared: Any
     ran: Any
-    computed: torch.dtype | None = None
     sites: Sequence[str] = (RESIDUAL,)
 
-    def collect(self, clock: Stopwatch, times: StageTimes) -> Iterator[Pooled]:
+    def add_times(self, clock: Stopwatch, times: StageTimes) -> None:
         """Wait for the vectors and add up the times of the stages; preparing the inputs counts as copying."""
         times.copy += clock.seconds(self.copy.began, self.copy.ended) + clock.seconds(self.began, self.prepared)
         times.forward += clock.seconds(self.prepared, self.ran)
-        each = len(self.copy.host) // len(self.sites)
-        for number, site in enumerate(self.sites):
-            vectors, *extremes = self.copy.host[number * each : (number + 1) * each]
-            yield Pooled(self.rows, vectors, extremes[0] if extremes else None, self.computed, site)
+
+    def pooled(self) -> Iterator[Pooled]:
+        """Yield the vectors of each site."""
+        for site, vectors in zip(self.sites, self.copy.host, strict=True):
+            yield Pooled(self.rows, vectors, site)
 
 
 def collect(
@@ -250,18 +250,30 @@ def collect(
 ) -> Iterator[Pooled]:
     """Yield the vectors of batch after batch while up to `ahead` later ones run; None: collect all that are waiting."""
     waiting: deque[RunningBatch] = deque()
-    for batch in batches:
+    for batch in chain(batches, [None]):
         if batch is not None:
             waiting.append(batch)
         while len(waiting) > (ahead if batch is not None else 0):
-            yield from waiting.popleft().collect(clock, times)
-    while waiting:
-        yield from waiting.popleft().collect(clock, times)
+            first = waiting.popleft()
+            first.add_times(clock, times)
+            yield from first.pooled()
 
 
-def leaving(vectors: torch.Tensor, dtype: torch.dtype | None) -> tuple[torch.Tensor, ...]:
-    """Return what is copied to the host: vectors [n_layers, n_spans, features], or those cast and their extremes."""
-    if dtype is None:
-        return (vectors,)
-    extremes = torch.stack([vectors.amin((1, 2)), vectors.amax((1, 2))]).float()
-    return (vectors.to(dtype) if dtype.itemsize <= vectors.dtype.itemsize else vectors, extremes)
+def launched(
+    batches: Iterable[RunningBatch | None],
+    waiting: deque[RunningBatch],
+    clock: Stopwatch,
+    times: StageTimes,
+    *,
+    ahead: int,
+) -> Iterator[Pooled]:
+    """Yield vectors on the device as soon as what computes them is launched.
+
+    `waiting`: batches of this and earlier calls whose times are not added up, at most `ahead`; they hold no vectors.
+    """
+    for batch in batches:
+        if batch is not None:
+            yield from batch.pooled()
+            waiting.append(replace(batch, copy=replace(batch.copy, host=())))
+        while len(waiting) > (ahead if batch is not None else 0):
+            waiting.popleft().add_times(clock, times)

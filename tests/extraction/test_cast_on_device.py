@@ -11,10 +11,8 @@ import torch
 
 import embstore as es
 from embstore.errors import NonFiniteError
-from embstore.extraction.cast import device_cast
 from embstore.models import load_encoder
 from embstore.models.transformer.encoder import TransformerEncoder
-from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.models.tiny import SENTENCES, save
 
@@ -110,24 +108,12 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     plan = plan_of(SENTENCES, model=encoder, dtype=dtype)
     plain = es.extract(plan, tmp_path / "plain.zarr")
     monkeypatch.setattr(TransformerEncoder, "casts_on_device", True)
-    came = []
+    stayed: list[bool] = []
     run = encoder.encode
-    monkeypatch.setattr(encoder, "encode", lambda *a, **o: (came.append(p) or p for p in run(*a, **o)))
+    monkeypatch.setattr(encoder, "encode", lambda *a, **o: stayed.append(o.get("on_device", False)) or run(*a, **o))
     cast = es.extract(plan, tmp_path / "cast.zarr")
     every = np.arange(plain.n_rows)
     for layer in plain.layers:
         assert np.array_equal(np.asarray(cast.gather(every, layer)), np.asarray(plain.gather(every, layer)))
-    computed = getattr(torch, compute)
-    kept = torch.float32 if dtype == "int8" else getattr(torch, dtype)
-    leaves = kept if kept.itemsize <= computed.itemsize else computed
-    cast_ones = [pooled for pooled in came if pooled.extremes is not None]
-    assert len(cast_ones) == (len(came) if dtype != "int8" else len(came) // 2)  # its center is computed first
-    assert all(pooled.vectors.dtype == leaves and pooled.computed == computed for pooled in cast_ones)
-    assert all(pooled.extremes.shape == (2, 4) for pooled in cast_ones)
-
-
-def test_only_a_device_that_casts_is_given_a_dtype(folder: Path, casting_on_device: None) -> None:
-    encoder = load_encoder(folder)
-    assert device_cast(encoder, "float16") == {"dtype": torch.float16}
-    assert device_cast(encoder, "int8") == {"dtype": torch.float32}
-    assert device_cast(FakeEncoder(), "float16") == {}
+    assert stayed[-1:] == [True]
+    assert stayed.count(False) == (dtype == "int8")  # its center is computed first

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embstore.models.batched import BatchedEncoder
 from embstore.models.encoder import ModelInfo, Pooling, Spans, Tokenized, indptr, ragged_indices
-from embstore.models.running import RunningBatch, SpanWork, leaving
+from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.static.shorthand import public_name
 from embstore.models.static.tables import StaticTable
 
@@ -130,8 +130,7 @@ class StaticEncoder(BatchedEncoder):
             out[0, n_single:] = _pooled(matrix, found[n_single:], lengths[split], work.pooling)
         ran = clock.mark()
         order = np.concatenate([spans[single], spans[split]])
-        copy = self._copies.begin(leaving(out, work.dtype), clock)
-        return RunningBatch(order, copy, began, prepared, ran, computed=self.dtype)
+        return RunningBatch(order, self._copy(work, (out,), ran), began, prepared, ran)
 
     @torch.inference_mode()
     def _run_bags(self, work: SpanWork, empty: NDArray[np.bool_], part: slice) -> RunningBatch:
@@ -148,8 +147,8 @@ class StaticEncoder(BatchedEncoder):
         vectors = _pooled(self.table.matrix, members, lengths, "mean").index_select(0, of_span)
         vectors[unknown] = torch.nan
         ran = clock.mark()
-        copy = self._copies.begin(leaving(vectors[None], work.dtype), clock)
-        return RunningBatch(np.arange(part.start, part.stop), copy, began, prepared, ran, computed=self.dtype)
+        copy = self._copy(work, (vectors[None],), ran)
+        return RunningBatch(np.arange(part.start, part.stop), copy, began, prepared, ran)
 
 
 def _parts(lengths: _Indices, begins: _Indices, size: int) -> Iterator[slice]:
