@@ -16,6 +16,7 @@ ABOUT = {
     "all": "Everything in one run: `embstore bench all`",
     "extract": "Extraction: `benchmarks/extract.py`",
     "extract_parts": "Where the time of an extraction goes: `benchmarks/extract_parts.py`",
+    "pipeline": "The stages of an extraction on a played GPU: `benchmarks/pipeline.py`",
     "busy": "Extraction on a busy machine: `benchmarks/busy.py`",
     "append": "Appends and collections: `benchmarks/append.py`",
     "query": "Reading: `benchmarks/query.py`",

@@ -60,6 +60,8 @@ class Cast:
         self._layout, self._device = layout, device
         self._dtype = TORCH_DTYPE[layout.dtype]
         self._largest = 65504.0 if layout.dtype == "float16" else torch.finfo(torch.float32).max
+        self._n_rows = min(layout.partition_rows, layout.n_rows)
+        self._layers = torch.arange(len(layout.layers), device=device)[:, None] * self._n_rows
         self._center = None if center is None else torch.from_numpy(center).to(device)[:, None]
 
     def buffer(self, n_partitions: int) -> Buffer:
@@ -72,8 +74,10 @@ class Cast:
 
     def _made(self, n_partitions: int, device: torch.device, *, pinned: bool) -> Buffer:
         layout = self._layout
-        shape = (n_partitions, len(layout.layers), min(layout.partition_rows, layout.n_rows))
-        arrays = {layout.vectors: ((*shape, layout.hidden_size), self._dtype)}
+        shape = (n_partitions, len(layout.layers), self._n_rows)
+        arrays: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            layout.vectors: ((*shape, layout.hidden_size), self._dtype)
+        }
         if layout.dtype == "int8":
             arrays["scale"] = (shape, torch.float32)
         if device.type != "cpu" or pinned:
@@ -96,11 +100,10 @@ class Cast:
         """
         chosen = vectors if sources is None else vectors.index_select(1, to_device(sources, self._device))
         stored = self._stored(chosen)
+        first = to_device(rows // self._n_rows * len(self._layers) * self._n_rows + rows % self._n_rows, self._device)
+        places = (first + self._layers).flatten()
         for name, array in stored.items():
-            n_layers, n_rows = buffer[name].shape[1:3]
-            places = (rows // n_rows * n_layers + np.arange(n_layers)[:, None]) * n_rows + rows % n_rows
-            flat = buffer[name].flatten(0, 2)
-            flat.index_copy_(0, to_device(places.reshape(-1), self._device), array.flatten(0, 1))
+            buffer[name].flatten(0, 2).index_copy_(0, places, array.flatten(0, 1))
         if self._center is not None:  # it is infinite also where finite values are too far from the center
             return _extremes(stored["scale"])
         if chosen.device.type == "cpu" and self._are_finite(*torch.aminmax(chosen)):

@@ -286,7 +286,7 @@ class BatchedEncoder(Encoder):
         return RunningBatch(rows[pool.order], self._copy(work, vectors, ran), began, prepared, ran, tuple(work.sites))
 
     def _copy(self, work: SpanWork, vectors: tuple[torch.Tensor, ...], ran: Any) -> HostCopy:
-        """Begin to copy vectors to the host, unless they stay on the device; `ran`: the mark after they were computed."""
+        """Begin to copy vectors to the host, unless they stay on the device; `ran`: the mark after the work."""
         return HostCopy((), vectors, ran, ran) if work.on_device else self._copies.begin(vectors, work.clock)
 
 

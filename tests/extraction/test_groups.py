@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,11 +16,15 @@ import pytest
 import torch
 
 import embstore as es
+from embstore.errors import NonFiniteError
 from embstore.extraction import extract_windows
+from embstore.extraction.cast import Cast
 from embstore.extraction.encoder_spec import EncoderSpec
 from embstore.extraction.partition import Groups, group_partitions
+from embstore.extraction.worker import Fetch
 from embstore.models.encoder import Pooled, Spans, Tokenized
 from embstore.store import StoreWriter
+from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
 from tests.extraction.plans import plan_of, window_plan_of
 from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
@@ -234,3 +240,140 @@ def test_context_windows_that_miss_different_partitions_of_a_group(tmp_path: Pat
 def test_the_partitions_of_a_group(n_partitions: int, rows: int, nbytes: int, batch: int, size: int) -> None:
     found = group_partitions(n_partitions, partition_rows=rows, partition_nbytes=nbytes, batch_subwords=batch)
     assert found == size
+
+
+class PlayedDevice(Fetch):
+    """Notes what is done to which partition, in order: "encode", "copy" and "write", as they begin.
+
+    `waits`: for a stage and the number of a call of it, what must have been noted before it may end.
+    """
+
+    def __init__(self, waits: dict[tuple[str, int], tuple[str, int]]) -> None:
+        super().__init__(torch.device("cpu"))
+        self.waits, self.seen = waits, Counter[str]()
+        self.noted: list[tuple[str, int]] = []
+        self.changed = threading.Condition()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        with self.changed:
+            self.seen[name] += 1
+            own = (name, self.seen[name])
+            self.noted.append(own)
+            self.changed.notify_all()
+            if own in self.waits:
+                assert self.changed.wait_for(lambda: self.waits[own] in self.noted, timeout=600), own
+        yield
+
+    def __call__(self, pairs: Any) -> None:
+        with self.stage("copy"):
+            super().__call__(pairs)
+
+
+class PlayedEncoder(CallEncoder):
+    """Stays on the device; a call of `encode` is a stage."""
+
+    casts_on_device = True
+    played: PlayedDevice
+
+    def encode(self, *arguments: Any, **options: Any) -> Iterator[Pooled]:
+        assert options.pop("on_device")
+        with self.played.stage("encode"):
+            yield from super().encode(*arguments, **options)
+
+
+def played(monkeypatch: pytest.MonkeyPatch, waits: dict[tuple[str, int], tuple[str, int]]) -> PlayedEncoder:
+    """An encoder whose copies and writes to Zarr are noted too."""
+    encoder = PlayedEncoder()
+    encoder.played = device = PlayedDevice(waits)
+    monkeypatch.setattr("embstore.extraction.worker.Fetch", lambda _: device)
+    write = ZarrWriter.write
+
+    def noted(self: ZarrWriter, partition: int, arrays: Any) -> int:
+        with device.stage("write"):
+            return write(self, partition, arrays)
+
+    monkeypatch.setattr(ZarrWriter, "write", noted)
+    return encoder
+
+
+def test_stages_of_different_partitions_run_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, dict[str, bytes]]
+) -> None:
+    """No stage of the first group ends before the next group's stage before it has begun."""
+    waits = {
+        ("copy", 1): ("encode", 2),  # the second group is encoded while the first leaves the device
+        ("write", 1): ("copy", 5),  # the second group leaves the device while the first is written
+        ("write", 2): ("write", 4),  # four partitions are written at once
+        ("encode", 3): ("write", 5),
+    }
+    es.extract(grouped(model=played(monkeypatch, waits)), tmp_path / "s.zarr")
+    assert tree_bytes(tmp_path / "s.zarr") == whole[".zarr"]
+
+
+def test_buffers_are_bounded_however_slow_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, dict[str, bytes]]
+) -> None:
+    """With every write held back, copies fill the ring and two groups are encoded: no more is begun."""
+    monkeypatch.setattr("embstore.extraction.worker.HOST_BUFFERS", 3)
+    monkeypatch.setattr("embstore.extraction.worker.WRITERS", 2)
+    made: Counter[str] = Counter()
+    for name in ("buffer", "host_buffer"):
+        make = getattr(Cast, name)
+        monkeypatch.setattr(Cast, name, lambda self, *a, make=make, name=name: (made.update([name]), make(self, *a))[1])
+    encoder = played(monkeypatch, {("write", 1): ("copy", 3), ("write", 2): ("encode", 2)})
+    es.extract(grouped(model=encoder), tmp_path / "s.zarr")
+    assert made == {"buffer": 2, "host_buffer": 3}
+    order = encoder.played.noted
+    for number in range(1, order.count(("encode", 1)) + encoder.played.seen["copy"] - 3):
+        begun = order.index(("copy", number + 3)) if ("copy", number + 3) in order else len(order)
+        assert order.index(("write", number)) < begun, "a fourth copy waits for a buffer"
+    assert tree_bytes(tmp_path / "s.zarr") == whole[".zarr"]
+
+
+@pytest.mark.parametrize("stage", ["encode", "copy", "write"])
+def test_a_stage_that_fails_once_leaves_what_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, dict[str, bytes]], stage: str
+) -> None:
+    """At every call of the stage in turn; nothing hangs, and the same call completes the store."""
+    path = tmp_path / "s.zarr"
+    with monkeypatch.context() as patch:
+        encoder = played(patch, {})
+        begin = encoder.played.stage
+        before_failure = [0]
+
+        def failing(name: str) -> Any:
+            if name == stage and encoder.played.seen[stage] == before_failure[0]:
+                encoder.played.seen[stage] += 1
+                raise OSError(28, "No space left on device")
+            return begin(name)
+
+        encoder.played.stage = failing  # type: ignore[method-assign]
+        for before_failure[0] in (0, 1, 4):
+            encoder.played.seen.clear()
+            with pytest.raises((OSError, es.errors.StorageError), match=r"[Nn]o space|disk is full"):
+                es.extract(grouped(model=encoder), path)
+    es.extract(grouped(), path)
+    assert tree_bytes(path) == whole[".zarr"]
+
+
+def test_a_value_that_cannot_be_stored_is_found_before_any_partition_of_its_passage_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device the check comes with the copy: later partitions of the group are not stored either."""
+    path, encoder = tmp_path / "s.zarr", played(monkeypatch, {})
+    encode = PlayedEncoder.encode
+
+    def spoiled(self: PlayedEncoder, *arguments: Any, **options: Any) -> Iterator[Pooled]:
+        for pooled in encode(self, *arguments, **options):
+            if self.played.seen["encode"] == 2:
+                pooled.vectors[0, pooled.rows == 700, 3] = torch.nan
+            yield pooled
+
+    monkeypatch.setattr(PlayedEncoder, "encode", spoiled)
+    with pytest.raises(NonFiniteError, match=r"^layer 1, sentence \d+, row 1724: the model computes nan in float32"):
+        es.extract(grouped(model=encoder), path)
+    with StoreWriter(path) as writer:
+        missing = writer.missing()
+    assert set(range(4, 8)) <= set(missing)
+    assert not set(missing) & set(range(4))

@@ -25,7 +25,7 @@ from embstore.models import (
     subword_encoder,
     vector_encoder,
 )
-from embstore.models.static import encoder as static_encoder
+from embstore.models.static.encoder import StaticEncoder
 from embstore.models.static.tables import WordTable
 from embstore.vectors import RandomVectors, WordVectors, write_vectors
 from tests.extraction.plans import plan_of
@@ -303,10 +303,10 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
         return encoder.self_check(tokenized, layers=[0], pooling="mean")
 
     assert check() < 2e-6
-    rows, append = WordTable.rows, WordTable._append
+    rows, append, copy = WordTable.rows, WordTable._append, StaticEncoder._copy
     for target, name, changed in (
-        (static_encoder, "leaving", lambda vectors, dtype: (vectors * 1.001,)),
-        (static_encoder, "leaving", lambda vectors, dtype: (vectors * float("nan"),)),
+        (StaticEncoder, "_copy", lambda self, work, vectors, ran: copy(self, work, (vectors[0] * 1.001,), ran)),
+        (StaticEncoder, "_copy", lambda self, work, vectors, ran: copy(self, work, (vectors[0] * float("nan"),), ran)),
         (WordTable, "rows", lambda self, ids: np.maximum(rows(self, ids) - 1, 0)),
         (WordTable, "_append", lambda self, vectors: append(self, vectors.flip(0))),
     ):
