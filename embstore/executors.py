@@ -51,8 +51,8 @@ class Processes(ProcessPoolExecutor):
         The number of processes; by default one for each device, or one for each core.
     devices:
         The device of each process: "cpu", or the number of a GPU (`1` or "cuda:1"); one may be named several times.
-        By default all processes use the CPU. Processes on the CPU share its cores, unless OMP_NUM_THREADS says how
-        many threads each has.
+        By default all processes use the CPU. All processes share its cores, unless OMP_NUM_THREADS says how many
+        threads each has.
 
     Raises
     ------
@@ -101,15 +101,15 @@ def device_name(device: str | int) -> str:
 
 def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which a process sees its device alone and uses its share of the cores."""
+    share = str(max(1, n_cores() // len(devices)))
+    threads = {} if any(name in base for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, share)
     if device == "cpu":
-        share = str(max(1, n_cores() // devices.count("cpu")))
-        threads = {} if any(name in base for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, share)
         return {DEVICE_VARIABLE: "cpu", "CUDA_VISIBLE_DEVICES": "", **threads}
     number = int(device.removeprefix("cuda:"))
     visible = [name.strip() for name in base.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     if "CUDA_VISIBLE_DEVICES" in base and number >= len(visible):
         raise InvalidValueError(f"device {device} does not exist: CUDA_VISIBLE_DEVICES shows {len(visible)} GPUs")
-    return {DEVICE_VARIABLE: "cuda", "CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number)}
+    return {DEVICE_VARIABLE: "cuda", "CUDA_VISIBLE_DEVICES": visible[number] if visible else str(number), **threads}
 
 
 def worker_device() -> str:

@@ -24,6 +24,8 @@ from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Layout, Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
 
+WRITERS = 4  # threads that write what a GPU encodes
+HOST_BUFFERS = WRITERS + 2  # partitions in pinned memory: some are written while others are copied
 BUFFERS = 2  # a group of partitions is filled while the previous one is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
 PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, subword ids, spans
@@ -38,10 +40,12 @@ MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
 class Estimate:
     """The cost of an extraction.
 
-    `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `free_nbytes` in `folder`, None for a bucket,
-    which has no limit. `seconds`: time of the forward passes, None if it was not measured. `subwords_to_run`: what the
-    model is given, equal windows once, without special subwords; `counted`: whether that is exact and not projected
-    from a sample. `threads`: CPU threads where other processes keep cores busy; see `devices.idle_threads`.
+    `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, and `pinned_nbytes`
+    of main memory that the GPU copies into, next to `memory_nbytes`: None on a CPU; `free_nbytes` in `folder`, None for
+    a bucket, which has no limit. `seconds`: time of the forward passes, None if it was not measured.
+    `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
+    exact and not projected from a sample. `threads`: CPU threads where other processes keep cores busy; see
+    `devices.idle_threads`.
     """
 
     store_nbytes: int
@@ -53,10 +57,13 @@ class Estimate:
     subwords_to_run: int
     counted: bool
     threads: int | None = None
+    device_nbytes: int | None = None
+    pinned_nbytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         document = {**asdict(self), "subwords_counted": self.counted}
-        return {name: value for name, value in document.items() if name not in ("folder", "counted", "threads")}
+        absent = {name for name in ("device_nbytes", "pinned_nbytes") if document[name] is None}
+        return {name: each for name, each in document.items() if name not in {"folder", "counted", "threads", *absent}}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the estimate as lines of text, each a name and a value."""
@@ -66,6 +73,9 @@ class Estimate:
             ("on disk", f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"),
             ("peak memory", format_nbytes(self.memory_nbytes)),
         ]
+        if self.device_nbytes is not None and self.pinned_nbytes is not None:
+            lines.append(("GPU memory", format_nbytes(self.device_nbytes)))
+            lines.append(("pinned memory", f"{format_nbytes(self.pinned_nbytes)}, next to peak memory"))
         if self.seconds is not None and self.subwords_per_second is not None:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         else:
@@ -115,9 +125,12 @@ def estimate(
     if calibrate:
         rate = calibrated_rate(encoder, sample, positions, text=text, layers=metadata.layers, options=options)
         seconds = None if rate is None else positions / rate
+    of_text, of_batches = memory_needed(metadata, encoder, text, n_stores=n_stores, longest=found.longest)
+    on_device = encoder.casts_on_device
+    ring = HOST_BUFFERS * n_stores * sum(each.partition_nbytes for each in metadata.layouts)
     return Estimate(
         store_nbytes=layout.n_rows * metadata.row_nbytes + index_nbytes(index),
-        memory_nbytes=peak_memory_nbytes(metadata, encoder, text, n_stores=n_stores, longest=found.longest),
+        memory_nbytes=max(peak_nbytes(), resident_nbytes() + of_text + (0 if on_device else of_batches)),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
         subwords_per_second=None if seconds is None else subwords / seconds,
@@ -125,6 +138,8 @@ def estimate(
         subwords_to_run=subwords,
         counted=counted,
         threads=_fewer_threads() if encoder.device.type == "cpu" else None,
+        device_nbytes=of_batches if on_device else None,
+        pinned_nbytes=ring if on_device else None,
     )
 
 
@@ -227,18 +242,20 @@ def buffers_of(layouts: Sequence[Layout], *, group: int, n_stores: int) -> int:
     return BUFFERS
 
 
-def peak_memory_nbytes(metadata: Metadata, encoder: Encoder, text: TextOptions, *, n_stores: int, longest: int) -> int:
-    """Return the peak: what the process holds now, the buffers of partitions, a passage of text and a batch."""
+def memory_needed(
+    metadata: Metadata, encoder: Encoder, text: TextOptions, *, n_stores: int, longest: int
+) -> tuple[int, int]:
+    """Return the bytes of a passage of text, and those of the weights, a batch and the buffers of partitions."""
     groups, layouts = Groups.of(metadata), metadata.layouts * n_stores
     n_buffers = groups.size * min(buffers_of(layouts, group=groups.size, n_stores=n_stores), len(groups))
     buffers = n_buffers * sum(layout.partition_nbytes for layout in layouts)
     batch = encoder.projected_nbytes(layers=metadata.layers, batch_subwords=text.batch_subwords)
-    growth = buffers + batch + PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
+    of_text = PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
     if text.cuts_windows:
         cut = sum(_window_words(width, longest) for width in text.contexts)
         n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
-        growth += WINDOW_WORD_NBYTES * min(n_rows * cut, passage_words(text.batch_subwords))
-    return max(peak_nbytes(), resident_nbytes() + growth)
+        of_text += WINDOW_WORD_NBYTES * min(n_rows * cut, passage_words(text.batch_subwords))
+    return of_text, buffers + batch
 
 
 def _window_words(width: Window, longest: int) -> int:

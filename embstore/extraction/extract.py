@@ -51,6 +51,7 @@ MAX_FAILURES = 8  # failed partitions after which no more are submitted
 MAX_DETAILED_FAILURES = 4
 CALLS_PER_WORKER = 8  # or more, so that all end at about the same time
 MAX_TASKS_PER_CALL = 4  # groups that a worker is sent at once: one is written as the next is encoded
+MAX_TASKS_PER_GPU_CALL = 32  # so that the last one, written while nothing is encoded, is a small part
 
 
 @checked
@@ -349,9 +350,8 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
     """
     plan = stores[0].plan
     n_partitions = len({partition % plan.layout.n_partitions for store in stores for partition in store.missing})
-    size = max(
-        1, min(MAX_TASKS_PER_CALL, n_partitions // (plan.groups.size * CALLS_PER_WORKER * n_workers_of(executor)))
-    )
+    most = MAX_TASKS_PER_GPU_CALL if plan.encoder.casts_on_device else MAX_TASKS_PER_CALL
+    size = max(1, min(most, n_partitions // (plan.groups.size * CALLS_PER_WORKER * n_workers_of(executor))))
     job, submitted = _job(stores), dict[int, tuple[int, ...]]()
     failed: list[tuple[int, Exception]] = []
     warned: set[str] = set()

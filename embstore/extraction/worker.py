@@ -23,16 +23,13 @@ from embstore.errors import ExecutorError, StoreDamagedError, StoreNotFoundError
 from embstore.executors import portable
 from embstore.extraction.cast import Buffer, Cast, Written
 from embstore.extraction.encoder_spec import EncoderSpec, compare_software
-from embstore.extraction.estimate import buffers_of
+from embstore.extraction.estimate import HOST_BUFFERS, WRITERS, buffers_of
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Part, Passage, TextOptions
 from embstore.models.encoder import Encoder, Pooled, StageTimes
 from embstore.store import Layout
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
-
-WRITERS = 4  # threads that write what a GPU encodes
-HOST_BUFFERS = WRITERS + 2  # partitions in pinned memory: some are written while others are copied
 
 T = TypeVar("T")
 Write = Callable[[int, Mapping[str, NDArray[Any]]], Any]

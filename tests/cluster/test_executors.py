@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from embstore.devices import n_cores
 from embstore.errors import ExecutorError, InvalidValueError
 from embstore.executors import (
     Processes,
@@ -163,7 +164,9 @@ def test_a_device_is_the_only_one_that_its_process_sees() -> None:
     visible = worker_environment("cuda:1", devices, {"CUDA_VISIBLE_DEVICES": "4, GPU-abc"})
     assert visible["CUDA_VISIBLE_DEVICES"] == "GPU-abc"
     assert "OMP_NUM_THREADS" not in worker_environment("cpu", devices, {"OMP_NUM_THREADS": "3"})
-    assert int(worker_environment("cpu", devices, {})["OMP_NUM_THREADS"]) >= 1
+    for device in devices:
+        share = int(worker_environment(device, devices, {})["OMP_NUM_THREADS"])
+        assert share == max(1, n_cores() // len(devices))
     with pytest.raises(InvalidValueError, match="CUDA_VISIBLE_DEVICES shows 1 GPUs"):
         worker_environment("cuda:1", devices, {"CUDA_VISIBLE_DEVICES": "4"})
 

@@ -20,6 +20,7 @@ from embstore.errors import NonFiniteError
 from embstore.extraction import extract_windows
 from embstore.extraction.cast import Cast
 from embstore.extraction.encoder_spec import EncoderSpec
+from embstore.extraction.estimate import HOST_BUFFERS
 from embstore.extraction.partition import Groups, group_partitions
 from embstore.extraction.worker import Fetch
 from embstore.models.encoder import Pooled, Spans, Tokenized
@@ -220,6 +221,18 @@ def test_context_windows_that_miss_different_partitions_of_a_group(tmp_path: Pat
             writer.discard(missing)
     extract_windows(plan(), tmp_path / "s.zarr", progress=False)
     assert [tree_bytes(path) for path in paths] == before
+
+
+def test_a_plan_for_a_gpu_says_what_is_there_and_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = grouped().estimate
+    monkeypatch.setattr(CallEncoder, "casts_on_device", True)
+    plan = grouped(layers=[0, 1])
+    cost, partition = plan.estimate, 256 * 2 * HIDDEN_SIZE * 4
+    assert cost.pinned_nbytes == HOST_BUFFERS * partition
+    assert cost.device_nbytes == 2 * 4 * partition + (1 << 20)  # two groups, and what the encoder projects
+    assert {"GPU memory", "pinned memory"} <= set(dict(plan.lines()))
+    assert (here.device_nbytes, here.pinned_nbytes) == (None, None)
+    assert {"device_nbytes", "pinned_nbytes"} == set(cost.as_json()) - set(here.as_json())
 
 
 @pytest.mark.parametrize(
