@@ -84,7 +84,7 @@ class PlayedDevice:
             self.n_batches += 1
             yield Pooled(rows, torch.empty(self.n_layers, len(rows), WIDTH, dtype=torch.float16, device=self.device))
 
-    def settle(self) -> None:
+    def add_waiting_times(self) -> None:
         pass
 
 

@@ -270,7 +270,7 @@ class Worker:
                     future.cancel()
         if error is not None:
             raise error
-        self._encoder.settle()
+        self._encoder.add_waiting_times()
         for stage, seconds in vars(self._encoder.times).items():
             setattr(self._timings.stages, stage, seconds - getattr(before, stage))
 

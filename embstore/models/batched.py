@@ -126,7 +126,7 @@ class BatchedEncoder(Encoder):
             return launched(self._running(work), self._launched, clock, self.times, ahead=LAUNCHED)
         return collect(self._running(work), clock, self.times, ahead=ahead)
 
-    def settle(self) -> None:
+    def add_waiting_times(self) -> None:
         """Wait for batches that stayed on the device, so that `times` has all of them."""
         while self._launched:
             self._launched.popleft().add_times(Stopwatch(self.device), self.times)

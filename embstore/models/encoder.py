@@ -174,10 +174,10 @@ class Encoder(ABC):
         same call returns the same bits. Layers above the last one in `layers` are not computed. `attention_window`: how
         many words away a word attends at every layer; None: the whole sentence. `on_device`: vectors stay on
         the device, complete for whatever is queued in its current stream after they are yielded; the host does not wait
-        for them, not even at the end of a call, and `settle` adds up the rest of the `times`.
+        for them, not even at the end of a call, and `add_waiting_times` adds up the rest of the `times`.
         """
 
-    def settle(self) -> None:  # noqa: B027
+    def add_waiting_times(self) -> None:  # noqa: B027
         """Wait for batches that stayed on the device, so that `times` has all of them."""
 
     @abstractmethod

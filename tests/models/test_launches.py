@@ -96,7 +96,7 @@ def cost(encoder: Any, batching: str) -> tuple[Cost, int]:
         options: dict[str, Any] = {"layers": LAYERS, "pooling": "mean", "batch_subwords": 512, "on_device": True}
         (pooled,) = encoder.encode(tokenized, spans, **options)
         cast.into(buffer, pooled.vectors, pooled.rows, None)
-        encoder.settle()
+        encoder.add_waiting_times()
     launched = sum(len(names) for stream, names in played.kernels.items() if stream != HOST)
     return Cost(launched, tuple(played.waits)), played.n_made
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
-from embstore.models.running import HostCopies, Stopwatch, collect, to_device
+from embstore.models.encoder import StageTimes
+from embstore.models.running import HostCopies, HostCopy, RunningBatch, Stopwatch, collect, launched, to_device
 
 
 class Pass:
@@ -16,8 +18,10 @@ class Pass:
         self.number, self.log = number, log
         log.append(("run", number))
 
-    def collect(self, clock, times):
+    def add_times(self, clock, times):
         self.log.append(("collect", self.number))
+
+    def pooled(self):
         return [self.number]
 
 
@@ -42,6 +46,36 @@ def test_waiting_batches_are_collected_when_memory_is_short():
     assert list(collect(passes, None, None, ahead=2)) == [0, 1, 3]
     assert [number for what, number in log if what == "collect"] == [0, 1, 3]
     assert log.index(("collect", 1)) < log.index(("run", 3))
+
+
+def test_vectors_that_stay_on_the_device_are_yielded_as_soon_as_they_are_launched():
+    """The host waits for a batch only when two later ones are launched, also across calls; not at the end of one."""
+    log, waiting, last = [], deque(), torch.zeros(1)
+
+    class Clock:
+        def seconds(self, earlier, later):
+            if earlier is not later:
+                log.append(later)
+            return 0.0
+
+    def batches(*numbers):
+        for number in numbers:
+            copy = HostCopy((), (last,), number, number)
+            yield None if number < 0 else RunningBatch(np.array([number]), copy, number, number, number + 0.5)
+
+    def run(*numbers):
+        return [
+            (int(pooled.rows[0]), list(log))
+            for pooled in launched(batches(*numbers), waiting, Clock(), StageTimes(), ahead=2)
+        ]
+
+    assert run(0, 1, 2, 3) == [(0, []), (1, []), (2, []), (3, [0.5])]
+    assert log == [0.5, 1.5]
+    assert run(4) == [(4, [0.5, 1.5])]
+    assert log == [0.5, 1.5, 2.5]
+    assert all(batch.copy.host == () for batch in waiting), "what waits holds no vectors"
+    run(-1)
+    assert log == [0.5, 1.5, 2.5, 3.5, 4.5], "memory is short"
 
 
 def test_no_batches():
