@@ -242,6 +242,7 @@ def test_a_resumed_store_keeps_its_batching(encoder, tmp_path, monkeypatch, is_n
         monkeypatch.setattr(batched, "fastest", lambda batchings, run, today=today: today)
         encoder._fastest_of.clear()  # as in another process
         plan = plan_of(SENTENCES, model=encoder, store=path if is_named else None)
+        assert plan.metadata.extraction["batching"] == ("packed" if is_named else today)
         assert es.extract(plan, path).metadata.extraction["batching"] == encoder.batching == "packed"
     assert plan_of(SENTENCES, model=encoder, store=tmp_path / "t.zarr").metadata.extraction["batching"] == "padded"
 

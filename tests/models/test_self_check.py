@@ -382,11 +382,13 @@ def test_a_gpu_chooses_the_fastest_exact_batching_and_measures_it_once(encoder, 
         assert encoder.self_check(tokenized, **options) < 2e-5
         assert encoder.batching == "padded"
     assert given == [("varlen", "packed", "padded", "equal")], "measured once"
+    encoder.self_check(encoder.tokenize([SENTENCES[0] * 4]), **options)
+    assert len(given) == 2, "measured again for sentences of other lengths"
     meddle(encoder, ignore_packing)
     encoder.self_check(tokenized, **options)
-    assert given[1:] == [("padded", "equal")], "what is not exact is not timed"
+    assert given[2:] == [("padded", "equal")], "what is not exact is not timed"
     encoder.self_check(tokenized, **options, batching="equal")
-    assert (encoder.batching, len(given)) == ("equal", 2), "a resumed store keeps its batching"
+    assert (encoder.batching, len(given)) == ("equal", 3), "a resumed store keeps its batching"
     with pytest.raises(ModelError, match=r"plain forward pass: relative differences are packed [^,]*, 2e-05"):
         encoder.self_check(tokenized, **options, batching="packed")
 

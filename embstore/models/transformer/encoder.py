@@ -190,9 +190,10 @@ class TransformerEncoder(BatchedEncoder):
             linears = network.skipping_linears(max(work.layers)) if skips else ()
 
             def forward(take: Any) -> None:
-                def receive(layer: int, state: torch.Tensor, *site: str) -> None:
+                def collect(layer: int, state: torch.Tensor, *site: str) -> None:
                     take(layer, state.to(self.device, non_blocking=True), *site)
 
+                receive = collect if network.is_split else take
                 with ExitStack() as stack:
                     stack.enter_context(pinned_backends(self.device))
                     if how == "varlen":
