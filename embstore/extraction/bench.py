@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -205,7 +206,7 @@ def forward_busy(made: Plan) -> float:
                 return seconds / n_subwords
             arguments = {"layers": made.layout.layers, **made.options.encoding}
             batches = made.encoder.encode(passage.tokenized, passage.spans, **arguments)
-            seconds += busy_seconds(lambda batches=batches: deque(batches, maxlen=0), made.encoder.device)
+            seconds += busy_seconds(partial(deque, batches, 0), made.encoder.device)
             n_subwords += len(passage.tokenized.ids)
     return seconds / max(1, n_subwords)
 
@@ -230,8 +231,7 @@ def busy_seconds(work: Callable[[], object], device: torch.device) -> float:
             [
                 (event.time_range.start, event.time_range.end)
                 for event in found.events() or ()
-                if event.device_type == torch.autograd.DeviceType.CUDA
-                and not event.name.startswith(("Memcpy", "Memset"))
+                if event.device_type.name == "CUDA" and not event.name.startswith(("Memcpy", "Memset"))
             ]
         )
         / 1e6

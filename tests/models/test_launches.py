@@ -67,6 +67,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
             encoder: Any = load_encoder(tiny.save(name, tmp_path_factory.mktemp(name)), compute_dtype="float16")
             encoder.device = GPU
             object.__setattr__(encoder.network.inputs, "device", GPU)
+            encoder.network.model.config.pad_token_id = 3  # which transformers would look for in every batch
             made[name] = encoder
         return made[name]
 
