@@ -22,6 +22,7 @@ from typing import Any
 
 import faiss
 import numpy as np
+import polars as pl
 from measure import (
     Target,
     Times,
@@ -37,15 +38,16 @@ from measure import (
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.analysis.neighbors.exact import exact_search
+from embstore.analysis.neighbors.exact import Exclusion, Search, checked_queries, exact_search
 from embstore.analysis.neighbors.index import LayerIndex, build_index
-from embstore.analysis.neighbors.recall import measure_recall
+from embstore.analysis.neighbors.recall import measure_recall, recall_of
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.bench.cases import Setting, search_rows
 from embstore.bench.measure import Row, cores
 from embstore.bench.rivals import SEARCH
 
 K = 10
+EQUAL_RECALL = 0.95  # at which kinds of index are compared
 BUDGET = 3.0  # seconds of a case, after which it is not repeated
 PRODUCTS = {name: rival for name, rival in SEARCH.items() if "float16" not in name}  # the others take minutes for MANY
 MANY = 1_000
@@ -122,15 +124,15 @@ def bare(index: LayerIndex, queries: NDArray[np.float32], **setting: int) -> Cal
 
 
 def indexed(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, Any], list[Target], dict[str, Any]]:
-    """IVF and HNSW through embstore and through faiss alone, and their recall."""
+    """Indexes through embstore and through faiss alone, their recall, and that of usearch's graph."""
     figures, targets, curves = {}, [], {}
     drawn = np.random.default_rng(arguments.seed)
     queries = store.gather(drawn.choice(store.n_rows, 1000, replace=False), arguments.layer).astype(np.float32)
-    for kind in ("ivf", "hnsw"):
+    for kind in ("ivf", "ivfpq", "rabitq", "hnsw"):
         began = time.perf_counter()
         index = build_index(store, layer=arguments.layer, kind=kind, name=f"bench-{kind}", seed=arguments.seed)
         seconds = time.perf_counter() - began
-        setting = {"nprobe": 16} if kind == "ivf" else {"ef": 64}
+        setting = {"ef": 64} if kind == "hnsw" else {"nprobe": 16}
         alone = bare(index, queries, **setting)
         alone()
         ours = partial(index.search, queries, k=K, rescore=False, **setting)
@@ -152,7 +154,47 @@ def indexed(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, A
         shown = [(name, 1e3 * each.median) for name, each in times.items()]
         print(table([f"{kind} {setting}, 1,000 queries", "milliseconds"], shown))
         print(table(["setting", "recall@10", "queries/s"], [row[:3] for row in recall.rows()]) + "\n")
+    curves["usearch"], figures["usearch"] = usearch_graph(arguments, store)
+    for kind, curve in curves.items():
+        figures[kind]["equal_recall"] = at_recall(curve)
+    shown = [(kind, figures[kind]["build_s"], *figures[kind]["equal_recall"].values()) for kind in curves]
+    print(table(["kind", "built in s", "setting", "recall@10", f"queries/s at recall {EQUAL_RECALL}"], shown) + "\n")
     return figures, targets, curves
+
+
+def at_recall(curve: pl.DataFrame) -> dict[str, Any]:
+    """The fastest setting of an index that finds EQUAL_RECALL of the nearest, or the one that finds most."""
+    found = curve.filter(pl.col("setting") != "exact search")
+    enough = found.filter(pl.col("recall") >= EQUAL_RECALL).sort("queries_per_second", descending=True)
+    best = enough if len(enough) else found.sort("recall", descending=True)
+    return best.select("setting", "recall", "queries_per_second").row(0, named=True)
+
+
+def usearch_graph(arguments: argparse.Namespace, store: es.Store) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Recall and speed of usearch's HNSW of float16, with as many links and candidates as ours."""
+    from usearch.index import Index
+
+    vectors, space = StoreVectors(store, arguments.layer), Space()
+    rows = np.sort(np.random.default_rng(arguments.seed).choice(store.n_rows, 1000, replace=False)).astype(np.int64)
+    drawn = vectors.gather(rows)
+    exclude = (Exclusion(np.arange(store.n_rows), rows),)
+    exact_hits = exact_search(vectors, drawn, k=K, space=space, exclude=exclude, device="cpu")
+    began = time.perf_counter()
+    index = Index(ndim=store.hidden_size, metric="cos", dtype="f16", connectivity=32, expansion_add=128)
+    index.add(np.arange(store.n_rows), vectors.gather(np.arange(store.n_rows)), threads=cores())
+    build_s, lines = time.perf_counter() - began, []
+    for candidates in (16, 32, 64, 128, 256):
+        index.expansion_search = candidates
+        began = time.perf_counter()
+        found = index.search(drawn, K + 1, threads=cores())
+        seconds = time.perf_counter() - began
+        keys = np.asarray(found.keys, np.int64)
+        others = np.where(keys == rows[:, None], -1, keys)
+        hits = Search(vectors, checked_queries(drawn, store.hidden_size, space), K, space, rows, (), None).hits(others)
+        recall = recall_of(hits, exact_hits, ascending=False)
+        lines.append((f"ef={candidates}", recall, len(rows) / seconds, K))
+    curve = pl.DataFrame(lines, schema=["setting", "recall", "queries_per_second", "k"], orient="row")
+    return curve, {"build_s": build_s, "recall": curve.to_dicts()}
 
 
 def parse() -> argparse.Namespace:

@@ -21,6 +21,7 @@ ABOUT = {
     "append": "Appends and collections: `benchmarks/append.py`",
     "query": "Reading: `benchmarks/query.py`",
     "neighbors": "Exact search and indexes: `benchmarks/neighbors.py`",
+    "sketch": "Exact search through a sketch: `benchmarks/sketch.py`",
     "sql": "Ten questions in SQL: `benchmarks/sql.py`",
     "geometry": "Geometry: `benchmarks/geometry.py`",
     "attention": "Statistics of attention: `benchmarks/attention.py`",
