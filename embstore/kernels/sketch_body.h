@@ -74,17 +74,13 @@ TARGET static void NAME(scan_sketch)(
     const int16_t *weights, const sketch_terms_t *terms
 ) {
     int32_t pairs[SKETCH_SIZE / 2 * SKETCH_GROUP], products[SKETCH_GROUP];
-    float rows[3][SKETCH_GROUP], values[SKETCH_GROUP], bounds[SKETCH_GROUP];
+    float rows[3 * SKETCH_GROUP], values[SKETCH_GROUP], bounds[SKETCH_GROUP];
     for (int64_t start = 0; start < n; start += SKETCH_GROUP, groups += SKETCH_GROUP_NBYTES) {
         FETCH(groups + 4 * SKETCH_GROUP_NBYTES);
         NAME(spread_codes)(groups, pairs);
-        const uint8_t *at = groups + SKETCH_GROUP * SKETCH_SIZE / 2;
-        for (int part = 0; part < 3; part++)
-            for (int i = 0; i < SKETCH_GROUP; i++) {
-                uint16_t bits;
-                memcpy(&bits, at + 2 * (part * SKETCH_GROUP + i), 2);
-                rows[part][i] = float_of_bfloat(bits);
-            }
+        const uint16_t *lengths = (const uint16_t *)(groups + SKETCH_GROUP * SKETCH_SIZE / 2);
+        for (int i = 0; i < 3 * SKETCH_GROUP; i += WIDTH)
+            NAME(store_floats)(rows + i, NAME(load_bfloats)(lengths + i));
         const int64_t last = n - start < SKETCH_GROUP ? n - start : SKETCH_GROUP;
         for (int64_t query = 0; query < search->n_queries; query++) {
             const sketch_terms_t own = terms[query];
@@ -95,10 +91,10 @@ TARGET static void NAME(scan_sketch)(
             for (int i = 0; i < SKETCH_GROUP; i++) {
                 const float norm = norms[start + i];
                 const float product = own.step * (float)(2 * products[i] - own.offset) + own.spread;
-                float value = own.base + rows[0][i] * product + own.of_error * rows[1][i];
+                float value = own.base + rows[i] * product + own.of_error * rows[SKETCH_GROUP + i];
                 value += (own.of_norm + own.of_square * norm) * norm;
                 values[i] = own.divides ? (norm > 0 ? value / norm : 0) : value;
-                bounds[i] = values[i] + own.of_tail * rows[2][i];
+                bounds[i] = values[i] + own.of_tail * rows[2 * SKETCH_GROUP + i];
                 some |= bounds[i] > least;
             }
             if (!some) continue;

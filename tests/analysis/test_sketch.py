@@ -151,6 +151,34 @@ def test_every_bound_is_above_the_product_on_every_processor(metric: str, tmp_pa
             limit_target(before)
 
 
+def test_every_length_in_a_bound_is_large_enough(tmp_path: Path) -> None:
+    """Each part alone: a product is far below its bound, unless what is left out is parallel to the query."""
+    vectors = clouds(8)["lengths apart"].astype(np.float32)[:300]
+    made = sketched(vectors, tmp_path / "sketch")
+    directions, steps = made.rotation.directions, made.rotation.steps
+    rotated = (vectors - made.rotation.mean) @ directions.T
+    queries = np.random.default_rng(9).normal(size=(20, D))
+    search = Search(ArrayVectors(vectors), queries, 3, Space("ip"), range(300), (), None)
+    terms_of = sketch._SketchSearch(search, made)
+    turned = queries @ directions.T
+    for level, (codes, lengths) in enumerate(made.rotation.encode(vectors).levels):
+        part, rest = slice(64 * level, 64 * level + 64), slice(64 * level + 64, None)
+        scales, errors, tails = sketch_codes.of_bfloat(lengths).T.astype(np.float64)
+        held = (codes - 7.5) * steps[part] * scales[:, None]
+        assert (errors >= np.linalg.norm(rotated[:, part] - held, axis=1)).all()
+        assert (tails >= np.linalg.norm(rotated[:, rest], axis=1)).all()
+        terms, weights = terms_of.levels[level], terms_of.weights[level].astype(np.int64)
+        assert (terms["of_error"] >= np.linalg.norm(turned[:, part], axis=1)).all()
+        assert (terms["of_tail"] >= np.linalg.norm(turned[:, rest], axis=1)).all()
+        wanted = turned[:, part] * steps[part]
+        for worst in (wanted > 2 * terms["step"][:, None] * weights, wanted <= 2 * terms["step"][:, None] * weights):
+            chosen = np.where(worst, 15, 0)
+            integers = terms["step"] * (2 * (weights * chosen).sum(1) - terms["offset"])
+            off = np.abs((wanted * (chosen - 7.5)).sum(1) - integers)
+            assert (terms["spread"] >= off - 2.0**-20 * np.abs(integers)).all()  # the step is rounded to float32
+            assert (terms["spread"] <= 1e-2 * np.abs(wanted).sum(1) + 1e-30).all()
+
+
 def test_lengths_are_rounded_up() -> None:
     values = np.abs(np.random.default_rng(0).normal(size=5000)) * 10.0 ** np.random.default_rng(1).integers(
         -30, 15, 5000
