@@ -10,7 +10,7 @@ from embstore.devices import idle_threads, torch_threads
 from embstore.errors import EmbstoreError, InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
 from embstore.extraction.options import CLS
-from embstore.extraction.partition import Part, TextOptions
+from embstore.extraction.partition import Groups, Part, TextOptions
 from embstore.extraction.worker import Destination, Job, Task, Worker
 from embstore.models import absolute_shorthand, encoder_from_shorthand, locate
 from embstore.models.encoder import Encoder
@@ -41,14 +41,17 @@ def recompute(path: Path | ObjectPath, cache: Path | None, number: int, take: Ta
     text = TextOptions(options.unit, limit, windows, options.batch_subwords or 0, place)
     window = windows.index(options.context_window)
     destinations = tuple(Destination(0, layout, window, store.center) for layout in metadata.layouts)
-    partition = number % metadata.layout.n_partitions
-    part = Part.of(store.index, *metadata.layout.span(partition))
-    task = Task(partition, part, tuple(range(len(destinations))))
+    groups = Groups.of(metadata)
+    group = number % metadata.layout.n_partitions // groups.size
+    start, stop = groups.span(group)
+    missing = dict.fromkeys(groups.partitions(group), tuple(range(len(destinations))))
+    task = Task(Part.of(store.index, start, stop), missing)
+    job = Job(metadata.layers, options, text, destinations, groups.size)
     done = 0
-    label = f"compute partition {partition + 1:,} of {metadata.layout.n_partitions:,} of {path.name} again"
+    label = f"compute rows {start:,}-{stop - 1:,} of {path.name} again"
     with (
         torch_threads(idle_threads()),
-        reporting(None, total=part.n_rows * len(destinations), unit="words", label=label) as report,
+        reporting(None, total=stop - start, unit="words", label=label) as report,
     ):
 
         def advance(n_rows: int) -> None:
@@ -56,15 +59,15 @@ def recompute(path: Path | ObjectPath, cache: Path | None, number: int, take: Ta
             done += n_rows
             report(done)
 
-        for _ in Worker(encoder, Job(metadata.layers, options, text, destinations), [take], on_rows=advance).run(
-            [task]
-        ):
+        for _ in Worker(encoder, job, [take], on_rows=advance).run([task]):
             pass
 
 
 def require_recomputable(store: Store) -> None:
     """Raise InvalidValueError for a store whose rows no model of this package has made."""
-    needed = {"batching", "compute_dtype", "batch_subwords", "max_length"} - set(store.metadata.extraction)
+    needed = {"batching", "compute_dtype", "batch_subwords", "max_length", "group_partitions"} - set(
+        store.metadata.extraction
+    )
     if needed or not store.metadata.model.get("weights_sha256"):
         raise InvalidValueError(
             f"{store.path} cannot be computed again: it was not made by `embstore extract` but imported or exported"
