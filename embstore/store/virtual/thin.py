@@ -20,6 +20,7 @@ from embstore.store.arrays import KEPT, committed, payload_specs, record_crc32c
 from embstore.store.layout import resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
+from embstore.store.storage.base import Storage
 from embstore.store.storage.files import storing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import parse_location
@@ -82,9 +83,11 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
     whole = [number for number in range(metadata.n_partitions) if _is_whole(storage, metadata, number)]
     order = whole if check == "all" else sorted({whole[0], whole[len(whole) // 2], whole[-1]} if whole else ())
     with reporting(progress, total=len(order), unit="partitions", label="compute again") as report:
+        same: set[int] = set()
         for done, number in enumerate(order):
             report(done)
-            _require_same(reader, number, None if model is None else str(model))
+            if number not in same:
+                _compare(reader, number, same, None if model is None else str(model))
     if metadata != found:
         _declare(storage, reader, metadata)
         reader = ZarrReader(storage)
@@ -105,7 +108,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
                 os.rmdir(folder)
 
 
-def _is_whole(storage: LocalStorage, metadata: Metadata, number: int) -> bool:
+def _is_whole(storage: Storage, metadata: Metadata, number: int) -> bool:
     """Return whether the shards of a partition have all layers."""
     start, stop = metadata.layout.span(number)
     specs = payload_specs(metadata, number)
@@ -135,19 +138,18 @@ def _checked_arrays(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _require_same(reader: ZarrReader, wanted: int, model: str | None) -> None:
-    """Compute a partition again and compare it with the one that is stored."""
-    specs = payload_specs(reader.metadata, wanted)
-    compared = []
+def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None) -> None:
+    """Compute a partition again with those of its group, and add those that are as they are stored to `same`."""
 
     def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        if number != wanted:
-            return
-        compared.append(number)
+        specs = payload_specs(reader.metadata, number)
+        if not _is_whole(reader.storage, reader.metadata, number):
+            return  # it was thinned before an interruption
         stored = _checked_arrays(reader, number)
         if any(not np.array_equal(stored[name].view(np.uint8), arrays[name].view(np.uint8)) for name in stored):
             require_near(reader.path, number, fingerprints(specs[0], stored), fingerprints(specs[0], arrays))
+        same.add(number)
 
     recomputing.recompute(reader.path, reader.cache, wanted, take, model)
-    if not compared:
+    if wanted not in same:
         raise StoreDamagedError(f"partition {wanted} of {reader.path} was not computed again: nothing was dropped")
