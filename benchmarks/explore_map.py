@@ -98,7 +98,7 @@ def anonymous(process: psutil.Process) -> float:
 def drawn(page: Page, size: int, layer: int) -> float:
     """Wait until `size` points of a layer are drawn; returns the time."""
     page.locator(f".map-split .note:has-text('{size:,} of')").wait_for()
-    page.locator(".map-split [aria-busy=false]").wait_for()
+    page.locator(".map-split .answer[aria-busy=false]").wait_for()
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
     return time.perf_counter()
 
@@ -128,7 +128,7 @@ def measured(browser: Browser, store: Path, size: int) -> dict[str, float]:
             began = time.perf_counter()
             page.keyboard.press("ArrowRight")
             page.wait_for_url("**layer=1**")
-            page.locator(".map-split [aria-busy=true]").wait_for()
+            page.locator(".map-split .answer[aria-busy=true]").wait_for()
             result["layer_change_s"] = drawn(page, size, 1) - began
             result["frame_ms"] = page.evaluate(PAN, 30)
             result["server_before_mib"], result["server_mib"] = before, anonymous(process)

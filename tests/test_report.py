@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.reports.sections import SECTIONS
+from embstore.reports.sections import SECTIONS, _senses
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from tests.store_making import make_store
 
@@ -155,3 +156,15 @@ def test_two_groups_are_supported_and_one_is_not(store: Store) -> None:
     assert es.analysis.sense_support(es.senses(store, "word9", n_clusters=1)) == 1
     with pytest.raises(InvalidValueError, match="draws 0 is not allowed"):
         es.analysis.sense_support(es.senses(store, HOSTILE[0]), draws=0)
+
+
+def test_repeated_contexts_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path / "s.zarr").store
+    source: Any = SimpleNamespace(data=store, seed=0)
+    monkeypatch.setattr("embstore.reports.sections.SAMPLE", 1000)
+    found = _senses(source, "bank")
+    assert found is not None
+    assert found.occurrences.equals(es.senses(store, "bank", sample=1000, distinct=True).occurrences)
+    assert len(found.occurrences) < len(store.select(words="bank"))
+    monkeypatch.setattr("embstore.reports.sections.MIN_OCCURRENCES", len(found.occurrences) + 1)
+    assert _senses(source, "bank") is None

@@ -161,6 +161,12 @@ def test_a_second_answer_is_read_from_the_cache(explored: Explored, monkeypatch:
     assert first.data == again.data
 
 
+def test_stores_of_other_vectors_do_not_share_cached_maps(explored: Explored, made: Made, tmp_path: Path) -> None:
+    first = ask(explored, layer=2, sample=60)
+    other = Explored(rewritten(tmp_path / "other.zarr", made, made.vectors[::-1] * 2))
+    assert not np.array_equal(first.arrays["x"], ask(other, layer=2, sample=60).arrays["x"])
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-5], lambda data: b"", lambda data: data[:-1] + b"\x7f"])
 def test_a_damaged_cache_is_made_again(explored: Explored, tmp_path: Path, damage: Any) -> None:
     first = ask(explored, layer=2, sample=60)
@@ -248,7 +254,7 @@ def test_regions_are_the_hills_of_the_density() -> None:
     assert len(find_regions(np.zeros((20, 2), np.float32)).counts) == 1
 
 
-def test_common_words_name_only_regions_that_consist_of_them() -> None:
+def test_common_words_name_only_regions_that_consist_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["the", "of", "boat", "loan", "7", "!", *(f"w{number}" for number in range(400))]
     share = np.zeros((4, len(words)), int)
     share[:, :6] = [[500, 40, 40, 0, 30, 0], [60, 20, 0, 45, 0, 30], [0, 0, 0, 0, 0, 9], [0] * 6]
@@ -261,6 +267,8 @@ def test_common_words_name_only_regions_that_consist_of_them() -> None:
     assert names[:3] == ["boat, 7, the", "loan", "!"]
     codes[codes == 0], codes[types == 0] = 3, -1
     assert name_groups(one, np.arange(len(types)), codes, 4, by_context=False)[3] == "boat, 7"  # "of" is common
+    monkeypatch.setattr("embstore.explorer.regions.NAMED_ROWS", len(types) // 2)
+    assert set(name_groups(one, np.arange(len(types)), codes, 4, by_context=False)[3].split(", ")) == {"boat", "7"}
 
 
 def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None:

@@ -185,9 +185,22 @@ def test_maps_of_words_are_written_where_they_are_small(
     store = make_store(tmp_path / "s.zarr", sentences=30).store
     for limit in (module.maps_nbytes(store), module.maps_nbytes(store) + 1):
         monkeypatch.setattr(module, "MAPS_NBYTES", limit)
+        monkeypatch.setattr(module, "LINES", 7)
         out = write_static([store], tmp_path / f"{limit}", maps=maps)
         sizes = [file.stat().st_size for file in out.glob("maps/0/[0-9]*")]
+        lines = (out / "words" / "0" / "lines").read_text("utf-8")
+        assert lines.count('"row":') == np.minimum(np.diff(store.occurrences[0]), module.LINES).sum() < store.n_rows
         assert sum(sizes) == (limit - 1 if maps is None and limit > module.maps_nbytes(store) else 0)
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_larger_maps_are_written_with_the_maps_of_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    shown = explored([make_store(tmp_path / "s.zarr", sentences=30).store])
+    assert not [params for _, params in module._calls(shown, True) if "sample" in params]
+    monkeypatch.setattr(module, "SHOWN", 10)
+    assert any("sample" in params for _, params in module._calls(shown, large)) is large
 
 
 def _distances(points: np.ndarray) -> np.ndarray:
