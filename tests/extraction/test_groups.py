@@ -24,11 +24,12 @@ from embstore.extraction.estimate import HOST_BUFFERS
 from embstore.extraction.partition import Groups, group_partitions
 from embstore.extraction.worker import Fetch
 from embstore.models.encoder import Pooled, Spans, Tokenized
-from embstore.store import StoreWriter
+from embstore.store import Layout, StoreWriter, quantize
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
+from tests.extraction.oracle import expected_rows
 from tests.extraction.plans import plan_of, window_plan_of
-from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import assert_rows, many, rows_of, small_partitions, tree_bytes
 
 SENTENCES = many(1000)
 FEW = many(600)
@@ -390,3 +391,32 @@ def test_a_value_that_cannot_be_stored_is_found_before_any_partition_of_its_pass
         missing = writer.missing()
     assert set(range(4, 8)) <= set(missing)
     assert not set(missing) & set(range(4))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_rows_of_a_group_are_in_their_places_in_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: bool
+) -> None:
+    monkeypatch.setattr(FakeEncoder, "casts_on_device", on_device)
+    plan = grouped(model=FakeEncoder(), layers="all")
+    store = es.extract(plan, tmp_path / "s.zarr")
+    expected = expected_rows(SENTENCES, FakeEncoder(), limit=24, unit="word", pooling="mean", layers=[0, 1, 2])
+    assert_rows(rows_of(store), expected)
+
+
+@pytest.mark.parametrize("width", [0, 1])
+def test_int8_is_that_of_quantize_to_the_bit(width: float) -> None:
+    """Rows of zeros and of the smallest numbers too."""
+    rng = np.random.default_rng(0)
+    size, n_rows, features = 3, 1000, 16
+    vectors = (rng.standard_normal((size, n_rows, features)) * 10.0 ** rng.integers(-42, 3, (size, n_rows, 1))).astype(
+        np.float32
+    )
+    vectors[0, 5] = 0
+    center = (width * rng.standard_normal((size, features))).astype(np.float32)
+    cast = Cast(Layout(n_rows, tuple(range(size)), features, "int8", 256), center=center)
+    buffer, rows = cast.buffer(4), rng.permutation(n_rows)
+    cast.into(buffer, torch.from_numpy(vectors[:, rows]), rows, None)
+    for name, expected in quantize(vectors, center).items():
+        found = [cast.arrays(buffer, place, min(256, n_rows - 256 * place))[name] for place in range(4)]
+        np.testing.assert_array_equal(np.concatenate(found, axis=1), expected)
