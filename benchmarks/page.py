@@ -31,6 +31,7 @@ ABOUT = {
     "static_site": "A static page of a simulated store of 10^9 rows: `benchmarks/static_site.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
     "plan": "Planning: `benchmarks/plan.py`",
+    "breakeven": "Storing or computing again: `benchmarks/breakeven.py`",
     "memory": "Memory of an extraction: `benchmarks/memory.py`",
     "windows": "Context windows: `benchmarks/windows.py`",
     "bank": "Class probes: `benchmarks/bank.py`",

@@ -92,6 +92,7 @@ _PROBE = (
 )
 _BENCH = (
     Entry("extract", "models.bench_extract", "Commands", "bench extract ewt.conllu --model bert-base-uncased"),
+    Entry("breakeven", "models.bench_breakeven", "Commands", "bench breakeven ewt.conllu --model bert-base-uncased"),
     Entry("all", "models.bench_all", "Commands", "bench all --quick"),
 )
 COMMANDS = (

@@ -10,6 +10,7 @@ import typer
 
 import embstore as es
 import embstore_cli.options as opt
+from embstore.errors import InvalidValueError
 from embstore_cli.output import Output, print_json, print_notes, print_table, require_file
 
 if TYPE_CHECKING:
@@ -129,6 +130,46 @@ def bench_extract(
     print_table(result.rates(), title=f"{result.n_words:,} words in {result.seconds:.2f} s")
     print_table(result.table(), title="time of each stage, and how close it is to its limit")
     print(result.verdict)
+
+
+PRICES = {"hour": float, "gb_month": float, "months": float}
+
+
+def bench_breakeven(
+    corpus: Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")],
+    model: opt.Model,
+    device: opt.Device = "auto",
+    layers: opt.Layers = "all",
+    sentences: Annotated[int, opt.option("N", "Number of sentences of the corpus to run.")] = 2000,
+    folder: Annotated[
+        str | None, opt.option("PLACE", "Where stores would be: a folder, or s3://BUCKET/PREFIX.")
+    ] = None,
+    settings: Annotated[list[str] | None, opt.set_option(PRICES)] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Measure after how many passes storing is cheaper than computing again.
+
+    Some sentences are stored, read and computed again, as a virtual store does; all is removed. Prices: hour (of this
+    machine), gb_month (of storing 10^9 bytes for a month) and months (1).
+    """
+    prices = {"months": 1.0, **opt.read_settings(settings, PRICES)}
+    if len(prices) == 2 or not all(price >= 0 for price in prices.values()):
+        raise InvalidValueError(f"--set {' '.join(settings or [])}: give hour and gb_month both, each 0 or more")
+    result = es.extraction.bench_breakeven(
+        corpus,
+        model=opt.encoder_of(model, device),
+        sentences=sentences,
+        options=es.ExtractionOptions(layers=opt.layers_of(layers) or "all"),
+        device=device,
+        folder=folder,
+    )
+    by_price = result.passes_at(**prices) if len(prices) == 3 else None
+    if as_json:
+        print_json({**result.as_json(), **({"passes_at_prices": by_price} if len(prices) == 3 else {})})
+        return
+    print(result.verdict)
+    if len(prices) == 3:
+        print(es.extraction.when_cheaper(by_price, "money"))
 
 
 def bench_all(

@@ -70,6 +70,7 @@ BASES = {
     "reproduce": "tenney2019 tasks -m tiny=random:8 --out study --set epochs=1 --set hidden_size=4 --set sentences=4",
     "bench all": "gone.zarr --quick",
     "bench extract": "corpus.txt -m random:8 --sentences 2",
+    "bench breakeven": "corpus.txt -m random:8 --sentences 2",
     "demo": "",
 }
 TEXTS = [

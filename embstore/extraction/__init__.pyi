@@ -1,5 +1,7 @@
 from .append import options_of as options_of
 from .bench import bench_extract as bench_extract
+from .breakeven import bench_breakeven as bench_breakeven
+from .estimate import when_cheaper as when_cheaper
 from .extract import extract_windows as extract_windows
 from .options import ExtractionOptions as ExtractionOptions
 from .options import window_name as window_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections import deque
@@ -19,6 +18,7 @@ import torch
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
+from embstore.extraction.estimate import disk_rates
 from embstore.extraction.extract import extract
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Part
@@ -191,7 +191,7 @@ def limited_stages(made: Plan, timings: Timings, folder: Path) -> tuple[Stage, .
         Stage("forward", busy, flops or 0.0, "FLOP", products, "matrix-multiply rate"),
         Stage("copy", spent.copy, float(copied), "B", pinned, name),
         Stage("cast", timings.cast, nbytes, "B", copy_rate(torch.device("cpu")), "memory copy rate"),
-        Stage("write", timings.write, nbytes, "B", disk_rate(folder), "disk rate", parallel=True),
+        Stage("write", timings.write, nbytes, "B", disk_rates(folder, DISK_NBYTES)[0], "disk rate", parallel=True),
         Stage(IDLE, spent.forward - busy, limit_name=f"the {device.type} waits for them"),
     )
 
@@ -259,18 +259,6 @@ def copy_rate(device: torch.device) -> float:
     source = torch.zeros(COPIED_NBYTES, dtype=torch.uint8, device=device)
     target = torch.zeros(COPIED_NBYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
     return COPIED_NBYTES / _fastest(lambda: target.copy_(source, non_blocking=True), device)
-
-
-def disk_rate(folder: Path) -> float:
-    """Measure writing one file until it is on the disk, in bytes per second. The file is removed."""
-    block = os.urandom(min(DISK_NBYTES, 2**24))  # zeros may never reach the disk
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="embstore-bench-", buffering=0) as file:
-        started = time.perf_counter()
-        written = 0
-        while written < DISK_NBYTES:
-            written += file.write(block)
-        os.fsync(file.fileno())
-        return written / (time.perf_counter() - started)
 
 
 def _fastest(work: Callable[[], object], device: torch.device) -> float:

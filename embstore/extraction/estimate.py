@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Layout, Metadata
+from embstore.store.storage.files import opened
 from embstore.store.storage.location import ObjectPath, parse_location
 
 WRITERS = 4  # threads that write what a GPU encodes
@@ -32,8 +35,59 @@ PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, 
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
 CALIBRATION_BATCHES = 3
+DISK_NBYTES = 2**25  # that are written and read to measure a disk
 CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
 MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """What one pass over the `nbytes` of vectors of `n_rows` words costs if they are stored, and if they are not.
+
+    `compute_seconds`: to compute them again, as a virtual store does. `read_seconds`: to read them from where they are
+    stored. `write_seconds`: to write them there, once.
+    """
+
+    n_rows: int
+    nbytes: int
+    compute_seconds: float
+    read_seconds: float
+    write_seconds: float
+
+    @property
+    def passes(self) -> float | None:
+        """After how many passes storing takes less time than computing again; None: never."""
+        saved = self.compute_seconds - self.read_seconds
+        return self.write_seconds / saved if saved > 0 else None
+
+    def passes_at(self, *, hour: float, gb_month: float, months: float) -> float | None:
+        """After how many passes storing costs less money; None: never.
+
+        `hour`: the price of an hour of this machine. `gb_month`: that of storing 10^9 bytes for a month, for `months`.
+        """
+        saved = (self.compute_seconds - self.read_seconds) / 3600 * hour
+        once = self.nbytes / 1e9 * gb_month * months + self.write_seconds / 3600 * hour
+        return once / saved if saved > 0 else None
+
+    @property
+    def verdict(self) -> str:
+        """The rates and the number of passes in one line."""
+        rates = (
+            f"a pass is read at {self.nbytes / self.read_seconds / 1e6:,.0f} MB/s or computed at "
+            f"{self.n_rows / self.compute_seconds:,.0f} words/s"
+        )
+        return f"{when_cheaper(self.passes, 'time')}: {rates}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "passes": self.passes}
+
+
+def when_cheaper(passes: float | None, what: str) -> str:
+    """Say after how many passes storing is cheaper than computing again, in `what`."""
+    if passes is None:
+        return f"computing again always takes less {what} than storing"
+    count = max(1, math.ceil(passes))
+    return f"storing takes less {what} than computing again from {count:,} {'pass' if count == 1 else 'passes'} on"
 
 
 @dataclass(frozen=True)
@@ -46,6 +100,7 @@ class Estimate:
     `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
     exact and not projected from a sample. `threads`: CPU threads where other processes keep cores busy; see
     `devices.idle_threads`.
+    `break_even`: None if it was not measured.
     """
 
     store_nbytes: int
@@ -59,9 +114,11 @@ class Estimate:
     threads: int | None = None
     device_nbytes: int | None = None
     pinned_nbytes: int | None = None
+    break_even: BreakEven | None = None
 
     def as_json(self) -> dict[str, Any]:
-        document = {**asdict(self), "subwords_counted": self.counted}
+        known = None if self.break_even is None else self.break_even.as_json()
+        document = {**asdict(self), "subwords_counted": self.counted, "break_even": known}
         absent = {name for name in ("device_nbytes", "pinned_nbytes") if document[name] is None}
         return {name: each for name, each in document.items() if name not in {"folder", "counted", "threads", *absent}}
 
@@ -80,6 +137,8 @@ class Estimate:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         else:
             lines.append(("time", "not measured"))
+        if self.break_even is not None:
+            lines.append(("break-even", self.break_even.verdict))
         if self.threads is not None:
             lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
         return lines
@@ -128,8 +187,9 @@ def estimate(
     of_text, of_batches = memory_needed(metadata, encoder, text, n_stores=n_stores, longest=found.longest)
     on_device = encoder.casts_on_device
     ring = HOST_BUFFERS * n_stores * sum(each.partition_nbytes for each in metadata.layouts)
+    nbytes = layout.n_rows * metadata.row_nbytes
     return Estimate(
-        store_nbytes=layout.n_rows * metadata.row_nbytes + index_nbytes(index),
+        store_nbytes=nbytes + index_nbytes(index),
         memory_nbytes=max(peak_nbytes(), resident_nbytes() + of_text + (0 if on_device else of_batches)),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
@@ -140,7 +200,47 @@ def estimate(
         threads=_fewer_threads() if encoder.device.type == "cpu" else None,
         device_nbytes=of_batches if on_device else None,
         pinned_nbytes=ring if on_device else None,
+        break_even=None if seconds is None else _break_even(layout.n_rows, nbytes, seconds, folder),
     )
+
+
+def _break_even(n_rows: int, nbytes: int, seconds: float, folder: Path | ObjectPath) -> BreakEven | None:
+    """Project storing in a folder and computing again, which also writes, into a cache; None for a bucket."""
+    try:
+        rates = disk_rates(folder) if isinstance(folder, Path) else None
+    except OSError:  # a folder in which nothing can be written
+        rates = None
+    if rates is None:
+        return None
+    write, read = (nbytes / rate for rate in rates)
+    return BreakEven(n_rows, nbytes, seconds + write + read, read, write)
+
+
+def disk_rates(folder: Path, nbytes: int = DISK_NBYTES) -> tuple[float, float]:
+    """Measure writing one file until it is on the disk, and reading it from there, in bytes per second."""
+    block = np.frombuffer(os.urandom(min(nbytes, 2**24)), np.uint8).copy()  # zeros may never reach the disk
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="embstore-bench-", buffering=0) as file:
+        started = time.perf_counter()
+        for _ in range(nbytes // len(block)):
+            file.write(block.data)
+        os.fsync(file.fileno())
+        written = time.perf_counter()
+        drop_cached(Path(file.name))
+        file.seek(0)
+        began = time.perf_counter()
+        while file.readinto(block):
+            pass
+        return nbytes / (written - started), nbytes / (time.perf_counter() - began)
+
+
+def drop_cached(path: Path | ObjectPath) -> None:
+    """Let the system forget what it holds of a file, or of those in a folder, in memory, where it can."""
+    if isinstance(path, ObjectPath) or not hasattr(os, "posix_fadvise"):
+        return
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            with opened(file) as descriptor:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _fewer_threads() -> int | None:

@@ -33,7 +33,7 @@ def recompute(path: Path | ObjectPath, cache: Path | None, number: int, take: Ta
     weights.
     """
     store = Store(open_reader(path)) if isinstance(path, Path) else _remote(path, cache)
-    encoder = _encoder(store, model)
+    encoder = encoder_of(store, model)
     metadata, options = store.metadata, stored_options(store.metadata)
     windows = tuple(metadata.extraction.get("context_windows", [options.context_window]))
     limit = int(metadata.extraction["max_length"]) - encoder.n_specials
@@ -74,8 +74,8 @@ def require_recomputable(store: Store) -> None:
         )
 
 
-def _encoder(store: Store, place: str | None) -> Encoder:
-    """Load the model of a store, as it computed."""
+def encoder_of(store: Store, place: str | None = None) -> Encoder:
+    """Load the model of a store, from `place` if that is known, to compute as it did; it is loaded once."""
     require_recomputable(store)
     model, extraction = store.metadata.model, store.metadata.extraction
     place = place or find_model(store)

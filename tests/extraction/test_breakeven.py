@@ -1,0 +1,69 @@
+"""After how many passes storing is cheaper than computing again."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import embstore as es
+from embstore.extraction import estimate
+from embstore.extraction.estimate import BreakEven, disk_rates
+from tests.models import tiny
+
+HOUR, GB_MONTH = 3.6, 2.0  # 0.001 a second
+
+
+def test_passes_are_where_the_sums_cross() -> None:
+    found = BreakEven(n_rows=1000, nbytes=10**9, compute_seconds=5.0, read_seconds=1.0, write_seconds=10.0)
+    assert found.passes is not None
+    stored, again = (10 + found.passes * 1, found.passes * 5)
+    assert stored == pytest.approx(again)
+    assert "from 3 passes on" in found.verdict
+    assert "1,000 MB/s or computed at 200 words/s" in found.verdict
+    passes = found.passes_at(hour=HOUR, gb_month=GB_MONTH, months=3)
+    assert passes is not None
+    assert 3 * GB_MONTH + 0.001 * (10 + passes) == pytest.approx(0.001 * 5 * passes)
+    assert found.passes_at(hour=0, gb_month=GB_MONTH, months=1) is None
+
+
+def test_reading_that_is_slower_never_pays() -> None:
+    found = BreakEven(n_rows=1000, nbytes=10**9, compute_seconds=1.0, read_seconds=1.0, write_seconds=10.0)
+    assert found.passes is None
+    assert found.verdict.startswith("computing again always takes less time than storing")
+
+
+def test_a_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "disk_rates", lambda folder: (1e6, 4e6))
+    monkeypatch.setattr(estimate, "calibrated_rate", lambda *_, **__: 1e4)
+    made = es.plan(tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), progress=False)
+    found = made.estimate.break_even
+    assert found is not None
+    assert found.nbytes == made.layout.n_rows * 4 * 32 * 2
+    assert (found.write_seconds, found.read_seconds) == (found.nbytes / 1e6, found.nbytes / 4e6)
+    assert made.estimate.seconds is not None
+    assert found.compute_seconds == made.estimate.seconds + found.write_seconds + found.read_seconds
+    assert "break-even" in repr(made)
+    schema = json.loads(resources.files("embstore.schemas").joinpath("plan.schema.json").read_text())
+    jsonschema.validate(json.loads(json.dumps(made.as_json())), schema)
+
+
+def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    assert min(disk_rates(tmp_path, 2**20)) > 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_sample_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "place").mkdir()
+    found = es.extraction.bench_breakeven(
+        tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), sentences=16, folder=tmp_path / "place"
+    )
+    words = sum(map(len, tiny.SENTENCES)) * 2
+    assert (found.n_rows, found.nbytes) == (words, words * 4 * 32 * 2)
+    assert min(found.compute_seconds, found.read_seconds, found.write_seconds) > 0
+    assert not list((tmp_path / "place").iterdir())
