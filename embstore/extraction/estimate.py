@@ -35,7 +35,7 @@ PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, 
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
 CALIBRATION_BATCHES = 3
-DISK_NBYTES = 2**25  # that are written and read to measure a disk
+DISK_NBYTES = 2**23  # that are written and read to measure a disk
 CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
 MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
 
