@@ -487,3 +487,11 @@ def test_a_shard_of_some_layers_has_their_bytes() -> None:
     assert len(whole) - len(part) == chunk
     assert part[chunk : chunk + 16] == b"\xff" * 16
     assert crc32c(part[chunk:-4]).to_bytes(4, "little") == part[-4:]
+
+
+def test_another_site_is_read_first(place: Path, model: Path) -> None:
+    """Its partitions are numbered after those of the residual stream, and computed with them."""
+    full, virtual = virtual_store(place, model, sites=("residual", "query"))
+    rows = np.arange(full.n_rows)[::-1]
+    expected, found = (store.site("query").gather(rows, 1) for store in (full, virtual))
+    assert found.tobytes() == expected.tobytes()
