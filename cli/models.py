@@ -147,7 +147,7 @@ def bench_breakeven(
     settings: Annotated[list[str] | None, opt.set_option(PRICES)] = None,
     as_json: opt.AsJson = False,
 ) -> None:
-    """Measure after how many passes storing is cheaper than computing again.
+    """Measure when storing is cheaper than computing again.
 
     Some sentences are stored, read and computed again, as a virtual store does; all is removed. Prices: hour (of this
     machine), gb_month (of storing 10^9 bytes for a month) and months (1).
