@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -83,11 +88,11 @@ def llama(tmp_path_factory):
     return save("llama", tmp_path_factory.mktemp("llama"))
 
 
-def test_a_model_over_two_devices(llama, monkeypatch):
-    whole, _ = encoded(load_encoder(llama, device="cpu"))
-    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")  # the fake devices are those of one thread
+def require_equal_over_two_devices(folder):
+    """Compare a model over two fake devices with the whole one."""
+    whole, _ = encoded(load_encoder(folder, device="cpu"))
     with fake_devices():
-        encoder = load_encoder(llama, device=HALVES)
+        encoder = load_encoder(folder, device=HALVES)
         places = {key: str(value.device) for key, value in encoder.network.model.named_parameters()}
         vectors, _ = encoded(encoder)
         with pytest.raises(RuntimeError, match="was given tensors of cpu, fake:1"):
@@ -95,6 +100,16 @@ def test_a_model_over_two_devices(llama, monkeypatch):
     assert (places["layers.0.mlp.up_proj.weight"], places["layers.1.mlp.up_proj.weight"]) == ("fake:0", "fake:1")
     assert (str(encoder.device), encoder.split_over) == ("fake:0", HALVES)
     assert relative_error(vectors, whole) < 2e-5
+
+
+@pytest.mark.slow
+def test_a_model_over_two_devices(llama):
+    """In a process of its own: torch forgets no kind of device, and other tests would ask it for its state."""
+    call = f"from {__name__} import *; require_equal_over_two_devices({str(llama)!r})"
+    environment = {**os.environ, "HF_DEACTIVATE_ASYNC_LOAD": "1"}  # the fake devices are those of one thread
+    folder = Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", call], cwd=folder, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize(
