@@ -138,7 +138,7 @@ class Estimate:
         else:
             lines.append(("time", "not measured"))
         if self.break_even is not None:
-            lines.append(("break-even", self.break_even.verdict))
+            lines.append(("break-even", when_cheaper(self.break_even.passes, "time")))
         if self.threads is not None:
             lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
         return lines

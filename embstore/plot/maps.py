@@ -181,6 +181,7 @@ def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Fig
             for text in axis.get_xticklabels():
                 text.set_in_layout(False)  # labels above an empty panel must not enlarge their row
     _colorbar(figure, image, axes, shrink=min(1.0, 3.2 / (side * n_rows)), aspect=18)
+    figure.set_layout_engine("compressed")  # square panels leave no gaps between rows
     if title is not None:
         figure.suptitle(literal(title), fontsize=12)
     return figure  # type: ignore[no-any-return]

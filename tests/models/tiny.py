@@ -186,7 +186,7 @@ DECODERS: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
 def save(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a tiny model of that architecture, with weights large enough that attention matters."""
     torch.manual_seed(seed)
-    model, tokenizer = (ARCHITECTURES | DECODERS)[name]()
+    model, tokenizer = (DECODERS | ARCHITECTURES)[name]()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
