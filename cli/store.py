@@ -245,21 +245,23 @@ def thin(
     store: opt.StorePath,
     keep: Annotated[str, opt.option("LIST", "The layers that stay, such as 6 or 0,6,last; none drops all.")] = "none",
     check: Annotated[
-        Literal["sample", "all"], opt.option("NAME", "Compute three partitions again first (sample), or all.")
-    ] = "sample",
+        Literal["all", "near", "sample"],
+        opt.option("NAME", "What is compared first: all bits, all but the last bits, or three partitions."),
+    ] = "all",
     model: Annotated[
         str | None, opt.option("MODEL", "The model of the store, if it is not found by its name.", "--model", "-m")
     ] = None,
 ) -> None:
     """Drop vectors that the model can compute again.
 
-    The store then takes a few hundredths of its space. What was dropped is computed again when it is read, compared
-    with its checksum and cached, see EMBSTORE_CACHE. Nothing is dropped unless a sample is computed again as it was.
-    Rerun to resume.
+    The store then takes a few thousandths of its space. What was dropped is computed again when it is read, compared
+    with its checksum and cached, see EMBSTORE_CACHE. All is computed again once before anything is dropped, which takes
+    as long as the extraction: --check sample computes three partitions. Rerun to resume.
     """
     before = _nbytes(store)
     thinned = es.store.thin(store, keep=keep.removeprefix("layers="), check=check, model=model)
     print(f"{_written(thinned)}; {_nbytes(store):,} bytes of {before:,} are left")
+    print(f"vectors that were dropped are lost without the model {thinned.metadata.model['name']}: keep its files")
 
 
 def _nbytes(store: str) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +31,7 @@ from embstore.studies.study import StudyFolder
 from embstore.vectors import WordVectors, write_vectors
 from tests.extraction.fake import FakeEncoder
 from tests.object_server import contents
+from tests.resilience import virtual
 from tests.resilience.faults import chunk, flip
 from tests.resilience.scene import Reference, assert_honest, make_plan, open_quietly, sentences, tree, write_tree
 
@@ -365,6 +367,41 @@ def _vectors(path: Path, version: int) -> None:
     write_vectors(WordVectors(("a", "b"), np.full((2, 50), version, np.float32)), path)
 
 
+def _thin(keep: str) -> Scene:
+    def before(folder: Path, get: Get) -> None:
+        write_tree(get(".zarr").tree, folder / virtual.NAME)
+
+    def state(folder: Path, whole: Whole) -> str:
+        assert whole.reference is not None
+        return virtual.state(folder, whole.reference)
+
+    store = ".zarr", "float32"
+    return Scene(
+        partial(virtual.thin, keep=keep),
+        state,
+        before,
+        store=store,
+        final=tuple(f"declared {left} whole" for left in range(6)),
+    )
+
+
+def _compute_again() -> Scene:
+    """A virtual store is read, so that its partitions are computed into the cache."""
+
+    def state(folder: Path, whole: Whole) -> str:
+        assert whole.reference is not None
+        return virtual.state_of_cache(folder, whole.reference)
+
+    return Scene(
+        lambda folder, progress: virtual.read_all(folder),
+        state,
+        lambda folder, get: virtual.make_virtual(folder),
+        store=(".zarr", "float32"),
+        final=tuple(f"{held} cached" for held in range(6)),
+        look=virtual.cached,
+    )
+
+
 SCENES: dict[str, Scene] = {
     "extraction to Zarr": _extraction(".zarr"),
     "extraction to HDF5": _extraction(".h5"),
@@ -378,6 +415,9 @@ SCENES: dict[str, Scene] = {
     "append of another corpus": _append(3),
     "append to a store that has grown": _append(2, second=True),
     "export": _export(),
+    "thinning": _thin("none"),
+    "thinning to a layer": _thin("1"),
+    "computing again": _compute_again(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),
     "saved probes": _replacement("probes", _probes),

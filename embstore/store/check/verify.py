@@ -19,6 +19,8 @@ from embstore.errors import EmbstoreError, StorageError, StoreDamagedError, Stor
 from embstore.progress import Progress, reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
+    FINGERPRINTS,
+    KEPT,
     ArraySpec,
     Records,
     committed,
@@ -132,8 +134,9 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
             checks.virtual(reader, partition, records[partition])
             continue
         checks.partition(payload_specs(metadata, partition), metadata.layout, partition, records[partition])
+    begun = () if metadata.kept is not None else (f"{FINGERPRINTS}/", f"{KEPT}/")  # by a thinning
     for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
-        if not key.startswith(f"{TEMPORARY}/"):  # what a killed writer left is not a fault
+        if not key.startswith((f"{TEMPORARY}/", *begun)):  # what a killed writer left is not a fault
             findings.fault(key, "does not belong to the store")
     return metadata.n_partitions
 

@@ -153,20 +153,27 @@ def crc_of(shards: list[list[NDArray[Any] | bytes]]) -> int:
     return crc
 
 
-def require_near(path: object, number: int, stored: NDArray[np.float16], found: NDArray[np.float16]) -> None:
-    """Raise StoreDamagedError unless the fingerprints of a partition are the same but for what last bits change."""
+def require_near(
+    path: object, number: int, stored: NDArray[np.float16], found: NDArray[np.float16], *, warn: bool = True
+) -> float:
+    """Raise StoreDamagedError unless the fingerprints of a partition are the same but for what last bits change.
+
+    Returns their largest difference, after a RecomputedWarning where `warn` is set.
+    """
     apart = difference(stored, found)
     if not apart <= TOLERANCE:
         raise StoreDamagedError(
             f"partition {number} of {path} was computed again, and is not what was committed: its fingerprints differ "
             f"by {apart:.3g}, at most {TOLERANCE} is allowed; the model or the software has changed"
         )
-    warnings.warn(
-        f"rows of {path} that were computed again differ from those committed in the last bits (fingerprints by "
-        f"{apart:.2g}): they were made on another device or with other software",
-        RecomputedWarning,
-        stacklevel=2,
-    )
+    if warn:
+        warnings.warn(
+            f"rows of {path} that were computed again differ from those committed in the last bits (fingerprints by "
+            f"{apart:.2g}): they were made on another device or with other software",
+            RecomputedWarning,
+            stacklevel=2,
+        )
+    return apart
 
 
 def fingerprint_bytes(metadata: Metadata, number: int) -> tuple[int, int, str]:

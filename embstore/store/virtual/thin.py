@@ -40,25 +40,26 @@ def thin(
     path: str | os.PathLike[str],
     *,
     keep: Layers | Literal["none"] = "none",
-    check: Literal["sample", "all"] = "sample",
+    check: Literal["all", "near", "sample"] = "all",
     model: str | Path | None = None,
     progress: Progress = None,
 ) -> Store:
     """Drop the vectors of a finished store, or those of all layers but some; they are computed again when read.
 
     What stays is the index, the metadata, the commit records, a fingerprint of each row, and the layers `keep`. Before
-    anything is dropped, three partitions ("sample") or every one ("all") are computed again and compared with their
-    commit records. Each partition is then thinned atomically; the same call resumes after an interruption. A virtual
-    store may be thinned again to keep nothing. `model`: where its model is, if it is not found by its name.
+    anything is dropped, vectors are computed again and compared: "all" of them must have the same bits; with "near"
+    their last bits may differ, which are then lost; "sample" compares three partitions, in the same way. Each partition
+    is then thinned atomically; the same call resumes after an interruption. A virtual store may be thinned again to
+    keep nothing. `model`: where its model is, if it is not found by its name.
 
-    Raises InvalidValueError for a store that cannot be computed again or is not a .zarr on a disk, ModelError where its
-    model is not found or is another one, StoreDamagedError where what is computed is not what was committed: nothing is
-    dropped then; StoreBusyError.
+    Raises InvalidValueError for a store that cannot be computed again, or not to the same bits, or is not a .zarr on a
+    disk, ModelError where its model is not found or is another one, StoreDamagedError where what is computed is not
+    what was committed: nothing is dropped then; StoreBusyError.
     """
     location = parse_location(path)
     if not isinstance(location, Path) or location.suffix != ".zarr" or len(members_at(location)) > 1:
         raise InvalidValueError(f"{location} cannot be thinned: only one .zarr on a disk can, without appended parts")
-    check_choice("check", check, ("sample", "all"))
+    check_choice("check", check, ("all", "near", "sample"))
     with StoreLock(location), storing(location):
         _thin(LocalStorage(location, temporary=TEMPORARY), keep, check, model, progress)
     return Store(ZarrReader(LocalStorage(location, temporary=TEMPORARY)))
@@ -81,13 +82,13 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         )
     metadata = replace(found, kept=kept)
     whole = [number for number in range(metadata.n_partitions) if _is_whole(storage, metadata, number)]
-    order = whole if check == "all" else sorted({whole[0], whole[len(whole) // 2], whole[-1]} if whole else ())
+    order = sorted({whole[0], whole[len(whole) // 2], whole[-1]}) if whole and check == "sample" else whole
     with reporting(progress, total=len(order), unit="partitions", label="compute again") as report:
         same: set[int] = set()
         for done, number in enumerate(order):
             report(done)
             if number not in same:
-                _compare(reader, number, same, None if model is None else str(model))
+                _compare(reader, number, same, None if model is None else str(model), is_exact=check == "all")
     if metadata != found:
         _declare(storage, reader, metadata)
         reader = ZarrReader(storage)
@@ -138,8 +139,11 @@ def _checked_arrays(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None) -> None:
-    """Compute a partition again with those of its group, and add those that are as they are stored to `same`."""
+def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None, *, is_exact: bool) -> None:
+    """Compute a partition again with those of its group, and add those that are as they are stored to `same`.
+
+    `is_exact`: to the bit.
+    """
 
     def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         specs = payload_specs(reader.metadata, number)
@@ -147,7 +151,14 @@ def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None)
             return  # it was thinned before an interruption
         stored = _checked_arrays(reader, number)
         if any(not np.array_equal(stored[name].view(np.uint8), arrays[name].view(np.uint8)) for name in stored):
-            require_near(reader.path, number, fingerprints(specs[0], stored), fingerprints(specs[0], arrays))
+            before, found = (fingerprints(specs[0], each) for each in (stored, arrays))
+            apart = require_near(reader.path, number, before, found, warn=not is_exact)
+            if is_exact:
+                raise InvalidValueError(
+                    f"partition {number} of {reader.path} is computed here with other last bits than it has (the "
+                    f"fingerprints differ by {apart:.2g}), which would be lost: thin it where it was made, or accept "
+                    "that with --check near"
+                )
         same.add(number)
 
     recomputing.recompute(reader.path, reader.cache, wanted, take, model)
