@@ -28,18 +28,18 @@ def _computing(cache: Path) -> Iterator[None]:
         yield
 
 
-def beside(folder: Path) -> Path:
+def cache_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name} cache")
 
 
 def thin(folder: Path, progress: Progress, *, keep: str) -> None:
-    with _computing(beside(folder)):
+    with _computing(cache_of(folder)):
         es.store.thin(folder / NAME, keep=keep, progress=progress)
 
 
 def state(folder: Path, reference: Reference) -> str:
     """Every row is that of the full store, whether it is stored or computed; names what is stored."""
-    with _computing(beside(folder)):
+    with _computing(cache_of(folder)):
         assert_honest(folder / NAME, reference)
         store = es.open(folder / NAME)
     whole = reference.tree["hidden_states/c/0/0/0"]
