@@ -17,7 +17,6 @@ from unittest import mock
 
 from embstore import executors
 from embstore.extraction.encoder_spec import EncoderSpec
-from tests.extraction.fake import FakeEncoder
 from tests.resilience.calls import Steps, watched
 from tests.resilience.scenes import ALL_SCENES
 
@@ -50,8 +49,8 @@ class Running:
         log.touch()
         self._plans.mkdir()
         steps = Steps(str(log), kill_at, kill_all=kill_all)
-        settings = _Settings(str(self._plans), steps, kill_after, held, dict(os.environ))
-        self._process = _context.Process(target=_run, args=(theirs, scene, folder, settings), daemon=held)
+        settings = _Settings(scene, str(self._plans), steps, kill_after, held, dict(os.environ))
+        self._process = _context.Process(target=_run, args=(theirs, folder, settings), daemon=held)
         self._process.start()
         theirs.close()
 
@@ -119,6 +118,7 @@ def steps_of(scene: str, folder: Path) -> tuple[list[str], float]:
 
 @dataclass(frozen=True)
 class _Settings:
+    scene: str
     temporary: str
     steps: Steps
     kill_after: float
@@ -126,7 +126,7 @@ class _Settings:
     environment: dict[str, str]
 
 
-def _run(messages: Connection, scene: str, folder: Path, settings: _Settings) -> None:
+def _run(messages: Connection, folder: Path, settings: _Settings) -> None:
     os.setpgid(0, 0)
     os.environ.update(settings.environment)
     tempfile.tempdir = settings.temporary
@@ -149,7 +149,7 @@ def _run(messages: Connection, scene: str, folder: Path, settings: _Settings) ->
             mock.patch.object(executors, "_begin_process", begin),
             watched(settings.steps),
         ):
-            ALL_SCENES[scene].work(folder, progress)
+            ALL_SCENES[settings.scene].work(folder, progress)
     except BaseException as error:
         messages.send(("failed", repr(error)))
         raise
@@ -163,6 +163,7 @@ def _begin_worker(settings: _Settings, group: int, environments: Any) -> None:
     """Begin a worker process as usual, with its calls among those that are counted."""
     os.setpgid(0, group)
     os.environ.update(settings.environment)
-    _watching.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
+    encoder = ALL_SCENES[settings.scene].encoder()
+    _watching.enter_context(mock.patch.object(EncoderSpec, "load", return_value=encoder))
     executors._begin_process(environments)
     _watching.enter_context(watched(settings.steps))

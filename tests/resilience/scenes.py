@@ -59,6 +59,7 @@ class Scene:
     `warm`: whether it may be done once before processes are forked, which the threads of Polars do not survive.
     `resume`: how it is done again, by default in the same way.
     `look`: reads what is in the folder, or in a bucket below the same path.
+    `encoder`: that of its worker processes.
     """
 
     work: Callable[[Path, Progress], object]
@@ -70,6 +71,7 @@ class Scene:
     final: tuple[str, ...] = ("new",)
     resume: Callable[[Path, Progress], object] | None = None
     look: Callable[[Path], Tree] = tree
+    encoder: type[FakeEncoder] = FakeEncoder
 
     def tree(self, folder: Path) -> Tree:
         return {name: data for name, data in self.look(folder).items() if Path(name).name not in self.volatile}
@@ -119,6 +121,30 @@ def _by_processes(suffix: str) -> Scene:
         es.extract(make_plan(), folder / f"store{suffix}", progress=progress)
 
     return Scene(work, _honest(suffix), store=(suffix, "float32"), final=FINISHED, warm=False, resume=resume)
+
+
+class OnDevice(FakeEncoder):
+    """Its vectors stay on a device, so that four threads write the partitions of a group at once."""
+
+    casts_on_device = True
+
+
+def _in_groups(suffix: str, *, processes: bool) -> Scene:
+    """The five partitions are encoded as a group of three and one of two, each by a worker process with `processes`."""
+
+    def work(folder: Path, progress: Progress, *, processes: bool = processes) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch("embstore.extraction.partition.FEW_GROUPS", 1))
+            plan = make_plan(encoder=OnDevice(), batch_subwords=384)
+            assert plan.groups.size == 3
+            options: dict[str, Any] = {"executor": stack.enter_context(Processes(2))} if processes else {}
+            es.extract(plan, folder / f"store{suffix}", progress=progress, **options)
+
+    resume = partial(work, processes=False)
+    store = (suffix, "float32")
+    return Scene(
+        work, _honest(suffix), store=store, final=FINISHED, warm=not processes, resume=resume, encoder=OnDevice
+    )
 
 
 BUCKET = "kills"
@@ -409,6 +435,8 @@ SCENES: dict[str, Scene] = {
     "extraction of int8 to HDF5": _extraction(".h5", "int8"),
     "extraction by two threads to Zarr": _extraction(".zarr", threads=2),
     "extraction by two threads to HDF5": _extraction(".h5", threads=2),
+    "extraction in groups to Zarr": _in_groups(".zarr", processes=False),
+    "extraction in groups to HDF5": _in_groups(".h5", processes=False),
     "repair of Zarr": _repair(".zarr"),
     "repair of HDF5": _repair(".h5"),
     "append": _append(2),
@@ -429,6 +457,8 @@ SCENES: dict[str, Scene] = {
 PROCESSES: dict[str, Scene] = {
     "extraction by two processes to Zarr": _by_processes(".zarr"),
     "extraction by two processes to HDF5": _by_processes(".h5"),
+    "extraction in groups by two processes to Zarr": _in_groups(".zarr", processes=True),
+    "extraction in groups by two processes to HDF5": _in_groups(".h5", processes=True),
     "extraction by two processes to a bucket": _in_bucket(processes=True),
 }
 BUCKETS = ("extraction to a bucket", "extraction by two processes to a bucket")

@@ -22,7 +22,7 @@ GetWhole = Callable[[str], Whole]
 GetRecord = Callable[[str], Recorder]
 SEED = 11
 ENDED = 10**6  # reported as done once the work has returned
-TRACED = [scene for scene in SCENES if "two threads" not in scene]
+TRACED = [scene for scene in SCENES if "two threads" not in scene and "groups" not in scene]  # in one order
 
 
 @pytest.fixture(scope="session")
