@@ -1,10 +1,11 @@
-"""No race between the streams of a GPU where batches are encoded and cast, probes read and vectors are searched.
+"""No race between the streams of a GPU where batches are encoded, cast and stored, probes read and vectors searched.
 
 All is played on the CPU (see `played_cuda`). A planted race in each of these shows that it would be found.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,12 @@ import torch
 from embstore.analysis.neighbors import exact
 from embstore.analysis.neighbors.exact import Search
 from embstore.analysis.neighbors.space import ArrayVectors, Space
+from embstore.extraction import cast as casting
+from embstore.extraction import worker
 from embstore.extraction.cast import Cast
+from embstore.extraction.options import ExtractionOptions
+from embstore.extraction.partition import Groups, Part, TextOptions
+from embstore.extraction.worker import Destination, Job, Ring, Task, Worker
 from embstore.models import load_encoder, running
 from embstore.models.batched import word_spans
 from embstore.models.running import HostCopies, HostCopy, LayerPooling
@@ -25,8 +31,9 @@ from embstore.probes.edges import batches as edges
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.store import Layout
 from embstore.store.reading import ahead
+from tests.extraction.plans import plan_of
 from tests.models import tiny
-from tests.played_cuda import GPU, PlayedCuda, played_cuda
+from tests.played_cuda import GPU, PlayedCuda, played_cuda, played_threads
 
 Break = Callable[[PlayedCuda, pytest.MonkeyPatch], None]
 
@@ -109,9 +116,15 @@ def no_wait_for_results(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A tiny model that cuda:1 would run in half precision."""
     made: Any = load_encoder(tiny.save("bert", tmp_path_factory.mktemp("bert")), device="cpu", compute_dtype="float16")
-    made.device, made.row_capacity = GPU, 16
-    object.__setattr__(made.network.inputs, "device", GPU)
+    made.row_capacity = 16
+    place(made, GPU)
     return made
+
+
+def place(encoder: Any, device: torch.device) -> None:
+    encoder.device = device
+    object.__setattr__(encoder.network.inputs, "device", device)
+    encoder._copies = HostCopies(torch.device("cpu"))
 
 
 def encode(played: PlayedCuda, encoder: Any, batching: str) -> None:
@@ -173,6 +186,142 @@ def test_races_of_encoded_vectors_are_found(encoder: Any, fault: Break, monkeypa
     with played_cuda() as played, torch.inference_mode():
         fault(played, monkeypatch)
         encode(played, encoder, "packed")
+    assert played.races
+
+
+def no_wait_for_events(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """A partition is copied before its rows are in the buffers."""
+    patch.setattr(played.Stream, "wait_event", lambda self, event: None)
+
+
+def no_wait_for_streams(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """Pinned memory is written to the disk before the copy has ended."""
+    patch.setattr(played.Stream, "synchronize", lambda self: None)
+
+
+def group_left_before_it_is_copied(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    bring = Worker._bring
+
+    def early(self: Worker, full: Any, place: int, host: Any) -> None:
+        full.group.leave(full.partition)
+        bring(self, full, place, host)
+
+    patch.setattr(Worker, "_bring", early)
+
+
+def pinned_memory_given_back_before_it_is_written(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    write = Worker._write
+
+    def early(self: Worker, full: Any, buffers: Any, place: int, leave: Callable[[], object]) -> Any:
+        leave()
+        return write(self, full, buffers, place, lambda: None)
+
+    patch.setattr(Worker, "_write", early)
+
+
+def _ring_of_one(patch: pytest.MonkeyPatch, *, pinned: bool) -> None:
+    """The first buffer of a ring is handed out again and again, free or not."""
+    take = Ring.take
+
+    def first(self: Ring[Any]) -> Any:
+        made = self._made and self._made[0]
+        return made if made and (made[0]["hidden_states"].shape[0] == 1) == pinned else take(self)
+
+    patch.setattr(Ring, "take", first)
+
+
+def one_pinned_buffer(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    _ring_of_one(patch, pinned=True)
+
+
+def one_group_of_buffers(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    _ring_of_one(patch, pinned=False)
+
+
+def extremes_freed_while_another_stream_reads_them(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """What is checked in the stream of the copies has memory that the next batch is given, without record_stream."""
+    memory = torch.empty(2, len(LAYERS), device=GPU)
+    extremes = casting._extremes
+    patch.setattr(casting, "_extremes", lambda vectors: memory.copy_(extremes(vectors), non_blocking=True))
+
+
+def copies_in_the_stream_of_the_model(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    """The stream that is waited for is another one than that of the copies."""
+    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+
+
+LAYERS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def job(encoder: Any) -> tuple[Job, list[Task], dict[int, np.ndarray]]:
+    """Three groups of three partitions and one of one, with their text, and what a CPU writes of them."""
+    place(encoder, torch.device("cpu"))
+    plan = plan_of([each for seed in range(6) for each in tiny.random_sentences(14, seed=seed)], model=encoder)
+    n_rows, size = plan.layout.n_rows, plan.layout.hidden_size
+    layout = Layout(n_rows, LAYERS, size, "float16", n_rows // 10 + 1)
+    groups = Groups(layout, 3)
+    tasks = [Task(Part.of(plan.index, *groups.span(k)), dict.fromkeys(groups.partitions(k), (0,))) for k in range(4)]
+    text = TextOptions("word", plan.text.limit, batch_subwords=64)
+    made = Job(LAYERS, ExtractionOptions(batch_subwords=64), text, (Destination(0, layout, 0, None),), 3)
+    expected = work(encoder, made, tasks)
+    place(encoder, GPU)
+    return made, tasks, expected
+
+
+def work(encoder: Any, job: Job, tasks: list[Task]) -> dict[int, np.ndarray]:
+    """Let a worker do its tasks; returns what it writes of each partition."""
+    written: dict[int, np.ndarray] = {}
+
+    def write(partition: int, arrays: Any) -> None:
+        written[partition] = arrays["hidden_states"].copy()
+
+    encoder.batching = "packed"
+    done = list(Worker(encoder, job, [write]).run(tasks))
+    assert [one.partition for one in done] == list(range(10))
+    return written
+
+
+def store(played: PlayedCuda, encoder: Any, job: Any, patch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
+    """Encode, cast, copy and write partitions by a worker on the GPU and its threads."""
+    model = encoder.network.model
+    played.on_gpu |= {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    pool, queue = played_threads(played)
+    patch.setattr(worker, "ThreadPoolExecutor", pool)
+    patch.setattr(worker, "SimpleQueue", queue)
+    return work(encoder, *job[:2])
+
+
+def test_partitions_are_stored_in_order(encoder: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with played_cuda() as played:
+        written = store(played, encoder, job, monkeypatch)
+    assert not played.races, played.races[:1]
+    assert not played.kernels[0], "nothing runs on cuda:0"
+    for partition, vectors in job[2].items():
+        np.testing.assert_array_equal(written[partition], vectors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [
+        no_wait_for_events,
+        no_wait_for_streams,
+        events_of_another_device,
+        copies_in_the_stream_of_the_model,
+        group_left_before_it_is_copied,
+        pinned_memory_given_back_before_it_is_written,
+        one_pinned_buffer,
+        one_group_of_buffers,
+        extremes_freed_while_another_stream_reads_them,
+    ],
+)
+def test_races_of_stored_partitions_are_found(
+    encoder: Any, job: Any, fault: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played_cuda() as played:
+        fault(played, monkeypatch)
+        store(played, encoder, job, monkeypatch)
     assert played.races
 
 
