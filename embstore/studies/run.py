@@ -11,7 +11,7 @@ from embstore.errors import InvalidValueError
 from embstore.progress import Progress
 from embstore.studies.registry import STUDIES
 from embstore.studies.settings import StudySettings
-from embstore.studies.study import StudyResult
+from embstore.studies.study import Given, StudyResult
 
 
 @checked
@@ -59,7 +59,5 @@ def reproduce(
     if settings.takes_one_model and len(models) > 1:
         raise InvalidValueError(f"{name} takes one model, not {len(models)}: {', '.join(models)}")
     module = import_module(f"embstore.studies.{name}.study")
-    result: StudyResult = module.run(
-        settings, Path(data), models=models, out=Path(out), device=device, progress=progress
-    )
+    result: StudyResult = module.run(Given(settings, models, Path(out), device, progress), Path(data))
     return result

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from embstore.errors import InvalidValueError, StorageError
 from embstore.progress import Progress
 from embstore.store.metadata import canonical
 from embstore.store.storage.files import crc32c, read_json, regular_file, replacing, storing, write_frame
+from embstore.studies.settings import StudySettings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("embstore.studies")
 T = TypeVar("T")
+Settings = TypeVar("Settings", bound=StudySettings)
 Row = dict[str, Any]
 FOLDERS = ("stores", "tables", "figures", "models", "probes")
 STYLE = (
@@ -242,3 +244,56 @@ class StudyResult:
     def _repr_html_(self) -> str:
         rows = "".join(f"<li>{html.escape(section.title)}</li>" for section in self.sections)
         return f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.report))}</p><ul>{rows}</ul>"
+
+
+@dataclass(frozen=True)
+class Given(Generic[Settings]):
+    """What a study is given: its settings, models by name, and where and how it runs."""
+
+    settings: Settings
+    models: Mapping[str, str]
+    out: Path
+    device: str
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRun(Given[Settings]):
+    """One run of a study, with inputs of its own in a subclass. `notes` collects what a reader must know."""
+
+    folder: StudyFolder
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, given: Given[Settings], **inputs: Any) -> Self:
+        """Start a run whose inputs are read: all models are looked up, then its folder is made."""
+        from embstore.models import model_kind
+
+        for model in given.models.values():
+            model_kind(model)  # before the first one has run for hours
+        return cls(**vars(given), folder=StudyFolder(given.out, given.progress), **inputs)
+
+    @property
+    def names(self) -> str:
+        """The models by the names in the report, those of their folders in brackets."""
+        folders = {name: Path(model).name for name, model in self.models.items()}
+        return ", ".join(name if name == self.models[name] else f"{name} ({each})" for name, each in folders.items())
+
+    def result(
+        self,
+        title: str,
+        scale: str,
+        *,
+        frames: Mapping[str, pl.DataFrame],
+        sections: Sequence[Section],
+        figures: Mapping[str, str],
+        methods: str,
+        citation: str,
+    ) -> StudyResult:
+        """Write the report to the folder and return what the study has found."""
+        notes = tuple(dict.fromkeys(self.notes))
+        found = StudyResult(
+            title, self.out, scale, frames, sections, figures, notes, self.folder.seconds, methods, citation
+        )
+        found.save()
+        return found

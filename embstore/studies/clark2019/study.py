@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,28 +19,22 @@ from embstore.extraction.encoder_spec import software_versions
 from embstore.models import model_kind
 from embstore.models.checkpoint import open_checkpoint, sha256_of
 from embstore.probes.edges.tasks import split_file
-from embstore.progress import Progress
 from embstore.studies.clark2019.published import CITATION
 from embstore.studies.clark2019.report import draw, sections
 from embstore.studies.clark2019.settings import Clark2019
-from embstore.studies.study import LOG, StudyFolder, StudyResult, digest_of
+from embstore.studies.study import LOG, Given, StudyResult, StudyRun, digest_of
 
 STATISTICS = ("shares", "entropy", "distance", "relations", "trees")
 TIMED = 64  # sentences, for the time that the study will take
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of the study; `notes` collects what a reader must know."""
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Clark2019]):
+    """One run of the study. `weights`: the SHA-256 of each model."""
 
-    folder: StudyFolder
-    models: Mapping[str, str]
-    settings: Clark2019
     treebank: Corpus
     mentions: Corpus | None
-    device: str
     weights: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     def measured(self, name: str, what: str, corpus: Corpus, **options: Any) -> pl.DataFrame:
         """Return the frame of `attention` of a model over a corpus, as a step."""
@@ -57,19 +50,15 @@ class Run:
         return self.folder.table(f"{name}-{what}", made_from, make)
 
 
-def run(
-    settings: Clark2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave tables, figures and the report in `out`; the same call resumes.
-
-    `data` is a treebank in CoNLL-U. See `embstore.studies.reproduce`.
-    """
+def run(given: Given[Clark2019], data: Path) -> StudyResult:
+    """Run the study on a treebank in CoNLL-U, see `embstore.studies.reproduce`."""
+    settings, models = given.settings, given.models
     treebank = open_treebank(data)
     mentions = None if settings.coreference is None else open_mentions(Path(settings.coreference))
     for name, model in models.items():
         if model_kind(model) != "transformer":
             raise ModelError(f"{name}: {model!r} has no attention: give a transformer")
-    run = Run(StudyFolder(out, progress), models, settings, treebank, mentions, device)
+    run = Run.of(given, treebank=treebank, mentions=mentions)
     for name in models:
         log_cost(run, name)
     frames: dict[str, list[pl.DataFrame]] = {"attention": [], "coreference": [], "importance": []}
@@ -83,20 +72,16 @@ def run(
         if settings.importance_sentences:
             frames["importance"] += importance(run, name)
     whole = {key: pl.concat(parts) for key, parts in frames.items() if parts}
-    result = StudyResult(
-        title="What the attention heads of a model attend to, after Clark et al. 2019",
-        folder=out,
-        scale=scale(run, whole["attention"]),
+    run.notes.extend(notes(run))
+    return run.result(
+        "What the attention heads of a model attend to, after Clark et al. 2019",
+        scale(run, whole["attention"]),
         frames=whole,
         sections=sections(whole),
-        figures=draw(whole, out / "figures"),
-        notes=notes(run),
-        seconds=run.folder.seconds,
+        figures=draw(whole, run.out / "figures"),
         methods=methods(run),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
 def open_treebank(data: Path) -> Corpus:
@@ -182,7 +167,7 @@ def scale(run: Run, frame: pl.DataFrame) -> str:
     )
 
 
-def notes(run: Run) -> tuple[str, ...]:
+def notes(run: Run) -> list[str]:
     """Return what a reader must know."""
     own = [
         "Layers count from 1 and heads from 0; the paper's head 8-10 is 8.9 here.",
@@ -192,7 +177,7 @@ def notes(run: Run) -> tuple[str, ...]:
     ]
     if run.mentions is None:
         own.append("No coreference data was given (--set coreference=FILE): there is no Table 2.")
-    return tuple(dict.fromkeys([*run.notes, *own]))
+    return own
 
 
 def methods(run: Run) -> str:

@@ -14,69 +14,54 @@ from embstore.analysis.geometry.measure import geometry
 from embstore.analysis.static import static_vectors
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
-from embstore.models import model_kind
-from embstore.progress import Progress
 from embstore.store import Selection, Store
 from embstore.studies.ethayarajh2019.published import CITATION
 from embstore.studies.ethayarajh2019.report import ENDS, Scores, draw, sections
 from embstore.studies.ethayarajh2019.settings import Ethayarajh2019
 from embstore.studies.extract import extract_step
-from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods
+from embstore.studies.study import Given, StudyResult, StudyRun, digest_of, methods
 from embstore.vectors import WordVectors, evaluate, read_benchmarks, read_vectors
 from embstore.vectors.evaluation.lexicon import Benchmark
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Ethayarajh2019]):
     """One run of the study, with all its inputs read and checked."""
 
-    folder: StudyFolder
-    settings: Ethayarajh2019
     corpus: Corpus
     vectors: Mapping[str, WordVectors]
     benchmarks: tuple[Benchmark, ...]
-    device: str
 
 
-def run(
-    settings: Ethayarajh2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
-
-    `data` is a corpus. See `embstore.studies.reproduce`.
-    """
-    for name, model in models.items():
+def run(given: Given[Ethayarajh2019], data: Path) -> StudyResult:
+    """Run the study on a corpus, see `embstore.studies.reproduce`."""
+    settings = given.settings
+    for name in given.models:
         if name in settings.vectors:
             raise InvalidValueError(f"{name!r} is both a model and a file of word vectors: rename one")
-        model_kind(model)
     vectors = {name: read_vectors(path) for name, path in settings.vectors.items()}
     benchmarks = () if settings.benchmarks is None else read_benchmarks(settings.benchmarks)
-    run = Run(StudyFolder(out, progress), settings, open_corpus(data), vectors, benchmarks, device)
-    stores = {
-        name: extract_step(run.folder, name, run.corpus, model=model, device=device) for name, model in models.items()
-    }
+    run = Run.of(given, corpus=open_corpus(data), vectors=vectors, benchmarks=benchmarks)
+    stores = {name: extract_step(run, name, run.corpus) for name in run.models}
     measured = {name: measure(run, name, store) for name, store in stores.items()}
     frames = {
         "geometry": named(measured, "summary"),
         "words": named(measured, "words"),
     }
-    if benchmarks:
+    if not benchmarks:
+        run.notes.append("no benchmarks are given, so Table 1 is left out: --set benchmarks=FOLDER")
+    else:
         frames |= evaluate_all(run, stores)
     scores = Scores(settings, {name: store.metadata for name, store in stores.items()}, frames)
-    result = StudyResult(
-        title="How contextual are the vectors? After Ethayarajh 2019",
-        folder=out,
-        scale=f"{', '.join(models)}. {settings.describe()}",
+    return run.result(
+        "How contextual are the vectors? After Ethayarajh 2019",
+        f"{', '.join(run.models)}. {settings.describe()}",
         frames=frames,
         sections=sections(scores),
-        figures=draw(scores, out / "figures"),
-        notes=() if benchmarks else ("no benchmarks are given, so Table 1 is left out: --set benchmarks=FOLDER",),
-        seconds=run.folder.seconds,
+        figures=draw(scores, run.out / "figures"),
         methods=methods(stores),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
 def words_of(store: Store) -> Selection:

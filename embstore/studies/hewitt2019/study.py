@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -15,16 +15,14 @@ from embstore import plot
 from embstore.corpus import EdgeSentence, Sentence, Tree, derived_edges, read_trees
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.models import model_kind
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load
 from embstore.probes.edges.tasks import Sample, check_task
-from embstore.progress import Progress
 from embstore.store import Store
 from embstore.studies.extract import extract_step, untrained_step
 from embstore.studies.hewitt2019.published import CITATION
 from embstore.studies.hewitt2019.report import Scores, draw, sections
 from embstore.studies.hewitt2019.settings import Hewitt2019
-from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods
+from embstore.studies.study import Given, StudyResult, StudyRun, digest_of, methods
 from embstore.studies.tasks import SPLITS, treebank_files
 
 MAX_DRAWN_WORDS = 15  # of a sentence whose tree is drawn
@@ -58,36 +56,25 @@ class Treebank:
         return distinct_sentences(each.words for each in chain.from_iterable(self.edges("dependencies").values()))
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of the study; `notes` collects what a reader must know."""
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Hewitt2019]):
+    """One run of the study."""
 
-    folder: StudyFolder
-    models: Mapping[str, str]
-    settings: Hewitt2019
     treebank: Treebank
-    device: str
-    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def digests(self) -> dict[str, str]:
         return {split: digest_of(path) for split, path in self.treebank.files.items()}
 
 
-def run(
-    settings: Hewitt2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, probes, tables, figures and the report in `out`; the same call resumes.
-
-    `data` is a folder with train, dev and test of a treebank in CoNLL-U. See `embstore.studies.reproduce`.
-    """
+def run(given: Given[Hewitt2019], data: Path) -> StudyResult:
+    """Run the study on a folder with a treebank in CoNLL-U, see `embstore.studies.reproduce`."""
+    settings, models = given.settings, given.models
     treebank = Treebank(treebank_files(data), settings.sentences, settings.seed)
     assert treebank.trees  # every file is read before the first model is
     for task in settings.tasks:
         check_task(treebank.edges(task), name=task, sample=Sample(settings.task_sentences, settings.seed))
-    for model in models.values():
-        model_kind(model)
-    run = Run(StudyFolder(out, progress), models, settings, treebank, device)
+    run = Run.of(given, treebank=treebank)
     stores = {name: extract_one(run, name, model) for name, model in models.items()}
     best: dict[str, int] = {}
     parts: list[pl.DataFrame] = []
@@ -104,25 +91,20 @@ def run(
         tasks = (probe_task(run, name, store, task) for name, store in stores.items() for task in settings.tasks)
         frames["tasks"] = pl.concat(tasks)
     scores = Scores(settings, best, frames)
-    result = StudyResult(
-        title="Syntax in the geometry of vectors, after Hewitt & Manning 2019",
-        folder=out,
-        scale=f"{', '.join(models)}. {settings.describe({split: len(each) for split, each in treebank.trees.items()})}",
+    return run.result(
+        "Syntax in the geometry of vectors, after Hewitt & Manning 2019",
+        f"{', '.join(models)}. {settings.describe({split: len(each) for split, each in treebank.trees.items()})}",
         frames=frames,
         sections=sections(scores),
-        figures=draw(scores, out / "figures") | drawn,
-        notes=tuple(dict.fromkeys(run.notes)),
-        seconds=run.folder.seconds,
+        figures=draw(scores, run.out / "figures") | drawn,
         methods=methods(stores),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
 def extract_one(run: Run, name: str, model: str) -> Store:
     file = f"{name}-{run.settings.sentences or 'all'}-{run.settings.seed}"
-    return extract_step(run.folder, name, run.treebank, model=model, device=run.device, file=file)
+    return extract_step(run, name, run.treebank, model=model, file=file)
 
 
 def scored(run: Run, name: str, store: Store, probe: StructuralProbe, *, path: Path | None = None) -> pl.DataFrame:
@@ -166,12 +148,8 @@ def probe_ranks(run: Run, name: str, store: Store, layer: int) -> Iterator[pl.Da
 
 def probe_untrained(run: Run, name: str, layer: int) -> Iterator[pl.DataFrame]:
     """Train the probes of the same layer of the model with random weights."""
-    model = run.models[name]
-    if not run.settings.untrained:
-        return
-    folder = untrained_step(run.folder, name, model, seed=run.settings.seed)
+    folder = untrained_step(run, name) if run.settings.untrained else None
     if folder is None:
-        run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
         return
     store = extract_one(run, f"{name}-untrained", folder)
     probe = run.settings.probe(run.device, layers=[layer])

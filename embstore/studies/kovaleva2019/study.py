@@ -23,26 +23,22 @@ from embstore.models.finetuning.data import LabeledText, find_splits, label_name
 from embstore.models.finetuning.network import load_trainable
 from embstore.models.finetuning.settings import TASKS
 from embstore.models.transformer.heads import find_heads
-from embstore.progress import Progress
 from embstore.studies.kovaleva2019.published import CITATION
 from embstore.studies.kovaleva2019.report import Scores, draw, sections
 from embstore.studies.kovaleva2019.settings import Kovaleva2019
-from embstore.studies.study import LOG, StudyFolder, StudyResult, digest_of
+from embstore.studies.study import LOG, Given, StudyResult, StudyRun, digest_of
 
 STATISTICS = ("shares", "patterns", "relations")
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Kovaleva2019]):
     """One run of the study. `files`: train and dev by task."""
 
-    folder: StudyFolder
     corpus: Path
     name: str
     model: str
-    settings: Kovaleva2019
     files: Mapping[str, Mapping[str, Path]]
-    device: str
 
     @cached_property
     def origin(self) -> dict[str, Any]:
@@ -54,18 +50,14 @@ class Run:
         return {"device": self.device, "progress": self.folder.bars}
 
 
-def run(
-    settings: Kovaleva2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave fine-tuned models, tables, figures and the report in `out`; the same call resumes.
-
-    `data` is a file in CoNLL-U. See `embstore.studies.reproduce`.
-    """
-    ((name, model),) = models.items()
+def run(given: Given[Kovaleva2019], data: Path) -> StudyResult:
+    """Run the study on a file in CoNLL-U, see `embstore.studies.reproduce`."""
+    settings = given.settings
+    ((name, model),) = given.models.items()
     files = check_data(settings, data)
     n_layers, n_heads = check_model(model)
     passes = n_heads * (n_layers + 1) // 2 + 2 + 9 * (len(settings.seeds) + 1)
-    study = Run(StudyFolder(out, progress), data, name, model, settings, files, device)
+    study = Run.of(given, corpus=data, name=name, model=model, files=files)
     LOG.info(
         f"cost of a task: fine-tuning, and about {passes} passes over {settings.sentences or 'all'} sentences of dev"
     )
@@ -85,21 +77,17 @@ def run(
             }.items()
         },
     }
+    study.notes.extend((*unlearned(files, tuned), *notes(settings)))
     scores = Scores(name, n_layers, n_heads, tuple(settings.tuning), frames)
-    result = StudyResult(
-        title="Attention heads before and after fine-tuning, after Kovaleva et al. 2019",
-        folder=out,
-        scale=f"{name}. {settings.describe()}",
+    return study.result(
+        "Attention heads before and after fine-tuning, after Kovaleva et al. 2019",
+        f"{name}. {settings.describe()}",
         frames=frames,
         sections=sections(scores),
-        figures=draw(scores, out / "figures"),
-        notes=(*unlearned(files, tuned), *notes(settings)),
-        seconds=study.folder.seconds,
+        figures=draw(scores, study.out / "figures"),
         methods=methods(study, tuned),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
 def check_data(settings: Kovaleva2019, data: Path) -> dict[str, dict[str, Path]]:

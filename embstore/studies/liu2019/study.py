@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,47 +15,33 @@ from numpy.typing import NDArray
 
 from embstore.corpus import EdgeSentence
 from embstore.extraction import ExtractionOptions
-from embstore.models import model_kind
 from embstore.probes import EdgeProbe, ProbeResult
 from embstore.probes.edges.scores import interval
-from embstore.progress import Progress
 from embstore.store import Store
-from embstore.studies.extract import extract_step, untrained_step
+from embstore.studies.extract import extract_step, with_untrained
 from embstore.studies.liu2019.published import CITATION
 from embstore.studies.liu2019.report import Scores, draw, sections
 from embstore.studies.liu2019.settings import Liu2019
 from embstore.studies.liu2019.tasks import ELEMENTS, ORDER_TASKS, POSITIONS, Sentences, Task, load_tasks
-from embstore.studies.study import LOG, StudyFolder, StudyResult, methods, write_text
+from embstore.studies.study import LOG, Given, StudyResult, StudyRun, methods, write_text
 
 SECONDS = 0.005  # of a processor: a task, seed, layer and number of the vectors
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of the study; `notes` collects what a reader must know."""
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Liu2019]):
+    """One run of the study."""
 
-    folder: StudyFolder
-    models: Mapping[str, str]
     tasks: Mapping[str, Task]
-    settings: Liu2019
-    device: str
-    notes: list[str] = field(default_factory=list)
 
 
-def run(
-    settings: Liu2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
-
-    `data` is a folder of tasks or a treebank. See `embstore.studies.reproduce`.
-    """
-    tasks = load_tasks(settings, data)
-    for model in models.values():
-        model_kind(model)  # before the first model has run
-    run = Run(StudyFolder(out, progress), models, tasks, settings, device)
-    scale = settings.describe(len(tasks), sum(1 for _ in Sentences(tasks)))
+def run(given: Given[Liu2019], data: Path) -> StudyResult:
+    """Run the study on a folder of tasks or a treebank, see `embstore.studies.reproduce`."""
+    models, tasks = given.models, load_tasks(given.settings, data)
+    run = Run.of(given, tasks=tasks)
+    scale = run.settings.describe(len(tasks), sum(1 for _ in Sentences(tasks)))
     LOG.info(scale)
-    stores = {name: extract_all(run, name) for name in models}
+    stores = {name: with_untrained(run, name, partial(extract_one, run)) for name in models}
     log_cost(run, stores)
     frame = pl.concat(
         probe_task(run, store, model, encoder, task).select(
@@ -65,45 +52,25 @@ def run(
         for task in tasks
     )
     scores = Scores(models, tuple(tasks), frame)
-    named = ", ".join(f"{name} ({Path(model).name})" if name != model else name for name, model in models.items())
-    result = StudyResult(
-        title="Linear probes and transferability by layer, after Liu et al. 2019",
-        folder=out,
-        scale=f"{named}. {scale}",
+    return run.result(
+        "Linear probes and transferability by layer, after Liu et al. 2019",
+        f"{run.names}. {scale}",
         frames={"scores": frame},
         sections=sections(scores),
-        figures=draw(scores, out / "figures"),
-        notes=tuple(dict.fromkeys(run.notes)),
-        seconds=run.folder.seconds,
+        figures=draw(scores, run.out / "figures"),
         methods=methods({name: encoders["trained"] for name, encoders in stores.items()}),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
-def extract_all(run: Run, name: str) -> dict[str, Store]:
-    """Extract one model, "trained" and, for a transformer, "untrained": first and last layer with random weights."""
-    stores = {"trained": extract_one(run, name, run.models[name], layers="all")}
-    if not run.settings.untrained:
-        return stores
-    folder = untrained_step(run.folder, name, run.models[name], seed=run.settings.seed)
-    if folder is None:
-        run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
-        return stores
-    ends = f"0,{stores['trained'].layers[-1]}"
-    return {**stores, "untrained": extract_one(run, f"{name}-untrained", folder, layers=ends)}
-
-
-def extract_one(run: Run, name: str, model: str, *, layers: str) -> Store:
+def extract_one(run: Run, name: str, model: str, layers: str) -> Store:
     settings = run.settings
     chosen = f"-{'-'.join(run.tasks)}" if settings.tasks else ""
     return extract_step(
-        run.folder,
+        run,
         name,
         Sentences(run.tasks),
         model=model,
-        device=run.device,
         options=ExtractionOptions(layers=layers, pooling="last"),
         file=f"{name}-{settings.sentences or 'all'}-{settings.seed}{chosen}",
     )

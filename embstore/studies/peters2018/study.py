@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,15 +23,13 @@ from embstore.analysis.spans import (
 from embstore.corpus import EdgeSentence, Sentence, read_edges
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.models import model_kind
 from embstore.probes.edges.tasks import Sample, split_file
-from embstore.progress import Progress
 from embstore.store import Store
 from embstore.studies.extract import extract_step
 from embstore.studies.peters2018.published import CITATION
 from embstore.studies.peters2018.report import Scores, draw, sections
 from embstore.studies.peters2018.settings import Peters2018
-from embstore.studies.study import LOG, StudyFolder, StudyResult, methods
+from embstore.studies.study import LOG, Given, StudyResult, StudyRun, methods
 from embstore.studies.tasks import SPLITS
 
 NOTES = (
@@ -40,6 +38,9 @@ NOTES = (
     "Pronouns are those of the third person with an earlier antecedent in their sentence; as the data has no gender or "
     "number, no candidate is ruled out.",
 )
+
+
+Run = StudyRun[Peters2018]
 
 
 @dataclass(frozen=True)
@@ -99,42 +100,31 @@ def _sentences(task: Path) -> list[EdgeSentence]:
     return [sentence for path in files for sentence in read_edges(path)]
 
 
-def run(
-    settings: Peters2018, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
-
-    `data`: a folder with the task coreference and, if there is one, constituents. See `embstore.studies.reproduce`.
-    """
-    spans = read_spans(data, settings)
-    for model in models.values():
-        model_kind(model)
-    folder = StudyFolder(out, progress)
+def run(given: Given[Peters2018], data: Path) -> StudyResult:
+    """Run the study on a folder with the tasks coreference and perhaps constituents, see `reproduce`."""
+    settings, spans = given.settings, read_spans(data, given.settings)
+    run = Run.of(given)
     digest = blake2b(repr(spans).encode(), digest_size=6).hexdigest()
-    stores = {
-        name: extract_step(folder, name, spans, model=model, device=device, file=f"{name}-{digest}")
-        for name, model in models.items()
-    }
+    stores = {name: extract_step(run, name, spans, file=f"{name}-{digest}") for name in run.models}
     LOG.info(f"{len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases")
-    frames = {"pronouns": pl.concat([resolve(folder, spans, name, store) for name, store in stores.items()])}
+    frames = {"pronouns": pl.concat([resolve(run, spans, name, store) for name, store in stores.items()])}
     if spans.phrases:
-        frames["phrases"] = pl.concat([compare(folder, spans, name, store) for name, store in stores.items()])
+        frames["phrases"] = pl.concat([compare(run, spans, name, store) for name, store in stores.items()])
+    run.notes.extend((*NOTES, *(() if spans.phrases else ("The data has no constituents, so phrases are left out.",))))
     scores = Scores(settings, spans.pronouns, spans.phrases, frames)
-    result = StudyResult(
-        title="Similarities without training, after Peters et al. 2018",
-        folder=out,
-        scale=f"{', '.join(models)}. {len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases; resamples "
+    held = {name: vectors(spans, store) for name, store in stores.items()}
+    return run.result(
+        "Similarities without training, after Peters et al. 2018",
+        f"{', '.join(run.models)}. {len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases; resamples "
         f"{settings.resamples:,}, seed {settings.seed}.",
         frames=frames,
         sections=sections(scores, spans.marked),
-        figures=draw(scores, stores, {name: vectors(spans, store) for name, store in stores.items()}, out / "figures"),
-        notes=(*NOTES, *(() if spans.phrases else ("The data has no constituents, so phrases are left out.",))),
-        seconds=folder.seconds,
+        figures=draw(
+            scores, stores, {name: vectors(spans, store) for name, store in stores.items()}, run.out / "figures"
+        ),
         methods=methods(stores),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
 def vectors(spans: Spans, store: Store) -> SpanVectors:
@@ -142,7 +132,7 @@ def vectors(spans: Spans, store: Store) -> SpanVectors:
     return SpanVectors(store, spans.sentences, [(each.sentence, each.span) for each in spans.phrases])
 
 
-def resolve(folder: StudyFolder, spans: Spans, name: str, store: Store) -> pl.DataFrame:
+def resolve(run: Run, spans: Spans, name: str, store: Store) -> pl.DataFrame:
     """Return the choice of each pronoun by layer, pooling and with or without the mean."""
 
     def make() -> pl.DataFrame:
@@ -162,10 +152,10 @@ def resolve(folder: StudyFolder, spans: Spans, name: str, store: Store) -> pl.Da
             model=pl.lit(name),
         )
 
-    return folder.table(f"{name}-pronouns", {"store": store.digest, "pronouns": len(spans.pronouns)}, make)
+    return run.folder.table(f"{name}-pronouns", {"store": store.digest, "pronouns": len(spans.pronouns)}, make)
 
 
-def compare(folder: StudyFolder, spans: Spans, name: str, store: Store) -> pl.DataFrame:
+def compare(run: Run, spans: Spans, name: str, store: Store) -> pl.DataFrame:
     """Return the nearest phrase of each phrase by layer and pooling."""
 
     def make() -> pl.DataFrame:
@@ -178,4 +168,4 @@ def compare(folder: StudyFolder, spans: Spans, name: str, store: Store) -> pl.Da
         frame = pl.concat(parts)
         return frame.with_columns(pl.Series("document", spans.documents(frame["sentence"])), model=pl.lit(name))
 
-    return folder.table(f"{name}-phrases", {"store": store.digest, "phrases": len(spans.phrases)}, make)
+    return run.folder.table(f"{name}-phrases", {"store": store.digest, "phrases": len(spans.phrases)}, make)

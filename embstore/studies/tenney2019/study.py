@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -12,14 +13,12 @@ import polars as pl
 import embstore.probes as probes
 from embstore import plot
 from embstore.extraction import ExtractionOptions
-from embstore.models import model_kind
 from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, decision_reversals, trace
 from embstore.probes.edges.tasks import Sample
-from embstore.progress import Progress
 from embstore.store import Store
 from embstore.store.metadata import canonical
-from embstore.studies.extract import extract_step, untrained_step
-from embstore.studies.study import StudyFolder, StudyResult, digest_of, methods, write_text
+from embstore.studies.extract import extract_step, with_untrained
+from embstore.studies.study import Given, StudyResult, StudyRun, digest_of, methods, write_text
 from embstore.studies.tasks import Files, Sentences, find_tasks
 from embstore.studies.tenney2019.published import CITATION
 from embstore.studies.tenney2019.report import Scores, draw, sections
@@ -29,16 +28,11 @@ MAX_WORDS = 30  # longer sentences are drawn last
 MAX_ANNOTATIONS = 8  # of one sentence
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of the study. `tasks`: the files of each split by task; `notes` collects what a reader must know."""
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Tenney2019]):
+    """One run of the study. `tasks`: the files of each split by task."""
 
-    folder: StudyFolder
-    models: Mapping[str, str]
     tasks: Mapping[str, Files]
-    settings: Tenney2019
-    device: str
-    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -49,18 +43,12 @@ class Probed:
     path: Path
 
 
-def run(
-    settings: Tenney2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
-
-    `data` is a folder of tasks. See `embstore.studies.reproduce`.
-    """
+def run(given: Given[Tenney2019], data: Path) -> StudyResult:
+    """Run the study on a folder of tasks, see `embstore.studies.reproduce`."""
+    settings, models = given.settings, given.models
     tasks = find_tasks(data, settings.tasks, Sample(settings.sentences, settings.seed))
-    for model in models.values():
-        model_kind(model)  # before the first model has run for hours
-    run = Run(StudyFolder(out, progress), models, tasks, settings, device)
-    stores = {name: extract_all(run, name) for name in models}
+    run = Run.of(given, tasks=tasks)
+    stores = {name: with_untrained(run, name, partial(extract_one, run)) for name in models}
     probed = {
         (model, encoder, task): probe_task(run, store, model, encoder, task)
         for model, encoders in stores.items()
@@ -76,45 +64,24 @@ def run(
     traces = draw_traces(run, stores[first]["trained"], saved[first])
     reversals = {model: count_reversals(run, model, stores[model]["trained"], saved[model]) for model in models}
     scores = Scores(settings, models, tuple(tasks), frame, reversals)
-    named = ", ".join(f"{name} ({Path(model).name})" if name != model else name for name, model in models.items())
-    result = StudyResult(
-        title="The NLP pipeline after Tenney et al. 2019",
-        folder=out,
-        scale=f"{named}. {settings.describe(len(tasks))}",
+    return run.result(
+        "The NLP pipeline after Tenney et al. 2019",
+        f"{run.names}. {settings.describe(len(tasks))}",
         frames={"scores": frame},
         sections=sections(scores),
-        figures=draw(scores, out / "figures") | dict.fromkeys(traces, "Figure 3. A trace"),
-        notes=tuple(dict.fromkeys(run.notes)),
-        seconds=run.folder.seconds,
+        figures=draw(scores, run.out / "figures") | dict.fromkeys(traces, "Figure 3. A trace"),
         methods=methods({name: encoders["trained"] for name, encoders in stores.items()}),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
-def extract_all(run: Run, name: str) -> dict[str, Store]:
-    """Extract one model, "trained" and, for a transformer, "untrained" with random weights."""
-    model = run.models[name]
-    stores = {"trained": extract_one(run, name, model, layers="all")}
-    if not run.settings.untrained:
-        return stores
-    folder = untrained_step(run.folder, name, model, seed=run.settings.seed)
-    if folder is None:
-        run.notes.append(f"{name}: no baseline with random weights, which only transformers have")
-        return stores
-    ends = f"0,{stores['trained'].layers[-1]}"
-    return {**stores, "untrained": extract_one(run, f"{name}-untrained", folder, layers=ends)}
-
-
-def extract_one(run: Run, name: str, model: str, *, layers: str) -> Store:
+def extract_one(run: Run, name: str, model: str, layers: str) -> Store:
     settings = run.settings
     return extract_step(
-        run.folder,
+        run,
         name,
         Sentences(run.tasks, Sample(settings.sentences, settings.seed)),
         model=model,
-        device=run.device,
         options=ExtractionOptions(layers=layers, unit=settings.unit),
         file=f"{name}-{settings.unit}s-{settings.sentences or 'all'}-{settings.seed}",
     )

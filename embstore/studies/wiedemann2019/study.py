@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import polars as pl
 from embstore.analysis import knn_labels
 from embstore.corpus.keep import Keep
 from embstore.extraction import ExtractionOptions
-from embstore.models import model_kind
-from embstore.progress import Progress
 from embstore.store import Store
 from embstore.studies.extract import extract_step
-from embstore.studies.study import LOG, StudyFolder, StudyResult, methods
+from embstore.studies.study import LOG, Given, StudyResult, StudyRun, methods
 from embstore.studies.wiedemann2019.published import CITATION
 from embstore.studies.wiedemann2019.report import Scores, draw, sections
 from embstore.studies.wiedemann2019.senses import SenseCorpus, read_senses
@@ -28,54 +25,42 @@ NOTES = (
 SUPERSENSES = "The senses are {count} lexicographer classes of WordNet (noun.act, verb.motion, ...), not its synsets."
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Wiedemann2019]):
     """One run of the study."""
 
-    folder: StudyFolder
-    settings: Wiedemann2019
     senses: SenseCorpus
-    device: str
 
 
-def run(
-    settings: Wiedemann2019, data: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
-
-    `data`: a corpus in Wiki-PSE markup, or a folder of CoarseWSD-20. See `embstore.studies.reproduce`.
-    """
+def run(given: Given[Wiedemann2019], data: Path) -> StudyResult:
+    """Run the study on a corpus in Wiki-PSE markup or a folder of CoarseWSD-20, see `embstore.studies.reproduce`."""
+    settings = given.settings
     options = {"sentences": settings.sentences, "test_share": settings.test_share, "seed": settings.seed}
     senses = read_senses(data, **options)  # type: ignore[arg-type]
     senses.require_both(data, max(settings.ks))
-    for model in models.values():
-        model_kind(model)
-    run = Run(StudyFolder(out, progress), settings, senses, device)
-    stores = {name: extract_one(run, name, model) for name, model in models.items()}
+    run = Run.of(given, senses=senses)
+    stores = {name: extract_one(run, name) for name in run.models}
     parts = [disambiguate(run, name, store).with_columns(model=pl.lit(name)) for name, store in stores.items()]
     scores = Scores(settings, senses.table, pl.concat(parts))
-    n_classes = senses.table["sense"].n_unique()
-    result = StudyResult(
-        title="Word senses by nearest neighbours, after Wiedemann et al. 2019",
-        folder=out,
-        scale=f"{', '.join(models)}. {len(senses.sentences):,} sentences; resamples {settings.resamples:,}, seed "
+    run.notes.extend(NOTES)
+    if senses.has_supersenses:
+        run.notes.append(SUPERSENSES.format(count=senses.table["sense"].n_unique()))
+    return run.result(
+        "Word senses by nearest neighbours, after Wiedemann et al. 2019",
+        f"{', '.join(run.models)}. {len(senses.sentences):,} sentences; resamples {settings.resamples:,}, seed "
         f"{settings.seed}.",
         frames={"words": scores.words, "layers": scores.by_layer},
         sections=sections(scores),
-        figures=draw(scores, stores, out / "figures"),
-        notes=(*NOTES, *((SUPERSENSES.format(count=n_classes),) if senses.has_supersenses else ())),
-        seconds=run.folder.seconds,
+        figures=draw(scores, stores, run.out / "figures"),
         methods=methods(stores),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
-def extract_one(run: Run, name: str, model: str) -> Store:
+def extract_one(run: Run, name: str) -> Store:
     options = ExtractionOptions(layers="all", keep=Keep(labelled="sense"))
     file = f"{name}-{run.senses.digest[:12]}"
-    return extract_step(run.folder, name, run.senses, model=model, device=run.device, options=options, file=file)
+    return extract_step(run, name, run.senses, options=options, file=file)
 
 
 def disambiguate(run: Run, name: str, store: Store) -> pl.DataFrame:

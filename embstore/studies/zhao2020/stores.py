@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from embstore.corpus import Corpus, Document, Keep, Sentence, open_corpus
@@ -12,24 +12,20 @@ from embstore.models import Encoder, bag_encoder, random_encoder, subword_encode
 from embstore.probes import WordSplit
 from embstore.store import Store
 from embstore.studies.extract import extract_step
-from embstore.studies.study import StudyFolder
+from embstore.studies.study import StudyRun
 from embstore.studies.zhao2020.settings import Zhao2020
 from embstore.vectors import train_vectors, write_vectors
 
 LABEL = "class"
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of the study: its folder, data and settings. `notes` collects what a reader must know."""
+@dataclass(frozen=True, kw_only=True)
+class Run(StudyRun[Zhao2020]):
+    """One run of the study. `words`: those that are probed."""
 
-    folder: StudyFolder
     corpus: Path
     model: str
     words: WordSplit
-    settings: Zhao2020
-    device: str
-    notes: list[str] = field(default_factory=list)
 
     def open_corpus(self) -> Corpus:
         return open_corpus(self.corpus, format="pse")
@@ -106,9 +102,7 @@ def extract_contexts(run: Run, name: str, model: Encoder) -> dict[int | str | No
     if run.settings.passage_subwords is not None:
         options = replace(kept(run, tested=False), context=run.settings.passage_subwords + model.n_specials)
         text = open_corpus(OneText(run.open_corpus()))
-        stores["passage"] = extract_step(
-            run.folder, f"{name}-passage", text, model=model, device=run.device, options=options
-        )
+        stores["passage"] = extract_step(run, f"{name}-passage", text, model=model, options=options)
     return stores
 
 
@@ -150,7 +144,7 @@ def extract_one(
 ) -> Store:
     """Extract one representation; `tested`: also of the test words."""
     options = kept(run, tested=tested)
-    return extract_step(run.folder, name, run.open_corpus(), model=model, device=run.device, options=options, file=file)
+    return extract_step(run, name, run.open_corpus(), model=model, options=options, file=file)
 
 
 @dataclass(frozen=True)

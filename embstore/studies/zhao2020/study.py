@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,7 @@ from embstore.models.finetuning.settings import check_task
 from embstore.probes import WordSplit, split_words
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions
 from embstore.probes.splits import SPLITS
-from embstore.progress import Progress
-from embstore.studies.study import LOG, StudyFolder, StudyResult, methods
+from embstore.studies.study import LOG, Given, StudyResult, methods
 from embstore.studies.zhao2020.examples import examine
 from embstore.studies.zhao2020.figures import draw
 from embstore.studies.zhao2020.pairs import separated
@@ -30,21 +28,17 @@ from embstore.studies.zhao2020.tuned import best_epoch, compare_attention, pos_b
 from embstore.vectors import read_vectors
 
 
-def run(
-    settings: Zhao2020, corpus: Path, *, models: Mapping[str, str], out: Path, device: str, progress: Progress
-) -> StudyResult:
-    """Run the study and leave stores, tables, figures and the report in `out`; the same call resumes.
-
-    `corpus` is in Wiki-PSE markup. See `embstore.studies.reproduce`.
-    """
-    (model,) = models.values()
+def run(given: Given[Zhao2020], corpus: Path) -> StudyResult:
+    """Run the study on a corpus in Wiki-PSE markup, see `embstore.studies.reproduce`."""
+    settings = given.settings
+    (model,) = given.models.values()
     words = read_words(settings, corpus)
     check_corpus(corpus, words)
     found = check_files(settings)
-    encoder = load_encoder(model, device=device)
+    encoder = load_encoder(model, device=given.device)
     check_passages(settings, encoder.info.max_subwords)
     LOG.info(cost(settings, words))
-    study = Run(StudyFolder(out, progress), corpus, model, words, settings, device, found)
+    study = Run.of(given, corpus=corpus, model=model, words=words, notes=found)
     stores = extract_all(study, encoder)
     frames = {"counts": count_examples(study, stores), "types": probe_types(study, stores)}
     frames["contexts"], whole = separated(probe_contexts(study, stores))
@@ -60,20 +54,15 @@ def run(
         frames["attention"] = compare_attention(study, tuned)
     if "pos" in settings.tuning:
         frames["pos_windows"] = pos_by_window(study)
-    result = StudyResult(
-        title="Semantic-class probing after Zhao et al. 2020",
-        folder=out,
-        scale=f"Model {Path(model).name}, {scores.n_layers} layers. {settings.describe()}",
+    return study.result(
+        "Semantic-class probing after Zhao et al. 2020",
+        f"Model {Path(model).name}, {scores.n_layers} layers. {settings.describe()}",
         frames=frames,
         sections=sections(scores),
-        figures=draw(scores, out / "figures"),
-        notes=tuple(dict.fromkeys(study.notes)),
-        seconds=study.folder.seconds,
+        figures=draw(scores, study.out / "figures"),
         methods=methods({model: stores.full}),
         citation=CITATION,
     )
-    result.save()
-    return result
 
 
 def read_words(settings: Zhao2020, corpus: Path) -> WordSplit:
