@@ -47,7 +47,7 @@ Model = Annotated[
         "-m",
     ),
 ]
-Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N; in plan and extract also split.")]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N; in plan and extract also split, tensor.")]
 Layer = Annotated[str, option("N", "The layer: a number, or -1 or last for the last one stored.", "--layer", "-l")]
 Layers = Annotated[str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.")]
 K = Annotated[int, option("N", "Number of nearest neighbors.", "--k", "-k", min=1)]

@@ -29,6 +29,7 @@ from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
 from embstore.models.placing import Device, Place, own_dtype, require_finite_weights, without_blocks
 from embstore.models.static.shorthand import require_name
+from embstore.models.tensor import Part, beside
 from embstore.store.storage.files import fsync_folder, fsync_tree, storing
 
 WEIGHTS = "model.safetensors"
@@ -95,9 +96,12 @@ def load(
     config, place = checkpoint.config, Place.of(device)
     dtype = dtype or own_dtype(config, place)
     deepest = place.deepest(config, layers)
-    with quiet(), ThreadPoolExecutor(1) as other, memory_needed(f"the model {str(model)!r}", place.main):
+    what: Any = checkpoint.folder, config, dtype, place, deepest
+    fits = memory_needed(f"the model {str(model)!r}", place.main)
+    with quiet(), ThreadPoolExecutor(1) as other, fits, beside(*what) as follow_calls:
         sha256 = other.submit(sha256_of, checkpoint.files)
-        network, missing = _load_network(checkpoint.folder, config, dtype, place, deepest)
+        network, missing = _load_network(*what)
+        follow_calls(network)
     return Loaded(
         network.eval(),
         checkpoint.tokenizer,
@@ -223,6 +227,12 @@ def _tokenizer(folder: Path) -> Any:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
 
 
+def load_part(part: Part) -> nn.Module:
+    """Load what one of several processes has of a network; raises ModelError."""
+    with quiet():
+        return _load_network(part.folder, _config(part.folder), part.dtype, part.place, part.deepest)[0].eval()
+
+
 def _load_network(
     folder: Path, config: Any, dtype: torch.dtype, place: Place, deepest: int | None
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -234,7 +244,7 @@ def _load_network(
     if deepest is not None:
         own: Any = auto_factory._get_model_class(config, kind._model_mapping)  # type: ignore[no-untyped-call]
         kind = without_blocks(own, n_layers=config.num_hidden_layers, deepest=deepest)
-    offloaded = tempfile.mkdtemp(prefix="embstore-") if place.is_split else None  # experts are written there
+    offloaded = None if place.device_map is None else tempfile.mkdtemp(prefix="embstore-")  # experts are written there
     network, report = read_network(kind, folder, config, dtype, **options, offload_folder=offloaded)
     if offloaded is not None:
         weakref.finalize(network, shutil.rmtree, offloaded, ignore_errors=True)

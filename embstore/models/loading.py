@@ -37,12 +37,13 @@ def load_encoder(
     `model`: a folder, or a name of the Hugging Face hub (downloaded once). A folder with `*options.json` and
     `*weights.hdf5`, and no `config.json`, is ELMo as published. `device`: "auto" (a CUDA GPU if there is one), "cpu",
     "cuda", "cuda:N", "mps" or "xpu"; "split": over all CUDA GPUs, what does not fit in main memory, the rest on the
-    disk; "split:20GiB": at most that much of the weights on each GPU (without one, in main memory); or a map of modules
-    to devices, as `accelerate` takes it. `compute_dtype`: "float32", "float16", "bfloat16" or "auto": float32, but on
-    CUDA, and of a split model, that of a checkpoint in half precision, and float16 on CUDA otherwise. `revision`: of a
-    hub model. `layers`: those that will be asked for; a GPU, and a split model, need not load the blocks above them.
-    Quantized checkpoints are loaded as transformers loads them. For vectors without context see `vector_encoder`,
-    `random_encoder`, `subword_encoder` and `bag_encoder` of `embstore.models`.
+    disk; "split:20GiB": at most that much of the weights on each GPU (without one, in main memory); "tensor" or
+    "tensor:4": all CUDA GPUs, or so many, or so many processes on a CPU, run it together, each with a part of every
+    matrix; or a map of modules to devices, as `accelerate` takes it. `compute_dtype`: "float32", "float16", "bfloat16"
+    or "auto": float32, but on CUDA, and of a split model, that of a checkpoint in half precision, and float16 on CUDA
+    otherwise. `revision`: of a hub model. `layers`: those that will be asked for; a GPU, and a split model, need not
+    load the blocks above them. Quantized checkpoints are loaded as transformers loads them. For vectors without context
+    see `vector_encoder`, `random_encoder`, `subword_encoder` and `bag_encoder` of `embstore.models`.
 
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for whatever
     prevents the model from being used, InvalidValueError for an unknown device or dtype.
@@ -50,6 +51,8 @@ def load_encoder(
     place = Place.of(device)
     dtype = choose_dtype(compute_dtype, place.main)
     if (files := find_elmo(model)) is not None:
+        if place.n_ranks > 1:
+            raise InvalidValueError(f"the model {str(model)!r} is ELMo, which is not divided: use device cpu or cuda")
         return ElmoEncoder(files, name=str(model), device=place.main, dtype=dtype)
     own = None if compute_dtype == "auto" else dtype
     return TransformerEncoder(load(model, device=device, dtype=own, revision=revision, layers=layers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,10 +16,11 @@ from embstore.errors import InvalidValueError, ModelError, quoted
 from embstore.sizes import parse_nbytes
 from embstore.store.layout import resolve_layers
 
-SPLIT = "split"
+SPLIT, TENSOR = "split", "tensor"
 SHARE = 0.8  # of a GPU's free memory that weights take; batches need the rest
 CHECKED_NBYTES = 2**30  # of weights in main memory, all of whose values are checked; of more, a sample is
 SAMPLE = 2**12  # values of a parameter
+MAX_RANKS = 64  # processes of a model on a CPU
 ELSEWHERE = ("cpu", "disk")  # of a map: not where batches run, if there is anything else
 
 Device = str | Mapping[str, int | str]
@@ -29,27 +31,30 @@ class Place:
     """Where a network is put: `main` is the device that ids go to and vectors are collected on.
 
     `device_map`: how `accelerate` divides the modules; None: all are on `main`. `most_nbytes`: of weights on each
-    device, None: what fits.
+    device, None: what fits. `n_ranks`: the processes that each have a part of every matrix, see `tensor`.
     """
 
     main: torch.device
     device_map: str | Mapping[str, int | str] | None = None
     most_nbytes: int | None = None
+    n_ranks: int = 1
 
     @classmethod
     def of(cls, device: Device | torch.device) -> Place:
-        """Read a `device` argument: one device, "split", "split:20GiB", or a map of modules to devices.
+        """Read a `device` argument: one device, "split", "split:20GiB", "tensor", "tensor:4", or a map of modules.
 
         Raises InvalidValueError for a device that is not here, and where `accelerate` is missing.
         """
         if isinstance(device, torch.device):
             return cls(device)
-        if isinstance(device, str) and device.partition(":")[0] != SPLIT:
+        kind, colon, size = device.partition(":") if isinstance(device, str) else ("", "", "")
+        if isinstance(device, str) and kind not in (SPLIT, TENSOR):
             return cls(choose_device(device))
         if find_spec("accelerate") is None:
             raise InvalidValueError(f"device {quoted(device)} needs accelerate: pip install embstore[large]")
+        if kind == TENSOR:
+            return cls(choose_device("auto"), n_ranks=_n_ranks(size if colon else None))
         if isinstance(device, str):
-            _, colon, size = device.partition(":")
             return cls(choose_device("auto"), "auto", parse_nbytes(size, name="the size in device") if colon else None)
         if not isinstance(device, Mapping) or not device:
             raise InvalidValueError(f"device {quoted(device)} is not a name or a map of modules to devices")
@@ -58,11 +63,13 @@ class Place:
 
     @property
     def is_split(self) -> bool:
-        return self.device_map is not None
+        return self.device_map is not None or self.n_ranks > 1
 
     @property
     def split_over(self) -> Device | None:
         """The `device` argument of a split network, else None."""
+        if self.n_ranks > 1:
+            return f"{TENSOR}:{self.n_ranks}"
         if self.device_map != "auto":
             return self.device_map
         return SPLIT if self.most_nbytes is None else f"{SPLIT}:{self.most_nbytes}"
@@ -84,6 +91,8 @@ class Place:
         """Return the arguments of `from_pretrained`; empty: the network is moved to `main` afterwards."""
         if not self.loads_straight:
             return {}
+        if self.n_ranks > 1:
+            return {"distributed_config": _distributed(self.n_ranks)}
         if not isinstance(self.device_map, str):
             return {"device_map": self.device_map or {"": self.main}}
         free: dict[int | str, int] = {}
@@ -92,6 +101,28 @@ class Place:
         if self.most_nbytes is not None:
             free = {gpu: min(nbytes, self.most_nbytes) for gpu, nbytes in free.items()} or {"cpu": self.most_nbytes}
         return {"device_map": "auto", "max_memory": free or None}
+
+
+def _n_ranks(number: str | None) -> int:
+    """Return how many devices "tensor:N" names, for None all; raises InvalidValueError if they are not here."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    most = torch.accelerator.device_count() if kind is not None else MAX_RANKS
+    number = str(most) if number is None and kind is not None else number
+    if kind is not None and kind.type != "cuda":
+        raise InvalidValueError(f"device 'tensor' needs CUDA GPUs, not {kind.type}: use device split")
+    if number is None or not number.isdecimal() or not 2 <= int(number) <= most:
+        here = f"{most} {'processes on this CPU' if kind is None else 'CUDA GPUs here'}"
+        raise InvalidValueError(f"device 'tensor:{number or 'N'}' is not allowed: give N from 2 to {here}")
+    return int(number)
+
+
+def _distributed(n_ranks: int) -> Any:
+    """Return what divides a network over processes, for transformers; raises InvalidValueError if it is too old."""
+    try:
+        distributed: Any = import_module("transformers.distributed")
+        return distributed.DistributedConfig(tp_size=n_ranks)
+    except (ImportError, AttributeError, TypeError):
+        raise InvalidValueError("device 'tensor' needs a newer transformers: pip install -U transformers") from None
 
 
 def own_dtype(config: Any, place: Place) -> torch.dtype:
@@ -133,6 +164,7 @@ def require_finite_weights(network: nn.Module, name: str, *, but: Mapping[str, t
     values of each parameter are; weights that stay on the disk are not. `but`: parameters that are not in the files.
     """
     weights = {key: value for key, value in network.named_parameters() if key not in but and not value.is_meta}
+    weights = {key: getattr(value, "_local_tensor", value) for key, value in weights.items()}  # of several processes
     weights = {key: value for key, value in weights.items() if type(value.data) is torch.Tensor}  # not quantized
     nbytes = sum(value.nbytes for value in weights.values() if value.device.type == "cpu")
     for key, value in weights.items():

@@ -75,7 +75,12 @@ class Network:
 
     @cached_property
     def sites(self) -> SiteTap:
-        """What the parts of the blocks compute; raises ModelError if that is not known."""
+        """What the parts of the blocks compute; raises ModelError if that is not known, or not known here."""
+        if (ranks := getattr(self.model, "ranks", None)) is not None:
+            raise ModelError(
+                f"the parts of the blocks of {self.info.name!r} are on {ranks.place.n_ranks} devices: only the site "
+                "residual can be read with device tensor; use device split"
+            )
         return find_sites(self.tap, self._different_inputs(), name=self.info.name)
 
     @cached_property
@@ -123,6 +128,8 @@ class Network:
     @property
     def gpus(self) -> list[torch.device]:
         """Return the CUDA devices that the weights are on."""
+        if (ranks := getattr(self.model, "ranks", None)) is not None:
+            return [torch.device("cuda", rank) for rank in range(ranks.place.n_ranks)]
         return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"} or {self.device}, key=str)
 
     @property
