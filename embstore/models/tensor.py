@@ -78,7 +78,7 @@ def require_tensor_parallel(config: Any, place: Place, name: str) -> None:
     gc.collect()  # an encoder that nobody has any more
     if dist.is_initialized() or "LOCAL_RANK" in os.environ:
         raise InvalidValueError(
-            "device 'tensor' starts its own processes, once at a time: run it without torchrun, and drop the model "
+            "device 'tensor' starts its own processes, for a single model: run it without torchrun, and drop the model "
             "that is loaded so"
         )
 

@@ -61,7 +61,7 @@ def test_two_processes_give_the_vectors_of_one(tmp_path, name):
             assert relative_error(encoded(encoder)[0], encoded(whole)[0]) < 2e-5
         with pytest.raises(ModelError, match=r"are on 2 devices: only the site residual .*; use device split$"):
             encoded(encoder, sites=("head_output",))
-        with pytest.raises(InvalidValueError, match="starts its own processes, once at a time"):
+        with pytest.raises(InvalidValueError, match="starts its own processes, for a single model"):
             load_encoder(folder, device="tensor:2")
         require_equal_stores(encoder, whole, tmp_path)
     finally:
