@@ -29,7 +29,7 @@ from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
 from embstore.models.placing import Device, Place, own_dtype, require_finite_weights, without_blocks
 from embstore.models.static.shorthand import require_name
-from embstore.models.tensor import Part, beside
+from embstore.models.tensor import Part, other_parts
 from embstore.store.storage.files import fsync_folder, fsync_tree, storing
 
 WEIGHTS = "model.safetensors"
@@ -98,7 +98,7 @@ def load(
     deepest = place.deepest(config, layers)
     what: Any = checkpoint.folder, config, dtype, place, deepest
     fits = memory_needed(f"the model {str(model)!r}", place.main)
-    with quiet(), ThreadPoolExecutor(1) as other, fits, beside(*what) as follow_calls:
+    with quiet(), ThreadPoolExecutor(1) as other, fits, other_parts(*what) as follow_calls:
         sha256 = other.submit(sha256_of, checkpoint.files)
         network, missing = _load_network(*what)
         follow_calls(network)

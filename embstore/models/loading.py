@@ -38,7 +38,7 @@ def load_encoder(
     `*weights.hdf5`, and no `config.json`, is ELMo as published. `device`: "auto" (a CUDA GPU if there is one), "cpu",
     "cuda", "cuda:N", "mps" or "xpu"; "split": over all CUDA GPUs, what does not fit in main memory, the rest on the
     disk; "split:20GiB": at most that much of the weights on each GPU (without one, in main memory); "tensor" or
-    "tensor:4": all CUDA GPUs, or so many, or so many processes on a CPU, run it together, each with a part of every
+    "tensor:4": all CUDA GPUs, or four (on a CPU, four processes) run it together, each with a part of every
     matrix; or a map of modules to devices, as `accelerate` takes it. `compute_dtype`: "float32", "float16", "bfloat16"
     or "auto": float32, but on CUDA, and of a split model, that of a checkpoint in half precision, and float16 on CUDA
     otherwise. `revision`: of a hub model. `layers`: those that will be asked for; a GPU, and a split model, need not

@@ -84,7 +84,7 @@ def require_tensor_parallel(config: Any, place: Place, name: str) -> None:
 
 
 @contextmanager
-def beside(
+def other_parts(
     folder: Path, config: Any, dtype: torch.dtype, place: Place, deepest: int | None
 ) -> Iterator[Callable[[Any], None]]:
     """Load the other parts of a model, if it has any, while the block loads one, and give that one to the result.

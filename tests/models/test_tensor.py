@@ -118,7 +118,7 @@ def is_alive(pid):
 
 @pytest.mark.parametrize(
     ("begin", "reason"),
-    [("raise SystemExit('no room')", "no room"), ("import os; os.kill(os.getpid(), 9)", "signal 9")],
+    [("raise SystemExit('no memory left')", "no memory left"), ("import os; os.kill(os.getpid(), 9)", "signal 9")],
 )
 def test_a_process_that_does_not_start(llama, monkeypatch, begin, reason):
     monkeypatch.setattr(tensor, "BEGIN", begin)
