@@ -415,6 +415,14 @@ class TypeIndex:
         return np.sort(np.concatenate([np.empty(0, np.int64), *map(self.rows_of, sorted(set(type_ids)))]))
 
 
+def indptr_by_type(types: NDArray[np.int32], n_types: int, *, block_rows: int = _SORT_ROWS) -> NDArray[np.int64]:
+    """Count the rows of each type, block by block: the `indptr` of a TypeIndex."""
+    indptr = np.zeros(n_types + 1, np.int64)
+    for start in range(0, len(types), block_rows):
+        indptr[1:] += np.bincount(types[start : start + block_rows], minlength=n_types)
+    return np.cumsum(indptr, out=indptr)
+
+
 @contextmanager
 def rows_by_type(
     types: NDArray[np.int32], n_types: int, folder: Path, *, block_rows: int = _SORT_ROWS
@@ -424,10 +432,7 @@ def rows_by_type(
     A counting sort, block by block; beyond one block the result is in an unnamed file in `folder`, which exists while
     the context lasts.
     """
-    indptr = np.zeros(n_types + 1, np.int64)
-    for start in range(0, len(types), block_rows):
-        indptr[1:] += np.bincount(types[start : start + block_rows], minlength=n_types)
-    np.cumsum(indptr, out=indptr)
+    indptr = indptr_by_type(types, n_types, block_rows=block_rows)
     if len(types) <= block_rows:
         yield indptr, np.argsort(types, kind="stable").astype(np.int64, copy=False)
         return

@@ -322,6 +322,36 @@ def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
     assert np.isnan(array[[0, 2, 3]]).all()
 
 
+@pytest.mark.parametrize("nbytes", [2**27, 1000])
+def test_columns_are_compressed_and_the_same(
+    place: Path, model: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One chunk or several, in memory or as a file of the cache; any Zarr tool reads them, and damage is found."""
+    monkeypatch.setattr("embstore.store.zarr.format.PACKED_NBYTES", nbytes)
+    monkeypatch.setattr("embstore.store.virtual.recomputed.SMALL_NBYTES", nbytes)
+    full, virtual = virtual_store(place, model)
+    expected, found = ({**store.index.arrays(), "": store.occurrences[1]} for store in (full, es.open(virtual.path)))
+    assert sorted(found) == sorted(expected)
+    for name, column in expected.items():
+        assert found[name].dtype == column.dtype
+        assert found[name].tobytes() == column.tobytes(), name
+    assert (cached(place) > 0) == (nbytes == 1000)
+    group = zarr.open_group(virtual.path, mode="r")
+    for name in ("occurrences/type", "occurrences/labels/upos", "sentences/text_bytes"):
+        assert np.asarray(group[name][...]).tobytes() == expected[name].tobytes()  # type: ignore[index]
+    assert not (virtual.path / "types/occurrences").exists()
+    chunk = virtual.path / "occurrences/type" / ("1" if nbytes == 1000 else "0")
+    data = bytearray(chunk.read_bytes())
+    data[len(data) // 2] ^= 255
+    chunk.write_bytes(data)
+    assert "occurrences/type" in {fault.part for fault in es.verify(virtual.path).faults}
+    forget(place)
+    with pytest.raises(StoreDamagedError, match=r"occurrences/type.* was changed"):
+        _ = es.open(virtual.path).index
+    es.extract(plan(model), virtual.path, repair=True, progress=False)
+    assert es.verify(virtual.path).ok
+
+
 def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -> None:
     imported = make_store(place / "imported.zarr").store
     made = plan(model)

@@ -24,7 +24,7 @@ from embstore.store.arrays import (
     ArraySpec,
     Records,
     committed,
-    frozen_spec,
+    frozen_specs,
     no_records,
     payload_specs,
     record_crc32c,
@@ -47,11 +47,16 @@ from embstore.store.zarr.format import (
     NODE,
     TEMPORARY,
     all_nodes,
+    array_node,
     column_end,
     column_key,
+    column_keys,
+    is_packed,
+    packed_keys,
     shard_end,
     shard_key,
 )
+from embstore.store.zarr.packed import unpacked
 from embstore.store.zarr.reader import root_attribute
 
 
@@ -119,24 +124,33 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
     if parsed is None:
         return 0
     metadata, arrays = parsed
+    specs = frozen_specs(arrays)
+    reader = None if metadata.kept is None else open_reader(path)
+    plain = {} if reader is None else {f"{spec.path}/{NODE}": array_node(spec) for spec in specs}  # a begun thinning
     for key, node in all_nodes(metadata, arrays).items():
         found = root if key == NODE else checks.get(key)
-        if found is not None and found != node:
+        if found not in (None, node, plain.get(key)):
             findings.fault(key, "was changed")
-    columns = {name: checks.column(frozen_spec(name, array.shape), array.crc32c) for name, array in arrays.items()}
+    columns: dict[str, NDArray[Any] | None] = {}
+    for spec in specs:
+        crc, node_key = arrays[spec.path].crc32c, f"{spec.path}/{NODE}"
+        if reader is None or (node_key in sizes and storage.get(node_key) == plain[node_key]):
+            columns[spec.path] = checks.column(spec, crc)
+        else:
+            columns[spec.path] = checks.expanded(reader, spec, crc)
     complete = {name: column for name, column in columns.items() if column is not None}
     if len(complete) == len(arrays):
         check_index(complete, metadata, findings)
     records = checks.records(metadata)
-    reader = None if metadata.kept is None else open_reader(path)
     for partition in np.flatnonzero(committed(records, metadata.layout)).tolist():
         if reader is not None:
             checks.virtual(reader, partition, records[partition])
             continue
         checks.partition(payload_specs(metadata, partition), metadata.layout, partition, records[partition])
-    begun = () if metadata.kept is not None else (f"{FINGERPRINTS}/", f"{KEPT}/")  # by a thinning
-    for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
-        if not key.startswith((f"{TEMPORARY}/", *begun)):  # what a killed writer left is not a fault
+    begun = (f"{TEMPORARY}/",) if reader is not None else (f"{TEMPORARY}/", f"{FINGERPRINTS}/", f"{KEPT}/")
+    of_columns = {column_key(spec) for spec in specs} | set(plain) if reader is not None else set()
+    for key in sorted(set(sizes) - expected_keys(metadata, arrays) - of_columns):
+        if not key.startswith(begun):  # what a killed writer left is not a fault
             findings.fault(key, "does not belong to the store")
     return metadata.n_partitions
 
@@ -161,7 +175,7 @@ def key_sizes(storage: Storage) -> dict[str, int]:
 def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str]:
     """Return the keys of a finished store."""
     keys = set(all_nodes(metadata, arrays)) | {COMMITS_CHUNK}
-    keys |= {column_key(frozen_spec(name, array.shape)) for name, array in arrays.items() if 0 not in array.shape}
+    keys |= {key for spec in frozen_specs(arrays) for key in column_keys(metadata, spec)}
     partitions = range(metadata.layout.n_partitions)
     keys |= {column_key(spec) for spec in virtual_specs(metadata)}
     return keys | {shard_key(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
@@ -223,6 +237,20 @@ class _ZarrChecks:
             return None
         column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
         return column
+
+    def expanded(self, reader: Reader, spec: ArraySpec, expected: int) -> NDArray[Any] | None:
+        """Check a column that a virtual store has compressed, or that follows from another one, and return it."""
+        crc = 0
+        try:
+            for part in unpacked(self._storage, spec) if is_packed(spec) else ():
+                crc = crc32c(part, crc)
+            if is_packed(spec) and crc != expected:
+                raise StoreDamagedError("was changed: its checksum differs")
+            self._findings.checked(sum(self._sizes.get(key, 0) for key in packed_keys(spec)))
+            return reader.column(spec.path)
+        except StoreDamagedError as error:
+            self._findings.fault(spec.path, str(error))
+            return None
 
     def records(self, metadata: Metadata) -> Records:
         """Check and return the commit records [partition, 2]."""

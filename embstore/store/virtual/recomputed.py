@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Expected, Parts, Storage
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder
 from embstore.store.storage.client import setting
-from embstore.store.storage.files import crc32c, crc32c_of_file, write_at
+from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, crc32c_of_file, write_at
 from embstore.store.virtual.fingerprints import TOLERANCE, difference, fingerprints
 from embstore.store.zarr.format import column_key, shard_end, shard_key, shard_parts
+
+SMALL_NBYTES = 2**23  # of a column that is held in memory once it is expanded
 
 _AT_ONCE = threading.RLock()  # the threads of a process share the model
 
@@ -63,6 +65,41 @@ class Recomputed:
         """Return the files of a partition's shards; it is computed again unless they are in the cache."""
         return self._found(number)[0]
 
+    def column(self, name: str, nbytes: int, crc: int, parts: Callable[[], Iterable[NDArray[Any]]]) -> Bytes | Path:
+        """Return a column that is made of `parts`: its bytes, or a file in the cache where they are many.
+
+        Raises StoreDamagedError unless their CRC32C is `crc`.
+        """
+        damaged = StoreDamagedError(f"{name} of {self._storage.path} was changed, its checksum differs: {REPAIR_HINT}")
+        if nbytes <= SMALL_NBYTES or nbytes > self._nbytes // 4:
+            data = np.concatenate([part.view(np.uint8) for part in parts()])
+            if crc32c(data) != crc:
+                raise damaged
+            data.flags.writeable = False
+            return data
+
+        def write(descriptors: list[int]) -> None:
+            offset = found = 0
+            for part in parts():
+                offset, found = write_at(descriptors[0], part, offset), crc32c(part, found)
+            if found != crc:
+                raise damaged
+
+        file = f"{self._metadata.fingerprint} {name} {nbytes} {crc}", nbytes
+        path = self._cache.find(*file)
+        if path is None:
+            self._cache.add([file], write)
+            path = self._cache.find(*file)
+        if path is None:
+            raise self._lost()
+        return path
+
+    def _lost(self) -> StoreDamagedError:
+        return StoreDamagedError(
+            f"{self.folder} has lost a file that was just written there: set EMBSTORE_CACHE_GIB to more, or choose "
+            "another folder by EMBSTORE_CACHE"
+        )
+
     def crc32c(self, number: int) -> int | None:
         """Return the CRC32C of a partition as it is in the cache; None where its last bits differ from the commit's."""
         paths, is_exact = self._found(number)
@@ -87,10 +124,7 @@ class Recomputed:
             with _AT_ONCE:
                 if not self._cached(expected):
                     self._recompute(number)
-        raise StoreDamagedError(
-            f"{self.folder} has lost a file that was just written there: set EMBSTORE_CACHE_GIB to more, or choose "
-            "another folder by EMBSTORE_CACHE"
-        )
+        raise self._lost()
 
     def _cached(self, expected: Expected) -> tuple[list[Path], bool] | None:
         for is_exact in (True, False):

@@ -16,19 +16,31 @@ from embstore import recomputing
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, check_choice
 from embstore.progress import Progress, reporting
-from embstore.store.arrays import KEPT, committed, payload_specs, record_crc32c
+from embstore.store.arrays import KEPT, committed, frozen_specs, payload_specs, record_crc32c
 from embstore.store.layout import resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
 from embstore.store.storage.base import Storage
-from embstore.store.storage.files import storing
+from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.store import Layers, Store
 from embstore.store.virtual.fingerprints import fingerprints
 from embstore.store.virtual.recomputed import crc_of, require_near, virtual_chunks
-from embstore.store.zarr.format import NODE, TEMPORARY, all_nodes, shard_end, shard_key, shard_parts
+from embstore.store.zarr.format import (
+    DERIVED,
+    NODE,
+    TEMPORARY,
+    all_nodes,
+    column_key,
+    is_packed,
+    packed_node,
+    shard_end,
+    shard_key,
+    shard_parts,
+)
+from embstore.store.zarr.packed import packed
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
 
@@ -80,6 +92,9 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
             f"{storage.path} keeps layers {', '.join(map(str, found.kept)) or 'none'}: others are not stored any more; "
             "keep the same, or none"
         )
+    for name in reader.arrays:
+        if crc32c(reader.column(name)) != reader.arrays[name].crc32c:
+            raise StoreDamagedError(f"{name} of {storage.path} was changed: repair the store before it is thinned")
     metadata = replace(found, kept=kept)
     whole = [number for number in range(metadata.n_partitions) if _is_whole(storage, metadata, number)]
     order = sorted({whole[0], whole[len(whole) // 2], whole[-1]}) if whole and check == "sample" else whole
@@ -92,6 +107,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
     if metadata != found:
         _declare(storage, reader, metadata)
         reader = ZarrReader(storage)
+    _pack(storage, reader)
     writer = ZarrWriter(storage, metadata)
     with reporting(progress, total=metadata.n_partitions, unit="partitions", label="thin") as report:
         for number in range(metadata.n_partitions):
@@ -101,12 +117,11 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
                 writer.keep(number, {})
             report(number + 1)
     storage.finish()
-    if not kept:
-        for key in storage.sizes(KEPT):
-            storage.delete(key)
-        for folder, _, _ in os.walk(storage.path, topdown=False):
-            with suppress(OSError):  # not empty
-                os.rmdir(folder)
+    for key in () if kept else storage.sizes(KEPT):
+        storage.delete(key)
+    for folder, _, _ in os.walk(storage.path, topdown=False):
+        with suppress(OSError):  # not empty
+            os.rmdir(folder)
 
 
 def _is_whole(storage: Storage, metadata: Metadata, number: int) -> bool:
@@ -119,11 +134,29 @@ def _is_whole(storage: Storage, metadata: Metadata, number: int) -> bool:
 def _declare(storage: LocalStorage, reader: ZarrReader, metadata: Metadata) -> None:
     """Make a store virtual: first the arrays that it then has, at last its metadata; all shards are complete still."""
     missing = {key: parts for key, parts in virtual_chunks(metadata).items() if storage.size(key) is None}
-    nodes = all_nodes(metadata, reader.arrays)
-    for key, parts in {**missing, **{key: [node] for key, node in nodes.items()}}.items():
+    columns = {f"{name}/{NODE}" for name in reader.arrays}
+    nodes = {key: [node] for key, node in all_nodes(metadata, reader.arrays).items() if key not in columns}
+    for key, parts in {**missing, **nodes}.items():
         if key in missing or not storage.holds(key, parts):
             storage.put(key, parts)
     assert list(nodes)[-1] == NODE
+
+
+def _pack(storage: LocalStorage, reader: ZarrReader) -> None:
+    """Compress the columns of a store that is virtual already; each is read as its zarr.json says at that moment."""
+    specs = frozen_specs(reader.arrays)
+    for spec in filter(is_packed, specs):
+        node = packed_node(spec)
+        if not storage.holds(f"{spec.path}/{NODE}", [node]):
+            for key, chunk in packed(spec, reader.column(spec.path)):
+                storage.put(key, [chunk])
+            storage.put(f"{spec.path}/{NODE}", [node])
+    reader.release_columns()
+    for spec in specs:
+        keys = [f"{spec.path}/{NODE}"] if spec.path in DERIVED else []
+        for key in [*keys, column_key(spec)] if keys or is_packed(spec) else ():
+            if storage.size(key) is not None:
+                storage.delete(key)
 
 
 def _checked_arrays(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:

@@ -35,6 +35,9 @@ APPENDED = "appended"  # the group of stores that were appended
 INDEXES = "hidden_states/.index"  # search indexes, likewise; they are not part of the store
 LABELS = "hidden_states/.labels"  # label columns that were added, likewise
 ABSENT = 2**64 - 1
+DERIVED = ("types/indptr", "types/occurrences")  # columns that a virtual store sorts from `occurrences/type`
+PACKED_NBYTES = 2**27  # of a compressed chunk, when it is expanded
+PACKED_LEVEL = 9  # of zstd: the size of 19 but for a tenth, and fifteen times as fast
 _PAIR_NBYTES = 16
 _CRC_NBYTES = 4
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -84,7 +87,9 @@ def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str
             nodes[f"{path}/{NODE}"] = group_node({})
     commits = commits_spec(metadata.n_partitions)
     for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits, *virtual_specs(metadata)]:
-        nodes[f"{spec.path}/{NODE}"] = array_node(spec)
+        if metadata.kept is None or spec.path not in DERIVED:
+            packed = metadata.kept is not None and is_packed(spec)
+            nodes[f"{spec.path}/{NODE}"] = packed_node(spec) if packed else array_node(spec)
     nodes[NODE] = group_node({"embstore": document(metadata, arrays)})
     return nodes
 
@@ -92,6 +97,37 @@ def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str
 def column_key(spec: ArraySpec) -> str:
     """Return the key of the one chunk of an array that is written once."""
     return f"{spec.path}/c/" + "/".join("0" for _ in spec.shape)
+
+
+def column_keys(metadata: Metadata, spec: ArraySpec) -> list[str]:
+    """Return the keys of all chunks of an array that is written once: several or none in a virtual store."""
+    if 0 in spec.shape or (metadata.kept is not None and spec.path in DERIVED):
+        return []
+    return packed_keys(spec) if metadata.kept is not None and is_packed(spec) else [column_key(spec)]
+
+
+def is_packed(spec: ArraySpec) -> bool:
+    """Return whether a virtual store has an array that is written once compressed: a column of the index."""
+    return "/" in spec.path and spec.path not in DERIVED and spec.shape[0] > 0
+
+
+def packed_rows(spec: ArraySpec) -> int:
+    """Return the rows of a compressed chunk of a column."""
+    return min(spec.shape[0], PACKED_NBYTES // spec.dtype.itemsize)
+
+
+def packed_keys(spec: ArraySpec) -> list[str]:
+    """Return the keys of the compressed chunks of a column, none of which is that of its plain chunk."""
+    return [f"{spec.path}/{number}" for number in range(-(-spec.shape[0] // packed_rows(spec)))]
+
+
+def packed_node(spec: ArraySpec) -> bytes:
+    """Return the zarr.json of a compressed column."""
+    node = json.loads(array_node(spec))
+    node["chunk_grid"]["configuration"]["chunk_shape"] = [packed_rows(spec)]
+    node["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "."}}
+    node["codecs"] = [_BYTES, {"name": "zstd", "configuration": {"level": PACKED_LEVEL, "checksum": False}}]
+    return _encode(node)
 
 
 def shard_key(spec: ArraySpec, partition: int) -> str:

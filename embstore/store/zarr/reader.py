@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from embstore.store.arrays import (
     payload_specs,
     record_crc32c,
 )
+from embstore.store.index import indptr_by_type, rows_by_type
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import parse
 from embstore.store.reading.mapped import (
@@ -47,14 +49,17 @@ from embstore.store.virtual.recomputed import Recomputed, kept_fault
 from embstore.store.zarr.format import (
     APPENDED,
     COMMITS_CHUNK,
+    DERIVED,
     NODE,
     array_node,
     column_key,
     index_nbytes,
+    packed_node,
     parse_index,
     shard_end,
     shard_key,
 )
+from embstore.store.zarr.packed import unpacked
 from embstore.store.zarr.remote import RemoteRows
 
 MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses
@@ -209,11 +214,15 @@ class ZarrReader:
         return column
 
     def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
-        if self._is_folder:
+        if self._is_folder or self._recomputed is not None:
             node = self.storage.get_or_none(f"{spec.path}/{NODE}")
+            if self._recomputed is not None and node == (None if spec.path in DERIVED else packed_node(spec)):
+                return self._expanded(self._recomputed, spec)
             if node is None:
                 raise StoreDamagedError(f"{self.storage.url(f'{spec.path}/{NODE}')} is missing: {REPAIR_HINT}")
             if node != array_node(spec):
+                if not self._is_folder:
+                    raise self._rewritten(spec.path)
                 return self._column_by_zarr(spec)
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
@@ -236,6 +245,29 @@ class ZarrReader:
             raise StoreDamagedError(f"{self.storage.url(key)} was changed, its checksum differs: {REPAIR_HINT}")
         data.flags.writeable = False
         return data.view(spec.dtype).reshape(spec.shape)
+
+    def _expanded(self, cache: Recomputed, spec: ArraySpec) -> NDArray[Any]:
+        """Return a column that a virtual store has compressed, or that follows from another one."""
+        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
+        make = partial(self._derived, cache, spec) if spec.path in DERIVED else partial(unpacked, self.storage, spec)
+        found = cache.column(spec.path, nbytes, self.arrays[spec.path].crc32c, make)
+        if isinstance(found, Path):
+            file = MappedFile(found)
+            self._files.append(file)
+            found = file.bytes
+        return found.view(spec.dtype)
+
+    def _derived(self, cache: Recomputed, spec: ArraySpec) -> Iterator[NDArray[np.int64]]:
+        types, n_types = self.column("occurrences/type"), self.arrays["types/indptr"].shape[0] - 1
+        try:
+            if spec.path == "types/indptr":
+                yield indptr_by_type(types, n_types)
+                return
+            folder = cache.folder if cache.folder.is_dir() else Path(tempfile.gettempdir())
+            with rows_by_type(types, n_types, folder) as (_, rows):
+                yield rows
+        except (ValueError, IndexError):
+            raise StoreDamagedError(f"occurrences/type of {self.path} has a type that is none: {REPAIR_HINT}") from None
 
     def most_mapped(self, array: str) -> int:
         """Return for how many partitions of an array `layer` may be called, 0 where its shards are not mapped."""

@@ -31,14 +31,17 @@ from embstore.store.virtual.fingerprints import fingerprints
 from embstore.store.virtual.recomputed import crc_of, fingerprint_bytes, kept_fault, virtual_chunks
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
+    DERIVED,
     NODE,
     all_nodes,
     column_key,
     column_parts,
+    is_packed,
     shard_end,
     shard_key,
     shard_parts,
 )
+from embstore.store.zarr.packed import packed
 from embstore.store.zarr.reader import ZarrReader, read_records
 
 COMMIT_SECONDS = 5.0  # a bucket's commits object is rewritten at most this often
@@ -49,8 +52,10 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
     """Return everything in a store that never changes, by key, the root's zarr.json last."""
     objects: dict[str, Parts] = {}
     for name, array in frozen.items():
-        if array.size:
-            spec = frozen_spec(name, array.shape)
+        spec = frozen_spec(name, array.shape)
+        if metadata.kept is not None and is_packed(spec):
+            objects.update({key: [chunk] for key, chunk in packed(spec, array)})
+        elif array.size and (metadata.kept is None or name not in DERIVED):
             objects[column_key(spec)] = column_parts(spec, array)
     for key, node in all_nodes(metadata, stored_arrays(frozen)).items():
         objects[key] = [node]
