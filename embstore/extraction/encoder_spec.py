@@ -14,7 +14,7 @@ from embstore.models import absolute_shorthand, encoder_from_shorthand
 from embstore.models.encoder import Encoder
 from embstore.models.placing import Device
 
-PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
+PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy", "vllm")
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def find_model(store: Store) -> str:
     model, folders = store.metadata.model, [Path(".")]
     if isinstance(store.path, Path):
         folders.append(store.path.absolute().parent)
-    remembered = _memory(model["weights_sha256"])
+    remembered = _memory(model["name"], model["weights_sha256"])
     try:
         if remembered.is_file():
             return locate(remembered.read_text("utf-8"), model["revision"], folders=["/"])
@@ -124,12 +124,13 @@ def find_model(store: Store) -> str:
 
 def remember(encoder: Encoder) -> None:
     """Remember on this machine where the files of an encoder are, by the digest of its weights."""
-    file, place = _memory(encoder.info.weights_sha256), absolute_shorthand(encoder.source)
+    file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_shorthand(encoder.source)
     if not file.is_file() or file.read_text("utf-8") != place:
         make_folders(file.parent)
         with replacing(file) as partial:
             partial.write_text(place, "utf-8")
 
 
-def _memory(digest: str) -> Path:
-    return default_folder() / "models" / digest
+def _memory(name: str, digest: str) -> Path:
+    kind, colon, _ = name.rpartition(":")  # vllm:MODEL and subwords:MODEL have the weights of MODEL
+    return default_folder() / "models" / (digest + colon.replace(":", "-") + kind.replace(":", "-"))

@@ -17,9 +17,10 @@ from embstore.models.elmo.weights import find_elmo
 from embstore.models.encoder import Encoder
 from embstore.models.placing import Device, Place
 from embstore.models.static.encoder import StaticEncoder
-from embstore.models.static.shorthand import BAG, Missing, parse_shorthand, require_name
+from embstore.models.static.shorthand import BAG, Missing, parse_shorthand, parse_vllm, require_name
 from embstore.models.static.tables import SubwordTable, WordTable
 from embstore.models.transformer.encoder import TransformerEncoder
+from embstore.models.vllm.encoder import VllmEncoder
 from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
 from embstore.vectors.word_vectors import MAX_DIMENSIONS, table_of_vectors
 
@@ -32,7 +33,7 @@ def load_encoder(
     revision: str | None = None,
     layers: str | int | Iterable[int | str] = "all",
 ) -> Encoder:
-    """Load the encoder that extraction runs: a transformer, or ELMo.
+    """Load the encoder that extraction runs: a transformer, also one that vLLM runs, or ELMo.
 
     `model`: a folder, or a name of the Hugging Face hub (downloaded once). A folder with `*options.json` and
     `*weights.hdf5`, and no `config.json`, is ELMo as published. `device`: "auto" (a CUDA GPU if there is one), "cpu",
@@ -45,9 +46,14 @@ def load_encoder(
     load the blocks above them. Quantized checkpoints are loaded as transformers loads them. For vectors without context
     see `vector_encoder`, `random_encoder`, `subword_encoder` and `bag_encoder` of `embstore.models`.
 
+    "vllm:MODEL" is a decoder that vLLM runs, "vllm:MODEL?tensor_parallel_size=N" on N GPUs.
+
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for whatever
     prevents the model from being used, InvalidValueError for an unknown device or dtype.
     """
+    if (vllm := parse_vllm(model)) is not None:
+        given: dict[str, Any] = {"device": device, "compute_dtype": compute_dtype, "revision": revision}
+        return VllmEncoder(*vllm, source=str(model), layers=layers, **given)
     place = Place.of(device)
     dtype = choose_dtype(compute_dtype, place.main)
     if (files := find_elmo(model)) is not None:
@@ -180,13 +186,15 @@ def encoder_from_shorthand(
 
 
 @checked
-def model_kind(model: str | Path) -> Literal["static", "elmo", "transformer"]:
+def model_kind(model: str | Path) -> Literal["static", "elmo", "vllm", "transformer"]:
     """Return what a name of `encoder_from_shorthand` means, without loading weights.
 
     Raises ModelError, in one line, for a transformer whose files are missing or damaged.
     """
     if parse_shorthand(model) is not None:
         return "static"
+    if parse_vllm(model) is not None:
+        return "vllm"
     if find_elmo(model) is not None:
         return "elmo"
     open_checkpoint(model, revision=None)

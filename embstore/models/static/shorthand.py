@@ -1,4 +1,4 @@
-"""The shorthand in which stores and the command line name encoders without context; it loads nothing."""
+"""The shorthand in which stores and the command line name encoders that are no plain model; it loads nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ Kind = Literal["vectors", "random", "subwords"]
 Missing = Literal["random", "drop"]
 
 LONGEST_NAME, LONGEST_PATH = 255, 4095
-BAG = "bag:"
-OPTIONS: dict[str, tuple[str, ...]] = {"vectors": ("missing", "seed"), "random": ("seed",), "subwords": ()}
+BAG, VLLM = "bag:", "vllm:"
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "vectors": ("missing", "seed"),
+    "random": ("seed",),
+    "subwords": (),
+    "vllm": ("tensor_parallel_size", "gpu_memory_utilization"),
+}
 USAGE = {
     "vectors": "vectors:FILE, with ?missing=random, ?missing=drop or ?seed=N after it (several joined by &)",
     "random": "random:DIMENSIONS, such as random:300 or random:300?seed=1",
     "subwords": "subwords:MODEL, the folder or name of a model",
+    "vllm": "vllm:MODEL, with ?tensor_parallel_size=N or ?gpu_memory_utilization=0.8 after it (or both, joined by &)",
 }
 VECTOR_SUFFIXES = (".txt", ".vec", ".bin", ".npy", ".kv", ".model", ".wordvectors", ".gz", ".zst")
 MODEL_SUFFIXES = (".safetensors", ".json", ".hdf5", ".h5", ".pt", ".pth", ".onnx", ".ckpt", ".msgpack", ".gguf")
@@ -70,6 +76,10 @@ def parse_shorthand(model: str | Path) -> Shorthand | None:
     rest = name.removeprefix(BAG)
     kind, colon, target = rest.partition(":")
     bare = not (colon and kind in OPTIONS)
+    if kind + colon == VLLM:
+        if rest != name:
+            raise ModelError(f"there is no bag of {rest!r}, which has context")
+        return None
     if bare:
         path = rest if Path(rest).exists() else rest.rpartition("?")[0] or rest
         if not Path(path).exists() and Path(path).suffix in VECTOR_SUFFIXES:
@@ -88,6 +98,15 @@ def parse_shorthand(model: str | Path) -> Shorthand | None:
     if missing not in ("random", "drop"):
         raise InvalidValueError(f"model {name!r}: missing {missing!r} is not allowed: choose random or drop")
     return Shorthand(cast(Kind, kind), target, rest != name, cast(Missing, missing), int(seed), bare)
+
+
+def parse_vllm(model: str | Path) -> tuple[str, dict[str, str]] | None:
+    """Return the model and the options of a name that begins with "vllm:"; None for any other name.
+
+    Raises InvalidValueError for options that are not known.
+    """
+    name = require_name(model)
+    return _split_options("vllm", name.removeprefix(VLLM), name) if name.startswith(VLLM) else None
 
 
 def _split_options(kind: str, rest: str, name: str) -> tuple[str, dict[str, str]]:
@@ -133,7 +152,7 @@ def locate(model: str, revision: str | None, *, folders: Iterable[str | Path]) -
 
 def _path_in(model: str) -> tuple[str, str | None, str]:
     """Split a name into its kind, the path of existing files, None if there are none, and its options."""
-    match = re.match(r"(?:bag:)?(?:vectors:|subwords:|random:)?", model)
+    match = re.match(r"(?:bag:)?(?:vectors:|subwords:|random:|vllm:)?", model)
     head = match[0] if match is not None else ""
     rest = model[len(head) :]
     path, mark, options = rest.rpartition("?")
