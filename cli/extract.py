@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
 KEEP = {"min_contexts": int, "per": str, "seed": int}
-READING = {"normalize": str, "language": str, "columns": str, "text": str, "spans": str, "chat": str}
+READING = {
+    "encoding": str,
+    "normalize": str,
+    "language": str,
+    "columns": str,
+    "text": str,
+    "spans": str,
+    "chat": str,
+}
 COMPUTING = {
     "unit": Literal["word", "subword", "sentence"],
     "compute_dtype": str,
@@ -52,6 +60,10 @@ Sites = Annotated[
     opt.option("LIST", "residual, attention_output, head_output, mlp_output, query, key, value; some, by commas."),
 ]
 Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
+Where = Annotated[
+    str | None,
+    opt.option("SQL", "Only words for which it is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
+]
 WordList = Annotated[
     Path | None, opt.option("FILE", "Only the words of this file, one a line.", "--word-list", panel=KEPT)
 ]
@@ -67,7 +79,6 @@ Split = Annotated[str | None, opt.option("NAME", "Split text into sentences, or 
 Words = Annotated[
     str | None, opt.option("NAME", "Split sentences into words at punctuation too, or at spaces only.", panel=READ)
 ]
-Encoding = Annotated[str | None, opt.option("NAME", "Character encoding, such as latin-1 (utf-8).", panel=READ)]
 Context = Annotated[
     str,
     opt.option(
@@ -121,13 +132,13 @@ class Extracting:
     specials: Specials = False
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
+    where: Where = None
     word_list: WordList = None
     label: Label = None
     max_contexts: MaxContexts = None
     format: Format = None
     split: Split = None
     words: Words = None
-    encoding: Encoding = None
     context: Context = "sentence"
     min_left: MinLeft = None
     context_window: ContextWindow = None
@@ -155,9 +166,10 @@ class Extraction:
             words=None if given.word_list is None else frozenset(opt.read_words(given.word_list, option="--word-list")),
             labelled=given.label == "any" or given.label or False,
             max_contexts=given.max_contexts,
+            where=given.where,
             **of(KEEP),
         )
-        names = ("format", "split", "words", "encoding")
+        names = ("format", "split", "words")
         reading = {**{name: getattr(given, name) for name in names}, **of(READING)}
         if "chat" in reading:
             reading["chat"] = es.models.chat_template(reading["chat"])
@@ -191,7 +203,7 @@ class Extraction:
         named = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
         named |= set(opt.read_settings(self.given.settings, SETTINGS))
         names = {each.name for each in fields(es.ExtractionOptions)} & named
-        if named & {"word_list", "label", "max_contexts", *KEEP}:
+        if named & {"where", "word_list", "label", "max_contexts", *KEEP}:
             names.add("keep")
         self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(names)})
 
@@ -254,10 +266,10 @@ def extract(
 
     An existing store of another corpus, model or options is refused. Other settings: unit=subword or unit=sentence for
     a row each; compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N
-    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; language=CODE of text (en); normalize
-    (nfc, nfkc, lower); columns of a .conll file, or those of a table to store as fields; text=COLUMN of a table,
-    spans=COLUMN with spans of its characters that are occurrences; chat=MODEL, whose chat template is applied to lists
-    of messages; workers=N of the cluster.
+    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; encoding of the files (utf-8);
+    language=CODE of text (en); normalize (nfc, nfkc, lower); columns of a .conll file, or those of a table to store as
+    fields; text=COLUMN of a table, spans=COLUMN with spans of its characters that are occurrences; chat=MODEL, whose
+    chat template is applied to lists of messages; workers=N of the cluster.
     """
     extraction = Extraction(corpus, extracting)
     if virtual and (append or len(extraction.windows) > 1):

@@ -23,11 +23,12 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 class Keep:
     """Rules that choose which occurrences get a row; they apply in this order, each to what the previous ones left.
 
-    `words`: only these words and phrases ("New York" and "New_York" are the same). `labelled`: only occurrences with a
-    label in any column (True) or in the named one. `min_contexts`: only words that occur in at least this many distinct
-    sentences; repeated sentences count once. `max_contexts`: at most this many occurrences of a word or, with `per` a
-    label column, of a word and label (no label counts as one): a uniform sample without replacement, which depends only
-    on `seed`, the word and the number of its occurrences.
+    `where`: only occurrences for which a condition in SQL is true, as `Store.select` would find them in a store of all
+    occurrences. `words`: only these words and phrases ("New York" and "New_York" are the same). `labelled`: only
+    occurrences with a label in any column (True) or in the named one. `min_contexts`: only words that occur in at least
+    this many distinct sentences; repeated sentences count once. `max_contexts`: at most this many occurrences of a word
+    or, with `per` a label column, of a word and label (no label counts as one): a uniform sample without replacement,
+    which depends only on `seed`, the word and the number of its occurrences.
     """
 
     words: frozenset[str] | None = None
@@ -36,6 +37,7 @@ class Keep:
     max_contexts: int | None = None
     per: str | None = None
     seed: int = 0
+    where: str | None = None
 
     def __post_init__(self) -> None:
         if self.words is not None:
@@ -50,10 +52,15 @@ class Keep:
             raise InvalidValueError(f"per: {quoted(self.per)} is not the name of a label column")
         if self.per is not None and self.max_contexts is None:
             raise InvalidValueError(f"per: {quoted(self.per)} says how to count max_contexts, which is not given")
+        if self.where is not None and not isinstance(self.where, str):
+            raise InvalidValueError(
+                f"where {quoted(self.where)} is not text: give a condition in SQL, which is recorded"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Return the rules as JSON values, with the words sorted."""
-        return {**asdict(self), "words": None if self.words is None else sorted(self.words)}
+        document = {**asdict(self), "words": None if self.words is None else sorted(self.words)}
+        return {name: value for name, value in document.items() if name != "where" or value is not None}
 
     def mask(
         self,
@@ -63,10 +70,12 @@ class Keep:
         contexts: NDArray[np.uint64],
         labels: Mapping[str, NDArray[np.int32]],
         forms: Sequence[str],
+        chosen: NDArray[np.bool_] | None = None,
         pass_rows: int = PASS_ROWS,
     ) -> NDArray[np.bool_]:
         """Return for each row whether it is kept, bool [rows].
 
+        `chosen` bool [rows]: for which rows `where` is true, which is not looked at here; None: for all.
         `types` int32 [rows]: the type of each row, an index of `forms`. `sentences` int64 [rows]: its sentence, an
         index of `contexts`. `contexts` uint64 [sentences]: equal for equal sentences. `labels`: column -> int32 [rows],
         the label's code or -1. All may be memory-mapped. Memory: one byte a row, some bytes a word and a sentence, and
@@ -77,7 +86,7 @@ class Keep:
             if isinstance(column, str) and column not in labels:
                 existing = ", ".join(labels) or "none"
                 raise InvalidValueError(f"{option}: there is no label column {quoted(column)}; there are: {existing}")
-        mask = np.ones(len(types), bool)
+        mask = np.ones(len(types), bool) if chosen is None else chosen.copy()
         if self.words is not None:
             wanted = {as_phrase(word) for word in self.words}
             is_wanted = np.fromiter((as_phrase(form) in wanted for form in forms), bool, len(forms))

@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.corpus import Keep
+from embstore.corpus.keep import blocks_of
 from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
 from embstore.extraction.options import ExtractionOptions, Window
 from embstore.extraction.partition import Groups, Part, Passage, TextOptions, passage_nbytes, passage_words, truncated
+from embstore.extraction.spool import BLOCK
 from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
@@ -169,15 +172,16 @@ def estimate(
     layout, groups = metadata.layout, Groups.of(metadata)
     place = None if store is None else parse_location(store)
     folder = place.parent if isinstance(place, ObjectPath) else existing_folder(place)
-    if text.cuts_windows:
+    counted = True
+    if text.cuts_windows or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
         subwords, positions, counted, sample = count_windows(index, groups, encoder, text, seed=options.seed)
     elif found.context_subwords is not None:
         subwords, n_contexts = count_contexts(index, groups, found.context_subwords)
-        positions, counted = subwords + n_contexts * encoder.n_specials, True
+        positions = subwords + n_contexts * encoder.n_specials
         sample = next(Part.of(index, *groups.span(0)).passages(encoder, text)).tokenized
     else:
-        share = len(index.texts.data) / max(1, found.spool.length("text"))  # sentences without a row are not run
-        subwords, counted = round(found.n_subwords * share), len(index.texts) == found.n_sentences
+        sizes = found.spool.read("sentence/subwords", np.int32)  # sentences without a row are not run
+        subwords = sum(int(sizes[index.source[some]].sum()) for some in blocks_of(len(index.source), BLOCK))
         positions = subwords + len(index.texts) * encoder.n_specials
         sample = truncated(encoder.tokenize(found.sample), text.limit)
     seconds = None

@@ -217,7 +217,10 @@ class Part:
         self._check(rows, targets)
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
-        targets, cut = targets[own], truncated(tokenized, options.limit)
+        targets, limits = targets[own], np.full(len(tokenized.sentence_indptr) - 1, options.limit)
+        if encoder.causal and not options.cuts_windows:
+            limits = _needed(tokenized, targets, limits)
+        cut = truncated(tokenized, limits)
         first_row = self.first_row + rows.start + own.start
         sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
         if not options.cuts_windows:
@@ -328,16 +331,28 @@ def passage_nbytes(batch_subwords: int) -> int:
     return PASSAGE_NBYTES * max(1, batch_subwords // PASSAGE_BATCH)
 
 
-def truncated(tokenized: Tokenized, limit: int) -> Tokenized:
-    """Cut every sentence to its first `limit` subwords; words beyond are left without subwords."""
+def _needed(tokenized: Tokenized, targets: Targets, limits: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many subwords of each sentence a causal model needs: those up to its last target, at most its limit.
+
+    Where a special subword after the sentence is a target, all that it is given.
+    """
+    ends = np.ones(len(limits), np.int64)
+    np.maximum.at(ends, targets.sentence, targets.stop)
+    given = np.minimum(np.diff(tokenized.sentence_bounds), limits)
+    return np.where(ends > given, limits, ends)
+
+
+def truncated(tokenized: Tokenized, limit: int | NDArray[np.int64]) -> Tokenized:
+    """Cut every sentence to its first `limit` subwords, or its own limit; words beyond are left without subwords."""
     base = tokenized.word_indptr[tokenized.sentence_indptr]
     lengths = np.diff(base)
-    if not len(lengths) or int(lengths.max()) <= limit:
+    limits = np.minimum(lengths, limit)
+    if (lengths == limits).all():
         return tokenized
     n_words = np.diff(tokenized.sentence_indptr)
-    inner = np.minimum(tokenized.word_indptr[1:] - np.repeat(base[:-1], n_words), limit)
-    before = indptr(np.minimum(lengths, limit))[:-1]
+    inner = np.minimum(tokenized.word_indptr[1:] - np.repeat(base[:-1], n_words), np.repeat(limits, n_words))
+    before = indptr(limits)[:-1]
     word_indptr = np.append(np.int64(0), inner + np.repeat(before, n_words))
-    place = np.arange(len(tokenized.ids), dtype=np.int64) - np.repeat(base[:-1], lengths)
-    types = None if tokenized.types is None else tokenized.types[place < limit]
-    return Tokenized(tokenized.ids[place < limit], word_indptr, tokenized.sentence_indptr, types)
+    inside = np.arange(len(tokenized.ids), dtype=np.int64) < np.repeat(base[:-1] + limits, lengths)
+    types = None if tokenized.types is None else tokenized.types[inside]
+    return Tokenized(tokenized.ids[inside], word_indptr, tokenized.sentence_indptr, types)

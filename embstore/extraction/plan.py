@@ -21,7 +21,7 @@ from embstore.extraction.estimate import Estimate, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import Groups, TextOptions, group_partitions
 from embstore.extraction.reading import N_SHOWN, advice, first_sentences
-from embstore.extraction.resume import check_labels, check_store
+from embstore.extraction.resume import check_choice, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import Survey, survey
@@ -100,6 +100,12 @@ class Plan:
     def n_sentences(self) -> int:
         return self.reading.survey.n_sentences
 
+    @cached_property
+    def n_sentences_to_run(self) -> int:
+        """The sentences that the model is given: a word of them, or of their context, has a row."""
+        contexts = self.index.contexts
+        return len(self.index.texts if contexts is None else self.index.sentences_of(np.arange(len(contexts.start))))
+
     @property
     def n_words(self) -> int:
         return self.reading.survey.n_words
@@ -159,6 +165,8 @@ class Plan:
             "corpus": self.metadata.corpus["name"],
             **({"tasks": self.tasks} if self.tasks else {}),
             "sentences": self.n_sentences,
+            "sentences_to_run": self.n_sentences_to_run,
+            **({} if self.options.keep.where is None else {"where": self.options.keep.where}),
             "words": self.n_words,
             "subwords": self.n_subwords,
             "occurrences": self.layout.n_rows,
@@ -216,6 +224,8 @@ class Plan:
                 for kind, window in given.items()
                 if kind == "context" or window is not None
             ]
+        n_given = self.n_sentences_to_run
+        of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
         contexts = [
             (
                 "contexts",
@@ -229,9 +239,10 @@ class Plan:
             ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
             *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
-            ("sentences", f"{self.n_sentences:,}"),
+            ("sentences", f"{self.n_sentences:,}{of_which}"),
             ("words", f"{self.n_words:,}"),
             ("subwords", f"{self.n_subwords:,}"),
+            *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *contexts,
             *windows,
@@ -294,7 +305,7 @@ def plan(
     """
     options = options or ExtractionOptions()
     source, contexts = open_corpus(corpus), (options.context_window,)
-    check_labels(source, options)
+    check_choice(source, options)
     if store is not None:
         check_store(parse_location(store), source, options, contexts)
     where = {"device": device, "compute_dtype": compute_dtype}

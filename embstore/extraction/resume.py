@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from embstore.corpus import Corpus
-from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, StoreMismatchError
-from embstore.extraction.options import ExtractionOptions, Window, model_layers
-from embstore.extraction.survey import BLOCK_SENTENCES
+from embstore.corpus.sentence import PAIR
+from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, StoreMismatchError, quoted
+from embstore.extraction.contexts import Overlap
+from embstore.extraction.options import MAX_SUBWORDS, ExtractionOptions, Window, model_layers
+from embstore.extraction.rows import make_index
+from embstore.extraction.spool import Spool
+from embstore.extraction.survey import BLOCK_SENTENCES, survey
+from embstore.models import encoder_from_shorthand
 from embstore.spacing import join_marked, marked_words
 from embstore.store import Metadata, Store
 from embstore.store.backend import exists, open_reader, require_writable
 from embstore.store.collection import COMPUTED, FREE, SAME
+from embstore.store.conditions import names_in, rows_where
+from embstore.store.index import SPECIAL
 from embstore.store.layout import RESIDUAL
 from embstore.store.storage.location import ObjectPath
 
@@ -65,18 +72,35 @@ def _is_read_twice(corpus: Corpus) -> bool:
     return bool(corpus.paths) and all(path.is_file() for path in corpus.paths)
 
 
-def check_labels(corpus: Corpus, options: ExtractionOptions) -> None:
-    """Raise InvalidValueError if a small corpus has no label column that the options name."""
-    named = [column for column in (options.keep.labelled, options.keep.per) if isinstance(column, str)]
-    if not named or not _is_read_twice(corpus):
+def check_choice(corpus: Corpus, options: ExtractionOptions) -> None:
+    """Raise InvalidValueError if a small corpus has no column that the options name, or no word that they choose."""
+    keep = options.keep
+    named = [column for column in (keep.labelled, keep.per) if isinstance(column, str)]
+    names = set() if keep.where is None else names_in(keep.where)
+    if not (named or keep.where) or not _is_read_twice(corpus):
         return
     sentences = list(islice(corpus, BLOCK_SENTENCES))
+    if len(sentences) == BLOCK_SENTENCES:
+        return
     columns = dict.fromkeys(column for sentence in sentences for column in sentence.labels)
     for column in named:
-        if column not in columns and len(sentences) < BLOCK_SENTENCES:
+        if column not in columns:
             raise InvalidValueError(
                 f"there is no label column {column!r} in {corpus.name}; there are: {', '.join(columns) or 'none'}"
             )
+    is_pair = any(PAIR in sentence.words for sentence in sentences)
+    if keep.where is None or is_pair or (options.specials and SPECIAL in names):
+        return
+    # each word is one subword here: how many there are, and which words have none, only the model knows
+    own = ExtractionOptions(unit="sentence" if options.unit == "sentence" else "word")
+    encoder = encoder_from_shorthand("random:1")
+    found = survey(sentences, encoder, own, limit=MAX_SUBWORDS, spool=Spool(), report=lambda n_sentences: None)
+    index, _ = make_index(found, options=own, encoder=encoder, limit=MAX_SUBWORDS, overlap=Overlap())
+    known = {"word", "position", "source", "text", "length", "from_end", *index.labels}
+    if not any(map(len, rows_where(index, keep.where))) and names <= known:
+        raise InvalidValueError(
+            f"where {quoted(keep.where)} is true for none of the {len(index.type):,} words of {corpus.name}: change it"
+        )
 
 
 def check_store(

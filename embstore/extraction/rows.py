@@ -19,6 +19,7 @@ from embstore.extraction.survey import NOT_CHOSEN, Survey
 from embstore.models.encoder import Encoder, indptr, ragged_indices
 from embstore.spacing import split_words
 from embstore.store import Dropped, Index, Labels, Strings
+from embstore.store.conditions import names_in, rows_where
 from embstore.store.index import SPECIAL, Contexts, Field
 
 TEXT_BLOCK = 2**14
@@ -32,13 +33,22 @@ def make_index(
     Where a context is not its sentence, all sentences of a document with a row are stored. Returns the index, its
     columns memory-mapped from the spool, and what was dropped.
     """
-    unit = options.unit
     cut = Cut.of(found, options, limit, overlap)
-    rows = _chosen_rows(found, options.keep, cut)
+    matching = None
+    if options.keep.where is not None:
+        matching = np.zeros(found.spool.length("type"), bool)
+        for some in rows_where(_index_of(found, None, cut), options.keep.where):
+            matching[some] = True
+    rows = _chosen_rows(found, options.keep, cut, matching)
     dropped = dict(found.dropped)
     n_units = found.spool.length("type")
     if rows is not None and len(rows) < n_units:
         dropped[NOT_CHOSEN] = Dropped(NOT_CHOSEN, n_units - len(rows), ())
+    return _index_of(found, rows, cut, encoder if options.unit == "subword" else None), tuple(dropped.values())
+
+
+def _index_of(found: Survey, rows: NDArray[np.int64] | None, cut: Cut | None, subwords: Encoder | None = None) -> Index:
+    """Return the index of some units (None: all), with a row a subword if an encoder spells its `subwords`."""
     columns = _Columns(found.spool)
     columns.take("subwords", rows, np.int16)
     columns.take("position", rows, np.int32)
@@ -51,9 +61,9 @@ def make_index(
     if len(types) < len(found.types):
         names = list(found.types)
         words = [names[number] for number in types.tolist()]
-    if unit == "subword":
-        words = _expand(columns, found, rows, encoder)
-    index = Index(
+    if subwords is not None:
+        words = _expand(columns, found, rows, subwords)
+    return Index(
         type=columns.read("type", np.int32),
         sentence=columns.read("sentence", np.int64),
         position=columns.read("position", np.int32),
@@ -69,7 +79,6 @@ def make_index(
         },
         **_documents(columns, found, sentences),
     )
-    return index, tuple(dropped.values())
 
 
 @dataclass(frozen=True)
@@ -154,8 +163,13 @@ def _contexts(columns: _Columns, found: Survey, cut: Cut, sentences: NDArray[np.
     return Contexts(cut.start[stored] + shift, cut.stop[stored] + shift, np.append(first_row[own], len(word)))
 
 
-def _chosen_rows(found: Survey, keep: Keep, cut: Cut | None) -> NDArray[np.int64] | None:
-    """Return the units that get a row, ascending and memory-mapped; None for all of them."""
+def _chosen_rows(
+    found: Survey, keep: Keep, cut: Cut | None, matching: NDArray[np.bool_] | None
+) -> NDArray[np.int64] | None:
+    """Return the units that get a row, ascending and memory-mapped; None for all of them.
+
+    `matching`: bool [units], for which the condition is true; None without one.
+    """
     if keep == Keep(seed=keep.seed):
         return None
     spool = found.spool
@@ -170,8 +184,11 @@ def _chosen_rows(found: Survey, keep: Keep, cut: Cut | None) -> NDArray[np.int64
         contexts=contexts,
         labels={name: codes for name, codes in labels.items() if not (found.specials and name == SPECIAL)},
         forms=list(found.types),
+        chosen=matching,
     )
-    if found.specials:  # those of every sentence that has another row
+    if found.specials and matching is not None and SPECIAL in names_in(keep.where or ""):
+        mask = np.where(labels[SPECIAL] >= 0, matching, mask)
+    elif found.specials:  # those of every sentence that has another row
         kept, sentences = np.zeros(found.n_sentences, bool), spool.read("sentence", np.int64)
         for block in blocks_of(len(mask), BLOCK):
             is_special = labels[SPECIAL][block] >= 0

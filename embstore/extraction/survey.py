@@ -123,6 +123,7 @@ def _survey_block(
     found.spool.append("unit/subwords", sizes.astype(np.int32))
     found.spool.append("unit/words", units.n_words.astype(np.int32))
     found.spool.append("sentence/units", np.bincount(units.sentence, minlength=len(block)).astype(np.int32))
+    found.spool.append("sentence/subwords", np.bincount(units.sentence, sizes, len(block)).astype(np.int32))
     usable = ~empty & ~long & (~marks | options.specials)
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)

@@ -14,7 +14,7 @@ from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
 from embstore.extraction.plan import Plan, as_text, make_plan, read
-from embstore.extraction.resume import check_labels, check_store
+from embstore.extraction.resume import check_choice, check_store
 from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.progress import Progress
@@ -106,7 +106,7 @@ def plan_windows(
     if options.context_window is not None or options.attention_window is not None:
         raise InvalidValueError(f"the options name a window too: give {kind} windows alone")
     source = open_corpus(corpus)
-    check_labels(source, options)
+    check_choice(source, options)
     contexts = windows if kind == "context" else (None,)
     each = {
         window: replace(options, context_window=window)

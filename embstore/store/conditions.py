@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ def parse_conditions(
     labels: Mapping[str, Any] | None,
     specials: bool | None,
     sentences: int | Iterable[int] | None,
-    where: pl.Expr | Iterable[pl.Expr] | None,
+    where: str | pl.Expr | Iterable[str | pl.Expr] | None,
 ) -> list[Condition]:
     """Return a function for each condition, which gives the distinct rows that satisfy it, ascending.
 
@@ -58,14 +58,32 @@ def parse_conditions(
         conditions.append(partial(_rows_of_sentences, index, chosen))
     if where is not None:
         given: Any = where
-        expressions = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-        for expression in expressions:
-            if not hasattr(expression, "meta"):
+        several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+        expressions = [each for each in several if not isinstance(each, str)]
+        for each in expressions:
+            if not hasattr(each, "meta"):
                 raise InvalidValueError(
-                    f"where must be a Polars expression, such as pl.col('word') == 'the', not {quoted(expression)}"
+                    "where must be a condition in SQL, such as \"word = 'the'\", or a Polars expression, such as "
+                    f"pl.col('word') == 'the', not {quoted(each)}"
                 )
-        conditions.append(partial(_rows_where, index, expressions))
+        if expressions:
+            conditions.append(partial(_rows_where, index, expressions))
+        conditions.extend(partial(_rows_of_condition, index, each) for each in several if isinstance(each, str))
     return conditions
+
+
+def names_in(condition: str) -> set[str]:
+    """Return the columns that a condition in SQL names. Raises InvalidValueError for what is none."""
+    from embstore.store.where import parse  # polars is imported only where it is needed
+
+    return set(parse(condition).meta.root_names())
+
+
+def rows_where(index: Index, condition: str) -> Iterator[Rows]:
+    """Yield the rows for which a condition in SQL is true, ascending; see `embstore.store.where`."""
+    from embstore.store.where import rows_where
+
+    return rows_where(index, condition)
 
 
 def require_specials(index: Index) -> None:
@@ -175,3 +193,7 @@ def _rows_where(index: Index, where: Sequence[pl.Expr]) -> Rows:
     from embstore.store.table import matching_rows  # polars is imported only where it is needed
 
     return matching_rows(index, where)
+
+
+def _rows_of_condition(index: Index, condition: str) -> Rows:
+    return np.concatenate(list(rows_where(index, condition)))

@@ -337,7 +337,7 @@ class Index:
         types, sentences = self.type[rows], self.sentence[rows]
         words = np.flatnonzero(np.bincount(types, minlength=len(self.words)))
         contexts = None if self.contexts is None else np.unique(self.contexts.of_rows(rows))
-        texts = np.unique(sentences) if contexts is None else self._sentences_of(contexts)
+        texts = np.unique(sentences) if contexts is None else self.sentences_of(contexts)
         numbers = np.empty(len(self.words), np.int32)
         numbers[words] = np.arange(len(words))
         documents, document = np.unique(self.document_of(texts), return_inverse=True)
@@ -356,7 +356,7 @@ class Index:
             fields={name: replace(own, codes=own.codes[documents]) for name, own in self.fields.items()},
         )
 
-    def _sentences_of(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def sentences_of(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return all sentences that some contexts have words of, ascending."""
         assert self.contexts is not None
         inside = np.zeros(len(self.texts) + 1, np.int64)

@@ -346,7 +346,7 @@ class Store:
         specials: bool | None = None,
         sentences: int | Iterable[int] | None = None,
         rows: ArrayLike | slice | None = None,
-        where: pl.Expr | Iterable[pl.Expr] | None = None,
+        where: str | pl.Expr | Iterable[str | pl.Expr] | None = None,
         layers: Layers = None,
     ) -> Selection:
         """Select the occurrences that satisfy all conditions, and layers; no vector is read.
@@ -354,7 +354,8 @@ class Store:
         `words`: forms as spelled in the corpus. `types`, `sentences`: positions in `index.words` and `index.texts`.
         `labels`: label column or field of documents -> one label or several. `specials`: only special tokens (True) or
         only words (False); by default both, where the store has rows of special tokens. `rows`: integers, whose order
-        is kept, a slice, or one boolean for each row. `where`: Polars expressions over the columns of `table`.
+        is kept, a slice, or one boolean for each row. `where`: a condition in SQL, such as "upos = 'VERB' AND
+        length < 12" (see docs/how-to/corpora.md), or Polars expressions over the columns of `table`.
         `layers`: one or several (-1 or "last" is the last one), all by default.
 
         Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.

@@ -12,7 +12,7 @@ from embstore.errors import COLUMNS, InvalidValueError, quoted
 from embstore.spacing import natural
 from embstore.store.index import Field, Index, Strings
 
-_TYPES = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
+_TYPES: dict[str, type[pl.DataType]] = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
 
 
 def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: Sequence[str] | None) -> pl.DataFrame:
@@ -26,7 +26,7 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
     for name in known if columns is None else columns:
         if name not in known:
             raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
-    return pl.DataFrame([_column(index, name, rows) for name in (known if columns is None else columns)])
+    return pl.DataFrame([column_of(index, name, rows) for name in (known if columns is None else columns)])
 
 
 def matching_rows(index: Index, where: Sequence[pl.Expr]) -> NDArray[np.int64]:
@@ -45,7 +45,9 @@ def matching_rows(index: Index, where: Sequence[pl.Expr]) -> NDArray[np.int64]:
         ) from error
 
 
-def _column(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:
+def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:
+    """Return a column of the occurrence table for some rows (None: all)."""
+
     def of_rows(column: NDArray[np.generic]) -> NDArray[np.generic]:
         return column if rows is None else column[rows]
 
@@ -75,8 +77,13 @@ def _field(name: str, field: Field, documents: NDArray[np.int64]) -> pl.Series:
     codes = field.codes[documents]
     if field.kind == "str":
         return _enumeration(name, codes, field.names)
-    values = pl.Series(name, [*field.values, None], dtype=_TYPES[field.kind])
+    values = pl.Series(name, [*field.values, None], dtype=value_type(field))
     return values.gather(np.where(codes < 0, len(field.names), codes))
+
+
+def value_type(field: Field) -> type[pl.DataType]:
+    """Return the type of the values of a field."""
+    return _TYPES.get(field.kind, pl.String)
 
 
 def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Series:

@@ -233,8 +233,8 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
         (lambda: store.select(sentences=[0.5]), "a member of sentences 0.5 is not allowed"),  # type: ignore[list-item]
         (lambda: store.select(labels="NOUN"), "labels 'NOUN' is not allowed: give Mapping"),  # type: ignore[arg-type]
         (lambda: store.select(labels={"upos": 3}), "no occurrence has upos '3'"),  # type: ignore[dict-item]
-        (lambda: store.select(where="word == 'the'"), "where must be a Polars expression"),  # type: ignore[arg-type]
-        (lambda: store.select(where=3), "where must be a Polars expression, such as"),  # type: ignore[arg-type]
+        (lambda: store.select(where=[3]), "where must be a condition in SQL"),  # type: ignore[list-item]
+        (lambda: store.select(where=3), "or a Polars expression, such as"),  # type: ignore[arg-type]
         (lambda: store.select(layers=object()), "layer"),  # type: ignore[arg-type]
         (lambda: store.select().vectors(dtype="float99"), "dtype 'float99' is not"),
         (lambda: list(store.select().iter_blocks(block_rows="all")), "block_rows 'all' is not"),  # type: ignore[arg-type]

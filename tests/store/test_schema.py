@@ -21,6 +21,7 @@ WHERE = {
     "array-of-three-dimensions": "$.arrays.layer.shape",
     "array-without-checksum": "$.arrays.layer",
     "checksum-beyond-32-bits": "$.crc32c",
+    "condition-not-text": "$.extraction.keep.where",
     "corpus-without-name": "$.corpus",
     "dropped-without-count": "$.dropped[0]",
     "index-column-missing": "$.arrays",

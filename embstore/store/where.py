@@ -1,0 +1,179 @@
+"""Conditions in SQL on occurrences, such as "upos = 'VERB' AND length < 12": which rows of an index satisfy one."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from embstore.errors import COLUMNS, InvalidValueError, quoted
+from embstore.store.index import Index
+from embstore.store.table import column_of, value_type
+
+MAX_CONDITION = 2000  # characters
+BLOCK_ROWS = 2**18
+STEP = 2**12  # rows that are looked at for the end of a run of labels, then twice as many
+POSITION, FROM_END = "_position", "_from_end"
+PLACES = ("length", "from_end", *(scope + end for scope in ("document", "context") for end in (POSITION, FROM_END)))
+_FUNCTIONS = {"Abs", "Boolean", "Coalesce", "FillNull", "MaxHorizontal", "MinHorizontal", "Sql", "StringExpr"}
+_Numbers = NDArray[np.int64]
+
+
+def parse(condition: str) -> pl.Expr:
+    """Return a condition as a Polars expression.
+
+    Raises InvalidValueError for what is none, and for one that looks at more than the occurrence itself: then it would
+    mean something else for every part of a corpus.
+    """
+    if not isinstance(condition, str) or not 0 < len(condition) <= MAX_CONDITION:
+        raise InvalidValueError(f"where {quoted(condition)} is not allowed: give 1 to {MAX_CONDITION:,} characters")
+    try:
+        parsed = pl.sql_expr(condition)
+        node = json.loads(_serialized(parsed))
+        names = parsed.meta.root_names()
+    except (pl.exceptions.PolarsError, ValueError) as error:
+        raise InvalidValueError(
+            f"where {quoted(condition)} is not a condition in SQL, such as \"upos = 'VERB' AND length < 12\": "
+            f"{_first_line(error)}"
+        ) from None
+    if not names or not _is_elementwise(node):
+        raise InvalidValueError(
+            f"where {quoted(condition)} is not about each occurrence on its own: compare columns with AND, OR, NOT, "
+            "IN, BETWEEN, LIKE, IS NULL, %, lower() and the like"
+        )
+    return parsed
+
+
+def rows_where(index: Index, condition: str, *, block_rows: int = BLOCK_ROWS) -> Iterator[_Numbers]:
+    """Yield the rows of an index for which a condition is true, ascending, a block of rows at a time.
+
+    Besides the columns of `Selection.table`, all text as strings, there are those of PLACES, and of each label column x
+    `x_position` and `x_from_end`; a label or field of the same name comes first. Raises InvalidValueError for a column
+    that does not exist and a condition that cannot be used on the values.
+    """
+    parsed, columns = parse(condition), _Columns(index)
+    names = sorted(set(parsed.meta.root_names()) - {"occurrence"})
+    columns.require(names, condition)
+    for start in range(0, max(1, len(index.type)), block_rows):
+        rows = slice(start, min(start + block_rows, len(index.type)))
+        frame = pl.DataFrame([columns.read(name, rows) for name in ("occurrence", *names)])
+        try:
+            yield frame.filter(parsed)["occurrence"].to_numpy()
+        except pl.exceptions.PolarsError as error:
+            raise InvalidValueError(f"where {quoted(condition)} cannot be used: {_first_line(error)}") from None
+
+
+class _Columns:
+    """The columns that conditions know of an index, read a block at a time."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._values: dict[str, pl.Series] = {}  # the distinct values of a column, and null
+
+    def require(self, names: list[str], condition: str) -> None:
+        """Raise InvalidValueError for a name that no column has."""
+        index = self._index
+        given = [*COLUMNS[:-1], *index.fields, *index.own_labels, "text"]
+        runs = {name + end for name in index.own_labels for end in (POSITION, FROM_END)}
+        for name in names:
+            if name not in given and name not in PLACES and name not in runs:
+                label = next(iter(index.own_labels), None)
+                known = [*given, *PLACES, *([] if label is None else [label + POSITION, label + FROM_END])]
+                raise InvalidValueError(
+                    f"where {quoted(condition)}: there is no column {quoted(name)}; text is in single quotes, "
+                    f"and the columns are {', '.join(known)}"
+                )
+
+    def read(self, name: str, rows: slice) -> pl.Series:
+        index = self._index
+        if name in index.fields:
+            own = index.fields[name]
+            codes = own.codes[index.document_of(np.asarray(index.sentence[rows]))]
+            return self._named(name, codes, lambda: pl.Series(own.values, dtype=value_type(own)))
+        if name in index.own_labels:
+            labels = index.own_labels[name]
+            return self._named(name, labels.codes[rows], lambda: pl.Series(list(labels.names), dtype=pl.String))
+        if name == "word":
+            return self._named(name, index.type[rows], lambda: pl.Series(list(index.words), dtype=pl.String))
+        if name in COLUMNS:
+            return column_of(index, name, np.arange(rows.start, rows.stop))
+        return pl.Series(name, self._place(name, rows))
+
+    def _named(self, name: str, codes: NDArray[Any], make: Callable[[], pl.Series]) -> pl.Series:
+        if name not in self._values:
+            self._values[name] = pl.concat([made := make(), pl.Series([None], dtype=made.dtype)])
+        values = self._values[name]
+        return values.gather(np.where(codes < 0, len(values) - 1, codes)).alias(name)
+
+    def _place(self, name: str, rows: slice) -> _Numbers:
+        """Return where each occurrence is in its sentence, document, context or run of equal labels."""
+        index, is_position = self._index, name.endswith(POSITION)
+        scope = name.removesuffix(POSITION if is_position else FROM_END)
+        if scope in index.own_labels:
+            return self._run_place(scope, rows, from_end=not is_position)
+        sentence = np.asarray(index.sentence[rows])
+        starts = index.word_indptr
+        if name == "length":
+            return starts[sentence + 1] - starts[sentence]
+        word = starts[sentence] + index.position[rows]
+        begin, end = starts[sentence], starts[sentence + 1]
+        if scope == "document" and index.document is not None:
+            document = index.document[sentence]
+            begin, end = (starts[np.searchsorted(index.document, document, side)] for side in ("left", "right"))
+        if scope == "context" and index.contexts is not None:
+            context = index.contexts.of_rows(np.arange(rows.start, rows.stop))
+            begin, end = index.contexts.start[context], index.contexts.stop[context]
+        return word - begin if is_position else end - word - self._n_words[index.type[rows]]
+
+    @cached_property
+    def _n_words(self) -> _Numbers:
+        return self._index.words.n_words()
+
+    def _run_place(self, label: str, rows: slice, *, from_end: bool) -> _Numbers:
+        """Return how many occurrences of the same run of labels in a document are before, or after, each one."""
+        first, last, n_rows = rows.start, rows.stop, len(self._index.type)
+        while first > 0 and not self._changes(label, first, rows.start + 1).any():
+            first = max(0, first - STEP - (rows.start - first))
+        while last < n_rows and not self._changes(label, rows.stop, last).any():
+            last = min(n_rows, last + STEP + (last - rows.stop))
+        changes = np.append(np.flatnonzero(self._changes(label, first, last)) + first, last)
+        own = np.arange(rows.start, rows.stop)
+        run = np.searchsorted(changes, own, "right") - 1
+        return changes[run + 1] - own - 1 if from_end else own - changes[run]
+
+    def _changes(self, label: str, first: int, last: int) -> NDArray[np.bool_]:
+        """Return which of the rows `[first, last)` differ from the row before in label or document."""
+        index, both = self._index, slice(max(first - 1, 0), last)
+        codes, documents = index.own_labels[label].codes[both], index.document_of(np.asarray(index.sentence[both]))
+        found = (np.diff(codes) != 0) | (np.diff(documents) != 0)
+        return found if first else np.append(np.ones(min(last, 1), bool), found)
+
+
+def _is_elementwise(node: Any) -> bool:
+    """Return whether a serialized expression has a value for each row that depends on this row alone."""
+    value: Any
+    kind, value = next(iter(node.items())) if isinstance(node, dict) and node else (node, None)
+    if kind in ("Column", "Literal"):
+        return True
+    if kind == "Function":
+        function = value["function"]
+        name = next(iter(function)) if isinstance(function, dict) else function
+        return name in _FUNCTIONS and all(map(_is_elementwise, value["input"]))
+    parts = {"BinaryExpr": ("left", "right"), "Cast": ("expr",), "Ternary": ("predicate", "truthy", "falsy")}
+    return kind in parts and all(_is_elementwise(value[part]) for part in parts[kind])
+
+
+def _serialized(parsed: pl.Expr) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the format may be another one in another version: it is read at once
+        return parsed.meta.serialize(format="json")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

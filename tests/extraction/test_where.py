@@ -1,0 +1,297 @@
+"""Words chosen by a condition: the rows and vectors that `select` finds for it in a store of all words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import embstore as es
+from embstore.corpus import Document, Sentence
+from embstore.errors import CorpusError, InvalidValueError
+from embstore.executors import Processes
+from embstore.extraction import resume
+from embstore.extraction.worker import Timings
+from embstore.spacing import split_marked
+from embstore.store import Index
+from embstore.store import where as where_module
+from embstore.store.where import rows_where
+from tests.extraction.fake import FakeEncoder
+from tests.extraction.plans import plan_of
+from tests.extraction.test_pipeline import tree_bytes
+from tests.models import tiny
+
+COLUMNS = ("word", "sentence", "position", "source", "tag", "year", "text")
+
+
+def corpus(*, is_marked: bool = True) -> list[Sentence]:
+    """Sentences of documents with a year, words without a piece, phrases and labels; some are repeated."""
+    random = np.random.default_rng(5)
+    words = np.array(["bank", "river", "a", *["~"] * is_marked, "Constantinople", "der", "so"])
+    documents = [Document({"year": 1900 + number}) for number in range(5)]
+    found = []
+    for number in range(60):
+        chosen = random.choice(words, random.integers(1, 9)).tolist()
+        tags = random.choice(np.array(["NOUN", "VERB", ""]), len(chosen)).tolist()
+        targets = [(len(chosen) - 2, len(chosen))] if number % 3 == 0 and len(chosen) > 2 else []
+        document = documents[number // 12]
+        found.append(Sentence(chosen, {"tag": [tag or None for tag in tags]}, targets=targets, document=document))
+    return [*found, *found[:7]]
+
+
+def conditions(seed: int, count: int) -> Iterator[str]:
+    """Yield conditions of every kind of comparison, joined by AND, OR and NOT."""
+    random = np.random.default_rng(seed)
+    numbers = ["position", "length", "from_end", "occurrence", "sentence", "source", "document", "year", "subwords"]
+    numbers += [f"{scope}_{end}" for scope in ("document", "context", "tag") for end in ("position", "from_end")]
+
+    def simple() -> str:
+        kind, name, value = random.integers(8), random.choice(numbers), random.integers(0, 9)
+        value = int(value) + 1898 * (name == "year")
+        return [
+            f"{name} {random.choice(['<', '<=', '=', '<>', '>='])} {value}",
+            f"{name} % {random.integers(2, 6)} = {random.integers(0, 2)}",
+            f"{name} BETWEEN {value} AND {value + 3}",
+            f"tag {random.choice(['=', '<>', '>'])} '{random.choice(['NOUN', 'VERB', 'ADJ'])}'",
+            f"word {random.choice(['LIKE', 'NOT LIKE'])} '{random.choice(['%a%', 's_', 'Con%', '% %'])}'",
+            f"tag IS {random.choice(['', 'NOT '])}NULL",
+            f"word IN ('bank', '{random.choice(['so', 'nowhere'])}')",
+            f"length - position > {value}",
+        ][kind]
+
+    for _ in range(count):
+        joined = simple()
+        for _ in range(int(random.integers(0, 3))):
+            joined = f"({joined}) {random.choice(['AND', 'OR', 'AND NOT'])} ({simple()})"
+        yield joined
+
+
+def described(store: es.Selection | es.Store) -> list[Any]:
+    return store.table(columns=COLUMNS).drop("sentence").rows()
+
+
+@pytest.mark.parametrize("context", ["sentence", "document"])
+@pytest.mark.parametrize("unit", ["word", "sentence"])
+def test_the_rows_are_those_that_select_finds(unit: str, context: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"model": FakeEncoder(), "unit": unit, "context": context, "dtype": "float32"}
+    whole = es.extract(plan_of(corpus(), **options), tmp_path / "whole.zarr", progress=False)
+    n_chosen, n_extracted = [], 0
+    for condition in conditions(seed=1 + len(unit), count=30):
+        expected = whole.select(where=condition)
+        n_chosen.append(len(expected))
+        if not len(expected):
+            with pytest.raises(CorpusError, match="no word is left to extract"):
+                plan_of(corpus(), keep=es.Keep(where=condition), **options)
+            continue
+        made = plan_of(corpus(), keep=es.Keep(where=condition), **options)
+        table = expected.table(columns=["source", "position"])
+        assert made.index.source[made.index.sentence].tolist() == table["source"].to_list(), condition
+        assert made.index.position.tolist() == table["position"].to_list(), condition
+        if n_extracted < 6 and n_extracted % 2 == len(n_chosen) % 2:
+            suffix = "h5" if n_extracted % 3 == 1 else "zarr"
+            store = es.extract(made, tmp_path / f"part{n_extracted}.{suffix}", progress=False)
+            assert described(store) == described(expected)
+            np.testing.assert_array_equal(store.select().vectors(), expected.vectors())
+            n_extracted += 1
+    assert n_extracted == 6
+    assert sum(0 < count < whole.n_rows for count in n_chosen) > 15
+
+
+def plain(index: Index, name: str) -> list[Any]:
+    """Return a column of an index, worked out one occurrence at a time."""
+    n_words = [len(split_marked(text)) for text in index.texts]
+    starts, sentences = np.cumsum([0, *n_words]), index.sentence.tolist()
+    documents = index.document_of(np.arange(len(n_words))).tolist()
+    names = list(index.own_labels["tag"].names)
+    tags = [None if code < 0 else names[code] for code in index.own_labels["tag"].codes.tolist()]
+    runs = [(documents[sentence], tag) for sentence, tag in zip(sentences, tags, strict=True)]
+    found = []
+    for row, sentence in enumerate(sentences):
+        word, width = int(starts[sentence] + index.position[row]), index.words[int(index.type[row])].count(" ") + 1
+        own = [at for at, each in enumerate(documents) if each == documents[sentence]]
+        first, last = starts[own[0]], starts[own[-1] + 1]
+        begin = next(at + 1 for at in range(row, -2, -1) if at < 0 or runs[at] != runs[row])
+        end = next(at for at in range(row, len(runs) + 1) if at == len(runs) or runs[at] != runs[row])
+        context = None if index.contexts is None else int(index.contexts.of_rows(np.array([row]))[0])
+        given = starts[[sentence, sentence + 1]]
+        if context is not None:
+            assert index.contexts is not None
+            given = np.array([index.contexts.start[context], index.contexts.stop[context]])
+        found.append({
+            "length": n_words[sentence],
+            "from_end": n_words[sentence] - int(index.position[row]) - width,
+            "document_position": word - first,
+            "document_from_end": last - word - width,
+            "context_position": word - given[0],
+            "context_from_end": given[1] - word - width,
+            "tag_position": row - begin,
+            "tag_from_end": end - row - 1,
+        }[name])  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("block_rows", [1, 7, 10**6])
+def test_places_are_those_counted_one_by_one(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(where_module, "STEP", 2)
+    index = plan_of(corpus(), model=FakeEncoder(), context="document").index
+    assert index.contexts is not None
+    for name in (*where_module.PLACES, "tag_position", "tag_from_end"):
+        expected = plain(index, name)
+        for value in sorted(set(expected))[:: 1 + len(set(expected)) // 4]:
+            found = np.concatenate(list(rows_where(index, f"{name} = {value}", block_rows=block_rows)))
+            assert found.tolist() == [row for row, each in enumerate(expected) if each == value], (name, value)
+
+
+def test_the_rules_after_it_apply_to_what_it_leaves() -> None:
+    def chosen(**rules: Any) -> list[tuple[int, int]]:
+        index = plan_of(corpus(), model=FakeEncoder(), keep=es.Keep(**rules)).index
+        return list(zip(index.source[index.sentence].tolist(), index.position.tolist(), strict=True))
+
+    verbs = chosen(where="tag = 'VERB'")
+    assert set(chosen(where="tag = 'VERB'", words=frozenset({"bank"}))) == set(verbs) & set(
+        chosen(words=frozenset({"bank"}))
+    )
+    assert chosen(where="occurrence % 10 = 0", words=frozenset({"bank"})) == [
+        each for each in chosen(where="occurrence % 10 = 0") if each in chosen(words=frozenset({"bank"}))
+    ]
+    sampled = chosen(where="tag = 'VERB'", max_contexts=3)
+    assert set(sampled) < set(verbs)
+    assert len(sampled) == 3 * 7 + 2 or len(sampled) >= 18  # three of each word that has as many verbs
+
+
+def test_special_tokens_go_with_their_sentences_unless_they_are_named(tmp_path: Path) -> None:
+    model = es.models.load_encoder(tiny.save("bert", tmp_path / "bert"))
+    given: dict[str, Any] = {"model": model, "specials": True}
+    texts = [words for words in tiny.random_sentences(6, seed=1) if words]
+    whole = plan_of(texts, **given).index
+    last = plan_of(texts, keep=es.Keep(where="from_end = 0 AND sentence < 2"), **given).index
+    assert [last.words[int(number)] for number in last.type] == [
+        *("[CLS]", texts[0][-1], "[SEP]", "[CLS]", texts[1][-1], "[SEP]")
+    ]
+    named = plan_of(texts, keep=es.Keep(where="special = '[SEP]' OR position = 0"), **given).index
+    rows = [row for each in rows_where(whole, "special = '[SEP]' OR position = 0") for row in each.tolist()]
+    assert [named.words[int(number)] for number in named.type] == [whole.words[int(whole.type[row])] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.parametrize("context", ["sentence", "document"])
+def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: str, tmp_path: Path) -> None:
+    model = es.models.load_encoder(tiny.save(name, tmp_path / name))
+    texts = [words for words in tiny.random_sentences(60, seed=1) if len(words) > 4]
+    given: dict[str, Any] = {"model": model, "context": context, "dtype": "float32"}
+    whole = es.extract(plan_of(texts, **given), tmp_path / "whole.zarr", progress=False)
+    condition, counted = "position = 1 OR (position = 3 AND sentence % 2 = 0)", Timings()
+    made = plan_of(texts, keep=es.Keep(where=condition), **given)
+    store = es.extract(made, tmp_path / "x.zarr", progress=False, timings=counted)
+    expected = whole.select(where=condition)
+    assert described_words(store.select()) == described_words(expected)
+    scale = np.abs(expected.vectors()).max()
+    np.testing.assert_allclose(store.select().vectors(), expected.vectors(), atol=1e-5 * scale)
+    needed = 0
+    for number, words in enumerate(texts):
+        tokenized = model.tokenize([words])
+        needed += int(tokenized.word_indptr[2 if number % 2 else 4])
+    assert counted.n_subwords == made.estimate.subwords_to_run == needed < made.n_subwords
+    assert made.estimate.counted
+
+
+def described_words(selection: es.Selection) -> list[Any]:
+    return selection.table(columns=["word", "source", "position"]).rows()
+
+
+def test_a_decoder_runs_a_sentence_to_its_end_for_a_special_token_there(tmp_path: Path) -> None:
+    model = es.models.load_encoder(tiny.save("gpt2", tmp_path / "gpt2"))
+    model.special_ids = ((), (1,))
+    texts = [words for words in tiny.random_sentences(6, seed=1) if words]
+    made = plan_of(texts, model=model, specials=True, keep=es.Keep(where="position = 0"))
+    assert made.estimate.subwords_to_run == made.n_subwords
+
+
+@pytest.mark.parametrize("role", ["assistant", "user"])
+def test_the_last_word_of_each_message_of_a_role(role: str, tmp_path: Path) -> None:
+    messages = [
+        ("user", "Who is it? Tell me."),
+        ("assistant", "It is me. So."),
+        ("user", "Oh."),
+        ("assistant", "Yes !"),
+    ]
+    rows = [{"messages": [{"role": role, "content": text} for role, text in messages]}] * 2
+    index = plan_of(rows, model=FakeEncoder(), keep=es.Keep(where=f"role = '{role}' AND role_from_end = 1")).index
+    words = [index.words[int(number)] for number in index.type]
+    assert words == {"assistant": ["So", "Yes"] * 2, "user": ["me", "Oh"] * 2}[role]
+
+
+def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text("1\tthe\tthe\tDET\t_\t_\t0\troot\t_\t_\n2\tend\tend\tNOUN\t_\t_\t1\tobj\t_\t_\n\n")
+    store = es.extract(plan_of(path, model=FakeEncoder()), tmp_path / "x.zarr", progress=False)
+    wrong = {
+        "": "give 1 to 2,000 characters",
+        "upos =": "is not a condition in SQL, such as",
+        "(" * 1999: "is not a condition in SQL",
+        "1 = 1": "not about each occurrence on its own",
+        "position = max(position)": "not about each occurrence on its own",
+        "row_number() OVER (ORDER BY position) = 1": "not about each occurrence on its own",
+        "sum(position) OVER (PARTITION BY upos) > 1": "not about each occurrence on its own",
+        "position IN (SELECT 1)": "not about each occurrence on its own",
+        "pos = 'X'": "there is no column 'pos'; .* upos, .*length, .*_from_end",
+        'upos = "NOUN"': "there is no column 'NOUN'; text is in single quotes",
+        "position = 'a'": "cannot be used: cannot compare string with numeric type",
+        "upos": "cannot be used: filter predicate must be of type `Boolean`",
+        "CAST(word AS INT) = 3": "cannot be used: ",
+    }
+    monkeypatch.setattr("embstore.extraction.plan.load_encoder", None)  # no model is loaded
+
+    def planned(condition: str) -> None:
+        plan_of(path, model="nowhere", keep=es.Keep(where=condition))
+
+    for condition, message in wrong.items():
+        with pytest.raises(InvalidValueError, match=message) as caught:
+            len(store.select(where=condition))
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InvalidValueError, match=message):
+            planned(condition)
+    with pytest.raises(InvalidValueError, match=r"true for none of the 2 words of a\.conllu"):
+        planned("upos = 'VERB'")
+    with pytest.raises(InvalidValueError, match="is not text"):
+        es.Keep(where=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
+    model, path = tiny.save("gpt2", tmp_path / "gpt2"), tmp_path / "x.zarr"
+    texts = [words for words in tiny.random_sentences(40, seed=1) if words]
+    keep = es.Keep(where="from_end < 2 AND occurrence % 3 <> 0")
+    made = plan_of(texts, model=model, keep=keep)
+    store = es.extract(made, path, progress=False)
+    assert store.metadata.extraction["keep"]["where"] == keep.where == made.as_json()["where"]
+    assert ("where", keep.where) in made.lines()
+    before = tree_bytes(path)
+    es.extract(made, path, progress=False)
+    assert tree_bytes(path) == before
+    assert es.extraction.options_of(path).keep == keep
+    with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.keep\.where"):
+        es.extract(plan_of(texts, model=model), path, progress=False)
+    with Processes(2) as executor:
+        es.extract(made, tmp_path / "w.zarr", executor=executor, progress=False)
+    assert tree_bytes(tmp_path / "w.zarr") == before
+    virtual = es.extract(made, tmp_path / "v.zarr", virtual=True, progress=False)
+    np.testing.assert_array_equal(virtual.select().vectors(), store.select().vectors())
+    more = plan_of(texts[:9], model=model, options=es.extraction.options_of(path))
+    grown = es.extract(more, path, append=True, progress=False)
+    assert grown.n_rows == store.n_rows + more.layout.n_rows
+    assert grown.metadata.extraction["keep"]["where"] == keep.where
+
+
+def test_small_corpora_are_read_before_the_model(tmp_path: Path) -> None:
+    """The trial reads each word as one subword, so it says nothing of what depends on subwords."""
+    path = tmp_path / "a.txt"
+    path.write_text("the river bank\n" * 3)
+    options: NDArray[Any] | Any = es.ExtractionOptions(keep=es.Keep(where="subwords = 2"))
+    resume.check_choice(es.open_corpus(path), options)
+    assert plan_of(path, model=FakeEncoder(), options=options).layout.n_rows == 6
