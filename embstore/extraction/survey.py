@@ -120,10 +120,10 @@ def _survey_block(
     long = (units.stop - units.start > min(limit, MAX_POOLED)) | (is_whole & (units.stop > limit))
     most = np.where(is_whole, limit, units.stop)  # what is never divided is cut
     sizes = np.minimum(units.stop, most) - np.minimum(units.start, most)
-    found.spool.append("unit/subwords", sizes.astype(np.int32))
-    found.spool.append("unit/words", units.n_words.astype(np.int32))
-    found.spool.append("sentence/units", np.bincount(units.sentence, minlength=len(block)).astype(np.int32))
-    found.spool.append("sentence/subwords", np.bincount(units.sentence, sizes, len(block)).astype(np.int32))
+    n_units, n_subwords = (np.bincount(units.sentence, weights, len(block)) for weights in (None, sizes))
+    counts = {"unit/subwords": sizes, "unit/words": units.n_words, "sentence/units": n_units}
+    for name, numbers in (*counts.items(), ("sentence/subwords", n_subwords)):
+        found.spool.append(name, numbers.astype(np.int32))
     usable = ~empty & ~long & (~marks | options.specials)
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)
@@ -133,7 +133,7 @@ def _survey_block(
     usable &= ~unknown
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
     found.n_subwords += int(sizes.sum())
-    found.any_long = found.any_long or bool((np.bincount(units.sentence, sizes) > limit).any())
+    found.any_long = found.any_long or bool((n_subwords > limit).any())
     found.longest = max(found.longest, int(lengths.max(initial=0)))
     found.sample.extend([list(words) for words in marked[: SAMPLE_SENTENCES - len(found.sample)]])
 
@@ -143,14 +143,13 @@ def _survey_block(
         "type": types,
         "sentence": units.sentence + found.n_sentences,
         "position": units.position.astype(np.int32),
-        "subwords": np.ones_like(types, np.int16) if options.pooling == CLS else (units.stop - units.start),
+        "subwords": (np.ones_like(sizes) if options.pooling == CLS else sizes).astype(np.int16),
         "first": base + units.start,
         **_labels(found, block, units),
     }
     if options.specials and marks.any():
         columns[f"label/{SPECIAL}"][marks] = found.labels[SPECIAL][PAIR]
     columns = {name: values[usable] for name, values in columns.items()}
-    columns["subwords"] = columns["subwords"].astype(np.int16)
     ids = tokenized.ids
     if options.specials:
         some = np.flatnonzero(lengths)
