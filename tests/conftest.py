@@ -21,6 +21,9 @@ from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# What a collection makes stays: looking for garbage in it takes a third of its time.
+gc.disable()
+
 # A slow machine fails no test, and every run has the same examples, but for those of a campaign.
 settings.register_profile(
     "tests",
@@ -41,6 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the garbage collector the modules and tests that stay to the end."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

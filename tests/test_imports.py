@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -171,14 +172,17 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield "cli", path
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the dotted name of everything imported anywhere in a file, inside functions and for typing included."""
+@cache
+def imported(path: Path) -> list[str]:
+    """Return the dotted name of everything imported anywhere in a file, inside functions and for typing included."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+            found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{name.name}" for name in node.names)
+            found += [f"{node.module}.{name.name}" for name in node.names]
+    return found
 
 
 MODULES = list(modules())

@@ -72,6 +72,7 @@ def test_a_heat_map_on_paper_has_no_gap_below_a_panel() -> None:
     assert first.y0 - third.y1 < 0.6 * first.height
 
 
+@pytest.mark.slow
 def test_the_words_of_a_heat_map_do_not_overlap() -> None:
     figure = plot.heat_map(similarity(30, 13))
     figure.draw_without_rendering()

@@ -36,8 +36,7 @@ def tree_bytes(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-@pytest.mark.parametrize("unit", ["word", "subword"])
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.parametrize(("suffix", "unit"), [(".zarr", "word"), (".h5", "subword")])
 def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)

@@ -64,7 +64,7 @@ def test_words_are_split_as_in_whole_sentences(kind):
     assert subject.mode == "words"
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.lists(st.text(min_size=1, max_size=12).filter(lambda w: " " not in w), max_size=6), max_size=6))
 def test_any_words_are_split_as_in_whole_sentences(sentences):
     for kind in KINDS:

@@ -43,6 +43,8 @@ Get = Callable[..., Reference]
 SEED = 3
 
 NAMED = [(suffix, name) for suffix, injuries in INJURIES.items() for name in injuries]
+# One in three is quick.
+FAULTS = [pytest.param(*pair, marks=[pytest.mark.slow] * (n % 3 > 0)) for n, pair in enumerate(NAMED)]
 
 
 def damaged(tmp_path: Path, whole: Reference) -> Path:
@@ -70,7 +72,7 @@ def assert_repaired(path: Path, whole: Reference, *, lost: tuple[int, ...], is_s
     assert encoder.rows == rows_of(lost) or (is_structure and encoder.rows < rows_of(lost))
 
 
-@pytest.mark.parametrize(("suffix", "name"), NAMED, ids=[f"{suffix[1:]}: {name}" for suffix, name in NAMED])
+@pytest.mark.parametrize(("suffix", "name"), FAULTS, ids=[f"{suffix[1:]}: {name}" for suffix, name in NAMED])
 def test_fault(tmp_path: Path, reference: Get, suffix: str, name: str) -> None:
     whole = reference(suffix)
     injury = INJURIES[suffix][name]

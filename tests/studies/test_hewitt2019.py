@@ -62,6 +62,7 @@ def store_of(study: StudyResult, name: str = "tiny") -> es.Store:
     return es.open(study.folder / "stores" / f"{name}-20-0.zarr")
 
 
+@pytest.mark.slow
 def test_trees_and_tasks_are_of_the_same_sentences(data: Path, study: StudyResult) -> None:
     bank = Treebank(treebank_files(data), 20, 0)
     assert {split: len(trees) for split, trees in bank.trees.items()} == {"train": 20, "dev": 10, "test": 10}
@@ -75,6 +76,7 @@ def test_trees_and_tasks_are_of_the_same_sentences(data: Path, study: StudyResul
     assert [tree.words for tree in other.trees["train"]] != [tree.words for tree in bank.trees["train"]]
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     bank, store = Treebank(treebank_files(data), 20, 0), store_of(study)
@@ -97,6 +99,7 @@ def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     assert published == {2: ("0.389", "0.630"), 8: ("0.659", "0.770")}
 
 
+@pytest.mark.slow
 def test_the_baseline_has_random_weights(study: StudyResult, data: Path) -> None:
     random = store_of(study, "tiny-untrained")
     assert random.metadata.model["weights_sha256"] != store_of(study).metadata.model["weights_sha256"]
@@ -108,6 +111,7 @@ def test_the_baseline_has_random_weights(study: StudyResult, data: Path) -> None
     assert found["value"][0] == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_tasks_have_controls_and_code_lengths(study: StudyResult, data: Path, model: Path) -> None:
     settings = replace(SETTINGS, tasks=("upos",))
@@ -127,12 +131,14 @@ def test_tasks_have_controls_and_code_lengths(study: StudyResult, data: Path, mo
     assert derived_edges(bank.files["test"], "upos")[0].targets
 
 
+@pytest.mark.slow
 def test_figures_are_drawn(study: StudyResult) -> None:
     assert list(study.figures) == ["layers.png", "ranks.png", "tiny-tree-1.png", "tiny-tree-2.png"]
     for name in study.figures:
         assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_command_resumes(study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import embstore.studies.hewitt2019.study as running

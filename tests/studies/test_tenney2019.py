@@ -82,6 +82,7 @@ def test_tasks_are_found_in_the_papers_order(data: Path) -> None:
     assert list(find_tasks(data, ["links", "pos"])) == ["pos", "links"]
 
 
+@pytest.mark.slow
 def test_each_sentence_is_extracted_once(study: StudyResult, data: Path) -> None:
     texts = set()
     for split in ("train", "dev", "test"):
@@ -95,6 +96,7 @@ def test_each_sentence_is_extracted_once(study: StudyResult, data: Path) -> None
         assert sorted(store.index.texts) == sorted(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
@@ -118,6 +120,7 @@ def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     assert found.equals(wanted.frame)
 
 
+@pytest.mark.slow
 def test_the_baseline_has_random_weights_and_the_outer_layers(study: StudyResult, model: Path) -> None:
     random = means(study, encoder="untrained")
     assert random.filter(pl.col("metric") == "f1")["layer"].unique().sort().to_list() == [0, study_layers(study)]
@@ -126,6 +129,7 @@ def test_the_baseline_has_random_weights_and_the_outer_layers(study: StudyResult
     assert trained.metadata.model["weights_sha256"] != other.metadata.model["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_where_a_task_is_solved_is_that_of_numpy(study: StudyResult) -> None:
     """Equations 2 and 4 of the paper, from the mixing weights and the scores of each layer."""
     frame = study.frames["scores"].filter(encoder="trained")
@@ -151,6 +155,7 @@ def test_where_a_task_is_solved_is_that_of_numpy(study: StudyResult) -> None:
     assert row["highest"] == f"{heaviest} of {study_layers(study)}"
 
 
+@pytest.mark.slow
 def test_the_stores_hold_the_weights_they_are_named_for(study: StudyResult, model: Path) -> None:
     untrained = next((study.folder / "models").glob("tiny-untrained-*"))
     for name, weights in (("tiny", model), ("tiny-untrained", untrained)):
@@ -168,6 +173,7 @@ def study_layers(study: StudyResult) -> int:
     return int(means(study).filter(pl.col("metric") == "mixing")["layer"].max())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_the_report_has_every_task_and_figure(study: StudyResult) -> None:
     text = (study.folder / "report.md").read_text()
     for said in ("POS", "Entities", "links", "30 of 40 sentences, drawn with seed 0", "center of gravity", "Time"):
@@ -183,6 +189,7 @@ def test_the_report_has_every_task_and_figure(study: StudyResult) -> None:
     assert set(first) >= {"majority", "random weights", "selectivity", "center of gravity", "expected layer"}
 
 
+@pytest.mark.slow
 def test_ambiguous_sentences_are_those_of_the_saved_probes(study: StudyResult, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     held = []
@@ -214,6 +221,7 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_the_same_call_does_nothing_twice(
     study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +236,7 @@ def test_the_same_call_does_nothing_twice(
     assert again.notes == study.notes
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_command_prints_the_tables_and_resumes(study: StudyResult, data: Path, model: Path) -> None:
     from embstore_cli.main import app

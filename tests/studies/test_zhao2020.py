@@ -100,6 +100,7 @@ def _directly(
     return ProbeResult.concat(results).summary()
 
 
+@pytest.mark.slow
 def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> None:
     types = _directly(study, corpus, {"BERTw": "bertw", "AVG": "bert-full"}, level="type")
     own = study.frames["types"].filter((pl.col("vocabulary") == "own") & pl.col("store").is_in(["BERTw", "AVG"]))
@@ -113,6 +114,7 @@ def test_every_table_is_that_of_its_parts(study: StudyResult, corpus: Path) -> N
     assert study.frames["windows"].filter(context="2").drop("vocabulary", "context").equals(window)
 
 
+@pytest.mark.slow
 def test_a_table_of_vectors_is_compared_on_its_own_words_and_left_out_for_too_few(study: StudyResult) -> None:
     few = study.frames["types"].filter(pl.col("vocabulary") == "few")
     assert set(few["store"]) == {"Rand", "BERTw", "skip-gram", "AVG", "few"}
@@ -124,6 +126,7 @@ def test_a_table_of_vectors_is_compared_on_its_own_words_and_left_out_for_too_fe
     assert "too few words" in (study.folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_words_pairs_and_contexts_of_each_split(study: StudyResult, corpus: Path) -> None:
     pairs: dict[tuple[str, str], int] = {}
     for line in corpus.read_text().splitlines():
@@ -138,6 +141,7 @@ def test_the_words_pairs_and_contexts_of_each_split(study: StudyResult, corpus: 
     assert animals["pairs"] == sum(label == "animal" for _, label in held)
 
 
+@pytest.mark.slow
 def test_pairs_give_the_scores_and_change_in_both_directions(study: StudyResult) -> None:
     pairs_frame = study.frames["pairs"].with_columns(pl.col("word").str.replace_all(" ", "_"))
     scored = study.frames["windows"].with_columns(split=pl.lit("dev"))
@@ -202,6 +206,7 @@ def test_the_pairs_that_change_most_clearly() -> None:
     assert (pairs.sign_test(2, 1), pairs.sign_test(0, 5), pairs.sign_test(0, 0)) == (1, 2 / 32, 1)
 
 
+@pytest.mark.slow
 def test_words_in_their_sentences_and_their_neighbors(study: StudyResult, corpus: Path) -> None:
     assert words.excerpt(["they", "speak", "Zande", ",", "which"], 2, 1, 1) == "... speak [Zande] , ..."
     assert words.excerpt(["Pa", "Zande"], 0, 2, 5) == "[Pa Zande]"
@@ -223,6 +228,7 @@ def test_words_in_their_sentences_and_their_neighbors(study: StudyResult, corpus
     assert ambiguous.group_by("word").agg(pl.col("class").n_unique())["class"].to_list() == [2, 2]
 
 
+@pytest.mark.slow
 def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyResult, model: Path) -> None:
     whole, passage = (es.open(study.folder / "stores" / f"bert-{name}.zarr") for name in ("full", "passage"))
     tested = set(study.frames["pairs"].filter(split="test")["word"])
@@ -242,6 +248,7 @@ def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyRe
     np.testing.assert_allclose(passage.gather([0], passage.layers[-1])[0], expected, atol=4e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_same_call_finds_its_work_done(
     study: StudyResult, corpus: Path, model: Path, monkeypatch: pytest.MonkeyPatch
@@ -284,6 +291,7 @@ def test_a_damaged_table_is_made_again(damage: str, tmp_path: Path) -> None:
     assert len(made) == 3
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_leaves_the_old_one(
     study: StudyResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,6 +307,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(
     assert not list(study.folder.glob(".*"))
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_numpy(study: StudyResult, corpus: Path) -> None:
     """Micro F1 by the rule of half: logits of the saved probes, decided and counted without embstore."""
     probe = load(study.folder / "probes" / "pretrained")
@@ -336,6 +345,7 @@ def hidden_states(model: Path, words: list[str], first: int, count: int) -> np.n
     return states[[place for place, word in enumerate(encoded.word_ids()) if word in chosen]].mean(0)
 
 
+@pytest.mark.slow
 def test_the_report_holds_every_table_and_figure(study: StudyResult) -> None:
     text = (study.folder / "report.md").read_text()
     for table in study.sections:
@@ -348,6 +358,7 @@ def test_the_report_holds_every_table_and_figure(study: StudyResult) -> None:
     assert "at most 3 contexts a word-class pair (100)" in text
 
 
+@pytest.mark.slow
 def test_published_layers_are_shown_only_for_a_model_with_as_many(study: StudyResult) -> None:
     def paper(n_layers: int) -> dict[str, str]:
         table = report.contexts(report.Scores(SETTINGS, n_layers, study.frames))
@@ -569,6 +580,7 @@ def test_the_figures_of_the_paper() -> None:
     assert gain == pytest.approx(0.16, abs=0.005)  # "a maximum gain of 0.16 in F1 in layer 11"
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_the_command_prints_the_tables(study: StudyResult, corpus: Path, model: Path, capsys: Any) -> None:
     from typer.testing import CliRunner
