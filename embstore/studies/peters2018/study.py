@@ -112,7 +112,6 @@ def run(given: Given[Peters2018], data: Path) -> StudyResult:
         frames["phrases"] = pl.concat([compare(run, spans, name, store) for name, store in stores.items()])
     run.notes.extend((*NOTES, *(() if spans.phrases else ("The data has no constituents, so phrases are left out.",))))
     scores = Scores(settings, spans.pronouns, spans.phrases, frames)
-    held = {name: vectors(spans, store) for name, store in stores.items()}
     return run.result(
         "Similarities without training, after Peters et al. 2018",
         f"{', '.join(run.models)}. {len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases; resamples "
