@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -50,51 +50,30 @@ class Application(Group):
             raise Interrupted(str(error) or "interrupted", status) from None
 
 
-def _group(name: str, text: str, heading: str, commands: Iterable[Entry]) -> Group:
+def _group(name: str, text: str, heading: str, commands: Mapping[str, tuple[str, str]]) -> Group:
+    """A group of commands by name: the function and the example of each."""
     group = Group(name=name, help=text, no_args_is_help=True, rich_markup_mode=None, rich_help_panel=heading)
-    group.commands = Commands(commands)
+    group.commands = Commands(Entry(each, function, "Commands", text) for each, (function, text) in commands.items())
     return group
 
 
-_PROBE = (
-    Entry(
-        "classes",
-        "probes.classes",
-        "Commands",
-        "probe classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png",
-    ),
-    Entry("apply", "probes.apply", "Commands", "probe apply probes/ finetuned.zarr"),
-    Entry(
-        "edges",
-        "edges.edges",
-        "Commands",
-        "probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000",
-    ),
-    Entry("ontonotes", "edges.ontonotes", "Commands", "probe ontonotes conll-formatted-ontonotes-5.0 edge-probing"),
-    Entry(
-        "mdl",
-        "edges.mdl",
-        "Commands",
-        "probe mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png",
-    ),
-    Entry(
-        "trace",
-        "trace.trace",
-        "Commands",
-        "probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png",
-    ),
-    Entry(
-        "structure",
+_PROBE = {
+    "classes": ("probes.classes", "probe classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png"),
+    "apply": ("probes.apply", "probe apply probes/ finetuned.zarr"),
+    "edges": ("edges.edges", "probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"),
+    "ontonotes": ("edges.ontonotes", "probe ontonotes conll-formatted-ontonotes-5.0 edge-probing"),
+    "mdl": ("edges.mdl", "probe mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png"),
+    "trace": ("trace.trace", "probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"),
+    "structure": (
         "probes.structure",
-        "Commands",
         "probe structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu",
     ),
-)
-_BENCH = (
-    Entry("extract", "models.bench_extract", "Commands", "bench extract ewt.conllu --model bert-base-uncased"),
-    Entry("breakeven", "models.bench_breakeven", "Commands", "bench breakeven ewt.conllu --model bert-base-uncased"),
-    Entry("all", "models.bench_all", "Commands", "bench all --quick"),
-)
+}
+_BENCH = {
+    "extract": ("models.bench_extract", "bench extract ewt.conllu --model bert-base-uncased"),
+    "breakeven": ("models.bench_breakeven", "bench breakeven ewt.conllu --model bert-base-uncased"),
+    "all": ("models.bench_all", "bench all --quick"),
+}
 COMMANDS = (
     Entry("demo", "demo.demo", START, "demo --out demo-out"),
     Entry("plan", "extract.plan", START, "plan ewt.conllu --model bert-base-uncased"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +32,8 @@ TUNING = {
 }
 TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
 Folder = Annotated[Path | None, opt.option("FOLDER", "Where temporary stores are written.")]
+Place = Annotated[str | None, opt.option("PLACE", "Where stores would be: a folder, or s3://BUCKET/PREFIX.")]
+Corpus = Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")]
 Task = Annotated[
     Literal["pos", "ner", "classify", "paraphrase"], opt.argument("TASK", "pos, ner, classify or paraphrase.")
 ]
@@ -102,12 +105,25 @@ def _print_epochs(made: FineTuned) -> None:
     print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")
 
 
+@dataclass(frozen=True)
+class Trial:
+    """The options of measurements on some sentences of a corpus."""
+
+    device: opt.Device = "auto"
+    layers: opt.Layers = "all"
+    sentences: Annotated[int, opt.option("N", "Number of sentences of the corpus to run.")] = 2000
+
+    def arguments(self, model: str) -> dict[str, Any]:
+        """Return the arguments of a measurement."""
+        options = es.ExtractionOptions(layers=opt.layers_of(self.layers) or "all")
+        encoder = opt.encoder_of(model, self.device)
+        return {"model": encoder, "options": options, "device": self.device, "sentences": self.sentences}
+
+
 def bench_extract(
-    corpus: Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")],
+    corpus: Corpus,
     model: opt.Model,
-    device: opt.Device = "auto",
-    layers: opt.Layers = "all",
-    sentences: Annotated[int, opt.option("N", "Number of sentences of the corpus to run.")] = 2000,
+    trial: Trial,
     folder: Folder = None,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -116,14 +132,7 @@ def bench_extract(
     Each stage is compared with its own limit on this machine, measured in the same run. The store is written to a
     temporary folder and removed.
     """
-    result = es.extraction.bench_extract(
-        corpus,
-        model=opt.encoder_of(model, device),
-        sentences=sentences,
-        options=es.ExtractionOptions(layers=opt.layers_of(layers) or "all"),
-        device=device,
-        folder=folder,
-    )
+    result = es.extraction.bench_extract(corpus, folder=folder, **trial.arguments(model))
     if as_json:
         print_json(result.as_json())
         return
@@ -136,14 +145,10 @@ PRICES = {"hour": float, "gb_month": float, "months": float}
 
 
 def bench_breakeven(
-    corpus: Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")],
+    corpus: Corpus,
     model: opt.Model,
-    device: opt.Device = "auto",
-    layers: opt.Layers = "all",
-    sentences: Annotated[int, opt.option("N", "Number of sentences of the corpus to run.")] = 2000,
-    folder: Annotated[
-        str | None, opt.option("PLACE", "Where stores would be: a folder, or s3://BUCKET/PREFIX.")
-    ] = None,
+    trial: Trial,
+    folder: Place = None,
     settings: Annotated[list[str] | None, opt.set_option(PRICES)] = None,
     as_json: opt.AsJson = False,
 ) -> None:
@@ -155,14 +160,7 @@ def bench_breakeven(
     prices = {"months": 1.0, **opt.read_settings(settings, PRICES)}
     if len(prices) == 2 or not all(price >= 0 for price in prices.values()):
         raise InvalidValueError(f"--set {' '.join(settings or [])}: give hour and gb_month both, each 0 or more")
-    result = es.extraction.bench_breakeven(
-        corpus,
-        model=opt.encoder_of(model, device),
-        sentences=sentences,
-        options=es.ExtractionOptions(layers=opt.layers_of(layers) or "all"),
-        device=device,
-        folder=folder,
-    )
+    result = es.extraction.bench_breakeven(corpus, folder=folder, **trial.arguments(model))
     by_price = result.passes_at(**prices) if len(prices) == 3 else None
     if as_json:
         print_json({**result.as_json(), **({"passes_at_prices": by_price} if len(prices) == 3 else {})})

@@ -23,31 +23,3 @@ from .static.encoder import StaticEncoder as StaticEncoder
 from .static.shorthand import absolute_shorthand as absolute_shorthand
 from .static.shorthand import is_shorthand as is_shorthand
 from .static.shorthand import locate as locate
-
-__all__ = [
-    "ChatTemplate",
-    "Encoder",
-    "FineTuneSettings",
-    "FineTuned",
-    "ModelInfo",
-    "Pooled",
-    "Pooling",
-    "Spans",
-    "StageTimes",
-    "StaticEncoder",
-    "Tokenized",
-    "absolute_shorthand",
-    "bag_encoder",
-    "chat_template",
-    "encoder_from_shorthand",
-    "find_splits",
-    "finetune",
-    "is_shorthand",
-    "load_encoder",
-    "locate",
-    "model_kind",
-    "random_encoder",
-    "save_untrained",
-    "subword_encoder",
-    "vector_encoder",
-]

@@ -11,19 +11,3 @@ from .study import StudyResult as StudyResult
 from .tenney2019.settings import Tenney2019 as Tenney2019
 from .wiedemann2019.settings import Wiedemann2019 as Wiedemann2019
 from .zhao2020.settings import Zhao2020 as Zhao2020
-
-__all__ = [
-    "STUDIES",
-    "Clark2019",
-    "Ethayarajh2019",
-    "Hewitt2019",
-    "Kovaleva2019",
-    "Liu2019",
-    "Peters2018",
-    "Section",
-    "StudyResult",
-    "Tenney2019",
-    "Wiedemann2019",
-    "Zhao2020",
-    "reproduce",
-]
