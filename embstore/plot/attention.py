@@ -13,8 +13,10 @@ from embstore.plot.drawing import (
     PALETTE,
     check_drawable,
     colormap,
+    draw_grid,
     drawn,
     floats,
+    grid,
     literal,
     look,
     on_paper,
@@ -172,14 +174,7 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
 def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
     def draw(axis: Any, frame: pl.DataFrame) -> None:
         part = _rows(frame, metric)
-        layers, heads = (sorted(part[name].unique().to_list()) for name in ("layer", "head"))
-        values = floats(part.sort("layer", "head"), "value").reshape(len(layers), len(heads))
-        image = axis.imshow(values, cmap="viridis", origin="lower", aspect="auto", interpolation="nearest")
-        axis.set_xticks(range(len(heads)), heads, fontsize=7)
-        axis.set_yticks(range(len(layers)), layers, fontsize=7)
-        axis.set_xlabel("head", fontsize=9)
-        axis.set_ylabel("layer", fontsize=9)
-        axis.tick_params(length=0)
+        image = draw_grid(axis, grid(part), cmap="viridis")
         baseline = part["baseline"][0]
         axis.set_title(title + ("" if baseline is None else f"; baseline {baseline:.2f}"), fontsize=11)
         bar = axis.figure.colorbar(image, ax=axis, pad=0.02)

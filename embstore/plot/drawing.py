@@ -37,6 +37,7 @@ LARGE_PANEL = 4.0  # inches
 LONG_LABEL = 24  # letters of a label of a legend that has a line of its own on paper
 MANY_TICKS = 13  # labels whose size follows that of their panel
 LETTER = 0.55  # the mean width of a letter, in sizes of its text
+Grid = tuple[list[int], list[int], NDArray[np.float64]]
 _style: ContextVar[str | None] = ContextVar("style", default=None)
 
 
@@ -254,6 +255,28 @@ def floats(frame: pl.DataFrame, name: str) -> NDArray[np.float64]:
     if name not in frame.columns:
         return np.full(len(frame), np.nan)
     return np.array([np.nan if value is None else value for value in frame[name].to_list()], np.float64)
+
+
+def grid(frame: pl.DataFrame, *, x: str = "head", y: str = "layer", value: str = "value") -> Grid:
+    """Return the distinct values of two columns, ascending, and those of a third, float64 [y, x]; NaN where none is."""
+    frame = frame.filter(frame[x].is_not_null())
+    across, up = (sorted(frame[name].unique().to_list()) for name in (x, y))
+    values = np.full((len(up), len(across)), np.nan)
+    for row, column, number in frame.select(y, x, value).iter_rows():
+        values[up.index(row), across.index(column)] = np.nan if number is None else number
+    return across, up, values
+
+
+def draw_grid(axis: Any, given: Grid, *, x: str = "head", y: str = "layer", **colors: Any) -> Any:
+    """Draw a grid as colored cells with its numbers at both axes; returns the image. `colors`: of `Axes.imshow`."""
+    across, up, values = given
+    image = axis.imshow(values, **{"origin": "lower", "aspect": "auto", "interpolation": "nearest", **colors})
+    axis.set_xticks(range(len(across)), across, fontsize=8)
+    axis.set_yticks(range(len(up)), up, fontsize=8)
+    axis.tick_params(length=0)
+    axis.set_xlabel(x, fontsize=9)
+    axis.set_ylabel(y, fontsize=9)
+    return image
 
 
 def check_drawable(value: object, names: Sequence[str], what: str) -> None:

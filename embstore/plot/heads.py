@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, drawn, floats, literal, panels, style
+from embstore.plot.drawing import PALETTE, draw_grid, drawn, floats, grid, literal, panels, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -51,26 +50,10 @@ def heads_figure(
     return figure  # type: ignore[no-any-return]
 
 
-def _grid(frame: pl.DataFrame, column: str) -> tuple[list[int], list[int], NDArray[np.float64]]:
-    """Return layers, heads, and the values of a column [layers, heads]; rows without a head are left out."""
-    rows = frame.filter(frame["head"].is_not_null())
-    layers, heads = (sorted(rows[name].unique().to_list()) for name in ("layer", "head"))
-    values = np.full((len(layers), len(heads)), np.nan)
-    for layer, head, value in rows.select("layer", "head", column).iter_rows():
-        values[layers.index(layer), heads.index(head)] = value
-    return layers, heads, values
-
-
 def _map(figure: Any, axis: Any, frame: pl.DataFrame, column: str, **colors: Any) -> tuple[list[int], list[int]]:
-    layers, heads, values = _grid(frame, column)
-    image = axis.imshow(values, origin="lower", aspect="auto", **colors)
-    axis.set_xticks(range(len(heads)), heads, fontsize=8)
-    axis.set_yticks(range(len(layers)), layers, fontsize=8)
-    axis.tick_params(length=0)
-    axis.set_xlabel("head", fontsize=9)
-    axis.set_ylabel("layer", fontsize=9)
-    figure.colorbar(image, ax=axis, aspect=18, pad=0.02).ax.tick_params(labelsize=8)
-    return layers, heads
+    cells = grid(frame, value=column)
+    figure.colorbar(draw_grid(axis, cells, **colors), ax=axis, aspect=18, pad=0.02).ax.tick_params(labelsize=8)
+    return cells[1], cells[0]
 
 
 def _draw_effects(figure: Any, axis: Any, frame: pl.DataFrame) -> None:

@@ -11,7 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_choice, check_columns, quoted
-from embstore.plot.drawing import PALETTE, check_drawable, drawn, layer_name, literal, look, panels, subplots
+from embstore.plot.drawing import (
+    PALETTE,
+    check_drawable,
+    draw_grid,
+    drawn,
+    grid,
+    layer_name,
+    literal,
+    look,
+    panels,
+    subplots,
+)
 from embstore.store.layout import resolve_layers
 
 if TYPE_CHECKING:
@@ -197,18 +208,14 @@ def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine simila
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, between the layers of one store or of two with `names`."""
     check_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
-    layers, others = (frame[name].unique(maintain_order=True).to_list() for name in ("layer", "other_layer"))
+    cells = layers, others, values = grid(frame, x="layer", y="other_layer")
     if not layers:
         raise InvalidValueError("the frame of a CKA map has no row: give what linear_cka returns")
-    values = np.full((len(others), len(layers)), np.nan)
-    for layer, other, value in frame.select("layer", "other_layer", "value").iter_rows():
-        values[others.index(other), layers.index(layer)] = np.nan if value is None else value
     is_written = max(values.shape) <= MAX_WRITTEN_CELLS
     cell = 0.42 if is_written else 0.2
     size = (max(2.4, cell * len(layers)) + 1.6, max(2.2, cell * len(others)) + 0.9)
     figure, axes = subplots(figsize=size)
     axis = axes[0, 0]
-    image = axis.imshow(values, vmin=0, vmax=1, cmap="viridis", origin="lower", interpolation="nearest")
     if is_written:
         for (row, column), value in np.ndenumerate(values):
             text, color = "–" if np.isnan(value) else f"{value:.2f}", "#111111" if value > 0.6 else "white"
@@ -216,7 +223,8 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
         raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")
     first, second = map(literal, names or ("", ""))
-    _cells(axis, layers, others, x=f"{first} layer".strip(), y=f"{second} layer".strip())
+    labels = {"x": f"{first} layer".strip(), "y": f"{second} layer".strip()}
+    image = draw_grid(axis, cells, **labels, vmin=0, vmax=1, cmap="viridis", aspect="equal")
     axis.set_title("Linear CKA between layers", fontsize=11)
     axis.spines[:].set_visible(False)
     _colorbar(figure, image, axis, label="linear CKA", aspect=25)
@@ -229,22 +237,10 @@ def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figur
     check_columns(frame, ("layer", "head", "value"), "the frame of an attention map")
     if frame.is_empty():
         raise InvalidValueError("the frame of an attention map has no row: give what attention_similarity returns")
-    layers, heads = (sorted(frame[name].unique().to_list()) for name in ("layer", "head"))
-    values = np.full((len(layers), len(heads)), np.nan)
-    for layer, head, value in frame.select("layer", "head", "value").iter_rows():
-        values[layers.index(layer), heads.index(head)] = value
+    cells = heads, layers, values = grid(frame)
     figure, axes = subplots(figsize=(0.34 * len(heads) + 1.7, max(1.6, 0.34 * len(layers)) + 0.9))
     axis = axes[0, 0]
-    image = axis.imshow(values, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray", origin="lower", aspect="auto")
-    _cells(axis, heads, layers, x="head", y="layer")
+    image = draw_grid(axis, cells, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray")
     axis.set_title(literal(title or "Self-attention weights of two models"), fontsize=11)
     _colorbar(figure, image, axis, aspect=18)
     return figure  # type: ignore[no-any-return]
-
-
-def _cells(axis: Any, columns: Sequence[int], rows: Sequence[int], *, x: str, y: str) -> None:
-    axis.set_xlabel(x, fontsize=10)
-    axis.set_ylabel(y, fontsize=10)
-    axis.set_xticks(range(len(columns)), columns, fontsize=8)
-    axis.set_yticks(range(len(rows)), rows, fontsize=8)
-    axis.tick_params(length=0)

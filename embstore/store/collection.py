@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError, StoreDamagedError, StoreMismatchError, check_whole
+from embstore.errors import InvalidValueError, StoreDamagedError, StoreMismatchError
 from embstore.store.backend import open_reader
 from embstore.store.conditions import checked_rows
 from embstore.store.index import Labels
@@ -27,7 +27,7 @@ from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.gather import checked_out
 from embstore.store.reading.scan import BLOCK_NBYTES, RowReader, StoredRows
 from embstore.store.storage.location import ObjectPath
-from embstore.store.store import Layer, Store
+from embstore.store.store import Layer, Missing, Store
 from embstore.store.zarr.reader import max_mapped
 
 MAX_EXAMPLES = 5
@@ -287,31 +287,11 @@ class Collection(Store):
             yield number, start, end
             start = end
 
-    def scan(
-        self,
-        layer: Layer,
-        start: int = 0,
-        stop: int | None = None,
-        *,
-        block_rows: int | None = None,
-        missing: Literal["error", "skip", "nan"] = "error",
-        copy: bool = True,
-    ) -> Iterator[tuple[int, NDArray[Any]]]:
-        layer = resolve_layer(layer, self.layers)
-        start = check_whole("start", start, 0, self.n_rows, unit="of the store's rows")
-        stop = self.n_rows if stop is None else check_whole("stop", stop, start, self.n_rows)
-        size = None if block_rows is None else check_whole("block_rows", block_rows, 1)
-        if missing not in ("error", "skip", "nan"):
-            raise InvalidValueError(f'missing must be "error", "skip" or "nan", not {missing!r}')
-        if missing == "error":
-            self._require_committed(start, stop)
-        size = size or max(1, BLOCK_NBYTES // (self.hidden_size * self.vector_dtype.itemsize))
-        return self._scanned(layer, start, stop, size, missing, copy)
-
     def _scanned(
-        self, layer: int, start: int, stop: int, size: int, missing: Literal["error", "skip", "nan"], copy: bool
+        self, layer: int, start: int, stop: int, block_rows: int | None, missing: Missing, copy: bool
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield the blocks of members; with `copy`, one that reaches into the next member is gathered whole."""
+        size = block_rows or max(1, BLOCK_NBYTES // (self.hidden_size * self.vector_dtype.itemsize))
         row = start
         while row < stop:
             number, _, end = next(self._spans(row, stop))

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
 
+Missing = Literal["error", "skip", "nan"]
 Layer = int | str  # a number, -1, or "last"
 Layers = Layer | Iterable[Layer] | None  # also "all"
 
@@ -434,7 +435,7 @@ class Store:
         stop: int | None = None,
         *,
         block_rows: int | None = None,
-        missing: Literal["error", "skip", "nan"] = "error",
+        missing: Missing = "error",
         copy: bool = True,
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
@@ -449,7 +450,7 @@ class Store:
 
         Raises InvalidValueError for a layer or row that does not exist.
         """
-        number = self.layers.index(resolve_layer(layer, self.layers))
+        chosen = resolve_layer(layer, self.layers)
         start = check_whole("start", start, 0, self.n_rows, unit="of the store's rows")
         stop = self.n_rows if stop is None else check_whole("stop", stop, start, self.n_rows)
         block_rows = None if block_rows is None else check_whole("block_rows", block_rows, 1)
@@ -458,7 +459,14 @@ class Store:
         self.require_current(columns=False)
         if missing == "error":
             self._require_committed(start, stop)
-        return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=missing == "nan", copy=copy)
+        return self._scanned(chosen, start, stop, block_rows, missing, copy)
+
+    def _scanned(
+        self, layer: int, start: int, stop: int, block_rows: int | None, missing: Missing, copy: bool
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the blocks of `scan`, whose arguments are checked."""
+        number, nan = self.layers.index(layer), missing == "nan"
+        return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=nan, copy=copy)
 
     def scan_stored(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
         """Yield rows `[start, stop)` of one layer as they are stored: as `scan` without a copy, but not decoded."""

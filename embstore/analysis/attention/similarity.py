@@ -70,8 +70,8 @@ class HeadDistances(Statistic):
             yield Values(f"head_{axis}", "", column.reshape(shape), count=count)
 
 
-def classical_scaling(distances: NDArray[np.float64], n_dimensions: int = 2) -> NDArray[np.float64]:
-    """Return points whose distances are close to those given, float64 [n, n_dimensions], by classical scaling.
+def classical_scaling(distances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return points whose distances are close to those given, float64 [n, 2], by classical scaling.
 
     With J = 1 - 1/n, the leading eigenvectors of -J D^2 J / 2 times the square roots of their eigenvalues. The sign of
     each dimension makes its entry of largest magnitude positive.
@@ -79,7 +79,7 @@ def classical_scaling(distances: NDArray[np.float64], n_dimensions: int = 2) -> 
     n = len(distances)
     center = np.eye(n) - 1 / n
     values, vectors = np.linalg.eigh(-center @ (distances**2) @ center / 2)
-    values, vectors = values[::-1][:n_dimensions], vectors[:, ::-1][:, :n_dimensions]
+    values, vectors = values[::-1][:2], vectors[:, ::-1][:, :2]
     points = vectors * np.sqrt(np.maximum(values, 0))
     signs = np.sign(points[np.abs(points).argmax(0), np.arange(points.shape[1])])
-    return np.pad(points * np.where(signs == 0, 1, signs), ((0, 0), (0, n_dimensions - points.shape[1])))
+    return np.pad(points * np.where(signs == 0, 1, signs), ((0, 0), (0, 2 - points.shape[1])))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from embstore import plot
+from embstore.plot.drawing import draw_grid, grid
 from embstore.studies.zhao2020 import published
 from embstore.studies.zhao2020.report import PUBLISHED_NAMES, Scores, f1
 
@@ -156,20 +157,16 @@ def attention(scores: Scores) -> Any:
     lowest = min([0.9, *scores.frames["attention"]["value"].drop_nulls()])
     figure, axes = plot.subplots(1, len(frames), figsize=(3.6 * len(frames) + 0.8, 3.2))
     for ((task,), frame), axis in zip(frames.items(), axes[0], strict=True):
-        n_layers, n_heads = frame["layer"].n_unique(), frame["head"].n_unique()
-        values = frame.sort("layer", "head")["value"].to_numpy().reshape(n_layers, n_heads)
-        image = axis.imshow(values, origin="lower", cmap="magma", vmin=lowest, vmax=1, aspect="auto")
-        axis.set(xlabel="head", ylabel="layer", title=task)
-        axis.set_xticks(range(n_heads), range(n_heads))
-        axis.set_yticks(range(n_layers), range(1, n_layers + 1))
+        image = draw_grid(axis, grid(frame), cmap="magma", vmin=lowest, vmax=1)
+        axis.set_title(task)
     figure.colorbar(image, ax=axes[0].tolist(), label="cosine of attention weights", shrink=0.9)
     return figure
 
 
-def canvas(size: tuple[float, float], *, y: str, x: str = "", title: str = "", layers: Sequence[int] = ()) -> Any:
+def canvas(size: tuple[float, float], *, y: str, x: str = "", title: str = "") -> Any:
     """Return a figure of one panel and its axis."""
     figure, axes = plot.subplots(figsize=size)
-    plot.style(axes[0, 0], title=title, x=x, y=y, layers=layers)
+    plot.style(axes[0, 0], title=title, x=x, y=y)
     return figure, axes[0, 0]
 
 
