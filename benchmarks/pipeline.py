@@ -1,7 +1,8 @@
 """How near an extraction comes to its slowest stage, with a played device that sleeps for each batch, copy and write.
 
 Batches, groups and partitions are those of the shapes below with all layers; only the width of the vectors is smaller,
-so that this machine's processor does not count. Threads, queues and buffers are those of an extraction on a GPU.
+so that this machine's processor does not count. Threads, queues and buffers are those of an extraction on a GPU. A
+model that is split over GPUs is one device: of its GPUs one computes at a time (docs/explanation/scale.md).
 
 python benchmarks/pipeline.py --batch-ms 100 --copy-ms 20 --write-ms 60
 """
@@ -32,16 +33,19 @@ from embstore.store.layout import partition_rows
 WIDTH = 4  # of the vectors that are really moved
 N_GROUPS = 20
 SHARE = 0.9  # of the slowest stage, which must be reached
+# What "at the rates of" plays, taken and not measured: operations/s of a GPU, bytes/s of copies and of one writer.
+GPU_FLOPS, COPY_RATE, WRITE_RATE = 400e12, 50e9, 1e9
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model with all layers; `batch`: the subwords of a batch."""
+    """A model with all layers; `batch`: the subwords of a batch; `flops`: operations of a subword."""
 
     name: str
     n_layers: int
     width: int
     batch: int
+    flops: float
 
     def groups(self) -> Groups:
         """Return the partitions of a large store as the plan lays them out."""
@@ -53,7 +57,12 @@ class Shape:
         return Groups(layout, size)
 
 
-SHAPES = (Shape("BERT-base", 13, 768, 65536), Shape("BERT-large", 25, 1024, 65536), Shape("7B", 33, 4096, 16384))
+SHAPES = (
+    Shape("BERT-base", 13, 768, 65536, 0.17e9),
+    Shape("BERT-large", 25, 1024, 65536, 0.6e9),
+    Shape("7B", 33, 4096, 16384, 14e9),
+    Shape("70B on 8 GPUs", 81, 8192, 16384, 140e9),
+)
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,9 @@ def balanced(shape: Shape, arguments: argparse.Namespace) -> list[tuple[str, flo
     }.items():
         batch, copy, write = (seconds * factor for seconds, factor in zip(whole, factors, strict=True))
         cases.append((name, batch, copy, write))
-    return cases
+    rows, nbytes = groups.layout.partition_rows, groups.layout.partition_rows * shape.n_layers * shape.width * 2
+    taken = (groups.size * rows * shape.flops / GPU_FLOPS / n_batches, nbytes / COPY_RATE, nbytes / WRITE_RATE)
+    return [*cases, ("at the rates of 400 Tflop/s, copies of 50 GB/s, 1 GB/s a writer", *taken)]
 
 
 def main() -> None:
@@ -165,6 +176,7 @@ def main() -> None:
             slowest = max(alone, key=alone.__getitem__)
             what = f"{shape.name}, {groups.size} x {groups.layout.partition_rows:,} rows a group: {name}"
             limit = f"{slowest} alone; all stages after one another {sum(alone.values()):.1f} s"
+            limit += f"; {groups.layout.n_rows / taken:,.0f} words/s"
             rows.append(Row(what, taken, {}, alone[slowest], limit, targets={"to_limit": 1 / SHARE}))
     held = show_rows(rows)
     write_json(arguments.out, {"benchmark": "pipeline", "machine": machine(), "rows": held})

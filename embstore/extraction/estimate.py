@@ -21,12 +21,22 @@ from embstore.corpus.keep import blocks_of
 from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
 from embstore.extraction.options import ExtractionOptions, Window
-from embstore.extraction.partition import Groups, Part, Passage, TextOptions, passage_nbytes, passage_words, truncated
+from embstore.extraction.partition import (
+    Groups,
+    Part,
+    Passage,
+    TextOptions,
+    group_partitions,
+    passage_nbytes,
+    passage_words,
+    truncated,
+)
 from embstore.extraction.spool import BLOCK
 from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Layout, Metadata
+from embstore.store.layout import ITEM_NBYTES, partition_rows
 from embstore.store.storage.files import opened
 from embstore.store.storage.location import ObjectPath, parse_location
 
@@ -34,6 +44,7 @@ WRITERS = 4  # threads that write what a GPU encodes
 HOST_BUFFERS = WRITERS + 2  # partitions in pinned memory: some are written while others are copied
 BUFFERS = 2  # a group of partitions is filled while the previous one is written
 MOST_BUFFERED_NBYTES = 2**30  # of several stores together; beyond it each has one buffer
+MANY_ROWS = 10**9  # of a store whose size is not known yet
 PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, subword ids, spans
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
@@ -344,6 +355,18 @@ def buffers_of(layouts: Sequence[Layout], *, group: int, n_stores: int) -> int:
     if n_stores > 1 and BUFFERS * group * sum(layout.partition_nbytes for layout in layouts) > MOST_BUFFERED_NBYTES:
         return 1
     return BUFFERS
+
+
+def buffered_nbytes(batch_subwords: int, *, n_features: int, dtype: str, n_stores: int) -> int:
+    """Return the bytes of all buffers of groups of a large store for a batch size, from above: on a GPU they are there.
+
+    `n_features`: of a row, in all layers and sites.
+    """
+    rows = partition_rows(MANY_ROWS, n_features, dtype)
+    nbytes = rows * n_features * ITEM_NBYTES[dtype] * n_stores
+    n_partitions = MANY_ROWS // rows
+    size = group_partitions(n_partitions, partition_rows=rows, partition_nbytes=nbytes, batch_subwords=batch_subwords)
+    return BUFFERS * size * nbytes
 
 
 def memory_needed(

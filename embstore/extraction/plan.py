@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from embstore.devices import idle_threads, torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.contexts import Overlap
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
-from embstore.extraction.estimate import Estimate, estimate
+from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import Groups, TextOptions, group_partitions
 from embstore.extraction.reading import N_SHOWN, advice, first_sentences
@@ -338,11 +338,12 @@ def read(
             f"attention windows need a transformer, whose attention can be masked; {encoder.info.architecture} has "
             "none: use context windows"
         )
-    if options.batch_subwords is None:
-        size = _recorded(store, encoder).get("batch_subwords") or encoder.default_batch_subwords
-        options = replace(options, batch_subwords=size)
     layers = model_layers(options.layers, encoder.info.num_hidden_layers)
-    encoder.site_sizes(options.sites)
+    n_features = len(layers) * sum(encoder.site_sizes(options.sites).values())
+    if options.batch_subwords is None:
+        held = partial(buffered_nbytes, n_features=n_features, dtype=options.dtype, n_stores=len(windows))
+        size = _recorded(store, encoder).get("batch_subwords") or encoder.batch_subwords_next_to(held)
+        options = replace(options, batch_subwords=size)
     if layers == (0,) and options.sites != (RESIDUAL,):
         raise InvalidValueError("layer 0 comes before the first block and has the site residual only: add other layers")
     limit = _length_limit(encoder, options)

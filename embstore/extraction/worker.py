@@ -27,6 +27,7 @@ from embstore.extraction.estimate import HOST_BUFFERS, WRITERS, buffers_of
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Part, Passage, TextOptions
 from embstore.models.encoder import Encoder, Pooled, StageTimes
+from embstore.models.memory import ADVICE, memory_needed
 from embstore.store import Layout
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
@@ -229,10 +230,16 @@ class Worker:
         self._casts = [Cast(each.layout, center=each.center, device=encoder.device) for each in job.destinations]
         layouts = [each.layout for each in job.destinations]
         size = buffers_of(layouts, group=job.group, n_stores=len(writes))
-        self._ring = Ring(lambda: [cast.buffer(job.group) for cast in self._casts], size)
+        self._ring = Ring(self._buffers, size)
         self._host = Ring(lambda: [cast.host_buffer() for cast in self._casts], HOST_BUFFERS)
         self._n_writers = WRITERS if self._on_device else 1
         self.fetch = Fetch(encoder.device)
+
+    def _buffers(self) -> list[Buffer]:
+        """Make the buffers of a group."""
+        advice = f"give a smaller --batch-subwords, which makes smaller groups, or {ADVICE}"
+        with memory_needed(f"a group of {self._job.group} partitions", self._encoder.device, advice=advice):
+            return [cast.buffer(self._job.group) for cast in self._casts]
 
     def run(self, tasks: Iterable[Task]) -> Generator[Done]:
         """Encode and write partitions; yields the outcome of each in order.

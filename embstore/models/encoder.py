@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -143,6 +143,10 @@ class Encoder(ABC):
     @abstractmethod
     def default_batch_subwords(self) -> int:
         """Return a good batch size for the device, in subwords."""
+
+    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+        """Return a good batch size for a device that also holds buffers of `held(batch size)` bytes."""
+        return self.default_batch_subwords
 
     @abstractmethod
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:

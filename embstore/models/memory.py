@@ -20,12 +20,14 @@ _MESSAGES = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enou
 T = TypeVar("T")
 
 
-def fitting_batch(free_nbytes: int, *, position_nbytes: int) -> int:
+def fitting_batch(free_nbytes: int, *, position_nbytes: int, held: Callable[[int], int] = lambda size: 0) -> int:
     """Return the batch size in subwords for that many free bytes, where each position takes `position_nbytes`.
 
-    Only powers of two, so that small changes of the free memory give the same batches.
+    `held`: the bytes of what else is kept there next to batches of a size. Only powers of two, so that small changes of
+    the free memory give the same batches.
     """
-    return next((size for size in SIZES if size * position_nbytes <= SHARE * free_nbytes), SIZES[-1])
+    fits = (size for size in SIZES if size * position_nbytes <= SHARE * (free_nbytes - held(size)))
+    return next(fits, SIZES[-1])
 
 
 def free_nbytes(device: torch.device) -> int:

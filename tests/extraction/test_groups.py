@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.errors import NonFiniteError
+from embstore.errors import DeviceMemoryError, NonFiniteError
 from embstore.extraction import extract_windows
 from embstore.extraction.cast import Cast
 from embstore.extraction.encoder_spec import EncoderSpec
@@ -24,6 +24,7 @@ from embstore.extraction.estimate import HOST_BUFFERS
 from embstore.extraction.partition import Groups, group_partitions
 from embstore.extraction.worker import Fetch
 from embstore.models.encoder import Pooled, Spans, Tokenized
+from embstore.models.memory import fitting_batch
 from embstore.store import Layout, StoreWriter, quantize
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
@@ -234,6 +235,41 @@ def test_a_plan_for_a_gpu_says_what_is_there_and_what_is_pinned(monkeypatch: pyt
     assert {"GPU memory", "pinned memory"} <= set(dict(plan.lines()))
     assert (here.device_nbytes, here.pinned_nbytes) == (None, None)
     assert {"device_nbytes", "pinned_nbytes"} == set(cost.as_json()) - set(here.as_json())
+
+
+class PlayedMemory(CallEncoder):
+    """On a device of `free_nbytes`, 64 of which each position of a batch takes."""
+
+    casts_on_device, free_nbytes = True, 0
+
+    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+        return fitting_batch(self.free_nbytes, position_nbytes=64, held=held)
+
+    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+        return 64 * batch_subwords
+
+
+@pytest.mark.parametrize(("free", "batch"), [(2**19, 1024), (2**20, 2048), (2**21, 4096)])
+def test_the_batch_of_a_plan_has_space_for_the_groups_on_the_device(free: int, batch: int) -> None:
+    """Where only batches had to fit, they would be four times as large."""
+    encoder = PlayedMemory()
+    encoder.free_nbytes = free
+    plan = plan_of(SENTENCES, model=encoder, dtype="float32", layers=[0, 1])
+    assert plan.metadata.extraction["batch_subwords"] == batch
+    assert plan.estimate.device_nbytes is not None
+    assert plan.estimate.device_nbytes <= free
+    assert fitting_batch(free, position_nbytes=64) == 4 * batch
+
+
+def test_a_group_that_the_device_cannot_hold_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr(Cast, "buffer", full)
+    with pytest.raises(DeviceMemoryError, match=r"a group of 4 partitions does not fit .*: give a smaller --batch-sub"):
+        es.extract(grouped(), tmp_path / "s.zarr")
 
 
 @pytest.mark.parametrize(

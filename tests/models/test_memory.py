@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import embstore as es
 from embstore.errors import DeviceMemoryError, SmallerBatchesWarning, StoreMismatchError
+from embstore.extraction.estimate import buffered_nbytes
 from embstore.models import batched, load_encoder
 from embstore.models.batching import BATCHINGS, make_batches, split_batch
 from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
@@ -194,6 +196,17 @@ def test_a_batch_takes_half_of_what_is_free(free, position_nbytes, size):
     assert size == SIZES[-1] or size * position_nbytes <= free / 2
 
 
+@pytest.mark.parametrize("free", [3, 6, 8, 12, 24, 80])
+def test_a_batch_of_all_layers_fits_next_to_the_groups_that_are_held(free):
+    """BERT-base, BERT-large and 7B on GPUs of which this many GiB are free."""
+    for n_features, position_nbytes in ((13 * 768, 115_000), (25 * 1024, 210_000), (33 * 4096, 800_000)):
+        held = partial(buffered_nbytes, n_features=n_features, dtype="float16", n_stores=1)
+        size = fitting_batch(free * GIB, position_nbytes=position_nbytes, held=held)
+        assert held(size) <= 4 * GIB
+        assert 2 * size * position_nbytes + held(size) <= free * GIB
+    assert fitting_batch(6 * GIB, position_nbytes=46_000, held=held) < fitting_batch(6 * GIB, position_nbytes=46_000)
+
+
 def test_the_memory_of_a_position_is_that_of_a_batch(encoder):
     each = encoder.network.position_nbytes()
     small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (8192, 16384))
@@ -205,6 +218,7 @@ def test_the_default_batch_of_a_gpu_depends_on_its_memory(encoder, monkeypatch):
     monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * encoder.network.position_nbytes() * 2)
     encoder.device = torch.device("cuda")
     assert encoder.default_batch_subwords == 16384
+    assert encoder.batch_subwords_next_to(lambda size: 10_000 * encoder.network.position_nbytes()) == 8192
 
 
 def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeypatch):

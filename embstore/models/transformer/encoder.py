@@ -78,7 +78,14 @@ class TransformerEncoder(BatchedEncoder):
         """Return a good batch size for the device, on a CUDA GPU by its free memory."""
         if self.device.type != "cuda":
             return 2048 if self.device.type == "cpu" else 16384
-        return fitting_batch(min(map(free_nbytes, self.network.gpus)), position_nbytes=self.network.position_nbytes())
+        return self.batch_subwords_next_to(lambda size: 0)
+
+    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+        """Return a good batch size for a GPU that also holds buffers of `held(batch size)` bytes."""
+        if self.device.type != "cuda":
+            return self.default_batch_subwords
+        free = min(map(free_nbytes, self.network.gpus))
+        return fitting_batch(free, position_nbytes=self.network.position_nbytes(), held=held)
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the tokenizer's vocabulary."""
