@@ -8,7 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class Estimate:
     `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
     exact and not projected from a sample. `threads`: CPU threads where other processes keep cores busy; see
     `devices.idle_threads`.
-    `break_even`: None if it was not measured.
+    `break_even`: None if it was not measured. `weights`: bytes on each device of a model that is on several.
     """
 
     store_nbytes: int
@@ -129,11 +129,12 @@ class Estimate:
     device_nbytes: int | None = None
     pinned_nbytes: int | None = None
     break_even: BreakEven | None = None
+    weights: Mapping[str, int] | None = None
 
     def as_json(self) -> dict[str, Any]:
         known = None if self.break_even is None else self.break_even.as_json()
         document = {**asdict(self), "subwords_counted": self.counted, "break_even": known}
-        absent = {name for name in ("device_nbytes", "pinned_nbytes") if document[name] is None}
+        absent = {name for name in ("device_nbytes", "pinned_nbytes", "weights") if document[name] is None}
         return {name: each for name, each in document.items() if name not in {"folder", "counted", "threads", *absent}}
 
     def lines(self) -> list[tuple[str, str]]:
@@ -144,6 +145,7 @@ class Estimate:
             ("on disk", f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"),
             ("peak memory", format_nbytes(self.memory_nbytes)),
         ]
+        lines += [(f"weights on {device}", format_nbytes(nbytes)) for device, nbytes in (self.weights or {}).items()]
         if self.device_nbytes is not None and self.pinned_nbytes is not None:
             lines.append(("GPU memory", format_nbytes(self.device_nbytes)))
             lines.append(("pinned memory", f"{format_nbytes(self.pinned_nbytes)}, next to peak memory"))
@@ -216,6 +218,7 @@ def estimate(
         device_nbytes=of_batches if on_device else None,
         pinned_nbytes=ring if on_device else None,
         break_even=None if seconds is None else _break_even(layout.n_rows, nbytes, seconds, folder),
+        weights=dict(encoder.weights_by_device) or None,
     )
 
 

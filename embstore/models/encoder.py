@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -105,7 +106,8 @@ class Encoder(ABC):
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
     `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], where the model
     has it: negative, or counted from the first special one after. `deepest`: the last layer that was loaded, None for
-    all. `split_over`: the `device` argument of a model that is on several devices, else None.
+    all. `split_over`: the `device` argument of a model that is on several devices, else None; `weights_by_device`: the
+    bytes of weights on each of those, "disk" included.
     """
 
     info: ModelInfo
@@ -123,6 +125,7 @@ class Encoder(ABC):
     masks_attention: bool = False
     deepest: int | None = None
     split_over: str | Mapping[str, int | str] | None = None
+    weights_by_device: Mapping[str, int] = MappingProxyType({})
 
     @property
     def attention(self) -> Mapping[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -95,12 +96,16 @@ class Place:
             return {"distributed_config": _distributed(self.n_ranks)}
         if not isinstance(self.device_map, str):
             return {"device_map": self.device_map or {"": self.main}}
-        free: dict[int | str, int] = {}
-        if self.main.type == "cuda":
-            free = {gpu: int(SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in range(torch.cuda.device_count())}
-        if self.most_nbytes is not None:
-            free = {gpu: min(nbytes, self.most_nbytes) for gpu, nbytes in free.items()} or {"cpu": self.most_nbytes}
-        return {"device_map": "auto", "max_memory": free or None}
+        free = import_module("accelerate.utils").get_max_memory()
+        return {"device_map": "auto", "max_memory": self.most(free)}
+
+    def most(self, free: Mapping[int | str, int]) -> dict[int | str, int] | None:
+        """Return the most bytes of weights on each GPU and in main memory, "cpu", by the free ones; None: what fits."""
+        if not any(isinstance(device, int) for device in free):
+            return None if self.most_nbytes is None else {"cpu": self.most_nbytes}
+        shares = {device: int(SHARE * nbytes) for device, nbytes in free.items()}
+        limit = self.most_nbytes or max(shares.values())
+        return {device: min(share, limit) if device != "cpu" else share for device, share in shares.items()}
 
 
 def _n_ranks(number: str | None) -> int:
@@ -123,6 +128,24 @@ def _distributed(n_ranks: int) -> Any:
         return distributed.DistributedConfig(tp_size=n_ranks)
     except (ImportError, AttributeError, TypeError):
         raise InvalidValueError("device 'tensor' needs a newer transformers: pip install -U transformers") from None
+
+
+def weights_by_device(network: nn.Module, place: Place) -> dict[str, int]:
+    """Return the bytes of weights on each device of a network that is on several; "disk": read from there every pass.
+
+    Of processes with a part each, this one's stands for all.
+    """
+    if place.n_ranks > 1:
+        own = sum(getattr(value, "_local_tensor", value).nbytes for value in network.parameters())
+        return {f"{place.main.type}:{rank}": own for rank in range(place.n_ranks)}
+    devices: Mapping[str, int | str] = getattr(network, "hf_device_map", {})
+    found: Counter[str] = Counter()
+    for name, value in network.named_parameters():
+        modules = name.split(".")
+        above = (".".join(modules[:end]) for end in range(len(modules), -1, -1))
+        device = next((devices[module] for module in above if module in devices), value.device)
+        found[f"cuda:{device}" if isinstance(device, int) else str(device)] += value.nbytes
+    return dict(found)
 
 
 def own_dtype(config: Any, place: Place) -> torch.dtype:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 import torch
 import transformers
 
+import embstore as es
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder, placing
 from embstore.models.placing import Place, own_dtype
@@ -99,7 +103,62 @@ def require_equal_over_two_devices(folder):
             torch.ones(3) + torch.ones(3).to("fake:1")
     assert (places["layers.0.mlp.up_proj.weight"], places["layers.1.mlp.up_proj.weight"]) == ("fake:0", "fake:1")
     assert (str(encoder.device), encoder.split_over) == ("fake:0", HALVES)
+    assert sum(encoder.weights_by_device.values()) == encoder.network.weights_nbytes
+    batch = encoder.network.batch_nbytes(layers=LAYERS, batch_subwords=64)
+    assert encoder.projected_nbytes(layers=LAYERS, batch_subwords=64) == encoder.weights_by_device["fake:0"] + batch
     assert relative_error(vectors, whole) < 2e-5
+
+
+def test_the_memory_that_weights_may_take():
+    gpus, here = Place(torch.device("cuda"), "auto"), Place(torch.device("cpu"), "auto")
+    free = {0: 100, 1: 50, "cpu": 1000}
+    assert gpus.most(free) == {0: 80, 1: 40, "cpu": 800}  # what does not fit on the GPUs goes into main memory
+    assert replace(gpus, most_nbytes=60).most(free) == {0: 60, 1: 40, "cpu": 800}
+    assert here.most({"cpu": 1000}) is None
+    assert replace(here, most_nbytes=60).most({"cpu": 1000}) == {"cpu": 60}
+
+
+def test_the_weights_on_each_device():
+    with torch.device("meta"):
+        config = transformers.LlamaConfig(
+            hidden_size=8, intermediate_size=4, num_hidden_layers=2, num_attention_heads=2, vocab_size=10
+        )
+        network = transformers.AutoModel.from_config(config, dtype=torch.bfloat16)
+    block = 2 * (4 * 8 * 8 + 3 * 4 * 8 + 2 * 8)
+    for device_map, expected in (
+        ({"": 1}, {"cuda:1": 2 * 10 * 8 + 2 * block + 16}),
+        ({"": "cpu", "layers.1.mlp": "disk"}, {"cpu": 160 + 2 * block + 16 - 192, "disk": 192}),
+        ({"embed_tokens": 0, "layers.0": 0, "layers": 1}, {"cuda:0": 160 + block, "cuda:1": block, "meta": 16}),
+    ):
+        network.hf_device_map = device_map
+        assert placing.weights_by_device(network, Place(torch.device("cuda"), device_map)) == expected
+    assert placing.weights_by_device(network, Place(torch.device("cuda"), n_ranks=2)).keys() == {"cuda:0", "cuda:1"}
+
+
+@pytest.mark.slow
+def test_the_plan_of_70_billion_parameters(monkeypatch, capsys):
+    """What the page says of them is what our code computes, and its sums are those of the published sizes."""
+    root = Path(__file__).parents[2]
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    large = pytest.importorskip("large")
+    monkeypatch.setattr(sys, "argv", ["large.py"])
+    monkeypatch.setattr(logging, "disable", lambda level: None)
+    large.main()
+    page, printed = (root / "docs/explanation/scale.md").read_text(), capsys.readouterr().out
+    figures = re.findall(r"(?<![\d,.])[\d,]+\.?\d*(?= (?:GB|B|words|h)\b)", printed)
+    rates = re.findall(r": ([\d,]+) words/s|words ([\d.]+) h", printed)
+    assert len(figures) > 40
+    wanted = {figure for pair in rates for figure in pair if figure} | {"17.50", "18.82", "8.56", "17.38", "40.61"}
+    assert not {figure for figure in wanted if figure not in page}
+    model = large.Model.of(large.LLAMA)
+    block = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672
+    assert model.n_matrices(80) == 80 * block
+    assert model.n_parameters == 80 * (block + 2 * 8192) + 128256 * 8192 + 8192
+    split = model.split({**dict.fromkeys(range(8), 79 * 2**30), "cpu": 2**40})
+    assert (sum(split.values()), max(split.values()) < 0.8 * 79 * 2**30) == (2 * model.n_parameters, True)
+    assert model.tensor(8) == 2 * (80 * block + 128256 * 8192) // 8 + 2 * (161 * 8192)
+    two = model.split({0: 79 * 2**30, 1: 79 * 2**30, "cpu": 2**40})
+    assert list(two) == ["cuda:0", "cuda:1", "cpu"]
 
 
 @pytest.mark.slow
@@ -122,6 +181,11 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
     assert all(value.is_meta for value in encoder.network.model.parameters())
     assert encoder.info == whole.info
     assert (encoder.device.type, encoder.split_over) == ("cpu", "split:30000")
+    assert sum(encoder.weights_by_device.values()) == encoder.network.weights_nbytes
+    assert encoder.weights_by_device.get("cpu", 0) <= 30_000 < encoder.weights_by_device["disk"]
+    plan = es.plan(SENTENCES, model=encoder, calibrate=False, progress=False)
+    assert "weights on disk" in dict(plan.lines())
+    assert plan.as_json()["weights"] == encoder.weights_by_device
     assert relative_error(encoded(encoder)[0], expected) < 2e-5
     assert capfd.readouterr() == ("", "")
 

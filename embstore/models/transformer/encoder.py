@@ -18,6 +18,7 @@ from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import Tokenized, check_arguments
 from embstore.models.memory import fitting_batch, free_nbytes
+from embstore.models.placing import weights_by_device
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.heads import HOW, Disabled, Head, How, require_replay
 from embstore.models.transformer.inputs import Segments, WordWindow
@@ -51,6 +52,8 @@ class TransformerEncoder(BatchedEncoder):
         super().__init__(loaded.name, loaded.place.main, loaded.dtype)
         self.network = Network(loaded)
         self.deepest, self.split_over = loaded.deepest, loaded.place.split_over
+        if self.split_over is not None:
+            self.weights_by_device = weights_by_device(loaded.model, loaded.place)
         self.info = self.network.info
         self.causal = self.network.inputs.causal
         specials = self.network.inputs.specials
@@ -139,8 +142,10 @@ class TransformerEncoder(BatchedEncoder):
         return {layer: state.flatten(0, -2)[own] for layer, state in states.items()}
 
     def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
-        """Estimate the memory of the weights and of the activations of one batch, from above."""
-        return self.network.weights_nbytes + self.network.batch_nbytes(layers=layers, batch_subwords=batch_subwords)
+        """Estimate the memory of the weights, on the first device of several, and of one batch, from above."""
+        main = "cuda:0" if self.device == torch.device("cuda") else str(self.device)
+        weights = self.weights_by_device.get(main, 0) if self.network.is_split else self.network.weights_nbytes
+        return weights + self.network.batch_nbytes(layers=layers, batch_subwords=batch_subwords)
 
     def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
         """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""
