@@ -65,7 +65,7 @@ class Model:
         return sum(value.numel() for value in self.network.parameters())
 
     def n_matrices(self, deepest: int) -> int:
-        """Return the weights of the linear layers of so many blocks."""
+        """Return the weights of the linear layers of the first `deepest` blocks."""
         blocks = self.network.layers[:deepest]
         return sum(value.numel() for value in blocks.parameters() if value.dim() == 2)
 

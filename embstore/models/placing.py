@@ -133,7 +133,7 @@ def _distributed(n_ranks: int) -> Any:
 def weights_by_device(network: nn.Module, place: Place) -> dict[str, int]:
     """Return the bytes of weights on each device of a network that is on several; "disk": read from there every pass.
 
-    Of processes with a part each, this one's stands for all.
+    Of processes with a part each, all are given the bytes of this one.
     """
     if place.n_ranks > 1:
         own = sum(getattr(value, "_local_tensor", value).nbytes for value in network.parameters())
