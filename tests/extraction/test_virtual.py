@@ -25,7 +25,6 @@ from embstore.errors import (
 )
 from embstore.executors import Processes
 from embstore.extraction import recompute as recompute_module
-from embstore.probes.splits import split_words
 from embstore.store.arrays import payload_specs
 from embstore.store.storage.files import crc32c
 from embstore.store.virtual.fingerprints import fingerprints, signs
@@ -122,33 +121,6 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     forget(place)
     assert_same(nothing, full)
     assert tree_bytes(nothing.path) == tree_bytes(virtual.path)
-
-
-@pytest.mark.slow
-def test_queries_have_the_same_tables(place: Path, model: Path) -> None:
-    made = plan(model)
-    full = es.extract(made, place / "store.zarr", progress=False)
-    word = full.index.words[int(np.bincount(full.index.type).argmax())]
-    training = es.Training(epochs=2, batch_size=64)
-
-    def tables(store: es.Store) -> list[Any]:
-        classes: dict[str, list[str]] = {form: [] for form in store.index.words}
-        lists = [dict(list(classes.items())[start::2]) for start in range(2)]
-        probe = es.ClassProbe(label="upos", training=training).fit(store, split_words(*lists), progress=False)
-        return [
-            es.geometry(store, min_contexts=2, progress=False),
-            es.neighbors(store, word, layer=1, k=5),
-            es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
-            es.senses(store, word, layer=1, n_clusters=2).frame,
-            probe.score().frame,
-            store.select(words=word).table(),
-        ]
-
-    expected = tables(full)
-    for keep in ("1", "none"):
-        forget(place)
-        for own, other in zip(tables(thin(full.path, keep=keep, model=model, progress=False)), expected, strict=True):
-            assert own.equals(other)
 
 
 def test_a_decoder_and_its_lower_layers(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -122,13 +122,13 @@ def _metadata(source: Metadata, layers: tuple[int, ...], rows: Rows | None, dtyp
 
 
 def _without_folders(source: Metadata) -> Metadata:
-    """Return the metadata without the folders of a model or corpus, which say where and whose they were."""
+    """Return the metadata of a copy, which has all vectors, without the folders of a model or corpus."""
 
     def bare(part: Mapping[str, Any]) -> dict[str, Any]:
         names = str(part["name"]).split(":")  # of a model it may be KIND:FILE
         return {**part, "name": ":".join(name if name[:1] not in "/~" else PurePath(name).name for name in names)}
 
-    return replace(source, model=bare(source.model), corpus=bare(source.corpus))
+    return replace(source, kept=None, model=bare(source.model), corpus=bare(source.corpus))
 
 
 class _Copy:

@@ -1,0 +1,227 @@
+"""Every query gives the same table for a full, a thinned and a virtual store, on a disk and in a bucket."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import xarray as xr
+
+import embstore as es
+from embstore.analysis.change import ChangeTests, measure_change
+from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
+from embstore.corpus.sentence import Document
+from embstore.corpus.trees import Tree
+from embstore.explorer.queries.registry import answer
+from embstore.explorer.stores import Explored
+from embstore.probes.splits import split_words
+from tests.extraction.plans import plan_of
+from tests.models import tiny
+from tests.object_server import Bucket
+
+TRAINING = es.Training(epochs=2, batch_size=64)
+SMALL: dict[str, Any] = {"training": TRAINING, "device": "cpu", "seed": 1}
+
+
+def labels(words: list[str]) -> dict[str, list[str]]:
+    """A label of each word, and one that a word has several of."""
+    return {"upos": ["YX"[len(word) % 2] for word in words], "place": [str(each % 2) for each in range(len(words))]}
+
+
+def corpus() -> list[es.corpus.Sentence]:
+    old, new = (Document({"year": year}) for year in (1900, 1950))
+    texts = tiny.random_sentences(100, seed=1)
+    return [
+        es.corpus.Sentence(text, labels(text), (), old if number < 50 else new) for number, text in enumerate(texts)
+    ]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of a full store, of one thinned to a layer and of one that never had a vector."""
+    folder = tmp_path_factory.mktemp("stores")
+    found = {name: folder / name / "store.zarr" for name in ("full", "thinned", "virtual")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+        patch.setenv("EMBSTORE_CACHE", str(folder / "made"))
+        made = plan_of(corpus(), model=tiny.save("bert", folder / "bert"))
+        for path in found.values():
+            path.parent.mkdir()
+        es.extract(made, found["full"], progress=False)
+        shutil.copytree(found["full"], found["thinned"])
+        es.store.thin(found["thinned"], keep=[1], model=folder / "bert", progress=False)
+        es.extract(made, found["virtual"], virtual=True, progress=False)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "explorer"))
+    monkeypatch.setenv("EMBSTORE_MODEL", str(stores["full"].parent.parent / "bert"))
+
+
+def word_of(store: es.Store) -> str:
+    return store.index.words[int(np.bincount(store.index.type).argmax())]
+
+
+def class_probe(store: es.Store) -> Any:
+    classes: dict[str, list[str]] = {form: [] for form in store.index.words}
+    lists = [dict(list(classes.items())[start::2]) for start in range(2)]
+    return es.ClassProbe(label="upos", **SMALL).fit(store, split_words(*lists), progress=False).score().frame
+
+
+def edge_probe(store: es.Store) -> Any:
+    edges = [
+        EdgeSentence(each.words, [EdgeTarget((0, 1), None, (each.labels["upos"][0],))])
+        for each in corpus()  # type: ignore[arg-type]
+    ]
+    probe = es.EdgeProbe(projection=4, hidden_size=4, **SMALL)
+    return probe.fit(store, edges[:60], edges[60:80], name="x", progress=False).score(edges[80:], resamples=5).frame
+
+
+def structural_probe(store: es.Store) -> Any:
+    trees = [
+        Tree(tuple(each.words), np.arange(len(each.words)) - 1, np.zeros(len(each.words), bool))
+        for each in corpus() if len(each.words) > 2
+    ]  # fmt: skip
+    probe = es.StructuralProbe(rank=3, **SMALL)
+    return probe.fit(store, trees[:40], trees[40:60], progress=False).score(trees[60:]).frame
+
+
+def change(store: es.Store) -> Any:
+    tests = ChangeTests(permutations=19, resamples=9)
+    return measure_change(store, by="year", min_count=3, tests=tests, progress=False).frame
+
+
+def batches(store: es.Store) -> Any:
+    loaded = store.select(layers=[1, 2]).to_torch(label="upos", batch_size=50, shuffle=True, seed=3)
+    return [np.asarray(each).tobytes() for batch in loaded for each in batch]
+
+
+def exported(store: es.Store) -> Any:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = es.export(store, Path(folder) / "x.h5", progress=False)
+        return found.digest, found.gather_layers(np.arange(found.n_rows)).tobytes()
+
+
+def explored(store: es.Store) -> Any:
+    shown = [Explored(store, address="store", name="store")]
+    asked = {
+        "occurrences": {"word": word_of(store)}, "word": {"word": word_of(store)}, "senses": {"word": word_of(store)},
+        "neighbors": {"row": 7}, "geometry": {}, "cka": {}, "similarity": {"sentence": 3, "layer": 2}, "map": {},
+    }  # fmt: skip
+    return [_plain(answer(shown, name, params)) for name, params in asked.items()]
+
+
+def _plain(found: Any) -> Any:
+    """The answer with the bytes of its arrays; without the seconds, and the path of the store, that it may name."""
+    if hasattr(found, "arrays"):
+        return _plain(found.data), {name: np.asarray(each).tobytes() for name, each in found.arrays.items()}
+    if isinstance(found, dict):
+        return {name: _plain(each) for name, each in found.items() if name not in ("python", "seconds")}
+    return [_plain(each) for each in found] if isinstance(found, list) else repr(found)
+
+
+def report(store: es.Store) -> Any:
+    return [
+        each.frame
+        for each in es.report(store, sections=["geometry"], progress=False).sections
+        if hasattr(each, "frame")
+    ]
+
+
+QUERIES: dict[str, Callable[[es.Store], Any]] = {
+    "geometry": lambda store: es.geometry(store, min_contexts=2, progress=False),
+    "neighbors": lambda store: es.neighbors(store, word_of(store), layer=1, k=5),
+    "sql": lambda store: es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
+    "senses": lambda store: es.senses(store, word_of(store), layer=1, n_clusters=2).frame,
+    "class probe": class_probe,
+    "edge probe": edge_probe,
+    "structural probe": structural_probe,
+    "change": change,
+    "cka": lambda store: es.analysis.linear_cka(store, progress=False),
+    "separability": lambda store: es.analysis.sense_separability(store, label="place", progress=False),
+    "static vectors": lambda store: es.static_vectors(store, layer=2, progress=False).vectors.tobytes(),
+    "nearest labels": lambda store: es.analysis.knn_labels(store, label="upos", k=3, progress=False).frame,
+    "hubness": lambda store: es.analysis.hubness(store, k=3, progress=False),
+    "projection": lambda store: es.analysis.project(store, layer=2, progress=False).frame,
+    "lookup": lambda store: (
+        store.select(words=word_of(store)).table(),
+        store.select(words=word_of(store)).concordance(),
+    ),
+    "to_torch": batches,
+    "to_xarray": lambda store: store.select(sentences=3).to_xarray().load(),
+    "export": exported,
+    "explorer": explored,
+    "report": report,
+}
+QUICK = ("lookup", "to_torch")
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, pl.DataFrame):
+        return one.drop("store", strict=False).equals(other.drop("store", strict=False))
+    if isinstance(one, xr.Dataset):
+        return one.equals(other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in QUERIES]
+)
+def test_queries_have_the_same_tables(stores: dict[str, Path], name: str, tmp_path: Path) -> None:
+    query = QUERIES[name]
+    expected = query(es.open(stores["full"]))
+    assert expected is not None
+    for kind in ("thinned", "virtual"):
+        for kept in ("cache", "explorer"):
+            shutil.rmtree(tmp_path / kept, ignore_errors=True)
+        assert same(query(es.open(stores[kind])), expected), kind
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["thinned", "virtual"])
+def test_one_in_a_bucket_is_computed_into_its_cache(
+    stores: dict[str, Path], kind: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the cache that the environment names, or one that is given; the second reader requests no vector."""
+    full = es.open(stores["full"])
+    url = bucket.upload(stores[kind], "store.zarr")
+    for cache in (None, tmp_path / "given"):
+        bucket.proxy.reset()
+        far = es.open(url, cache=cache)
+        assert far.table().equals(full.table())
+        assert (
+            far.gather_layers(np.arange(full.n_rows)).tobytes() == full.gather_layers(np.arange(full.n_rows)).tobytes()
+        )
+        for name in ("neighbors", "lookup"):
+            assert same(QUERIES[name](far), QUERIES[name](full))
+        assert list((cache or tmp_path / "cache").glob("*.cached"))
+        with monkeypatch.context() as patch:
+            patch.setattr("embstore.recomputing._registered", [not_again])
+            assert es.open(url, cache=cache).gather([300], 2).tobytes() == full.gather([300], 2).tobytes()
+        assert not [each.key for each in bucket.proxy.requests if each.key.startswith("store.zarr/hidden_states/c/")]
+    assert es.verify(url).ok
+
+
+def not_again(*_: Any) -> None:
+    raise AssertionError("computed twice")
+
+
+def test_progress_names_what_is_computed(
+    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("embstore.progress.DELAY_SECONDS", 0.0)
+    monkeypatch.setattr("embstore.progress._is_visible", lambda: True)
+    es.open(stores["virtual"]).gather([300], 2)
+    assert "compute rows" in capsys.readouterr().err
