@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import h5py
+import numpy as np
 import polars as pl
 
 import embstore as es
+from embstore.corpus import Sentence
 from tests.models import tiny, tiny_elmo
 
 ROOT = Path(__file__).parents[1]
@@ -64,8 +68,11 @@ def write_folder(folder: Path, minilm: Path) -> None:
     write_edges(folder / "nouns", 60)
     for name, corpus in (("demo", "senses.pse"), ("trees", "trees.conllu")):
         es.extract(es.plan(folder / corpus, model=folder / "minilm", calibrate=False), folder / f"{name}.zarr")
+    shutil.copytree(folder / "demo.zarr", folder / "ewt.zarr")
     write_models(folder)
     write_corpora(folder)
+    write_activations(folder)
+    write_senses(folder)
     (folder / "demo-out").mkdir()
     for name in ("demo.zarr", "minilm"):
         (folder / "demo-out" / name).symlink_to(folder / name)
@@ -109,6 +116,33 @@ def write_corpora(folder: Path) -> None:
     letters.select(text="body", mentions=pl.Series(spans)).write_parquet(folder / "notes.parquet")
     corpus = es.open_corpus(folder / "books.jsonl", text="body", columns="year")
     es.extract(es.plan(corpus, model=folder / "bert-base-uncased", calibrate=False), folder / "letters.zarr")
+
+
+def write_activations(folder: Path) -> None:
+    """Write hidden states of `two.txt` as NeuroX (`activations.hdf5`) and AllenNLP (`elmo.hdf5`) do."""
+    sentences = ["The bank .", "It rains ."]
+    (folder / "two.txt").write_text("\n".join(sentences))
+    for name in ("activations", "elmo"):
+        with h5py.File(folder / f"{name}.hdf5", "w") as file:
+            for number in range(len(sentences)):
+                file[str(number)] = np.random.default_rng(number).normal(size=(3, 3, 4)).astype(np.float32)
+            texts = json.dumps({text: str(number) for number, text in enumerate(sentences)})
+            file.create_dataset("sentence_to_index", data=[texts], dtype=h5py.string_dtype())
+
+
+def write_senses(folder: Path) -> None:
+    """Write stores with the columns of benchmarks of word senses, `coarsewsd.zarr` and `wsd.zarr`."""
+    sentences = []
+    for number in range(40):
+        words = [form for form, *_ in words_of(number)]
+        labels = {"lemma_pos": words, "sense": [f"{word}{number % 2}" for word in words]}
+        labels["first_sense"] = [f"{word}0" for word in words]
+        for name, values in {"split": ("train", "test"), "set": ("semcor", "all")}.items():
+            labels[name] = [values[number // 2 % 2]] * len(words)
+        sentences.append(Sentence(words, labels))
+    for name in ("coarsewsd", "wsd"):
+        plan = es.plan(sentences, model=folder / "bert-base-uncased", calibrate=False)
+        es.extract(plan, folder / f"{name}.zarr")
 
 
 NOUNS = ["cat", "dog", "bank", "river", "teacher", "letter"]
