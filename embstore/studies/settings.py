@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from embstore.errors import InvalidValueError
+from embstore.errors import check_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,14 @@ class StudySettings:
     about: ClassVar[str]
     data: ClassVar[str]
     takes_one_model: ClassVar[bool] = False
+
+    def require_at_least(self, **least: int) -> None:
+        """Raise InvalidValueError for a setting, by its name, that has a number below its least; None is allowed."""
+        for name, bound in least.items():
+            value = getattr(self, name)
+            for each in value if isinstance(value, tuple) else (value,):
+                if each is not None:
+                    check_whole(name, each, bound)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +49,3 @@ class ProbingSettings(StudySettings):
         )
         own = {"hidden_size": self.hidden_size, "seeds": self.seeds, "seed": self.seed}
         return {**own, "training": training, "device": device}
-
-    def require_at_least(self, least: int, *names: str) -> None:
-        """Raise InvalidValueError for a setting, or one of several, that is neither None nor `least` or more."""
-        for name in names:
-            value = getattr(self, name)
-            for each in value if isinstance(value, tuple) else (value,):
-                if each is not None and (not isinstance(each, int) or each < least):
-                    raise InvalidValueError(f"{name} {value!r} is not allowed: give whole numbers of {least} or more")

@@ -34,8 +34,5 @@ class Clark2019(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sentences is not None:
-            check_whole("sentences", self.sentences, 1)
-        check_whole("every", self.every, 1)
-        check_whole("importance_sentences", self.importance_sentences, 0)
+        self.require_at_least(sentences=1, every=1, importance_sentences=0)
         check_whole("seed", self.seed, 0, 2**32 - 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from embstore.arguments import checked
-from embstore.errors import check_choice, check_whole
+from embstore.errors import check_choice
 from embstore.store.layout import resolve_layer
 from embstore.studies.settings import StudySettings
 
@@ -44,8 +44,7 @@ class Ethayarajh2019(StudySettings):
 
     def __post_init__(self) -> None:
         check_choice("baseline", self.baseline, ("sample", "exact"))
-        for name, least in (("min_contexts", 2), ("sample", 2), ("n_words", 1), ("resamples", 1), ("seed", 0)):
-            check_whole(name, getattr(self, name), least)
+        self.require_at_least(min_contexts=2, sample=2, n_words=1, resamples=1, seed=0)
 
     @property
     def measuring(self) -> dict[str, Any]:

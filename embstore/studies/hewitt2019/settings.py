@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from embstore.arguments import checked
-from embstore.errors import check_choice, check_whole
+from embstore.errors import check_choice
 from embstore.studies.settings import StudySettings
 
 if TYPE_CHECKING:
@@ -42,12 +42,7 @@ class Hewitt2019(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("sentences", "task_sentences"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
-        for rank in self.ranks:
-            check_whole("ranks", rank, 1)
-        check_whole("trees", self.trees, 0)
+        self.require_at_least(sentences=1, task_sentences=1, ranks=1, trees=0)
         for task in self.tasks:
             check_choice("task", task, ("upos", "pos", "dependencies"))
         self.probe("cpu")

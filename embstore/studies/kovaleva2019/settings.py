@@ -56,9 +56,7 @@ class Kovaleva2019(StudySettings):
         for task in self.tuning:
             check_choice("task", task, TASKS)
         check_choice("how", self.how, ("uniform", "zero"))
-        if self.sentences is not None:
-            check_whole("sentences", self.sentences, 1)
-        check_whole("resamples", self.resamples, 1)
+        self.require_at_least(sentences=1, resamples=1)
         check_whole("number of seeds", len(self.seeds), 1)
         for seed in self.seeds:
             check_whole("seed", seed, 0, 2**32 - 1)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from embstore.arguments import checked
-from embstore.errors import check_whole
 from embstore.studies.settings import StudySettings
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ class Liu2019(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole("resamples", self.resamples, 1)
-        if self.sentences is not None:
-            check_whole("sentences", self.sentences, 1)
+        self.require_at_least(resamples=1, sentences=1)
         self.probe("cpu")
 
     def probe(self, device: str = "auto", *, trained: bool = True) -> EdgeProbe:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from embstore.arguments import checked
-from embstore.errors import check_whole
 from embstore.studies.settings import StudySettings
 
 
@@ -33,7 +32,4 @@ class Peters2018(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sentences is not None:
-            check_whole("sentences", self.sentences, 1)
-        for name, least in (("phrases", 2), ("examples", 0), ("resamples", 1), ("seed", 0)):
-            check_whole(name, getattr(self, name), least)
+        self.require_at_least(sentences=1, phrases=2, examples=0, resamples=1, seed=0)

@@ -42,7 +42,7 @@ class Tenney2019(ProbingSettings):
     traces: int = 3
 
     def __post_init__(self) -> None:
-        self.require_at_least(0, "traces", "resamples")
+        self.require_at_least(traces=0, resamples=0)
         if self.unit not in ("subword", "word"):
             raise InvalidValueError(f"unit {self.unit!r} is not allowed: choose subword or word")
         self.probe()

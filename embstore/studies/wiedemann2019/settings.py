@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from embstore.arguments import checked
-from embstore.errors import InvalidValueError, check_whole
+from embstore.errors import InvalidValueError
 from embstore.studies.settings import StudySettings
 
 
@@ -35,14 +35,9 @@ class Wiedemann2019(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sentences is not None:
-            check_whole("sentences", self.sentences, 2)
         if not 0 < self.test_share < 1:
             raise InvalidValueError(f"test_share {self.test_share} is not allowed: give a number between 0 and 1")
         object.__setattr__(self, "ks", tuple(dict.fromkeys(self.ks)))
         if not self.ks:
             raise InvalidValueError("ks is empty: give one number of neighbours or more")
-        for k in self.ks:
-            check_whole("ks", k, 1)
-        for name, least in (("last", 1), ("maps", 0), ("resamples", 1), ("seed", 0)):
-            check_whole(name, getattr(self, name), least)
+        self.require_at_least(sentences=2, ks=1, last=1, maps=0, resamples=1, seed=0)

@@ -76,8 +76,8 @@ class Zhao2020(ProbingSettings):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
         if None not in self.context_windows:
             raise InvalidValueError(f"context_windows {self.context_windows} have no whole sentence: add full (None)")
-        self.require_at_least(0, "context_windows", "attention_windows")
-        self.require_at_least(1, "n_words", "max_contexts", "passage_subwords", "similarity_sentences")
+        self.require_at_least(context_windows=0, attention_windows=0)
+        self.require_at_least(n_words=1, max_contexts=1, passage_subwords=1, similarity_sentences=1)
         for task in self.tuning:
             if task not in TUNING_TASKS:
                 raise InvalidValueError(f"unknown task {task!r}: choose among {', '.join(TUNING_TASKS)}")
