@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 TABLE = "table"
 MAX_HEADER = 2**24
 KEPT = 64  # results by store
-MAX_CONDITION = 2000  # characters
 
 
 class Explored:
@@ -101,30 +100,22 @@ class Explored:
         """Select occurrences of a word, by row, or by a condition, ascending; all that is given must be true.
 
         `where`: a condition on the other selected rows of `Selection.table` in SQL, such as "upos = 'NOUN' and
-        position < 3", which `polars.sql_expr` reads. Raises InvalidValueError.
+        position < 3". Raises InvalidValueError.
         """
         chosen = self.store.select(words=word, rows=None if rows is None else sorted(set(rows)))
         if where is None:
             return chosen
         import polars as pl
 
-        condition = self._condition(where)
+        from embstore.store.where import parse
+
+        condition = parse(where)
         columns = sorted({"occurrence", *condition.meta.root_names()})
         try:
             found = chosen.table(columns=columns).filter(condition)["occurrence"].to_numpy()
         except pl.exceptions.PolarsError as error:
-            raise InvalidValueError(f"where {quoted(where)} cannot be used: {_first_line(error)}") from None
+            raise InvalidValueError(f"where {quoted(where)} cannot be used: {str(error).splitlines()[0]}") from None
         return self.store.select(rows=found)
-
-    def _condition(self, where: str) -> Any:
-        import polars as pl
-
-        if len(where) > MAX_CONDITION:
-            raise InvalidValueError(f"where has {len(where):,} characters: give {MAX_CONDITION:,} at most")
-        try:
-            return pl.sql_expr(where)
-        except pl.exceptions.PolarsError as error:
-            raise InvalidValueError(f"where {quoted(where)} is not a condition: {_first_line(error)}") from None
 
     def python(self, *lines: str) -> str:
         """Return a program of these lines about `store`, with what they need."""
@@ -240,7 +231,3 @@ def user_cache() -> Path:
     home = Path.home()
     default = home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or default) / "embstore"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

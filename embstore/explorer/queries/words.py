@@ -88,7 +88,7 @@ def occurrences(
     by row, those without a value last.
     """
     one = asked.store(store)
-    chosen = _in_order(asked, one, word, where, rows, sort, descending)
+    chosen = _in_order(asked, one, word=word, where=where, rows=rows, sort=sort, descending=descending)
     page = np.asarray(chosen[offset : offset + limit], np.int64)
     return {
         "total": len(chosen),
@@ -98,21 +98,10 @@ def occurrences(
     }
 
 
-def whole_occurrences(
-    asked: Asked,
-    *,
-    store: Number = 0,
-    word: Word | None = None,
-    where: Where | None = None,
-    rows: Rows | None = None,
-    sort: str = "row",
-    descending: bool = False,
-    offset: Row = 0,
-    limit: Limit = 50,
-) -> pl.DataFrame:
-    """Return all pages of `occurrences` as `Selection.table` has them."""
+def whole_occurrences(asked: Asked, *, store: int = 0, offset: int = 0, limit: int = 0, **given: Any) -> pl.DataFrame:
+    """Return all pages of `occurrences` as `Selection.table` has them; `given`: its other parameters."""
     one = asked.store(store)
-    chosen = _in_order(asked, one, word, where, rows, sort, descending)
+    chosen = _in_order(asked, one, **given)
     if len(chosen) > MAX_EXPORTED:
         raise InvalidValueError(
             f"{len(chosen):,} occurrences are too many for a file of the explorer, which has {MAX_EXPORTED:,} at most: "
@@ -124,11 +113,12 @@ def whole_occurrences(
 def _in_order(
     asked: Asked,
     one: Explored,
-    word: str | None,
-    where: str | None,
-    rows: Sequence[int] | None,
-    sort: str,
-    descending: bool,
+    *,
+    word: str | None = None,
+    where: str | None = None,
+    rows: Sequence[int] | None = None,
+    sort: str = "row",
+    descending: bool = False,
 ) -> NDArray[np.int64] | range:
     chosen = found_rows(one, word, where, rows)
     if sort == "row" and not descending:

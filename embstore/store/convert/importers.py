@@ -86,16 +86,7 @@ def import_store(
         chosen = resolve_layers(layers, range(file.n_layers), ascending=True)
         builder = _build_index(file, corpus)
         metadata = _metadata(file, builder, chosen, dtype)
-        rows = _Rows(file, builder.build(), metadata.layout)
-        return fill_store(
-            path,
-            metadata=metadata,
-            index=rows.index,
-            center=rows.center() if dtype == "int8" else None,
-            fill=rows.fill,
-            progress=progress,
-            label="import",
-        )
+        return _Rows(file, builder.build(), metadata.layout).write(path, metadata, progress)
 
 
 def _import_tokens(
@@ -143,16 +134,7 @@ def _import_tokens(
         extraction={"unit": "subword", "pooling": "none", "import": {"n_layers": n_layers}},
         software={package: version(package) for package in ("embstore", "numpy", "tokenizers")},
     )
-    rows = _TokenRows(sequences, tokens.index, layout)
-    return fill_store(
-        path,
-        metadata=metadata,
-        index=tokens.index,
-        center=rows.center() if dtype == "int8" else None,
-        fill=rows.fill,
-        progress=progress,
-        label="import",
-    )
+    return _TokenRows(sequences, tokens.index, layout).write(path, metadata, progress)
 
 
 def _build_index(file: SentenceFile, corpus: Iterable[Words] | None) -> IndexBuilder:
@@ -250,6 +232,11 @@ class _Rows:
         self.index = index
         self._file = file
         self._layout = layout
+
+    def write(self, path: Path | ObjectPath, metadata: Metadata, progress: Progress) -> Store:
+        """Make the store of these rows."""
+        made: dict[str, Any] = {"metadata": metadata, "index": self.index, "progress": progress, "label": "import"}
+        return fill_store(path, center=self.center() if metadata.dtype == "int8" else None, fill=self.fill, **made)
 
     def fill(self, buffer: PartitionBuffer, start: int, stop: int) -> None:
         """Put rows `[start, stop)` into the buffer."""
