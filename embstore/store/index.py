@@ -59,7 +59,8 @@ class Strings:
         for start in range(0, len(self), _COUNT_BLOCK):
             offsets = self.offsets[start : start + _COUNT_BLOCK + 1]
             data = self.data[offsets[0] : offsets[-1]]
-            before = np.append(0, np.cumsum((data == ord(" ")) | (data == ord(ATTACHED))))
+            before = np.zeros(len(data) + 1, np.int32)
+            np.cumsum((data == ord(" ")) | (data == ord(ATTACHED)), dtype=np.int32, out=before[1:])
             counts[start : start + _COUNT_BLOCK] = np.diff(before[offsets - offsets[0]]) + 1
         return counts
 

@@ -124,8 +124,9 @@ class _Columns:
         word = starts[sentence] + index.position[rows]
         begin, end = starts[sentence], starts[sentence + 1]
         if scope == "document" and index.document is not None:
-            document = index.document[sentence]
-            begin, end = (starts[np.searchsorted(index.document, document, side)] for side in ("left", "right"))
+            own = slice(sentence[0], sentence[-1] + 1) if len(sentence) else slice(0, 0)
+            bounds = (np.searchsorted(index.document, index.document[own], side) for side in ("left", "right"))
+            begin, end = (starts[bound][sentence - own.start] for bound in bounds)
         if scope == "context" and index.contexts is not None:
             context = index.contexts.of_rows(np.arange(rows.start, rows.stop))
             begin, end = index.contexts.start[context], index.contexts.stop[context]
@@ -142,10 +143,11 @@ class _Columns:
             first = max(0, first - STEP - (rows.start - first))
         while last < n_rows and not self._changes(label, rows.stop, last).any():
             last = min(n_rows, last + STEP + (last - rows.stop))
-        changes = np.append(np.flatnonzero(self._changes(label, first, last)) + first, last)
-        own = np.arange(rows.start, rows.stop)
-        run = np.searchsorted(changes, own, "right") - 1
-        return changes[run + 1] - own - 1 if from_end else own - changes[run]
+        begins = self._changes(label, first, last)
+        bounds = np.append(np.flatnonzero(begins), last - first)
+        own = np.arange(rows.start - first, rows.stop - first)
+        run = np.cumsum(begins)[own] - 1
+        return bounds[run + 1] - own - 1 if from_end else own - bounds[run]
 
     def _changes(self, label: str, first: int, last: int) -> NDArray[np.bool_]:
         """Return which of the rows `[first, last)` differ from the row before in label or document."""
