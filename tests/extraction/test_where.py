@@ -37,6 +37,7 @@ def corpus(*, is_marked: bool = True) -> list[Sentence]:
     for number in range(60):
         chosen = random.choice(words, random.integers(1, 9)).tolist()
         tags = random.choice(np.array(["NOUN", "VERB", ""]), len(chosen)).tolist()
+        tags[:1], tags[-2:] = ["NOUN"], ["NOUN"] * len(tags[-2:])  # a run of labels would go on in the next document
         targets = [(len(chosen) - 2, len(chosen))] if number % 3 == 0 and len(chosen) > 2 else []
         document = documents[number // 12]
         found.append(Sentence(chosen, {"tag": [tag or None for tag in tags]}, targets=targets, document=document))
