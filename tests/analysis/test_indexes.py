@@ -40,7 +40,11 @@ def all_lists(index: LayerIndex) -> dict[str, int]:
     return {"nprobe": index.info.parameters["nlist"]} if "nlist" in index.info.parameters else {}
 
 
-@pytest.mark.parametrize("kind", ["flat", "ivf", "IVF5,Flat", "Flat"])
+SLOW_TO_TRAIN = pytest.param("OPQ4,IVF4,PQ4x4,RFlat", marks=pytest.mark.slow)
+SLOW_IVF, SLOW_HNSW = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("IVF5,Flat", "PCA6,HNSW8"))
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf", SLOW_IVF, "Flat"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("center", "components"), [(False, 0), (True, 0), (True, 3)])
 def test_what_looks_at_every_row_equals_brute_force(
@@ -67,7 +71,7 @@ def test_every_dtype_is_searched_as_it_reads(dtype: str, metric: str, tmp_path: 
     require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
 
 
-@pytest.mark.parametrize("kind", ["SQfp16", "IVF3,SQfp16", "Flat"])
+@pytest.mark.parametrize("kind", ["SQfp16", pytest.param("IVF3,SQfp16", marks=pytest.mark.slow), "Flat"])
 @pytest.mark.parametrize("metric", METRICS)
 def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, metric: str, kind: str) -> None:
     rng = np.random.default_rng(0)
@@ -79,10 +83,7 @@ def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, met
     require_nearest(hits.rows, hits.scores, scores_by_hand(queries, made.values[0], metric), metric=metric)
 
 
-SLOW_TO_TRAIN = pytest.param("OPQ4,IVF4,PQ4x4,RFlat", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "rabitq", "hnsw", SLOW_TO_TRAIN, "PCA6,HNSW8"])
+@pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "rabitq", "hnsw", SLOW_TO_TRAIN, SLOW_HNSW])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("rescore", [True, False])
 def test_filters_hold_and_k_answers_come_where_there_are_k(

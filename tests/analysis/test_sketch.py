@@ -73,7 +73,7 @@ def searched(
     return sketch.sketch_search(Search(ArrayVectors(vectors), compared, k, space, rows, exclude, None, threads=2), made)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", list(clouds(0)))
 def test_the_nearest_are_those_of_float64(kind: str, dtype: str, tmp_path: Path) -> None:
     with np.errstate(over="ignore"):

@@ -94,7 +94,7 @@ def rules(draw: st.DrawFn) -> Keep:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(SENTENCE, max_size=12), st.lists(st.integers(0, 11), max_size=12), rules(), st.integers(1, 20))
 def test_rules_against_plain_python(
     sentences: list[Any], repeated: list[int], given_rules: Keep, pass_rows: int

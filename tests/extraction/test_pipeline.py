@@ -135,7 +135,7 @@ def sentence(draw: st.DrawFn) -> Sentence:
     return Sentence(words, labels, targets)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     sentences=st.lists(sentence(), min_size=1, max_size=60),
     limit=st.integers(1, 30),

@@ -285,7 +285,7 @@ def test_memory_is_bounded(made: Made, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_index_subset_against_plain_python(made: Made, data: st.DataObject) -> None:
     rows = sorted(data.draw(st.sets(st.integers(0, len(made.table) - 1), min_size=1, max_size=30)))
     index = made.store.index.subset(np.array(rows))

@@ -198,7 +198,7 @@ def test_empty_sentences_get_no_row(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("random")
     word = st.text(st.characters(exclude_characters=" \x1f", exclude_categories=["Cs"]), min_size=1, max_size=4)

@@ -59,7 +59,7 @@ def opened(folder: Path, dtype: str, rows: int, partition_rows: int, suffix: str
     return made, made.make(folder / f"{dtype}-{rows}{suffix}")
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(data=st.data(), case=st.sampled_from(CASES))
 def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, int, int, str]) -> None:
     made, store = opened(folder, *case)
@@ -75,7 +75,7 @@ def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, 
     np.testing.assert_array_equal(out, expected[0])
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(data=st.data(), case=st.sampled_from(CASES))
 def test_scan_is_slicing(folder: Path, data: st.DataObject, case: tuple[str, int, int, str]) -> None:
     made, store = opened(folder, *case)
@@ -91,7 +91,7 @@ def test_scan_is_slicing(folder: Path, data: st.DataObject, case: tuple[str, int
     assert row == stop
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data(), suffix=st.sampled_from(SUFFIXES), dtype=st.sampled_from(["float16", "int8"]))
 def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str, dtype: str) -> None:
     made = example(rows=900, dtype=dtype)
