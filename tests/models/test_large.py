@@ -19,6 +19,7 @@ import embstore as es
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder, placing
 from embstore.models.placing import Place, own_dtype
+from embstore.models.transformer import network
 from tests.fake_devices import fake_devices
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import DECODERS, SENTENCES, save
@@ -118,21 +119,49 @@ def test_the_memory_that_weights_may_take():
     assert replace(here, most_nbytes=60).most({"cpu": 1000}) == {"cpu": 60}
 
 
+@pytest.mark.parametrize(
+    ("layers", "encoder_decoder", "device", "expected"),
+    [
+        ("0,2", False, "cuda", 2),
+        ("0,2", True, "cuda", None),
+        ("0,2", False, "cpu", None),
+        ("last", False, "cuda", None),
+    ],
+)
+def test_which_blocks_are_not_needed(layers, encoder_decoder, device, expected):
+    config = transformers.PreTrainedConfig(num_hidden_layers=3, is_encoder_decoder=encoder_decoder)
+    config.num_hidden_layers = 3
+    assert Place(torch.device(device)).deepest(config, layers) == expected
+
+
+def test_blocks_are_left_out_of_a_single_list():
+    class Blocks(torch.nn.Module):
+        def __init__(self, n_lists):
+            super().__init__()
+            self.lists = torch.nn.ModuleDict(
+                {str(n): torch.nn.ModuleList([torch.nn.Linear(1, 1)] * 4) for n in n_lists}
+            )
+
+    short = placing.without_blocks(Blocks, n_layers=4, deepest=2)
+    for n_lists, length in ((1, 3), (2, 4)):
+        assert {len(blocks) for blocks in short(range(n_lists)).lists.values()} == {length}
+
+
 def test_the_weights_on_each_device():
     with torch.device("meta"):
         config = transformers.LlamaConfig(
             hidden_size=8, intermediate_size=4, num_hidden_layers=2, num_attention_heads=2, vocab_size=10
         )
-        network = transformers.AutoModel.from_config(config, dtype=torch.bfloat16)
+        model = transformers.AutoModel.from_config(config, dtype=torch.bfloat16)
     block = 2 * (4 * 8 * 8 + 3 * 4 * 8 + 2 * 8)
     for device_map, expected in (
         ({"": 1}, {"cuda:1": 2 * 10 * 8 + 2 * block + 16}),
         ({"": "cpu", "layers.1.mlp": "disk"}, {"cpu": 160 + 2 * block + 16 - 192, "disk": 192}),
         ({"embed_tokens": 0, "layers.0": 0, "layers": 1}, {"cuda:0": 160 + block, "cuda:1": block, "meta": 16}),
     ):
-        network.hf_device_map = device_map
-        assert placing.weights_by_device(network, Place(torch.device("cuda"), device_map)) == expected
-    assert placing.weights_by_device(network, Place(torch.device("cuda"), n_ranks=2)).keys() == {"cuda:0", "cuda:1"}
+        model.hf_device_map = device_map
+        assert placing.weights_by_device(model, Place(torch.device("cuda"), device_map)) == expected
+    assert placing.weights_by_device(model, Place(torch.device("cuda"), n_ranks=2)).keys() == {"cuda:0", "cuda:1"}
 
 
 @pytest.mark.slow
@@ -225,6 +254,16 @@ def nothing(encoder):
     return tokenized, word_spans(tokenized)[0]
 
 
+def test_weights_on_several_devices_are_not_packed(llama, monkeypatch):
+    """A second copy of a part would be used without the hooks that move what a block is given."""
+    packed = []
+    monkeypatch.setattr(network, "packed_copy", lambda model, inputs: packed.append(model) or (model, 0))
+    for device, expected in (("cpu", 1), ("split", 0), ({"": "cpu"}, 0)):
+        packed.clear()
+        load_encoder(llama, device=device)
+        assert len(packed) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "split"])
 def test_a_quantized_checkpoint(tmp_path, tmp_path_factory, device):
@@ -297,13 +336,13 @@ def test_a_split_model_computes_in_the_dtype_of_its_checkpoint(tmp_path, llama):
 
 def test_of_many_weights_in_main_memory_a_sample_is_checked(monkeypatch):
     monkeypatch.setattr(placing, "SAMPLE", 8)
-    network = torch.nn.Linear(64, 64, bias=False)
-    network.weight.data[0, 1] = float("nan")
+    linear = torch.nn.Linear(64, 64, bias=False)
+    linear.weight.data[0, 1] = float("nan")
     with pytest.raises(ModelError, match=r"NaN or infinity in 'weight' .as float32"):
-        placing.require_finite_weights(network, "tiny", but={})
+        placing.require_finite_weights(linear, "tiny", but={})
     monkeypatch.setattr(placing, "CHECKED_NBYTES", 0)
-    placing.require_finite_weights(network, "tiny", but={})
-    network.weight.data[:, 0] = float("inf")
+    placing.require_finite_weights(linear, "tiny", but={})
+    linear.weight.data[:, 0] = float("inf")
     with pytest.raises(ModelError, match="NaN or infinity"):
-        placing.require_finite_weights(network, "tiny", but={})
-    placing.require_finite_weights(network, "tiny", but={"weight": network.weight})
+        placing.require_finite_weights(linear, "tiny", but={})
+    placing.require_finite_weights(linear, "tiny", but={"weight": linear.weight})
