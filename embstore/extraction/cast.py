@@ -101,9 +101,9 @@ class Cast:
         chosen = vectors if sources is None else vectors.index_select(1, to_device(sources, self._device))
         stored = self._stored(chosen)
         first = to_device(rows // self._n_rows * len(self._layers) * self._n_rows + rows % self._n_rows, self._device)
-        places = (first + self._layers).flatten()
-        for name, array in stored.items():
-            buffer[name].flatten(0, 2).index_copy_(0, places, array.flatten(0, 1))
+        places = first + self._layers
+        for name, array in stored.items():  # their layers are apart in memory: `index_copy_` would copy them first
+            buffer[name].flatten(0, 2).index_put_((places,), array)
         if self._center is not None:  # it is infinite also where finite values are too far from the center
             return _extremes(stored["scale"])
         if chosen.device.type == "cpu" and self._are_finite(*torch.aminmax(chosen)):
