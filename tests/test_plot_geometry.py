@@ -98,7 +98,7 @@ def test_words_are_drawn_as_they_are(tmp_path: Path) -> None:
 def test_a_cka_map_has_each_value_in_its_place() -> None:
     layers, others = (0, 3, 4), (0, 6)
     rows = [(layer, other, 10, layer / 10 + other / 100) for layer in layers for other in others]
-    rows[-1] = (4, 6, 10, float("nan"))
+    rows[-1] = (4, 6, 10, None)
     frame = pl.DataFrame(rows, schema=["layer", "other_layer", "count", "value"], orient="row")
     figure = plot.cka_map(frame, names=("bert", "gpt2"))
     axis = figure.axes[0]

@@ -15,7 +15,7 @@ from embstore.analysis.spans import find_pronouns, nearest_phrases, resolve_pron
 from embstore.errors import InputError, InvalidValueError
 from embstore.studies import Peters2018, StudyResult
 from embstore.studies.peters2018.report import Scores, claims, examples
-from embstore.studies.peters2018.study import read_spans
+from embstore.studies.peters2018.study import NOTES, read_spans
 from tests.models import tiny
 
 SETTINGS = Peters2018(sentences=20, phrases=30, examples=2, resamples=50)
@@ -83,6 +83,7 @@ def test_tables_are_those_of_the_similarities(study: StudyResult, data: Path) ->
     assert rows_of(study, "Nearest phrases")[-1]["ends"].startswith(f"{value:.3f} [")
     frame = study.frames["pronouns"].filter(layer=0, pooling="mean", centered=False)
     assert set(frame["document"]) <= {f"document {number}" for number in range(5)}
+    assert study.notes == NOTES
 
 
 def test_examples_mark_the_pronoun_and_its_antecedent(data: Path) -> None:
