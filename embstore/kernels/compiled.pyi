@@ -4,6 +4,7 @@ Vectors are given as bytes, int8 [n, nbytes], with the number of their dtype: 0 
 pairs 3 float64; for searches 4 int8 codes. Metrics are 0 cosine, 1 inner product, 2 distance.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -103,25 +104,47 @@ class Candidates:
         n: int,
         norms: NDArray[np.float32],
         allowed: NDArray[np.uint8] | None,
-        weights: NDArray[np.int16],
+        weights: NDArray[np.int8],
         terms: NDArray[np.uint8],
+        values: NDArray[np.float32],
+        bounds: NDArray[np.float32],
     ) -> None:
-        """Add `n` rows from `first` on by the first level of their sketch, [group, byte]; see kernels.h.
+        """Set `values` and `bounds` of `n` rows from `first` on by the first level of their sketch, [group, byte].
 
-        `norms` float32 [row, up to a whole group]; `allowed` [n]: the rows that can be found. `weights` [q, 64] and the
-        bytes of `terms` [q, byte] are those of the queries.
+        They, and `norms`, are up to a whole group, float32 [q, row] and [row]; `allowed` [n]: the rows that can be
+        found. `weights` [q, 64] and the bytes of `terms` [q, byte] are those of the queries; see kernels.h. Likely
+        rows become candidates.
+        """
+
+    def choose(
+        self,
+        levels: Sequence[NDArray[np.uint8]],
+        first: int,
+        n: int,
+        norms: NDArray[np.float32],
+        weights: NDArray[np.int8],
+        terms: NDArray[np.uint8],
+        values: NDArray[np.float32],
+        bounds: NDArray[np.float32],
+        limits: NDArray[np.float32],
+    ) -> int:
+        """Add the rows whose bound is above the limit of a query, also by further levels, each [group, byte].
+
+        `weights` and `terms` are by level and query; of one level where there are none. Changes values and bounds.
+        Returns how many groups were read; filled[q] is -1 where the rows may not fit.
         """
 
     def refine(
         self,
+        level: int,
         records: NDArray[np.uint8],
         places: NDArray[np.int64],
         weights: NDArray[np.int16],
         terms: NDArray[np.uint8],
-    ) -> None:
+    ) -> int:
         """Add a further level to the scores of the candidates, and leave those out whose bound is not above 0.
 
-        Candidate i of a query has record number `places` [q, capacity].
+        Candidate i of a query has record number `places` [q, capacity]. Returns how many records are damaged.
         """
 
 def score_pairs(

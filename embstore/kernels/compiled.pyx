@@ -2,7 +2,7 @@
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 import numpy as np
@@ -72,12 +72,19 @@ cdef extern from "kernels.h" nogil:
     int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest)
     ctypedef struct sketch_terms_t:
         int offset
+    ctypedef struct sketch_block_t:
+        int64_t n, first, stride
     void scan_sketch(
-        const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms,
-        const uint8_t *allowed, const int16_t *weights, const sketch_terms_t *terms
+        const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
+        const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds
     )
-    void refine_sketch(
-        const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+    int64_t choose_sketch(
+        const search_t *search, const sketch_block_t *block, const uint8_t **levels, int n_levels,
+        const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *values, float *bounds,
+        const float *limits
+    )
+    int64_t refine_sketch(
+        const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
         const sketch_terms_t *terms
     )
     void c_score_pairs "score_pairs" (
@@ -310,44 +317,101 @@ cdef class Candidates:
         int64_t n,
         const float[::1] norms,
         const uint8_t[::1] allowed,
-        const int16_t[:, ::1] weights,
+        const int8_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
+        float[:, :] values,
+        float[:, :] bounds,
     ):
-        cdef int64_t n_groups = (n + SKETCH_GROUP - 1) // SKETCH_GROUP
-        if groups.shape[0] != n_groups or groups.shape[1] != SKETCH_GROUP_NBYTES:
-            raise ValueError("the groups are not those of the rows")
-        if norms.shape[0] != n_groups * SKETCH_GROUP or (allowed is not None and allowed.shape[0] != n):
-            raise ValueError("the norms are not those of the rows")
-        self._check_terms(weights, terms)
+        cdef sketch_block_t block = self._block(first, n, norms, values, bounds)
+        self._check_terms(1, weights.shape[0], weights.shape[1], terms)
+        self._check_groups(groups, n)
+        if allowed is not None and allowed.shape[0] != n:
+            raise ValueError("those that are allowed are not those of the rows")
         if n > 0:
             with nogil:
                 scan_sketch(
-                    &self._search, &groups[0, 0], first, n, &norms[0], NULL if allowed is None else &allowed[0],
-                    &weights[0, 0], <const sketch_terms_t *>&terms[0, 0]
+                    &self._search, &block, &groups[0, 0], &weights[0, 0], <const sketch_terms_t *>&terms[0, 0],
+                    &norms[0], NULL if allowed is None else &allowed[0], &values[0, 0], &bounds[0, 0]
                 )
+
+    def choose(
+        self,
+        levels,
+        int64_t first,
+        int64_t n,
+        const float[::1] norms,
+        const int8_t[:, ::1] weights,
+        const uint8_t[:, ::1] terms,
+        float[:, :] values,
+        float[:, :] bounds,
+        const float[::1] limits,
+    ):
+        cdef int64_t n_read = 0
+        cdef int level, n_levels = len(levels)
+        cdef const uint8_t *starts[16]
+        cdef const uint8_t[:, ::1] groups
+        cdef sketch_block_t block = self._block(first, n, norms, values, bounds)
+        if limits.shape[0] != self._search.n_queries or n_levels > 16:
+            raise ValueError("the limits are not those of the queries, or there are too many levels")
+        self._check_terms(max(1, n_levels), weights.shape[0], weights.shape[1], terms)
+        if n <= 0:
+            return 0
+        for level in range(n_levels):
+            groups = levels[level]
+            self._check_groups(groups, n)
+            starts[level] = &groups[0, 0]
+        with nogil:
+            n_read = choose_sketch(
+                &self._search, &block, starts, n_levels, &weights[0, 0], <const sketch_terms_t *>&terms[0, 0],
+                &norms[0], &values[0, 0], &bounds[0, 0], &limits[0]
+            )
+        return n_read
 
     def refine(
         self,
+        int level,
         const uint8_t[:, ::1] records,
         const int64_t[:, ::1] places,
         const int16_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
     ):
+        cdef int64_t n_damaged = 0
         if records.shape[1] != SKETCH_ROW_NBYTES:
             raise ValueError("the records are of another size")
         if places.shape[0] != self._search.n_queries or places.shape[1] != self._search.capacity:
             raise ValueError("the places are not those of the candidates")
-        self._check_terms(weights, terms)
+        self._check_terms(1, weights.shape[0], weights.shape[1], terms)
         if records.shape[0]:
             with nogil:
-                refine_sketch(
-                    &self._search, &records[0, 0], &places[0, 0], &weights[0, 0],
+                n_damaged = refine_sketch(
+                    &self._search, level, &records[0, 0], &places[0, 0], &weights[0, 0],
                     <const sketch_terms_t *>&terms[0, 0]
                 )
+        return n_damaged
 
-    cdef _check_terms(self, const int16_t[:, ::1] weights, const uint8_t[:, ::1] terms):
-        cdef int64_t n = self._search.n_queries
-        if (weights.shape[0], weights.shape[1]) != (n, SKETCH_SIZE):
+    cdef sketch_block_t _block(
+        self, int64_t first, int64_t n, const float[::1] norms, float[:, :] values, float[:, :] bounds
+    ) except *:
+        cdef sketch_block_t block
+        cdef int64_t padded = (n + SKETCH_GROUP - 1) // SKETCH_GROUP * SKETCH_GROUP, n_queries = self._search.n_queries
+        if norms.shape[0] != padded:
+            raise ValueError("the norms are not those of the rows")
+        if (values.shape[0], values.shape[1]) != (n_queries, padded) or values.strides[1] != 4:
+            raise ValueError("the values are not those of the queries and rows")
+        if (bounds.shape[0], bounds.shape[1]) != (n_queries, padded) or bounds.strides[1] != 4:
+            raise ValueError("the bounds are not those of the queries and rows")
+        if values.strides[0] != bounds.strides[0]:
+            raise ValueError("values and bounds are not laid out in the same way")
+        block.n, block.first, block.stride = n, first, values.strides[0] // 4
+        return block
+
+    cdef _check_groups(self, const uint8_t[:, ::1] groups, int64_t n):
+        if groups.shape[0] != (n + SKETCH_GROUP - 1) // SKETCH_GROUP or groups.shape[1] != SKETCH_GROUP_NBYTES:
+            raise ValueError("the groups are not those of the rows")
+
+    cdef _check_terms(self, int64_t n_levels, int64_t n_weights, int64_t size, const uint8_t[:, ::1] terms):
+        cdef int64_t n = self._search.n_queries * n_levels
+        if (n_weights, size) != (n, SKETCH_SIZE):
             raise ValueError("the weights are not those of the queries")
         if (terms.shape[0], terms.shape[1]) != (n, sizeof(sketch_terms_t)):
             raise ValueError("the terms are not those of the queries")

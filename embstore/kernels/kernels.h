@@ -89,29 +89,47 @@ void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *
 int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest);
 
 /* A sketch has 4 bits of each feature, in levels of SKETCH_SIZE features. After the codes of a row come three bfloat16:
-   its scale, and upper bounds of the length of what the codes leave out and of all features of further levels. The first
-   level holds SKETCH_GROUP rows together: byte [pair, row] has features 2 pair and 2 pair + 1. In the others byte i of
-   a row has features i and i + SKETCH_SIZE / 2. The lower half of a byte comes first. */
-enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_ROW_NBYTES = 38, SKETCH_GROUP_NBYTES = 608 };
+   its scale, and upper bounds of the length of what the codes leave out and of all features of further levels. Grouped
+   levels hold SKETCH_GROUP rows together: byte [i / 8, row, i % 4] has feature i where i % 8 < 4, and feature i + 4. In
+   the others byte i of a row has features i and i + SKETCH_SIZE / 2, and a last word makes the sum of the number of the
+   row, the level and 2 i + 1 times each 16-bit word i a multiple of 2^16. The lower half of a byte comes first. */
+enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_ROW_NBYTES = 40, SKETCH_GROUP_NBYTES = 608 };
 
-/* What a query makes of a level. Value of a row, of which `step`, `spread`, `of_error` and `of_tail` are in each level:
-   base + scale (step (2 product - offset) + spread) + of_error error + of_norm norm + of_square norm^2, all divided by
-   the norm if `divides`; its bound has of_tail tail more. */
+/* What a query makes of a level. Value of a row, of which `step`, `spread` and `of_error` are in each level:
+   base + scale (step (2 product - offset) + spread) + of_error error + of_norm norm + of_square norm^2; its bound has
+   of_tail tail more. Both are to be divided by the norm if `divides`. */
 typedef struct {
     float base, step, spread, of_error, of_tail, of_norm, of_square;
     int32_t offset, divides;
 } sketch_terms_t;
 
-/* Add the rows from `first` on whose bound is above the least score of a query to a search, with their values. `norms`
-   [n, up to a whole group]; `allowed` [n] or NULL: the rows that can be found. A least score may be infinite. */
+/* Rows `first`, first + 1, ... of a sketch, and how far apart the values and bounds of two queries are. Norms, values and
+   bounds are up to a whole group. */
+typedef struct {
+    int64_t n, first, stride;
+} sketch_block_t;
+
+/* Set the values and bounds of all rows by the first level; a row that is not `allowed` (NULL: all are) has an infinitely
+   low bound. Rows between value and bound are candidates, if above the least score of a query; where that is infinite,
+   nothing is set. */
 void scan_sketch(
-    const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms, const uint8_t *allowed,
-    const int16_t *weights, const sketch_terms_t *terms);
+    const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
+    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds);
+
+/* Add further grouped levels to the values and bounds of groups of which a bound is above the limit of a query, and the
+   rows that are above it still to a search, with their values minus the limit; both times the norm if the terms divide
+   by it. `weights` and `terms` are by level and query. Returns how many groups were read. A query for which the rows
+   may not fit has filled[query] = -1. */
+enum { SKETCH_LIST = 64 };
+int64_t choose_sketch(
+    const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
+    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *values, float *bounds,
+    const float *limits);
 
 /* Add the products of a further level to the values of the candidates; those whose bound is not above 0 are removed. The
-   record of candidate i of a query is number places[query, i]. */
-void refine_sketch(
-    const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+   record of candidate i of a query is number places[query, i]. Returns how many records are damaged. */
+int64_t refine_sketch(
+    const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
     const sketch_terms_t *terms);
 
 /* The scores in float64 of pairs: query owners[i] (at unit length for COSINE) and row numbers[i]. The order of additions

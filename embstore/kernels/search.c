@@ -202,17 +202,25 @@ int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state
 }
 
 void scan_sketch(
-    const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms, const uint8_t *allowed,
-    const int16_t *weights, const sketch_terms_t *terms
+    const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
+    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds
 ) {
-    CHOOSE(scan_sketch)(search, groups, first, n, norms, allowed, weights, terms);
+    CHOOSE(scan_sketch)(search, block, groups, weights, terms, norms, allowed, values, bounds);
 }
 
-void refine_sketch(
-    const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+int64_t choose_sketch(
+    const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
+    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *values, float *bounds,
+    const float *limits
+) {
+    return CHOOSE(choose_sketch)(search, block, levels, n_levels, weights, terms, norms, values, bounds, limits);
+}
+
+int64_t refine_sketch(
+    const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
     const sketch_terms_t *terms
 ) {
-    CHOOSE(refine_sketch)(search, records, places, weights, terms);
+    return CHOOSE(refine_sketch)(search, level, records, places, weights, terms);
 }
 
 void score_pairs(

@@ -1,46 +1,41 @@
-/* Sketches: codes of 4 bits in levels of 64 features, multiplied with queries of 16 bits in integers. */
+/* Sketches: codes of 4 bits in levels of 64 features. Those of the grouped levels are multiplied with queries of 8 bits,
+   16 rows at a time, those of further levels with queries of 16 bits; all in integers. */
 
-/* The codes of a group of rows, spread to pairs of 16 bits: [32, SKETCH_GROUP]. */
-INLINE TARGET void NAME(spread_codes)(const uint8_t *codes, int32_t *pairs) {
-    for (int pair = 0; pair < SKETCH_SIZE / 2; pair++, codes += SKETCH_GROUP, pairs += SKETCH_GROUP) {
-#ifdef WIDTH_16
-        const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
-        const __m512i high = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0xF0)), 12);
-        _mm512_storeu_si512(pairs, _mm512_or_si512(_mm512_and_si512(bytes, _mm512_set1_epi32(0xF)), high));
-#else
-        for (int i = 0; i < SKETCH_GROUP; i++) pairs[i] = (codes[i] & 0xF) | (int32_t)(codes[i] & 0xF0) << 12;
+/* The integer products of a group of rows with a query: 4 features of each row fill 32 bits, and the sums of 8 products
+   of codes and weights, 2 x 8 x 15 x 127 at most, fit 16 bits. */
+INLINE TARGET void NAME(multiply_group)(const uint8_t *codes, const int8_t *weights, int32_t *products) {
+#if WIDTH >= 8
+    int32_t own[SKETCH_SIZE / 4];
+    memcpy(own, weights, SKETCH_SIZE);
 #endif
-    }
-}
-
-/* The integer products of a group of rows with a query. */
-INLINE TARGET void NAME(multiply_codes)(const int32_t *pairs, const int16_t *weights, int32_t *products) {
 #ifdef WIDTH_16
-    __m512i sums[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
-    UNROLL for (int pair = 0; pair < SKETCH_SIZE / 2; pair++) {
-        int32_t both;
-        memcpy(&both, weights + 2 * pair, 4);
-        const __m512i codes = _mm512_loadu_si512(pairs + pair * SKETCH_GROUP);
-        sums[pair % 2] = _mm512_add_epi32(sums[pair % 2], _mm512_madd_epi16(codes, _mm512_set1_epi32(both)));
+    const __m512i mask = _mm512_set1_epi8(0xF), ones = _mm512_set1_epi16(1);
+    __m512i low = _mm512_setzero_si512(), high = low;
+    UNROLL for (int part = 0; part < SKETCH_SIZE / 8; part++) {
+        const __m512i bytes = _mm512_loadu_si512(codes + 4 * SKETCH_GROUP * part);
+        const __m512i other = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), mask), even = _mm512_and_si512(bytes, mask);
+        low = _mm512_add_epi16(low, _mm512_maddubs_epi16(even, _mm512_set1_epi32(own[2 * part])));
+        high = _mm512_add_epi16(high, _mm512_maddubs_epi16(other, _mm512_set1_epi32(own[2 * part + 1])));
     }
-    _mm512_storeu_si512(products, _mm512_add_epi32(sums[0], sums[1]));
+    _mm512_storeu_si512(products, _mm512_add_epi32(_mm512_madd_epi16(low, ones), _mm512_madd_epi16(high, ones)));
 #elif defined(WIDTH_8)
-    __m256i sums[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-    for (int pair = 0; pair < SKETCH_SIZE / 2; pair++) {
-        int32_t both;
-        memcpy(&both, weights + 2 * pair, 4);
-        UNROLL for (int half = 0; half < 2; half++) {
-            const __m256i codes = _mm256_loadu_si256((const __m256i *)(pairs + pair * SKETCH_GROUP + 8 * half));
-            sums[half] = _mm256_add_epi32(sums[half], _mm256_madd_epi16(codes, _mm256_set1_epi32(both)));
-        }
+    const __m256i mask = _mm256_set1_epi8(0xF), ones = _mm256_set1_epi16(1);
+    __m256i low[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()}, high[2] = {low[0], low[0]};
+    UNROLL for (int part = 0; part < SKETCH_SIZE / 8; part++) UNROLL for (int half = 0; half < 2; half++) {
+        const __m256i bytes = _mm256_loadu_si256((const __m256i *)(codes + 4 * SKETCH_GROUP * part + 32 * half));
+        const __m256i other = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask), even = _mm256_and_si256(bytes, mask);
+        low[half] = _mm256_add_epi16(low[half], _mm256_maddubs_epi16(even, _mm256_set1_epi32(own[2 * part])));
+        high[half] = _mm256_add_epi16(high[half], _mm256_maddubs_epi16(other, _mm256_set1_epi32(own[2 * part + 1])));
     }
-    _mm256_storeu_si256((__m256i *)products, sums[0]);
-    _mm256_storeu_si256((__m256i *)(products + 8), sums[1]);
+    UNROLL for (int half = 0; half < 2; half++) {
+        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(low[half], ones), _mm256_madd_epi16(high[half], ones));
+        _mm256_storeu_si256((__m256i *)(products + 8 * half), sum);
+    }
 #else
     for (int i = 0; i < SKETCH_GROUP; i++) products[i] = 0;
-    for (int pair = 0; pair < SKETCH_SIZE / 2; pair++, pairs += SKETCH_GROUP)
-        for (int i = 0; i < SKETCH_GROUP; i++)
-            products[i] += (pairs[i] & 0xFFFF) * weights[2 * pair] + (pairs[i] >> 16) * weights[2 * pair + 1];
+    for (int part = 0; part < SKETCH_SIZE / 8; part++, weights += 8)
+        for (int at = 0; at < 4 * SKETCH_GROUP; at++, codes++)
+            products[at / 4] += (*codes & 0xF) * weights[at % 4] + (*codes >> 4) * weights[at % 4 + 4];
 #endif
 }
 
@@ -69,63 +64,168 @@ INLINE TARGET int32_t NAME(multiply_row)(const uint8_t *codes, const int16_t *we
 #endif
 }
 
-TARGET static void NAME(scan_sketch)(
-    const search_t *search, const uint8_t *groups, int64_t first, int64_t n, const float *norms, const uint8_t *allowed,
-    const int16_t *weights, const sketch_terms_t *terms
+/* Add a level to the values of a group of rows, and the tail to their bounds. */
+INLINE TARGET void NAME(add_level)(
+    const uint8_t *group, const int8_t *weights, const sketch_terms_t *own, float *values, float *bounds
 ) {
-    int32_t pairs[SKETCH_SIZE / 2 * SKETCH_GROUP], products[SKETCH_GROUP];
-    float rows[3 * SKETCH_GROUP], values[SKETCH_GROUP], bounds[SKETCH_GROUP];
-    for (int64_t start = 0; start < n; start += SKETCH_GROUP, groups += SKETCH_GROUP_NBYTES) {
-        FETCH(groups + 4 * SKETCH_GROUP_NBYTES);
-        NAME(spread_codes)(groups, pairs);
-        const uint16_t *lengths = (const uint16_t *)(groups + SKETCH_GROUP * SKETCH_SIZE / 2);
-        for (int i = 0; i < 3 * SKETCH_GROUP; i += WIDTH)
-            NAME(store_floats)(rows + i, NAME(load_bfloats)(lengths + i));
-        const int64_t last = n - start < SKETCH_GROUP ? n - start : SKETCH_GROUP;
+    int32_t products[SKETCH_GROUP];
+    float lengths[3 * SKETCH_GROUP];
+    const uint16_t *stored = (const uint16_t *)(group + SKETCH_GROUP * SKETCH_SIZE / 2);
+    for (int i = 0; i < 3 * SKETCH_GROUP; i += WIDTH) NAME(store_floats)(lengths + i, NAME(load_bfloats)(stored + i));
+    NAME(multiply_group)(group, weights, products);
+    for (int i = 0; i < SKETCH_GROUP; i++) {
+        const float product = own->step * (float)(2 * products[i] - own->offset) + own->spread;
+        values[i] += lengths[i] * product + own->of_error * lengths[SKETCH_GROUP + i];
+        bounds[i] = values[i] + own->of_tail * lengths[2 * SKETCH_GROUP + i];
+    }
+}
+
+/* Bit i says whether the bound of row i of a group is above the limit, times its norm if the score is divided by that. */
+INLINE TARGET uint32_t NAME(open_rows)(const float *bounds, const float *norms, int divides, float limit) {
+    uint32_t open = 0;
+    UNROLL for (int i = 0; i < SKETCH_GROUP; i += WIDTH) {
+        floats limits = (floats){0} + limit;
+        if (divides) limits *= NAME(load_floats)(norms + i);
+        open |= NAME(above)(NAME(load_floats)(bounds + i), limits) << i;
+    }
+    return open;
+}
+
+TARGET static void NAME(scan_sketch)(
+    const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
+    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds
+) {
+    const uint8_t *group = groups;
+    for (int64_t start = 0; start < block->n; start += SKETCH_GROUP, group += SKETCH_GROUP_NBYTES) {
+        for (int at = 0; at < SKETCH_GROUP_NBYTES; at += 64) FETCH(group + 8 * SKETCH_GROUP_NBYTES + at);
+        const int64_t last = block->n - start < SKETCH_GROUP ? block->n - start : SKETCH_GROUP;
         for (int64_t query = 0; query < search->n_queries; query++) {
             const sketch_terms_t own = terms[query];
             const float least = search->least[query];
+            float *value = values + query * block->stride + start, *bound = bounds + query * block->stride + start;
+            float likely[SKETCH_GROUP];
             if (least == INFINITY) continue;
-            NAME(multiply_codes)(pairs, weights + query * SKETCH_SIZE, products);
-            int some = 0;
             for (int i = 0; i < SKETCH_GROUP; i++) {
                 const float norm = norms[start + i];
-                const float product = own.step * (float)(2 * products[i] - own.offset) + own.spread;
-                float value = own.base + rows[i] * product + own.of_error * rows[SKETCH_GROUP + i];
-                value += (own.of_norm + own.of_square * norm) * norm;
-                values[i] = own.divides ? (norm > 0 ? value / norm : 0) : value;
-                bounds[i] = values[i] + own.of_tail * rows[2 * SKETCH_GROUP + i];
-                some |= bounds[i] > least;
+                value[i] = own.base + (own.of_norm + own.of_square * norm) * norm;
             }
-            if (!some) continue;
-            for (int64_t i = 0; i < last; i++)
-                if (bounds[i] > search->least[query] && (!allowed || allowed[start + i]))
-                    add_candidate(search, query, first + start + i, values[i]);
+            NAME(add_level)(group, weights + query * SKETCH_SIZE, &own, value, bound);
+            if (allowed || last < SKETCH_GROUP)
+                for (int i = 0; i < SKETCH_GROUP; i++)
+                    if (i >= last || (allowed && !allowed[start + i])) bound[i] = -INFINITY;
+            for (int i = 0; i < SKETCH_GROUP; i++) {
+                const float norm = norms[start + i], between = 0.75f * value[i] + 0.25f * bound[i];
+                likely[i] = own.divides ? (norm > 0 ? between / norm : bound[i] < 0 ? bound[i] : 0) : between;
+            }
+            uint32_t above = NAME(open_rows)(likely, likely, 0, least);
+            for (; above; above &= above - 1) {
+                const int i = FIRST_BIT(above);
+                if (likely[i] > search->least[query]) add_candidate(search, query, block->first + start + i, likely[i]);
+            }
         }
     }
 }
 
-TARGET static void NAME(refine_sketch)(
-    const search_t *search, const uint8_t *records, const int64_t *places, const int16_t *weights,
+/* Of a list of groups, add a level to the values and bounds of their rows; keeps those of which a row is open still. */
+INLINE TARGET int NAME(narrow)(
+    const uint8_t *groups, int64_t *list, int n, const int8_t *weights, const sketch_terms_t *own, const float *norms,
+    float *values, float *bounds, float limit
+) {
+    enum { AHEAD = 4 };
+    int left = 0;
+    for (int i = 0; i < n; i++) {
+        const int64_t group = list[i], at = group * SKETCH_GROUP;
+        if (i + AHEAD < n)
+            for (int byte = 0; byte < SKETCH_GROUP_NBYTES; byte += 64)
+                FETCH(groups + list[i + AHEAD] * SKETCH_GROUP_NBYTES + byte);
+        float bound[SKETCH_GROUP];
+        const uint32_t open = NAME(open_rows)(bounds + at, norms + at, own->divides, limit);
+        NAME(add_level)(groups + group * SKETCH_GROUP_NBYTES, weights, own, values + at, bound);
+        for (int row = 0; row < SKETCH_GROUP; row++) bounds[at + row] = open >> row & 1 ? bound[row] : -INFINITY;
+        list[left] = group;
+        left += NAME(open_rows)(bounds + at, norms + at, own->divides, limit) != 0;
+    }
+    return left;
+}
+
+TARGET static int64_t NAME(choose_sketch)(
+    const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
+    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *values, float *bounds,
+    const float *limits
+) {
+    const int64_t n_groups = (block->n + SKETCH_GROUP - 1) / SKETCH_GROUP, n_queries = search->n_queries;
+    int64_t n_read = 0, list[SKETCH_LIST];
+    for (int64_t query = 0; query < n_queries; query++, values += block->stride, bounds += block->stride) {
+        const float limit = limits[query];
+        const int divides = terms[query].divides;
+        if (search->least[query] == INFINITY) continue;
+        for (int64_t first = 0; first < n_groups; first += SKETCH_LIST) {
+            const int64_t last = n_groups - first < SKETCH_LIST ? n_groups : first + SKETCH_LIST;
+            int n = 0;
+            for (int64_t group = first; group < last; group++) {
+                const int64_t at = group * SKETCH_GROUP;
+                list[n] = group;
+                n += NAME(open_rows)(bounds + at, norms + at, divides, limit) != 0;
+            }
+            for (int level = 0; level < n_levels && n; level++) {
+                const int64_t own = level * n_queries + query;
+                n_read += n;
+                n = NAME(narrow)(
+                    levels[level], list, n, weights + own * SKETCH_SIZE, terms + own, norms, values, bounds, limit);
+            }
+            if (search->filled[query] + n * SKETCH_GROUP >= search->capacity) {
+                search->filled[query] = -1;
+                break;
+            }
+            for (int i = 0; i < n; i++) {
+                const int64_t at = list[i] * SKETCH_GROUP;
+                uint32_t open = NAME(open_rows)(bounds + at, norms + at, divides, limit);
+                for (; open; open &= open - 1) {
+                    const int64_t row = at + FIRST_BIT(open);
+                    const float value = values[row] - (divides ? limit * norms[row] : limit);
+                    add_candidate(search, query, block->first + row, value);
+                }
+            }
+        }
+    }
+    return n_read;
+}
+
+/* Whether the words of a record and its number add up to 0. */
+INLINE TARGET int NAME(is_sound)(const uint8_t *record, int64_t number) {
+    uint16_t words[SKETCH_ROW_NBYTES / 2], sum = (uint16_t)number;
+    memcpy(words, record, sizeof words);
+    for (int i = 0; i < SKETCH_ROW_NBYTES / 2; i++) sum = (uint16_t)(sum + words[i] * (2u * i + 1));
+    return sum == 0;
+}
+
+TARGET static int64_t NAME(refine_sketch)(
+    const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
     const sketch_terms_t *terms
 ) {
+    int64_t n_damaged = 0;
     for (int64_t query = 0; query < search->n_queries; query++, weights += SKETCH_SIZE) {
         const sketch_terms_t own = terms[query];
         const int64_t at = query * search->capacity, n = search->filled[query];
         float *scores = search->scores + at;
         int64_t *rows = search->rows + at, left = 0;
         for (int64_t i = 0; i < n; i++) {
-            if (i + 8 < n) FETCH(records + places[at + i + 8] * SKETCH_ROW_NBYTES);
+            if (i + 8 < n) {
+                FETCH(records + places[at + i + 8] * SKETCH_ROW_NBYTES);
+                FETCH(records + places[at + i + 8] * SKETCH_ROW_NBYTES + SKETCH_ROW_NBYTES - 1);
+            }
             const uint8_t *record = records + places[at + i] * SKETCH_ROW_NBYTES;
             uint16_t bits[3];
             memcpy(bits, record + SKETCH_SIZE / 2, 6);
             const float product = own.step * (float)(2 * NAME(multiply_row)(record, weights) - own.offset) + own.spread;
             const float value = scores[i] + float_of_bfloat(bits[0]) * product + own.of_error * float_of_bfloat(bits[1]);
             const int64_t row = rows[i];
+            n_damaged += !NAME(is_sound)(record, row + level);
             scores[left] = value;
             rows[left] = row;
             left += value + own.of_tail * float_of_bfloat(bits[2]) > 0;
         }
         search->filled[query] = left;
     }
+    return n_damaged;
 }

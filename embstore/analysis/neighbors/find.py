@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from embstore.analysis.neighbors.index import LayerIndex, LayerSketch, find_sket
 from embstore.analysis.neighbors.sketch import FEW_ROWS
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Space, StoreVectors, space_of
 from embstore.arguments import as_matrix, checked
-from embstore.errors import InvalidValueError, check_choice, check_whole
+from embstore.errors import EmbstoreWarning, InvalidValueError, SearchIndexError, check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.spacing import ATTACHED, marked_words
 from embstore.store import Selection, Store
@@ -230,14 +231,20 @@ class _Candidates:
     ) -> pl.DataFrame:
         """The neighbours as a table: through an index, through a sketch that serves this search, or by a scan."""
         opened = open_index(self.store, name=index) if isinstance(index, str) else index
-        if opened is None and device in ("auto", "cpu"):
-            opened = self.sketch(len(queries.vectors))
-        elif opened is not None:
+        if opened is not None:
             self.require_layer(opened)
-        if isinstance(opened, LayerSketch) and self.is_sketched(space):
-            compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
-            found = opened.search(queries.vectors, space=compared, rows=self.rows, **options)
-            return self.table(queries, found, ["scan" if scanned else "sketch" for scanned in found.scanned])
+        try:
+            if opened is None and device in ("auto", "cpu"):
+                opened = self.sketch(len(queries.vectors))
+            if isinstance(opened, LayerSketch) and self.is_sketched(space):
+                compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
+                found = opened.search(queries.vectors, space=compared, rows=self.rows, **options)
+                return self.table(queries, found, ["scan" if scanned else "sketch" for scanned in found.scanned])
+        except SearchIndexError as error:
+            if index is not None:
+                raise
+            warnings.warn(f"{error}; this search reads the layer instead", EmbstoreWarning, stacklevel=4)
+            opened = None
         if opened is None or isinstance(opened, LayerSketch):
             return self.table(queries, self.search(space, queries.vectors, device, progress, **options), "scan")
         return self.table(queries, self.search_index(opened, space, queries.vectors, **options), "index")

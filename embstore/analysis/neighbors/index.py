@@ -44,7 +44,7 @@ from embstore.analysis.neighbors.index_files import (
     require_fresh,
 )
 from embstore.analysis.neighbors.sketch import SketchHits, sketch_search
-from embstore.analysis.neighbors.sketch_codes import Layout, MappedCodes, Rotation, Sketch, StoredCodes
+from embstore.analysis.neighbors.sketch_codes import Codes, Layout, MappedCodes, Rotation, Sketch, StoredCodes
 from embstore.analysis.neighbors.space import MAX_SEED, METRICS, Rows, Space, StoreVectors
 from embstore.arguments import checked
 from embstore.devices import thread_count
@@ -65,7 +65,7 @@ from embstore.store import Store
 from embstore.store.backend import zarr_storage
 from embstore.store.layout import RESIDUAL, resolve_layer
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.files import reading
+from embstore.store.storage.files import crc32c, reading, regular_file
 from embstore.store.zarr.format import INDEXES
 
 FEW_ROWS = 10_000  # up to this number of candidates, all are compared
@@ -211,7 +211,8 @@ def open_index(
         layout = Layout(settings.n_rows, info.parameters["levels"])
         if info.files[SKETCH].nbytes != layout.nbytes:
             raise SearchIndexError(f"the index {folder} is damaged: {SKETCH} has another size; {remedy(folder)}")
-        return _sketch_of(data, info, folder, folder / SPACE, MappedCodes(folder / SKETCH, layout))
+        rotation = regular_file(folder / SPACE).read_bytes()
+        return _sketch_of(data, info, folder, rotation, MappedCodes(folder / SKETCH, layout))
     index = kinds.on_device(kinds.read_index(str(folder / FAISS), mapped=True), device)
     if (index.ntotal, index.d) != (settings.n_rows, settings.hidden_size):
         raise SearchIndexError(f"the index {folder} is damaged: it holds {index.ntotal:,} vectors of {index.d}")
@@ -395,14 +396,16 @@ def _stored_sketch(data: Store, name: str) -> LayerSketch:
     layout = Layout(settings.n_rows, info.parameters.get("levels", 0))
     if settings.kind != kinds.SKETCH or info.files[SKETCH].nbytes != layout.nbytes:
         raise SearchIndexError(f"the index {name} of {data.path} is no sketch, and others are not read from a bucket")
-    rotation = BytesIO(bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE].nbytes)))
+    rotation = bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE].nbytes))
     return _sketch_of(data, info, data.path / folder, rotation, StoredCodes(storage, f"{folder}/{SKETCH}", layout))
 
 
-def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: Any, codes: Any) -> LayerSketch:
-    layout = Layout(info.settings.n_rows, info.parameters["levels"])
+def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: bytes, codes: Codes) -> LayerSketch:
+    layout = codes.layout
     try:
-        learned = Rotation.read(rotation, info.settings.hidden_size, layout.n_levels)
+        if crc32c(rotation) != info.files[SPACE].crc32c:
+            raise StoreDamagedError(f"{SPACE} was changed")
+        learned = Rotation.read(BytesIO(rotation), info.settings.hidden_size, layout.n_levels)
     except StoreDamagedError as error:
         raise SearchIndexError(f"the index {path} is damaged ({error}): {remedy(path)}") from None
     vector_nbytes = data.layout.row_nbytes // len(data.layout.layers)

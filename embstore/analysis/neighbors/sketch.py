@@ -1,14 +1,13 @@
 """Exact search through a sketch: bounds from a few bits of each vector say which vectors need be read.
 
 The score of a query with a vector is at most that with its codes, plus the product of the lengths of what the codes
-leave out. A first pass over the first level finds likely neighbours, whose scores in float64 set a limit; a second pass
-leaves out all rows whose bound is below it, level by level, and scores the rest in float64. The result is that of
-float64 brute force, with equal scores ordered by row.
+leave out. Rows are read in parts: the first level gives a bound of each, and likely neighbours, whose scores in float64
+set a limit; further levels leave out the rows whose bound is below it, and the rest is scored in float64. The result is
+that of float64 brute force, with equal scores ordered by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
@@ -18,16 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Found, Hits, Search, at_once
-from embstore.analysis.neighbors.sketch_codes import GROUP, LEVEL, ROW_NBYTES, SLACK, Sketch
+from embstore.analysis.neighbors.sketch_codes import (
+    GROUP,
+    GROUP_NBYTES,
+    GROUPED,
+    LEVEL,
+    RECORD_NBYTES,
+    SLACK,
+    Sketch,
+)
 from embstore.kernels.compiled import pack_queries, padded_queries
 
 FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
-FIRST_ROWS, MOST_ROWS = 2**14, 2**18  # of a block; the first are small, to see early whether the bounds decide
-BLOCK_SCORES = 2**22  # of a block and all queries
-MOST_QUERIES = 1024  # at a time
-UNDECIDED = 16  # a query of which more than one row in this many must be scored reads the layer instead, but
-LEAST_UNDECIDED = 2048  # not before this number
+PART_ROWS, PART_SCORES = 2**20, 2**22  # of a part, for each thread
+LEAST_ROWS = 2**14
+MOST_SPARE = 2**21  # numbers of a buffer that is kept for the next search
+MOST_QUERIES = 32  # at a time
+OPEN, UNDECIDED = (
+    2,
+    16,
+)  # a query of which more than one row in so many of a part is left by the first levels, or by all,
+LEAST_UNDECIDED = 2048  # reads the layer instead, but not before this number
+ROOM = GROUP * 64 + 1  # for the rows of the groups that the kernel looks at together
+MOST_WEIGHT = 127, 32767  # of a query, in the first levels and in the others
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
 TOO_LONG = 1e30  # products beyond it are left to float64
@@ -86,171 +99,173 @@ class _SketchSearch:
 
     search: Search
     sketch: Sketch
-    best: Hits = field(init=False)
     nbytes: int = 0
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         search, sketch = self.search, self.sketch
+        n_queries = len(search.queries)
         self.centered = search.mean is not None
         self.products = search.queries @ sketch.rotation.directions.T
         self.squares = np.square(search.queries).sum(1)
         self.lengths = np.sqrt(self.squares)
-        self.weights, self.levels = [], []
-        left = self.squares.copy()
-        for level in range(sketch.layout.n_levels):
-            weights, terms, left = self._level(level, left)
-            self.weights.append(weights)
-            self.levels.append(terms)
-        base = np.zeros(len(search.queries)) if self.centered else search.queries @ sketch.rotation.mean
-        self.base, self.mean_length = base, 0.0 if self.centered else sketch.mean_length
+        self.mean_length = 0.0 if self.centered else sketch.mean_length
+        self.weights, self.terms = self._terms()
+        self._add_to_first(self.terms[0])
         self.packed = pack_queries(search.queries32)
-        self.active = np.ones(len(search.queries), bool)
-        self.n_scored, self.n_seen = np.zeros(len(search.queries), np.int64), 0
+        self.best = Hits(np.full((n_queries, search.k), -1), np.full((n_queries, search.k), np.nan))
+        self.active = np.ones(n_queries, bool)
 
-    def _level(
-        self, level: int, left: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int16], NDArray[Any], NDArray[np.float64]]:
-        """The integer weights of the queries in a level, its terms, and the squared lengths of what is left."""
-        part = slice(level * LEVEL, (level + 1) * LEVEL)
-        own = self.products[:, part]
-        wanted = own * self.sketch.rotation.steps[part]
-        most = np.abs(wanted).max(1)
-        unit = np.maximum(most, UNDERFLOW) / 32767
-        weights = np.rint(wanted / unit[:, None])
-        terms = np.zeros(len(own), TERMS)
+    def _terms(self) -> tuple[list[NDArray[np.signedinteger]], NDArray[Any]]:
+        """The integer weights of the queries in each level, and the terms [level, q] of all."""
+        n_levels, n_queries = self.sketch.layout.n_levels, len(self.search.queries)
+        own = self.products.reshape(n_queries, n_levels, LEVEL).swapaxes(0, 1)
+        wanted = own * self.sketch.rotation.steps.reshape(n_levels, 1, LEVEL)
+        most = np.where(np.arange(n_levels)[:, None] < GROUPED, *MOST_WEIGHT)
+        unit = np.maximum(np.abs(wanted).max(2), UNDERFLOW) / most
+        weights = np.rint(wanted / unit[..., None])
+        terms = np.zeros((n_levels, n_queries), TERMS)
         terms["step"] = unit / 2
-        terms["offset"] = 15 * weights.sum(1)
-        terms["spread"] = (1 + ROUNDING) * 7.5 * np.abs(wanted - weights * unit[:, None]).sum(1) + TINY
-        square = np.square(own).sum(1)
-        left = left - square
-        terms["of_error"] = (1 + ROUNDING) * np.sqrt(square + SLACK * self.squares) + TINY
-        terms["of_tail"] = (1 + ROUNDING) * np.sqrt(np.maximum(left, 0) + SLACK * self.squares) + TINY
-        return weights.astype(np.int16), terms, left
-
-    def estimates(self) -> NDArray[Any]:
-        """The terms of the first level for scores without the bounds, on the scale of `Search.comparable`."""
-        terms = self.levels[0].copy()
-        for name in ("spread", "of_error", "of_tail"):
-            terms[name] = 0
-        terms["base"] = self.base
+        terms["offset"] = 15 * weights.sum(2)
+        terms["spread"] = (1 + ROUNDING) * 7.5 * np.abs(wanted - weights * unit[..., None]).sum(2) + TINY
         terms["divides"] = self.search.space.metric == "cosine"
-        terms["of_square"] = -0.5 if self.search.space.metric == "l2" else 0
-        return terms
+        squares = np.square(own).sum(2)
+        terms["of_error"] = (1 + ROUNDING) * np.sqrt(squares + SLACK * self.squares) + TINY
+        left = np.maximum(self.squares - squares.cumsum(0), 0)
+        terms["of_tail"] = (1 + ROUNDING) * np.sqrt(left + SLACK * self.squares) + TINY
+        return [each.astype(np.int8 if level < GROUPED else np.int16) for level, each in enumerate(weights)], terms
 
-    def bounds(self) -> NDArray[Any]:
-        """The terms of the first level for what is above 0 where a row may be nearer than the k-th of `best`."""
-        terms, metric = self.levels[0].copy(), self.search.space.metric
+    def _add_to_first(self, terms: NDArray[Any]) -> None:
+        """Add the product with the mean, the metric and the rounding of float32 to the terms of the first level."""
+        metric, rounding = self.search.space.metric, 2 * self.mean_length * self.lengths
+        terms["of_norm"] = ROUNDING * (self.lengths + (metric == "cosine"))
+        if metric == "l2":
+            terms["of_square"] = ROUNDING - 0.5
+            rounding = rounding + self.squares
+        base = 0.0 if self.centered else self.search.queries @ self.sketch.rotation.mean
+        terms["base"] = base + ROUNDING * rounding + TINY
+
+    def limits(self) -> NDArray[np.float32]:
+        """What the bound of a row must be above where it may be nearer than the k-th of `best`, or as near."""
+        is_cosine = self.search.space.metric == "cosine"
         is_full = self.best.rows[:, -1] >= 0
         kth = self.search.comparable(np.where(is_full, self.best.scores[:, -1], 0))
-        kth = np.where(is_full, kth, -2.0 if metric == "cosine" else -TOO_LONG)
-        rounding = 2 * self.mean_length * self.lengths
-        if metric == "cosine":
-            terms["of_norm"] = -kth + ROUNDING * (self.lengths + np.abs(kth))
-            terms["base"] = self.base + ROUNDING * rounding + TINY
-        else:
-            terms["of_norm"] = ROUNDING * self.lengths
-            terms["of_square"] = ROUNDING - 0.5 if metric == "l2" else 0
-            rounding += np.abs(kth) + (self.squares if metric == "l2" else 0)
-            terms["base"] = self.base - kth + ROUNDING * rounding + TINY
-        return terms
+        kth = np.where(is_full, kth - (0 if is_cosine else ROUNDING * np.abs(kth)), -2.0 if is_cosine else -TOO_LONG)
+        return np.nextafter(kth.astype(np.float32), np.float32(-np.inf))
 
     def run(self) -> SketchHits:
-        search = self.search
-        least = search.least_of(np.full(len(search.queries), -np.inf))
-        seeds = [Found(search, self.packed, least, 2 * search.n_candidates) for _ in range(search.threads)]
-        terms = self.estimates()
-        self.in_blocks([partial(self.seed, found, terms) for found in seeds])
-        rows = np.concatenate([found.best()[1] for found in seeds], 1)
-        self.best = search.hits(rows)
-        self.nbytes += np.unique(rows[rows >= 0]).size * self.sketch.vector_nbytes
-        self.in_blocks([self.decide for _ in range(search.threads)])
+        search, rows = self.search, self.search.rows
+        start, last = int(rows[0]) // GROUP * GROUP, int(rows[-1]) + 1
+        size = max(LEAST_ROWS, min(PART_ROWS, PART_SCORES // len(search.queries))) * search.threads
+        while start < last and self.active.any():
+            self.read_part(start, min(start + size, last))
+            start += size
         if not self.active.all():
             undecided = np.flatnonzero(~self.active)
             again = search.part(undecided)
             hits = again.decide(*again.candidates())
             self.best.rows[undecided], self.best.scores[undecided] = hits.rows, hits.scores
-        search.advance(len(search.rows))
+        search.advance(len(rows))
         return SketchHits(self.best.rows, self.best.scores, ~self.active, self.nbytes)
 
-    def in_blocks(self, calls: list[Callable[[int, int], None]]) -> None:
-        """Make calls at the same time, each with one block of rows after the other, until there are none."""
-        blocks, lock = self.blocks(), Lock()
+    def read_part(self, start: int, stop: int) -> None:
+        """Score likely neighbours among some rows, and then those that may be nearer than the k-th of all so far."""
+        search, padded = self.search, -(-stop // GROUP) * GROUP
+        size = 2 * len(search.queries) * (padded - start)
+        buffer = spare.pop() if (spare := self.sketch.spare) else np.empty(0, np.float32)
+        buffer = buffer if len(buffer) >= size else np.empty(size, np.float32)
+        values = buffer[:size].reshape(2, len(search.queries), -1)
+        ranges = _split(start, stop, search.threads)
+        least = self.least(self.limits())
+        seeds = [Found(search, self.packed, least, 2 * search.n_candidates) for _ in ranges]
+        own = [values[..., first - start : -(-last // GROUP) * GROUP - start] for first, last in ranges]
+        scans = zip(seeds, own, ranges, strict=True)
+        at_once([partial(self.scan, found, each, *row) for found, each, row in scans])
+        self.score(np.concatenate([found.best()[1] for found in seeds], 1))
+        at_once([partial(self.choose, each, *row) for each, row in zip(own, ranges, strict=True)])
+        if len(buffer) <= MOST_SPARE:
+            spare.append(buffer)
 
-        def work(call: Callable[[int, int], None]) -> None:
-            while True:
-                with lock:
-                    block = next(blocks, None)
-                if block is None or not self.active.any():
-                    return
-                call(*block)
-
-        at_once([partial(work, call) for call in calls])
-
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """The first and last row of each block, multiples of GROUP but for the end."""
-        rows = self.search.rows
-        most = max(FIRST_ROWS // 4, min(MOST_ROWS, BLOCK_SCORES // len(self.search.queries))) // GROUP * GROUP
-        start, last, size = int(rows[0]) // GROUP * GROUP, int(rows[-1]) + 1, min(FIRST_ROWS, most)
-        while start < last:
-            yield start, min(start + size, last)
-            start, size = start + size, min(2 * size, most)
-
-    def scan(self, found: Found, first: int, stop: int, terms: NDArray[Any]) -> None:
-        """Add the rows of a block by the first level."""
-        padded = -(-stop // GROUP) * GROUP
-        norms = self.sketch.codes.norms(self.centered, first, padded)
-        groups = self.sketch.codes.groups(first, padded)
+    def scan(self, found: Found, values: NDArray[np.float32], first: int, stop: int) -> None:
+        """Set values and bounds [2, q, row] of rows by the first level, and add the likely ones."""
         rows, allowed = self.search.rows, None
         if not isinstance(rows, range):
             allowed = np.zeros(stop - first, np.uint8)
             allowed[rows[slice(*np.searchsorted(rows, (first, stop)))] - first] = 1
         elif rows.start > first:
             allowed = (np.arange(first, stop) >= rows.start).astype(np.uint8)
-        found.kernel.scan(groups, first, stop - first, norms, allowed, self.weights[0], _as_bytes(terms))
-
-    def seed(self, found: Found, terms: NDArray[Any], first: int, stop: int) -> None:
-        self.scan(found, first, stop, terms)
+        groups = self.sketch.codes.groups(0, first, stop)
+        given = self.norms(first, stop), allowed, self.weights[0], _as_bytes(self.terms[0]), *values
+        found.kernel.scan(groups, first, stop - first, *given)
         with self.lock:
-            self.nbytes += (stop - first) * (ROW_NBYTES + 4)
+            self.nbytes += len(groups) * (GROUP_NBYTES + 4 * GROUP)
 
-    def decide(self, first: int, stop: int) -> None:
-        """Find the rows of a block that may be among the nearest, and score them."""
+    def norms(self, first: int, stop: int) -> NDArray[np.float32]:
+        return self.sketch.codes.norms(self.centered, first, stop)
+
+    def choose(self, values: NDArray[np.float32], first: int, stop: int) -> None:
+        """Find the rows that may be among the nearest by their values and bounds [2, q, row], and score them."""
+        search, codes, n_levels, n_rows = self.search, self.sketch.codes, self.sketch.layout.n_levels, stop - first
         with self.lock:
-            terms, active = self.bounds(), self.active.copy()
-        search, near = self.search, Found(self.search, self.packed, self.least(active), stop - first + 1)
-        self.scan(near, first, stop, terms)
-        nbytes = 0
-        for level in range(1, self.sketch.layout.n_levels):
+            limits, least = self.limits(), self.least()
+        capacity = min(n_rows, max(LEAST_UNDECIDED, n_rows // OPEN)) + ROOM
+        near, norms = Found(search, self.packed, least, capacity), self.norms(first, stop)
+        scale = norms if search.space.metric == "cosine" else np.float32(1)
+        wanted = partial(_open_groups, values[1][self.active], limits[self.active], scale)
+        further = range(1, min(GROUPED, n_levels))
+        groups = [codes.groups(level, first, stop, wanted) for level in further]
+        own = slice(1, len(groups) + 1) if groups else slice(1)
+        weights, terms = np.concatenate(self.weights[own]), _as_bytes(self.terms[own].reshape(-1))
+        n_read = near.kernel.choose(groups, first, n_rows, norms, weights, terms, values[0], values[1], limits)
+        nbytes = min(n_read, n_rows // GROUP * len(groups)) * GROUP_NBYTES
+        decided = near.filled >= 0
+        near.filled[~decided] = 0
+        for level in range(GROUPED, n_levels):
             n_left = int(near.filled.sum())
             if not n_left:
                 break
-            nbytes += min(n_left, stop - first) * ROW_NBYTES
-            records, places = self.sketch.codes.records(level, near.rows, near.filled)
-            near.kernel.refine(records, places, self.weights[level], _as_bytes(self.levels[level]))
-        with self.lock:
-            self.n_seen += stop - first
-            self.n_scored += near.filled
-            self.active &= self.n_scored <= np.maximum(LEAST_UNDECIDED, self.n_seen // UNDECIDED)
-            near.filled[~self.active] = 0
-            best = self.best
-        new = near.rows[:, : int(near.filled.max())].copy()
-        new[np.arange(new.shape[1]) >= near.filled[:, None]] = -1
-        owners = np.arange(len(new))[:, None] * search.vectors.count
-        new[np.isin(new + owners, (best.rows + owners)[best.rows >= 0])] = -1
-        scores = search.rescored(new) if (new >= 0).any() else None
+            nbytes += min(n_left, n_rows) * RECORD_NBYTES
+            records, places = codes.records(level, near.rows, near.filled)
+            if near.kernel.refine(level, records, places, self.weights[level], _as_bytes(self.terms[level])):
+                raise codes.damaged()
+        decided &= near.filled <= max(LEAST_UNDECIDED, n_rows // UNDECIDED)
+        near.filled[~decided] = 0
         with self.lock:
             self.nbytes += nbytes
-            if scores is not None:
-                self.nbytes += np.unique(new[new >= 0]).size * self.sketch.vector_nbytes
-                scores = np.concatenate([self.best.scores, scores], 1)
-                self.best = search.best(scores, np.concatenate([self.best.rows, new], 1))
+            self.active &= decided
+        new = near.rows[:, : int(near.filled.max())].copy()
+        new[np.arange(new.shape[1]) >= near.filled[:, None]] = -1
+        self.score(new)
 
-    def least(self, active: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """The least bound of each query: 0, or infinite for those that are not active."""
-        least = np.full(padded_queries(len(active)), np.inf, np.float32)
-        least[: len(active)][active] = 0
+    def score(self, new: NDArray[np.int64]) -> None:
+        """Score rows [q, c] (-1 for none) in float64; those that are already among the best are left out."""
+        search, best = self.search, self.best
+        owners = np.arange(len(new))[:, None] * search.vectors.count
+        new[np.isin(new + owners, (best.rows + owners)[best.rows >= 0])] = -1
+        if not (new >= 0).any():
+            return
+        scores = search.rescored(new)
+        with self.lock:
+            self.nbytes += np.unique(new[new >= 0]).size * self.sketch.vector_nbytes
+            scores = np.concatenate([self.best.scores, scores], 1)
+            self.best = search.best(scores, np.concatenate([self.best.rows, new], 1))
+
+    def least(self, values: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """The least value of a candidate of each query, by default any; infinite for those that are not active."""
+        least = np.full(padded_queries(len(self.active)), np.inf, np.float32)
+        least[: len(self.active)] = np.where(self.active, -np.inf if values is None else values, np.inf)
         return least
+
+
+def _split(start: int, stop: int, n_parts: int) -> list[tuple[int, int]]:
+    """Cut rows into parts of whole groups, at least one."""
+    size = max(GROUP, -(-(stop - start) // (n_parts * GROUP)) * GROUP)
+    return [(first, min(first + size, stop)) for first in range(start, stop, size)]
+
+
+def _open_groups(bounds: NDArray[np.float32], limits: NDArray[np.float32], scale: Any) -> NDArray[np.bool_]:
+    """The groups of which a row may be near to one of the queries."""
+    return np.asarray((bounds > limits[:, None] * scale).any(0).reshape(-1, GROUP).any(1))
 
 
 def _as_bytes(terms: NDArray[Any]) -> NDArray[np.uint8]:

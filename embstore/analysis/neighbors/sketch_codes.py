@@ -2,28 +2,30 @@
 
 A sketch holds the vectors minus their mean, rotated to principal components, in levels of 64 components. A level has 4
 bits of each, the scale of the row, and two lengths that are never too small: of the error of these codes, and of the
-components of all further levels. By the Cauchy-Schwarz inequality they bound any product with a query.
+components of all further levels. By the Cauchy-Schwarz inequality they bound any product with a query. What is read is
+checked: norms and the first levels when a process first reads them, a record of a further level each time.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError, StoreDamagedError, quoted
+from embstore.errors import InvalidValueError, NonFiniteError, SearchIndexError, StoreDamagedError, quoted
 from embstore.store.storage.base import Storage
-from embstore.store.storage.files import regular_file
+from embstore.store.storage.files import crc32c, regular_file
 
-LEVEL, GROUP = 64, 16  # components of a level; rows that the first level holds together, as the kernels do
-ROW_NBYTES, GROUP_NBYTES = LEVEL // 2 + 6, GROUP * (LEVEL // 2 + 6)
+LEVEL, GROUP, GROUPED = 64, 16, 3  # components of a level; rows that the first levels hold together; how many do
+GROUP_NBYTES, RECORD_NBYTES = GROUP * (LEVEL // 2 + 6), LEVEL // 2 + 8  # of a group, and of a row in a further level
+CHECKED_ROWS = 4096  # rows of a part of the file that has a checksum
 MAX_LEVELS = 16
 STEP = 0.335  # between codes, in standard deviations: the least squared error of 16 codes of a normal distribution
 LEAST_DEVIATION = 1e-3  # of a component, of the largest
@@ -31,6 +33,7 @@ LONGEST = 1e15  # of a vector: its square, and products with it, fit float32
 SLACK = 1e-9  # of the length of a vector: far above the rounding of float64 in its rotation
 SLACK_OF_CODES = 2.0**-16  # likewise of float32 in the codes: above the rounding of 64 products and their sum
 MAX_GAP = 2**15  # bytes between two records that one request reads both of
+Wanted = Callable[[], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -143,129 +146,197 @@ class Encoded:
     norms: NDArray[np.float32]
     levels: list[tuple[NDArray[np.uint8], NDArray[np.uint16]]]
 
-    def groups(self) -> NDArray[np.uint8]:
-        """The first level in groups of rows: [group, GROUP_NBYTES]."""
-        codes, lengths = self.levels[0]
+    def groups(self, level: int) -> NDArray[np.uint8]:
+        """One of the first levels in groups of rows: [group, GROUP_NBYTES]."""
+        codes, lengths = self.levels[level]
         missing = -len(codes) % GROUP
         codes = np.concatenate([codes, np.zeros((missing, LEVEL), np.uint8)])
         lengths = np.concatenate([lengths, np.zeros((missing, 3), np.uint16)])
-        pairs = codes.reshape(-1, GROUP, LEVEL // 2, 2)
-        packed = (pairs[..., 0] | pairs[..., 1] << 4).transpose(0, 2, 1).reshape(len(pairs), -1)
-        others = lengths.reshape(-1, GROUP, 3).transpose(0, 2, 1).reshape(len(pairs), -1)
+        fours = codes.reshape(-1, GROUP, LEVEL // 8, 2, 4)
+        packed = (fours[..., 0, :] | fours[..., 1, :] << 4).transpose(0, 2, 1, 3).reshape(len(fours), -1)
+        others = lengths.reshape(-1, GROUP, 3).transpose(0, 2, 1).reshape(len(fours), -1)
         return np.concatenate([packed, np.ascontiguousarray(others).view(np.uint8)], 1)
 
-    def records(self, level: int) -> NDArray[np.uint8]:
-        """A further level by row: [n, ROW_NBYTES]."""
+    def records(self, level: int, first: int) -> NDArray[np.uint8]:
+        """A further level by row, of rows from `first` on: [n, RECORD_NBYTES]; the last word is a checksum."""
         codes, lengths = self.levels[level]
         packed = codes[:, : LEVEL // 2] | codes[:, LEVEL // 2 :] << 4
-        return np.concatenate([packed, np.ascontiguousarray(lengths).view(np.uint8)], 1)
+        words = np.concatenate([np.ascontiguousarray(packed).view(np.uint16), lengths], 1).astype(np.int64)
+        n_words = words.shape[1]
+        sums = np.arange(first, first + len(words)) + level + words @ np.arange(1, 2 * n_words, 2)
+        last = -sums * pow(2 * n_words + 1, -1, 2**16)
+        return np.concatenate([words, last[:, None]], 1).astype(np.uint16).view(np.uint8)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a sketch are in its file: both norms of all rows, the first level, the others."""
+    """Where the parts of a sketch are in its file: both norms of all rows, the levels, and the checksums.
+
+    A CRC32C is of CHECKED_ROWS rows of a streamed part: the norms (0), those of centered vectors (1), the first levels.
+    """
 
     n_rows: int
     n_levels: int
 
     @property
     def n_padded(self) -> int:
-        return self.n_groups * GROUP
+        return -(-self.n_rows // GROUP) * GROUP
 
     @property
-    def n_groups(self) -> int:
-        return -(-self.n_rows // GROUP)
+    def row_nbytes(self) -> tuple[int, ...]:
+        """The bytes of a row in each streamed part."""
+        return 4, 4, *[GROUP_NBYTES // GROUP] * min(GROUPED, self.n_levels)
 
     @property
-    def groups_at(self) -> int:
-        return 8 * self.n_padded
+    def n_checks(self) -> int:
+        return -(-self.n_rows // CHECKED_ROWS)
+
+    def streamed_at(self, part: int) -> int:
+        return self.n_padded * sum(self.row_nbytes[:part])
 
     def records_at(self, level: int) -> int:
-        return self.groups_at + self.n_groups * GROUP_NBYTES + (level - 1) * self.n_rows * ROW_NBYTES
+        return self.streamed_at(len(self.row_nbytes)) + max(0, level - GROUPED) * self.n_rows * RECORD_NBYTES
+
+    @property
+    def checks_at(self) -> int:
+        return self.records_at(self.n_levels)
 
     @property
     def nbytes(self) -> int:
-        return self.records_at(self.n_levels)
+        return self.checks_at + 4 * len(self.row_nbytes) * self.n_checks
 
 
-class Codes(Protocol):
-    """The file of a sketch: `norms` of rows from `first` to `stop`, both multiples of GROUP, and their first level.
+class Codes:
+    """The file of a sketch, of which a subclass reads bytes."""
 
-    `records`: those of some rows in a further level, and the position of each row among them; of line i of `rows`
-    [q, c], the first filled[i] are set.
-    """
+    def __init__(self, layout: Layout, where: str) -> None:
+        self.layout, self.where = layout, where
+        self._sound = np.zeros((len(layout.row_nbytes), layout.n_checks), bool)  # the parts that were checked
+        self._checks: NDArray[np.uint32] | None = None
 
-    def norms(self, centered: bool, first: int, stop: int) -> NDArray[np.float32]: ...
-    def groups(self, first: int, stop: int) -> NDArray[np.uint8]: ...
-    def records(
-        self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]: ...
+    def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Some bytes of the file."""
+        raise NotImplementedError
 
-
-class MappedCodes:
-    """The file of a sketch on a disk, mapped into memory."""
-
-    def __init__(self, path: Path, layout: Layout) -> None:
-        self._layout = layout
-        self._bytes = np.memmap(regular_file(path), np.uint8, "r", shape=(layout.nbytes,))
+    def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
+        """The bytes of whole groups of rows in a streamed part, checked where they are wanted and were not yet."""
+        at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
+        chunks = np.arange(first // CHECKED_ROWS, -(-stop // CHECKED_ROWS))
+        unchecked = chunks[~self._sound[part, chunks]]
+        if wanted is not None and len(unchecked):
+            rows = first + GROUP * np.flatnonzero(wanted())
+            unchecked = np.intersect1d(unchecked, rows // CHECKED_ROWS)
+        for chunk in unchecked.tolist():
+            end = min((chunk + 1) * CHECKED_ROWS, self.layout.n_padded)
+            self._check(part, chunk, self._range(at + chunk * CHECKED_ROWS * nbytes, at + end * nbytes))
+        return self._range(at + first * nbytes, at + stop * nbytes)
 
     def norms(self, centered: bool, first: int, stop: int) -> NDArray[np.float32]:
-        start = 4 * centered * self._layout.n_padded
-        return np.asarray(self._bytes[start + 4 * first : start + 4 * stop]).view(np.float32)
+        """Of rows from `first`, a multiple of GROUP, to a whole group; of the vectors, or of them minus the mean."""
+        return self._streamed(int(centered), first, -(-stop // GROUP) * GROUP, None).view(np.float32)
 
-    def groups(self, first: int, stop: int) -> NDArray[np.uint8]:
-        start, nbytes = self._layout.groups_at, ROW_NBYTES
-        return np.asarray(self._bytes[start + first * nbytes : start + stop * nbytes]).reshape(-1, GROUP_NBYTES)
+    def groups(self, level: int, first: int, stop: int, wanted: Wanted | None = None) -> NDArray[np.uint8]:
+        """The groups [group, byte] of these rows in one of the first levels.
+
+        Those that are not `wanted` (it returns which are, [group]) may be any. Raises SearchIndexError where the bytes
+        are not those that were written.
+        """
+        return self._streamed(2 + level, first, -(-stop // GROUP) * GROUP, wanted).reshape(-1, GROUP_NBYTES)
+
+    def _check(self, part: int, chunk: int, read: NDArray[np.uint8]) -> None:
+        if self._checks is None:
+            self._checks = self._range(self.layout.checks_at, self.layout.nbytes).view(np.uint32)
+        if crc32c(read) != self._checks.reshape(self._sound.shape)[part, chunk]:
+            raise self.damaged()
+        self._sound[part, chunk] = True
+
+    def damaged(self) -> SearchIndexError:
+        return SearchIndexError(f"the sketch {self.where} is damaged: build it again with embstore index --kind sketch")
 
     def records(
         self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        start = self._layout.records_at(level)
-        part = np.asarray(self._bytes[start : start + self._layout.n_rows * ROW_NBYTES])
-        return part.reshape(-1, ROW_NBYTES), rows
+        """Records of rows in a further level, and the position of each row among them.
+
+        Of line i of `rows` [q, c], the first filled[i] are set.
+        """
+        start = self.layout.records_at(level)
+        return self._range(start, start + self.layout.n_rows * RECORD_NBYTES).reshape(-1, RECORD_NBYTES), rows
 
 
-@dataclass(frozen=True)
-class StoredCodes:
+class MappedCodes(Codes):
+    """The file of a sketch on a disk, mapped into memory."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        super().__init__(layout, str(path))
+        state = path.stat()
+        self._sound = _sound(str(path), state.st_ino, state.st_mtime_ns, self._sound.shape)
+        self._bytes = np.asarray(np.memmap(regular_file(path), np.uint8, "r", shape=(layout.nbytes,)))
+
+    def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._bytes[start:stop]
+
+
+@lru_cache(64)
+def _sound(path: str, inode: int, modified: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which parts of this file the process has checked, however often it is opened."""
+    return np.zeros(shape, bool)
+
+
+class StoredCodes(Codes):
     """The file of a sketch in a bucket, read by ranges; `key`: where it is below the storage."""
 
-    storage: Storage
-    key: str
-    layout: Layout
+    def __init__(self, storage: Storage, key: str, layout: Layout) -> None:
+        super().__init__(layout, key)
+        self._storage, self._key = storage, key
 
-    def norms(self, centered: bool, first: int, stop: int) -> NDArray[np.float32]:
-        start = 4 * centered * self.layout.n_padded
-        return self._range(start + 4 * first, start + 4 * stop).view(np.float32)
-
-    def groups(self, first: int, stop: int) -> NDArray[np.uint8]:
-        start = self.layout.groups_at
-        return self._range(start + first * ROW_NBYTES, start + stop * ROW_NBYTES).reshape(-1, GROUP_NBYTES)
+    def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
+        at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
+        chunks = np.arange(first // CHECKED_ROWS, -(-stop // CHECKED_ROWS))
+        if wanted is not None:
+            chunks = np.unique((first + GROUP * np.flatnonzero(wanted())) // CHECKED_ROWS)
+        start = first // CHECKED_ROWS * CHECKED_ROWS
+        out = np.zeros((-(-stop // CHECKED_ROWS) * CHECKED_ROWS - start) * nbytes, np.uint8)
+        for run in np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1) if len(chunks) else []:
+            begin, end = int(run[0]) * CHECKED_ROWS, min((int(run[-1]) + 1) * CHECKED_ROWS, self.layout.n_padded)
+            read = self._range(at + begin * nbytes, at + end * nbytes)
+            for chunk in run.tolist():
+                own = (chunk - int(run[0])) * CHECKED_ROWS * nbytes
+                self._check(part, chunk, read[own : own + CHECKED_ROWS * nbytes])
+            out[(begin - start) * nbytes : (end - start) * nbytes] = read
+        return out[(first - start) * nbytes : (stop - start) * nbytes]
 
     def records(
         self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         start, known = self.layout.records_at(level), np.arange(rows.shape[1]) < filled[:, None]
         wanted, places = np.unique(rows[known], return_inverse=True)
-        parts = np.split(wanted, np.flatnonzero(np.diff(wanted) * ROW_NBYTES > MAX_GAP) + 1)
-        ends = [(start + int(each[0]) * ROW_NBYTES, start + (int(each[-1]) + 1) * ROW_NBYTES) for each in parts]
-        read = [self._range(*end).reshape(-1, ROW_NBYTES)[own - own[0]] for end, own in zip(ends, parts, strict=True)]
+        parts = np.split(wanted, np.flatnonzero(np.diff(wanted) * RECORD_NBYTES > MAX_GAP) + 1)
+        ends = [(start + int(each[0]) * RECORD_NBYTES, start + (int(each[-1]) + 1) * RECORD_NBYTES) for each in parts]
+        read = [
+            self._range(*end).reshape(-1, RECORD_NBYTES)[own - own[0]] for end, own in zip(ends, parts, strict=True)
+        ]
         out = np.zeros(rows.shape, np.int64)
         out[known] = places
         return np.concatenate(read), out
 
     def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.frombuffer(self.storage.get_range(self.key, start, stop), np.uint8)
+        return np.frombuffer(self._storage.get_range(self._key, start, stop), np.uint8)
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """An open sketch of a layer; `longest`: the length of its longest vector; `vector_nbytes`: of one as stored."""
+    """An open sketch of a layer; `longest`: the length of its longest vector; `vector_nbytes`: of one as stored.
+
+    `spare`: memory that searches use again.
+    """
 
     rotation: Rotation
     codes: Codes
     layout: Layout
     longest: float
     vector_nbytes: int
+    spare: list[NDArray[np.float32]] = field(default_factory=list)
 
     @cached_property
     def mean_length(self) -> float:
@@ -291,12 +362,25 @@ def write_codes(
                     f"{what}, row {start + int(str(error))} holds a value that is not finite or too large for float32: "
                     "run embstore verify"
                 ) from None
-            parts = [(4 * (number * layout.n_padded + start), norms) for number, norms in enumerate(encoded.norms)]
-            parts.append((layout.groups_at + start * ROW_NBYTES, encoded.groups()))
-            for level in range(1, layout.n_levels):
-                parts.append((layout.records_at(level) + start * ROW_NBYTES, encoded.records(level)))
+            streamed: list[NDArray[Any]] = [*encoded.norms]
+            streamed += [encoded.groups(level) for level in range(min(GROUPED, layout.n_levels))]
+            parts = [
+                (layout.streamed_at(part) + start * nbytes, values)
+                for part, (nbytes, values) in enumerate(zip(layout.row_nbytes, streamed, strict=True))
+            ]
+            for level in range(GROUPED, layout.n_levels):
+                parts.append((layout.records_at(level) + start * RECORD_NBYTES, encoded.records(level, start)))
             for at, values in parts:
                 file.seek(at)
                 file.write(values.tobytes())
             longest = max(longest, float(encoded.norms[0].max()))
+    written = np.memmap(path, np.uint8, "r+", shape=(layout.nbytes,))
+    checks = [
+        crc32c(written[at + first * nbytes : at + min(first + CHECKED_ROWS, layout.n_padded) * nbytes])
+        for part, nbytes in enumerate(layout.row_nbytes)
+        for at in (layout.streamed_at(part),)
+        for first in range(0, n_rows, CHECKED_ROWS)
+    ]
+    written[layout.checks_at :] = np.array(checks, np.uint32).view(np.uint8)
+    written.flush()
     return longest
