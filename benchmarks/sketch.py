@@ -1,14 +1,17 @@
 """Exact neighbours through a sketch, next to the scan, faiss flat and usearch exact, in one run: time and bytes read.
 
-OMP_NUM_THREADS=1 python benchmarks/sketch.py STORE --rows 200000 2000000 --out benchmarks/results/sketch.json
+OMP_NUM_THREADS=1 python benchmarks/sketch.py STORE --rows 200000 2000000 --wide 1000000 --out sketch.json
 
-Rows beyond those of the store are its rows again, each moved by half the difference of two others; "random" are normal
-numbers. All vectors are float16; one thread, processor time, one query at a time.
+Rows beyond those of the store are its rows again, each moved by half the difference of two others; wide ones are two
+layers side by side; "random" are normal numbers. All vectors are float16; one thread, processor time, one query at a
+time. "Cold": wall time after the files were dropped from memory; "bucket": of neighbors by the server of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import mmap
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -70,6 +73,48 @@ def brute(vectors: NDArray[np.float16], query: NDArray[np.float64]) -> NDArray[n
     return np.lexsort((np.arange(len(scores)), -scores))[:K]
 
 
+def cold(vectors: Any, made: Sketch, folder: Path, calls: dict[str, Callable[[int], object]]) -> dict[str, float]:
+    """The median wall time of a query each, the files dropped from memory before it."""
+    maps = [vectors._mmap, made.codes._bytes.base._mmap]  # type: ignore[attr-defined]
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(3):
+        for name, call in calls.items():
+            for held, path in zip(maps, ("vectors", "sketch.bin"), strict=True):
+                held.madvise(mmap.MADV_DONTNEED)
+                with Path(folder, path).open("rb") as file:
+                    os.fsync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            began = time.perf_counter()
+            call(number)
+            taken[name].append(time.perf_counter() - began)
+    return {name: float(np.median(seconds)) for name, seconds in taken.items()}
+
+
+def from_bucket(store: es.Store, layer: int, n_rows: int, folder: Path) -> dict[str, Any]:
+    """Wall time and bytes of neighbors in a bucket on loopback, with a sketch and without."""
+    from objects import _serve
+
+    part = store.select(rows=np.arange(min(n_rows, store.n_rows)), layers=layer)
+    copy = es.export(part, folder / "layer.zarr", progress=False)
+    bucket, stop = _serve()
+    plain = bucket.upload(copy.path, "plain.zarr")
+    es.build_index(copy, layer=layer, kind="sketch", progress=False)
+    urls = {"scan": plain, "sketch": bucket.upload(copy.path, "sketched.zarr")}
+    found: dict[str, Any] = {}
+    for name, url in urls.items():
+        opened = es.open(url)
+        opened.gather([0], layer)
+        with bucket.proxy.recording() as requests:
+            began = time.perf_counter()
+            table = es.neighbors(opened, occurrence=4711, layer=layer, k=K)
+            seconds = time.perf_counter() - began
+        found[name] = {"seconds": seconds, "requests": len(requests), "search": table["search"][0]}
+        found[name]["rows"] = table["occurrence"].to_list()
+    stop()
+    assert found["scan"].pop("rows") == found["sketch"].pop("rows"), "not the rows of the scan"
+    return found
+
+
 def compare(
     name: str, vectors: NDArray[np.float16], folder: Path, arguments: argparse.Namespace
 ) -> tuple[Row, list[Target], dict[str, Any]]:
@@ -93,6 +138,7 @@ def compare(
         return own.decide(*own.candidates())
 
     found = [by_sketch(number) for number in range(len(queries))]
+    from_disk = cold(vectors, made_sketch, folder, {"sketch": by_sketch, "scan": by_scan})
     for number, hits in enumerate(found):
         scan = by_scan(number)
         assert (hits.rows == scan.rows).all(), "not the rows of the scan"
@@ -120,6 +166,11 @@ def compare(
         for query in range(len(queries)):
             call(query)
 
+    by_query = []
+    for number in range(len(queries)):
+        began = time.process_time()
+        by_sketch(number)
+        by_query.append(time.process_time() - began)
     times = interleaved({key: partial(each, call) for key, call in cases.items()}, repeats=arguments.repeats)
     seconds = {key: float(np.median(held.processor)) / len(queries) for key, held in times.items()}
     row = Row(
@@ -134,7 +185,15 @@ def compare(
         Target(f"{len(vectors):,} rows: bytes read, of the layer", float(np.mean(shares)), 0.1, False),
         Target(f"{len(vectors):,} rows: times faster than the scan", seconds["scan"] / seconds["sketch"], 8, True),
     ]  # fmt: skip
-    figures = {"build_s": build_s, "bytes_share": shares, "queries_scanned": n_scanned, "queries": len(queries)}
+    figures = {
+        "build_s": build_s,
+        "bytes_share": shares,
+        "queries_scanned": n_scanned,
+        "queries": len(queries),
+        "cold_s": from_disk,
+        "by_query_s": by_query,
+    }
+    print({key: f"{1e3 * value:.0f} ms cold" for key, value in from_disk.items()})
     print(f"built in {build_s:.0f} s; bytes read {np.mean(shares):.4f} of the layer, at most {max(shares):.4f}; "
           f"{n_scanned} of {len(queries)} queries by the scan")  # fmt: skip
     return row, targets, figures
@@ -145,6 +204,7 @@ def main() -> None:
     parser.add_argument("store", help="a finished store")
     parser.add_argument("--layer", type=int, help="the layer searched; the last if not given")
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000])
+    parser.add_argument("--wide", type=int, help="also this number of rows of two layers side by side")
     parser.add_argument("--queries", type=int, default=20)
     parser.add_argument("--checked", type=int, default=2, help="queries that are compared with brute force in float64")
     parser.add_argument("--repeats", type=int, default=5)
@@ -154,15 +214,23 @@ def main() -> None:
     store = es.open(arguments.store)
     layer = store.layers[-1] if arguments.layer is None else arguments.layer
     real = store.gather(np.arange(store.n_rows), layer)
-    kinds = [(n_rows, "hidden states") for n_rows in arguments.rows] + [(min(arguments.rows), "random")]
+    kinds = [(n_rows, "hidden states", real) for n_rows in arguments.rows]
+    if arguments.wide:
+        other = store.gather(np.arange(store.n_rows), store.layers[len(store.layers) // 2])
+        kinds.append((arguments.wide, "two layers", np.concatenate([other, real], 1)))
+    kinds.append((min(arguments.rows), "random", None))
     rows, targets, figures = [], [], {}
-    for n_rows, name in kinds:
+    for n_rows, name, source in kinds:
         with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-            vectors = made(real if name != "random" else None, n_rows, store.hidden_size, Path(folder, "vectors"))
+            size = store.hidden_size if source is None else source.shape[1]
+            vectors = made(source, n_rows, size, Path(folder, "vectors"))
             row, more, figures[f"{n_rows} {name}"] = compare(name, vectors, Path(folder), arguments)
             rows += show_rows([row])
             targets += more
             del vectors
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
+        figures["bucket"] = from_bucket(store, layer, min(arguments.rows), Path(folder))
+        print(figures["bucket"])
     print(targets_table(targets))
     result = {"benchmark": "sketch", "machine": machine(), "rows": rows, "sketches": figures}
     write_json(arguments.out, {**result, "targets": [target.as_json() for target in targets]})

@@ -34,12 +34,10 @@ PART_ROWS, PART_SCORES = 2**20, 2**22  # of a part, for each thread
 LEAST_ROWS = 2**14
 MOST_SPARE = 2**21  # numbers of a buffer that is kept for the next search
 MOST_QUERIES = 32  # at a time
-OPEN, UNDECIDED = (
-    2,
-    16,
-)  # a query of which more than one row in so many of a part is left by the first levels, or by all,
-LEAST_UNDECIDED = 2048  # reads the layer instead, but not before this number
-ROOM = GROUP * 64 + 1  # for the rows of the groups that the kernel looks at together
+# A query of which the first levels leave more than 1 / OPEN of a part, or all levels 1 / UNDECIDED, reads the layer
+# instead, but not up to LEAST_UNDECIDED rows.
+OPEN, UNDECIDED, LEAST_UNDECIDED = 2, 16, 2048
+SPARE_ROWS = GROUP * 64 + 1  # place for the rows of the groups that the kernel looks at together
 MOST_WEIGHT = 127, 32767  # of a query, in the first levels and in the others
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
@@ -208,7 +206,7 @@ class _SketchSearch:
         search, codes, n_levels, n_rows = self.search, self.sketch.codes, self.sketch.layout.n_levels, stop - first
         with self.lock:
             limits, least = self.limits(), self.least()
-        capacity = min(n_rows, max(LEAST_UNDECIDED, n_rows // OPEN)) + ROOM
+        capacity = min(n_rows, max(LEAST_UNDECIDED, n_rows // OPEN)) + SPARE_ROWS
         near, norms = Found(search, self.packed, least, capacity), self.norms(first, stop)
         scale = norms if search.space.metric == "cosine" else np.float32(1)
         wanted = partial(_open_groups, values[1][self.active], limits[self.active], scale)
