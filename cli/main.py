@@ -108,6 +108,7 @@ COMMANDS = (
     Entry(
         "train-vectors", "vectors.train_vectors", MODELS, "train-vectors corpus.pse skipgram.txt --size 300 --window 5"
     ),
+    Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     Entry("finetune", "models.finetune", MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos"),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),

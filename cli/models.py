@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ TUNING = {
     "test": Path,
 }
 TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
+GENERATING = {"temperature": float, "top_p": float, "seed": int, "batch_size": int, "compute_dtype": str}
 Folder = Annotated[Path | None, opt.option("FOLDER", "Where temporary stores are written.")]
 Place = Annotated[str | None, opt.option("PLACE", "Where stores would be: a folder, or s3://BUCKET/PREFIX.")]
 Corpus = Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")]
@@ -103,6 +104,31 @@ def _print_epochs(made: FineTuned) -> None:
     test = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
     best = next(row["dev"] for row in record["epochs"] if row["epoch"] == record["best_epoch"])
     print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")
+
+
+def generate(
+    prompts: Annotated[
+        Path, opt.argument("PROMPTS", "A prompt a line, or JSON lines with text, prompt or messages (a chat).")
+    ],
+    out: Annotated[Path, opt.argument("OUT", "The corpus to write: NAME.jsonl.")],
+    model: opt.Model,
+    max_new_tokens: Annotated[int, opt.option("N", "Generate at most N subwords for each prompt.")] = 64,
+    device: opt.Device = "auto",
+    settings: Annotated[list[str] | None, opt.set_option(GENERATING)] = None,
+    as_json: opt.AsJson = False,
+) -> None:
+    """Continue prompts, and write that as a corpus.
+
+    It has exactly the subwords that were generated: `embstore extract OUT STORE --model MODEL` gives the states while
+    generating. The label column part is prompt or generated. Without --set temperature=T the likeliest subword is
+    taken; with it, subwords are drawn.
+    """
+    chosen = opt.read_settings(settings, GENERATING)
+    made = es.models.generate(prompts, out, model=model, max_new_tokens=max_new_tokens, device=device, **chosen)
+    if as_json:
+        print_json({**asdict(made), "path": str(made.path)})
+    else:
+        print(f"{made.path} holds {made.subwords:,} generated subwords after {made.prompt_subwords:,} of prompts")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 ATTACHED = "\x1f"  # begins a marked word, which follows the word before it without a space
+NUMBERED = re.compile("\u241f([0-9]{1,9})\\.([0-9a-f]{8})")  # a word that is a subword without a spelling of its own
 
 
 def marked_words(words: Sequence[str], attached: Sequence[int]) -> Sequence[str]:
@@ -15,6 +17,11 @@ def marked_words(words: Sequence[str], attached: Sequence[int]) -> Sequence[str]
     for position in attached:
         marked[position] = ATTACHED + marked[position]
     return marked
+
+
+def numbered(subword: int, tokenizer_sha256: str) -> str:
+    """Return the word for a subword of a tokenizer, made of its number and the tokenizer's hash."""
+    return f"\u241f{subword}.{tokenizer_sha256[:8]}"
 
 
 def join_marked(words: Sequence[str]) -> str:

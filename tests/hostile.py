@@ -57,6 +57,7 @@ BASES = {
     "static": "store.zarr new.txt",
     "evaluate": "vectors.txt --benchmarks benchmarks",
     "train-vectors": "corpus.txt new.txt --size 4 --epochs 1 --set min_count=1",
+    "generate": "corpus.txt made.jsonl -m gone",
     "finetune": "pos tagged -m model --out tuned --epochs 1",
     "attention": "corpus.txt -m model",
     "heads": "tuned tagged --set resamples=5 --set seeds=0",

@@ -12,6 +12,8 @@ from .finetuning.data import find_splits as find_splits
 from .finetuning.finetune import FineTuned as FineTuned
 from .finetuning.finetune import finetune as finetune
 from .finetuning.settings import FineTuneSettings as FineTuneSettings
+from .generating import Generated as Generated
+from .generating import generate as generate
 from .loading import bag_encoder as bag_encoder
 from .loading import encoder_from_shorthand as encoder_from_shorthand
 from .loading import load_encoder as load_encoder

@@ -275,7 +275,7 @@ def test_completion_of_commands_and_options(tmp_path: Path) -> None:
         env = environment(_EMBSTORE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(position))
         return set(run_process(cwd=tmp_path, env=env).out.split())
 
-    assert complete("embstore ge", 1) == {"geometry"}
+    assert complete("embstore geo", 1) == {"geometry"}
     assert complete("embstore probe ", 2) >= {"classes", "edges", "structure", "mdl", "trace", "apply"}
     assert "--context-window" in complete("embstore extract --con", 2)
     named = environment(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")  # the shell of the tests may be unknown

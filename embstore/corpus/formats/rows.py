@@ -17,6 +17,7 @@ from embstore.corpus.formats.chat import is_chat, read_chat
 from embstore.corpus.formats.located import Located, located, sentence_of
 from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
 from embstore.errors import COLUMNS, CorpusError, InvalidValueError, SkippedRowsWarning, quoted
+from embstore.spacing import ATTACHED
 
 Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
@@ -108,13 +109,14 @@ def _labelled(words: list[str], columns: Row) -> Sentence:
             raise InvalidValueError(f"{name}: {len(values)} labels for {len(words)} words; {_LEAVE_OUT}")
         if nested := [value for value in values if isinstance(value, list | tuple | Mapping)]:
             raise InvalidValueError(f"{name}: {quoted(nested[0])} is no label of a word; {_LEAVE_OUT}")
-    if empty := [at for at, word in enumerate(words) if not word.strip()]:
+    if empty := [at for at, word in enumerate(words) if not word.removeprefix(ATTACHED).strip(" ")]:
         raise InvalidValueError(f"word {empty[0]} is empty")
     spelled = {
         field_name(name): [None if _is_missing(value) else str(value) for value in values]
         for name, values in columns.items()
     }
-    return sentence_of_forms(words, spelled)
+    attached = [at for at, word in enumerate(words) if at and word.startswith(ATTACHED)]
+    return sentence_of_forms([word.removeprefix(ATTACHED) for word in words], spelled, attached)
 
 
 _LEAVE_OUT = 'name the columns to read, without it, such as columns="author,year"'

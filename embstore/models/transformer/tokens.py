@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, compress, count, islice
+from itertools import chain, compress, count, islice, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -18,10 +19,11 @@ from embstore.corpus.sentence import PAIR
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
 from embstore.models.encoder import Tokenized, indptr, ragged_indices
-from embstore.spacing import ATTACHED
+from embstore.spacing import ATTACHED, NUMBERED, numbered
 
 MAX_CACHED_WORDS = 1 << 20
 CHECKED_SENTENCES = 64
+SPACED = ("Ġ", "▁")  # how vocabularies spell the space before a word
 
 Mode = Literal["words", "first", "sentences"]
 _Split = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of all words, and how many each word has
@@ -126,10 +128,13 @@ class SubwordTokenizer:
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Split the words of sentences, each distinct word once; a marked word has no space before it."""
         if not self._checked and sentences:
-            self._choose_mode(_unmarked(sentences[:CHECKED_SENTENCES]))
+            some = _unmarked(sentences[:CHECKED_SENTENCES])
+            self._choose_mode([[word for word in sentence if not NUMBERED.fullmatch(word)] for sentence in some])
             self._checked = True
         sentence_indptr = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
         if self.mode == "sentences":
+            if any(map(NUMBERED.fullmatch, chain.from_iterable(_unmarked(sentences)))):
+                raise ModelError("the tokenizer splits words by their sentence: it cannot be given subwords as words")
             ids, lengths = self._split_sentences(_unmarked(sentences))
         else:
             ids, lengths = self._compose(sentences, sentence_indptr)
@@ -175,8 +180,64 @@ class SubwordTokenizer:
         """Return the spelling of a subword in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(int(index)))
 
+    def words_of(self, ids: Sequence[int], *, cut: int) -> tuple[list[str], list[int]]:
+        """Return marked words whose subwords are `ids`, and the first subword of each; none has both sides of `cut`.
+
+        They are the words of the text as far as these have the same subwords: a word that has others is broken into
+        its subwords, and a subword without a spelling of its own is its number (`embstore.spacing.numbered`). Raises
+        ModelError for a tokenizer whose words depend on their sentence.
+        """
+        if self._backend is None:
+            raise ModelError("the tokenizer has no fast form, which subwords as words need")
+        given = np.array(ids, np.int32)
+        texts = [self._backend.decode([index], skip_special_tokens=False) for index in ids]
+        spaced = [self.subword_text(index).startswith(SPACED) for index in ids]
+        starts = [
+            at
+            for at in range(len(ids))
+            if at in (0, cut) or spaced[at] or not _belong_together(texts[at - 1], texts[at])
+        ]
+        pieces = list(pairwise([*starts, len(ids)]))
+        numbers: set[int] = set()
+        while True:
+            words = [
+                numbered(ids[start], self.sha256())
+                if start in numbers or (word := self._spelled(ids[start:stop])) is None
+                else ATTACHED + word
+                if start and not spaced[start]
+                else word
+                for start, stop in pieces
+            ]
+            found = self.tokenize([words])
+            runs = list(pairwise(found.word_indptr.tolist()))
+            wrong = [
+                piece
+                for piece, run in zip(pieces, runs, strict=True)
+                if not np.array_equal(found.ids[slice(*run)], given[slice(*piece)])
+            ]
+            if not wrong:
+                return words, [start for start, _ in pieces]
+            numbers.update(start for start, stop in wrong if stop == start + 1)
+            broken = {start for start, _ in wrong}
+            pieces = [
+                part
+                for start, stop in pieces
+                for part in (pairwise(range(start, stop + 1)) if start in broken else [(start, stop)])
+            ]
+
+    def _spelled(self, ids: Sequence[int]) -> str | None:
+        """Return the spelling of subwords without a space before it; None if it cannot be a word."""
+        assert self._backend is not None
+        word = str(self._backend.decode(list(ids), skip_special_tokens=False)).removeprefix(" ")
+        no_word = not word or " " in word or ATTACHED in word or word == PAIR or NUMBERED.fullmatch(word)
+        return None if no_word else word
+
     def sha256(self) -> str:
         """Return a hash of everything that decides how text becomes ids."""
+        return self._sha256
+
+    @cached_property
+    def _sha256(self) -> str:
         if self._backend is not None:
             description = json.loads(self._backend.to_str())
         else:
@@ -252,7 +313,19 @@ class SubwordTokenizer:
         bare = [[word.removeprefix(ATTACHED)] for word in compress(words, marked)]
         attached = iter(self._unspaced.encode_batch(bare, is_pretokenized=True, add_special_tokens=False))
         plain = iter(split_plain([word for word, mark in zip(words, marked, strict=True) if not mark]))
-        return self._flat([next(attached).ids if mark else next(plain) for mark in marked])
+        found = [next(attached).ids if mark else next(plain) for mark in marked]
+        for at, word in enumerate(words):
+            if (given := NUMBERED.fullmatch(word.removeprefix(ATTACHED))) is not None:
+                found[at] = [self._given(given)]
+        return self._flat(found)
+
+    def _given(self, word: re.Match[str]) -> int:
+        """Return the subword whose number a word is; raises ModelError for one of another tokenizer."""
+        if not self.sha256().startswith(word[2]):
+            raise ModelError(
+                f"the word {word[0]!r} is a subword of another tokenizer: take the model that generated the text"
+            )
+        return int(word[1])
 
     def _split_inner(self, words: list[str]) -> _Split:
         """Split words, each as the second word of a sentence."""
@@ -321,6 +394,12 @@ class SubwordTokenizer:
         stop = start + len(body)
         body_type = types[start] if body else 0
         return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
+
+
+def _belong_together(before: str, after: str) -> bool:
+    """Return whether two subwords are parts of one word: both have letters where they meet, or parts of a character."""
+    halves = "\ufffd"
+    return halves in before + after or (before[-1:].isalnum() and after[:1].isalnum())
 
 
 def _unmarked(sentences: Sequence[Sequence[str]]) -> list[list[str]]:

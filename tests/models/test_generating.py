@@ -1,0 +1,186 @@
+"""Texts that a decoder generates: the corpus gives back its subwords, and one pass the states while generating."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import embstore as es
+from embstore.errors import InvalidValueError, ModelError, StorageError
+from embstore.models import generate, generating, load_encoder
+from embstore.spacing import marked_words
+from tests.extraction.plans import plan_of
+from tests.models import tiny
+from tests.models.oracle import relative_error
+from tests.models.test_vllm import decoder
+
+PROMPTS = ["The cat sat on the", "Rivers flow to  the sea\n\n;", "the bank", "日本"]
+CHAT = (
+    "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def model(request, tmp_path_factory) -> Path:
+    return decoder(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def plainly(model: Path, prompt: str, new: int) -> tuple[list[int], Any]:
+    """Return the subwords of a prompt and of its greedy continuation, and the states that generating computes."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    ids = tokenizer.backend_tokenizer.encode(prompt).ids
+    network = transformers.AutoModelForCausalLM.from_pretrained(model).eval()
+    out = network.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids)),
+        max_new_tokens=new,
+        do_sample=False,
+        output_hidden_states=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    states = [torch.cat(layers, 1)[0] for layers in zip(*out.hidden_states, strict=True)]
+    return out.sequences[0].tolist(), torch.stack(states).numpy()
+
+
+def test_states_are_those_while_generating(model, tmp_path):
+    made = generate(PROMPTS, tmp_path / "made.jsonl", model=model, max_new_tokens=24, batch_size=3, device="cpu")
+    corpus = es.open_corpus(made.path)
+    encoder = load_encoder(model, device="cpu")
+    options = {"unit": "subword", "dtype": "float32"}
+    store = es.extract(plan_of(corpus, model=encoder, **options), tmp_path / "made.zarr")
+    vectors = store.select().vectors()
+    generated = store.select(where="part == 'generated'")
+    assert len(generated) == made.subwords
+    rows = 0
+    assert made.texts == len(PROMPTS)
+    for number, prompt in enumerate(PROMPTS):
+        ids, states = plainly(model, prompt, 24)
+        own = encoder.tokenize([[*corpus_words(made.path)[number]]]).ids.tolist()
+        assert own == ids[encoder.n_before :]
+        mine = vectors[:, rows : rows + len(own)]
+        rows += len(own)
+        assert relative_error(mine[:, :-1], states[:, encoder.n_before :]) < 2e-5
+    assert rows == store.n_rows == made.prompt_subwords + made.subwords
+
+
+def corpus_words(path: Path) -> list[list[str]]:
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
+def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatch):
+    found: list[list[int]] = []
+    continued = generating._continued
+
+    def watched(network, prompts, *given):
+        new = continued(network, prompts, *given)
+        found.extend([*prompt, *more] for prompt, more in zip(prompts, new, strict=True))
+        return new
+
+    monkeypatch.setattr(generating, "_continued", watched)
+    options = {"model": model, "max_new_tokens": 40, "temperature": 3.0, "device": "cpu"}
+    texts, encoder = [], load_encoder(model, device="cpu")
+    for seed in (0, 0, 1):
+        found.clear()
+        path = generate(PROMPTS * 2, tmp_path / f"{len(texts)}.jsonl", seed=seed, **options).path
+        texts.append(path.read_bytes())
+        own = encoder.tokenize(list(map(marked, es.open_corpus(path))))
+        bounds = pairwise(own.sentence_bounds)
+        assert [own.ids[start:stop].tolist() for start, stop in bounds] == [each[encoder.n_before :] for each in found]
+    assert texts[0] == texts[1] != texts[2]
+    assert generate(PROMPTS[:1], tmp_path / "narrow.jsonl", top_p=1e-6, **options).path.read_bytes() == (
+        generate(PROMPTS[:1], tmp_path / "greedy.jsonl", **options | {"temperature": 0}).path.read_bytes()
+    )
+
+
+def marked(sentence) -> list[str]:
+    return list(marked_words(sentence.words, sentence.attached))
+
+
+def test_a_text_ends_with_what_ends_it(tmp_path):
+    folder = decoder("gpt2", tmp_path / "model")
+    ids, _ = plainly(folder, PROMPTS[0], 6)
+    new = ids[-6:]
+    config = transformers.GenerationConfig(eos_token_id=[new[3]], repetition_penalty=9.0, do_sample=True)
+    config.save_pretrained(folder)
+    made = generate(PROMPTS[:1], tmp_path / "made.jsonl", model=folder, max_new_tokens=6, device="cpu")
+    assert made.subwords == new.index(new[3]) + 1
+    (words,) = corpus_words(made.path)
+    assert load_encoder(folder, device="cpu").tokenize([words]).ids.tolist() == ids[: len(ids) - 6 + made.subwords]
+
+
+def test_prompts_of_a_file_with_fields_and_chats(model, tmp_path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = CHAT
+    chat = [{"role": "user", "content": "the bank"}]
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"prompt": "the cat", "year": 1900, "list": [1]}, {"messages": chat}]
+    path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    with pytest.raises(InvalidValueError, match=r"^prompt 1 is a chat that '.*' refuses: .*chat_template"):
+        generate(path, tmp_path / "made.jsonl", model=model, max_new_tokens=3, device="cpu")
+    own = tmp_path / "own"
+    shutil.copytree(model, own)
+    tokenizer.save_pretrained(own)
+    made = generate(path, tmp_path / "made.jsonl", model=own, max_new_tokens=3, device="cpu")
+    first, second = es.open_corpus(made.path)
+    assert dict(first.document.fields) == {"year": 1900}
+    assert first.labels["part"][-1] == "generated"
+    encoder = load_encoder(own, device="cpu")
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    given = backend.encode("<s>user\nthe bank</s>\n<s>assistant\n", add_special_tokens=False).ids
+    mine = encoder.tokenize([marked(second)]).ids.tolist()
+    assert mine[:-3] == given[encoder.n_before :]  # Llama's tokenizer puts the first <s> there itself
+    part = list(second.labels["part"])
+    assert part == sorted(part, reverse=True)
+    assert set(part) == {"prompt", "generated"}
+
+
+def test_a_word_of_another_tokenizer_is_refused(model, tmp_path):
+    made = generate(["日本"], tmp_path / "made.jsonl", model=model, max_new_tokens=3, device="cpu")
+    other = load_encoder(tiny.save("bert", tmp_path / "bert"), device="cpu")
+    with pytest.raises(ModelError, match=r"^the word '␟.*' is a subword of another tokenizer: take the model that gen"):
+        plan_of(es.open_corpus(made.path), model=other)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "error", "message"),
+    [
+        ([], {}, InvalidValueError, "there are no prompts"),
+        (["a", ""], {}, InvalidValueError, "prompt 1 is '': give a text or a chat, not empty"),
+        ([{"body": "a"}], {}, InvalidValueError, "prompt 0 has no text, prompt or messages: {'body': 'a'}"),
+        (
+            ["cat " * 200],
+            {"max_new_tokens": 200},
+            InvalidValueError,
+            r"prompt 0 has \d+ subwords, with 200 new ones \d+",
+        ),
+        (["a"], {"temperature": -1}, InvalidValueError, "temperature -1 is not allowed: give 0 to 100"),
+        (["a"], {"top_p": 0}, InvalidValueError, "top_p 0 is not allowed"),
+        (["a"], {"max_new_tokens": 0}, InvalidValueError, "max_new_tokens 0 is not allowed: give 1 to"),
+        (["a"], {"out": "made.txt"}, InvalidValueError, r"made.txt has another suffix than \.jsonl"),
+        (["a"], {"out": "there.jsonl"}, StorageError, "exists already: give a new file"),
+        (["a"], {"model": "bert"}, ModelError, "has no language modeling head|does not generate text"),
+    ],
+)
+def test_what_cannot_be_generated_is_a_line(prompts, options, error, message, tmp_path):
+    (tmp_path / "there.jsonl").touch()
+    folder = tiny.save(options.get("model", "gpt2"), tmp_path / "model")
+    if options.get("model") is None:
+        decoder("gpt2", folder)
+    out = tmp_path / options.get("out", "made.jsonl")
+    with pytest.raises(error, match=message) as caught:
+        generate(prompts, device="cpu", **{"max_new_tokens": 2} | options | {"model": folder, "out": out})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "made.jsonl").exists()
