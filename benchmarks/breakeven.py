@@ -1,30 +1,48 @@
 """How well a sample predicts what storing, reading and computing a corpus again take, and what a virtual store keeps.
 
-python benchmarks/breakeven.py --corpus en_ewt-ud-dev.conllu --model MODEL --decoder DECODER \\
+python benchmarks/breakeven.py --corpus en_ewt-ud-train.conllu --model MODEL \\
     --out benchmarks/results/breakeven.json
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import torch
 from measure import Target, machine, table, targets_table, write_json
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 import embstore as es
+from embstore.store.layout import SITES
 
 WITHIN = 1.2  # the larger of two figures over the smaller
 KEPT = 0.002  # of the bytes of the vectors
 BERT_BASE_NBYTES = 13 * 768 * 2
+SHARE = 4  # a sample has every fourth sentence of the run
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is stored of the first `sentences` of the corpus: enough that the disk is measured and not its noise."""
+
+    model: str
+    sentences: int
+    options: es.ExtractionOptions
 
 
 def apart(one: float, other: float) -> float:
     return max(one, other) / min(one, other)
 
 
-def kept_nbytes(corpus: str, model: str, folder: Path) -> float:
+def kept_nbytes(corpus: Iterable[Any], model: str, folder: Path) -> float:
     """The bytes a row of a virtual store of a corpus, without its zarr.json files."""
     made = es.plan(corpus, model=model, options=es.ExtractionOptions(layers=[0]), calibrate=False, progress=False)
     store = es.extract(made, folder / "virtual.zarr", virtual=True, progress=False)
@@ -32,34 +50,54 @@ def kept_nbytes(corpus: str, model: str, folder: Path) -> float:
     return sum(file.stat().st_size for file in files) / store.n_rows
 
 
+def narrow_model(like: str, folder: Path) -> Path:
+    """A model of random weights that costs little for each byte that it makes, with the tokenizer of another."""
+    torch.manual_seed(0)
+    tokenizer = AutoTokenizer.from_pretrained(like)
+    sizes = {"hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 256, "num_hidden_layers": 4}
+    BertModel(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("corpus", "model", "decoder"):
+    for name in ("corpus", "model"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--sample", type=int, default=500)
-    parser.add_argument("--sentences", type=int, default=2000)
+    parser.add_argument("--share", type=float, default=1.0, help="of the sentences of each case")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", help="on the disk that is measured")
     parser.add_argument("--out")
     given = parser.parse_args()
+    narrow = str(narrow_model(given.model, Path(given.folder or tempfile.gettempdir()) / "narrow-bert"))
     cases = {
-        "all layers": (given.model, "all"),
-        "one layer": (given.model, "last"),
-        "a small decoder": (given.decoder, "all"),
+        "all layers": Case(given.model, 1200, es.ExtractionOptions()),
+        "one layer, float32": Case(given.model, 1200, es.ExtractionOptions(layers="last", dtype="float32")),
+        "two sites, a narrow model": Case(narrow, 3600, es.ExtractionOptions(sites=SITES[:2], dtype="float32")),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for _ in range(given.rounds):
-        for name, (model, layers) in cases.items():
-            options = es.ExtractionOptions(layers=layers)
-            planned = es.plan(given.corpus, model=model, options=options, progress=False).estimate.break_even
+        for name, case in cases.items():
+            count = max(8, int(case.sentences * given.share))
+            some = list(islice(es.open_corpus(given.corpus), count))
+            held = {"model": case.model, "options": case.options}
+            place = Path(given.folder or tempfile.gettempdir()) / "x.zarr"
+            planned = es.plan(some, **held, store=place, progress=False).estimate.break_even
             assert planned is not None
-            sample, real = (
-                es.extraction.bench_breakeven(given.corpus, model=model, options=options, sentences=sentences)
-                for sentences in (given.sample, given.sentences)
-            )
+            measured = []
+            for every in (SHARE, 1):
+                os.sync()  # what others have written is not flushed in this measurement
+                measured.append(
+                    es.extraction.bench_breakeven(some[::every], **held, sentences=count, folder=given.folder)
+                )
+            sample, real = measured
             rates = {key: each.n_rows / each.compute_seconds for key, each in
                      {"planned": planned, "sample": sample, "real": real}.items()}  # fmt: skip
-            passes = {f"{key} passes": each.passes or 0.0 for key, each in (("sample", sample), ("real", real))}
-            found[name].append({**rates, **passes})
+            own = {"sample": sample, "real": real}
+            passes = {f"{key} passes": each.passes or 0.0 for key, each in own.items()}
+            disk = {f"{key} {what} MB/s": each.nbytes / seconds / 1e6 for key, each in own.items()
+                    for what, seconds in (("write", each.write_seconds), ("read", each.read_seconds))}  # fmt: skip
+            found[name].append({**rates, **passes, **disk})
     medians = {name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
                for name, rounds in found.items()}  # fmt: skip
     print(table(["case", *medians["all layers"]], [[name, *each.values()] for name, each in medians.items()]))
@@ -71,13 +109,14 @@ def main() -> None:
         ratio = apart(each["sample passes"], each["real passes"])
         targets.append(Target(f"{name}: passes until storing is faster, sample against run", ratio, WITHIN, False))
     with tempfile.TemporaryDirectory() as folder:
-        kept = kept_nbytes(given.corpus, given.model, Path(folder))
+        kept = kept_nbytes(islice(es.open_corpus(given.corpus), 4000), given.model, Path(folder))
     info = es.load_encoder(given.model).info
     own = (info.num_hidden_layers + 1) * info.hidden_size * 2
     for name, nbytes in ((info.name, own), ("a model of BERT-base's shape", BERT_BASE_NBYTES)):
         targets.append(Target(f"share of the bytes that a virtual store of {name} keeps", kept / nbytes, KEPT, False))
     print(targets_table(targets))
-    settings = {"sample": given.sample, "sentences": given.sentences, "rounds": given.rounds}
+    sentences = {name: int(case.sentences * given.share) for name, case in cases.items()}
+    settings = {"sentences": sentences, "sampled": f"one of {SHARE}", "rounds": given.rounds}
     held = {"machine": machine(), "settings": settings, "medians": medians, "kept_nbytes_a_row": kept}
     write_json(given.out, {"benchmark": "breakeven", **held, "targets": [target.as_json() for target in targets]})
 

@@ -59,6 +59,7 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sample_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("embstore.extraction.breakeven.WRITTEN_NBYTES", 2**20)
     (tmp_path / "place").mkdir()
     found = es.extraction.bench_breakeven(
         tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), sentences=16, folder=tmp_path / "place"
