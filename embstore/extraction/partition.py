@@ -217,10 +217,9 @@ class Part:
         self._check(rows, targets)
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
-        targets, limits = targets[own], np.full(len(tokenized.sentence_indptr) - 1, options.limit)
-        if encoder.causal and not options.cuts_windows:
-            limits = _needed(tokenized, targets, limits)
-        cut = truncated(tokenized, limits)
+        targets = targets[own]
+        is_cut = encoder.causal and not options.cuts_windows
+        cut = truncated(tokenized, np.minimum(options.limit, _needed(tokenized, targets) if is_cut else options.limit))
         first_row = self.first_row + rows.start + own.start
         sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
         if not options.cuts_windows:
@@ -331,15 +330,14 @@ def passage_nbytes(batch_subwords: int) -> int:
     return PASSAGE_NBYTES * max(1, batch_subwords // PASSAGE_BATCH)
 
 
-def _needed(tokenized: Tokenized, targets: Targets, limits: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many subwords of each sentence a causal model needs: those up to its last target, at most its limit.
+def _needed(tokenized: Tokenized, targets: Targets) -> NDArray[np.int64]:
+    """Return how many subwords of each sentence a causal model needs: those up to its last target.
 
-    Where a special subword after the sentence is a target, all that it is given.
+    More than there are where a special subword after the sentence is a target.
     """
-    ends = np.ones(len(limits), np.int64)
+    ends = np.ones(len(tokenized.sentence_indptr) - 1, np.int64)
     np.maximum.at(ends, targets.sentence, targets.stop)
-    given = np.minimum(np.diff(tokenized.sentence_bounds), limits)
-    return np.where(ends > given, limits, ends)
+    return ends
 
 
 def truncated(tokenized: Tokenized, limit: int | NDArray[np.int64]) -> Tokenized:

@@ -21,7 +21,8 @@ BLOCK_ROWS = 2**18
 STEP = 2**12  # rows that are looked at for the end of a run of labels, then twice as many
 POSITION, FROM_END = "_position", "_from_end"
 PLACES = ("length", "from_end", *(scope + end for scope in ("document", "context") for end in (POSITION, FROM_END)))
-_FUNCTIONS = {"Abs", "Boolean", "Coalesce", "FillNull", "MaxHorizontal", "MinHorizontal", "Sql", "StringExpr"}
+_FUNCTIONS = {"Abs", "Coalesce", "FillNull", "MaxHorizontal", "MinHorizontal", "Sql", "StringExpr"}
+_BOOLEAN = ("Not", "IsNull", "IsNotNull")
 _Numbers = NDArray[np.int64]
 
 
@@ -147,7 +148,8 @@ class _Columns:
         bounds = np.append(np.flatnonzero(begins), last - first)
         own = np.arange(rows.start - first, rows.stop - first)
         run = np.cumsum(begins)[own] - 1
-        return bounds[run + 1] - own - 1 if from_end else own - bounds[run]
+        places: _Numbers = bounds[run + 1] - own - 1 if from_end else own - bounds[run]
+        return places
 
     def _changes(self, label: str, first: int, last: int) -> NDArray[np.bool_]:
         """Return which of the rows `[first, last)` differ from the row before in label or document."""
@@ -166,7 +168,8 @@ def _is_elementwise(node: Any) -> bool:
     if kind == "Function":
         function = value["function"]
         name = next(iter(function)) if isinstance(function, dict) else function
-        return name in _FUNCTIONS and all(map(_is_elementwise, value["input"]))
+        is_known = name in _FUNCTIONS or (name == "Boolean" and function[name] in _BOOLEAN)
+        return is_known and all(map(_is_elementwise, value["input"]))
     parts = {"BinaryExpr": ("left", "right"), "Cast": ("expr",), "Ternary": ("predicate", "truthy", "falsy")}
     return kind in parts and all(_is_elementwise(value[part]) for part in parts[kind])
 

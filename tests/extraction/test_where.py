@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 from numpy.typing import NDArray
 
@@ -260,6 +262,20 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         planned("upos = 'VERB'")
     with pytest.raises(InvalidValueError, match="is not text"):
         es.Keep(where=3)  # type: ignore[arg-type]
+
+
+def test_functions_of_other_rows_are_known() -> None:
+    """Those that SQL has only in windows, and any that it may have one day."""
+    a = pl.col("a")
+    for each in (
+        a.shift(1) == 1,
+        a.cum_sum() > 1,
+        a == a.reverse(),
+        a.is_duplicated(),
+        a.rank() == 1,
+        a.is_first_distinct(),
+    ):
+        assert not where_module._is_elementwise(json.loads(each.meta.serialize(format="json"))), each
 
 
 @pytest.mark.slow
