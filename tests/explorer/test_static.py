@@ -79,7 +79,8 @@ QUERIES: list[tuple[str, dict[str, Any]]] = [
     ("occurrences", {"rows": "7,300-302"}),
     ("occurrences", {"word": "bank", "where": "upos = 'NOUN' AND position >= 2", "limit": 20, "offset": 4}),
     ("occurrences", {"word": "bank", "where": "\"upos\" <> 'X'", "sort": "left"}),
-    ("occurrences", {"rows": "0-90", "where": "position < 2"}),
+    ("occurrences", {"rows": "0-90", "where": "position <= 2"}),
+    ("occurrences", {"word": "bank", "where": "upos <> 'it''s'"}),
     ("sentence", {"sentence": 3}),
     ("sentence", {"row": 77}),
     ("sentence", {}),
@@ -233,6 +234,9 @@ def test_a_words_labels_are_one_range(page: Any, served: tuple[WebHost, es.Store
     names = [[*each, None] for each in (found["colors"], expected.data["colors"])]
     codes = (found["color"], expected.arrays["color"].tolist())
     assert [names[0][code] for code in codes[0]] == [names[1][code] for code in codes[1]]
+    counts = np.bincount([code for code in found["color"] if code >= 0])
+    assert len(counts) > 1
+    assert (np.diff(counts) <= 0).all(), "the most frequent label has the first colour"
 
 
 @pytest.mark.slow

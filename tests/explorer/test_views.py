@@ -98,6 +98,21 @@ def test_a_word_is_searched_filtered_sorted_and_shared(view: Opened, stores: lis
     shows(page, chosen)
 
 
+def test_a_third_click_ends_the_sorting_and_full_pages_end_with_the_last_row(view: Opened, stores: list[Path]) -> None:
+    sentences = es.open(stores[0]).select(words="bank").table(columns=["sentence"])["sentence"]
+    page = view(view="word", word="bank", offset="50")
+    right = page.get_by_role("button", name="Right")
+    for order in ("ascending", "descending"):
+        right.click()
+        page.locator(f"th[aria-sort={order}]").wait_for()
+        assert "offset" not in values(page)
+    right.click()
+    page.locator("th[aria-sort]").wait_for(state="detached")
+    page = view(view="word", word="bank", where=f"sentence < {sentences[50]}")
+    page.get_by_text("1–50 of 50").wait_for()
+    expect(page.get_by_role("button", name="Next page")).to_be_disabled()
+
+
 def test_escape_closes_the_completion_and_then_restores_the_word(view: Opened) -> None:
     page = view(view="word", word="bank")
     box = page.get_by_role("combobox", name="Word")
