@@ -4,7 +4,7 @@ OMP_NUM_THREADS=1 python benchmarks/sketch.py STORE --rows 200000 2000000 --wide
 
 Rows beyond those of the store are its rows again, each moved by half the difference of two others; wide ones are two
 layers side by side; "random" are normal numbers. All vectors are float16; one thread, processor time, one query at a
-time. "Cold": wall time after the files were dropped from memory; "bucket": of neighbors by the server of the tests.
+time. "Cold": wall time after the files were dropped from memory.
 """
 
 from __future__ import annotations
@@ -88,31 +88,6 @@ def cold(vectors: Any, made: Sketch, folder: Path, calls: dict[str, Callable[[in
             call(number)
             taken[name].append(time.perf_counter() - began)
     return {name: float(np.median(seconds)) for name, seconds in taken.items()}
-
-
-def from_bucket(store: es.Store, layer: int, n_rows: int, folder: Path) -> dict[str, Any]:
-    """Wall time and bytes of neighbors in a bucket on loopback, with a sketch and without."""
-    from objects import _serve
-
-    part = store.select(rows=np.arange(min(n_rows, store.n_rows)), layers=layer)
-    copy = es.export(part, folder / "layer.zarr", progress=False)
-    bucket, stop = _serve()
-    plain = bucket.upload(copy.path, "plain.zarr")
-    es.build_index(copy, layer=layer, kind="sketch", progress=False)
-    urls = {"scan": plain, "sketch": bucket.upload(copy.path, "sketched.zarr")}
-    found: dict[str, Any] = {}
-    for name, url in urls.items():
-        opened = es.open(url)
-        opened.gather([0], layer)
-        with bucket.proxy.recording() as requests:
-            began = time.perf_counter()
-            table = es.neighbors(opened, occurrence=4711, layer=layer, k=K)
-            seconds = time.perf_counter() - began
-        found[name] = {"seconds": seconds, "requests": len(requests), "search": table["search"][0]}
-        found[name]["rows"] = table["occurrence"].to_list()
-    stop()
-    assert found["scan"].pop("rows") == found["sketch"].pop("rows"), "not the rows of the scan"
-    return found
 
 
 def compare(
@@ -228,9 +203,6 @@ def main() -> None:
             rows += show_rows([row])
             targets += more
             del vectors
-    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        figures["bucket"] = from_bucket(store, layer, min(arguments.rows), Path(folder))
-        print(figures["bucket"])
     print(targets_table(targets))
     result = {"benchmark": "sketch", "machine": machine(), "rows": rows, "sketches": figures}
     write_json(arguments.out, {**result, "targets": [target.as_json() for target in targets]})
