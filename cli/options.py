@@ -42,7 +42,7 @@ Model = Annotated[
     str,
     option(
         "MODEL",
-        "Model folder or hub name; or a file of word vectors, random:DIM, subwords:MODEL, bag: before these.",
+        "Model folder, hub name, vllm:NAME; a file of word vectors, random:DIM, subwords:MODEL, bag: before these.",
         "--model",
         "-m",
     ),
