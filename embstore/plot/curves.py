@@ -32,7 +32,7 @@ _ADJUSTED = ("adjusted", "adjusted_low", "adjusted_high")
 GEOMETRY_PANELS = (
     ("anisotropy", "Anisotropy: two random words", "mean cosine", ("value", "low", "high")),
     ("selfsim", "Self-similarity: a word in different sentences", "mean cosine, minus anisotropy", _ADJUSTED),
-    ("intrasim", "Intra-sentence similarity", "mean cosine with the sentence, minus anisotropy", _ADJUSTED),
+    ("intrasim", "Intra-sentence similarity", "mean cosine, minus anisotropy", _ADJUSTED),
     ("mev", "Maximum explainable variance", "share of one static vector, minus baseline", _ADJUSTED),
 )
 CODE_LENGTHS = {

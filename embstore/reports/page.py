@@ -44,7 +44,9 @@ pre { background: var(--box); padding: .7rem .9rem; overflow-x: auto; font-size:
 .problem { background: var(--box); padding: .6rem .9rem; border-radius: .3rem; }
 summary { cursor: pointer; }
 @media print { body { max-width: none; font-size: 10pt; } section { break-inside: auto; }
-  figure, .sentences, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } pre { white-space: pre-wrap; } }
+  figure, .sentences, tr { break-inside: avoid; } h2, h3 { break-after: avoid; } pre { white-space: pre-wrap; }
+  .scroll { overflow: visible; } table { font-size: .72rem; } th.number { white-space: normal; }
+  details { display: none; } }
 """
 
 
