@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 class FakeLLM:
     """`vllm.LLM` with ExampleHiddenStatesConnector. `made`: all of them; the other class attributes plan faults.
 
-    `lag`: how many seconds a file is written after its request was answered. `locks`: whether a file has a lock until
-    then, as since vLLM 0.22. `spoil`: called with the number of the request and its path once it is written.
+    `lag`: how many seconds after its request was answered a file is written; None: before. `locks`: whether it has a
+    lock until then, as since vLLM 0.22. `spoil`: called with the number of the request and its path once it is written.
     """
 
     made: ClassVar[list[FakeLLM]] = []
-    lag, locks = 0.0, True
+    lag: float | None = None
+    locks = True
     answers: Any = staticmethod(lambda outputs: outputs)
     tokens: Any = staticmethod(lambda ids: ids)
     spoil: Any = None
@@ -63,8 +64,10 @@ class FakeLLM:
             if lock is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             jobs.append((number, path, ids, self.states(ids), lock))
-        writer = threading.Timer(self.lag, self._write, [jobs[::-1]])  # the last request is written first
-        writer.start()
+        if self.lag is None:
+            self._write(jobs)
+        else:
+            threading.Timer(self.lag, self._write, [jobs[::-1]]).start()  # the last request is written first
         outputs = [SimpleNamespace(kv_transfer_params={"hidden_states_path": str(job[1])}) for job in jobs]
         return list(self.answers(outputs))
 

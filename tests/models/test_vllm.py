@@ -100,7 +100,7 @@ def test_vllm_is_started_for_what_is_asked(vllm, llama):
 )
 @pytest.mark.parametrize("locks", [True, False])
 def test_a_wrong_file_is_a_line(fault, message, locks, vllm, llama, monkeypatch):
-    monkeypatch.setattr(engine, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(engine, "WAIT_SECONDS", 0.0)
     vllm.locks = locks
 
     def spoil(number, path):
