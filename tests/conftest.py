@@ -36,9 +36,21 @@ settings.load_profile("tests")
 LONGEST = ("test_ewt.py", "test_kills.py", "test_power.py", "test_full_disk.py")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first, so that no worker begins one when the other is nearly done."""
+    """Put the files that take longest first, so that no worker begins one when the other is nearly done.
+
+    Of the cases of a test marked `quick(n)`, n that are spread over their list are quick, and the others are slow.
+    """
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
+    for item in items:
+        if (mark := item.get_closest_marker("quick")) and not item.get_closest_marker("slow"):
+            cases.setdefault((item.nodeid.partition("[")[0], mark.args[0]), []).append(item)
+    for (_, many), tests in cases.items():
+        quick = np.linspace(0, len(tests) - 1, many).astype(int)
+        for number in set(range(len(tests))).difference(quick):
+            tests[number].add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

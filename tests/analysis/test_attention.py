@@ -173,6 +173,7 @@ def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> Non
 
 @pytest.mark.parametrize("arrangement", ["padded", "packed"])
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.quick(2)
 def test_mentions_that_corefer(name: str, arrangement: str, models: dict[str, Path], tmp_path: Path) -> None:
     text = "the cat sat because the old cat was cold and it was the bank"
     spans = {"cat": [0, 2], "old cat": [4, 7], "it": [10, 11], "bank": [12, 14]}

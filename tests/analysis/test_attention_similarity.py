@@ -52,6 +52,7 @@ def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int)
 
 
 @pytest.mark.parametrize(("max_length", "batch"), [(20, None), (320, 60)])
+@pytest.mark.quick(2)
 def test_values_equal_a_slow_cosine(pair: tuple[Path, Path], max_length: int, batch: int | None) -> None:
     calls: list[tuple[int, int]] = []
     table = attention_similarity(

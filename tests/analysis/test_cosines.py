@@ -87,6 +87,7 @@ def cosines_of(store: Store, *, every: int = 1) -> Cosines:
 
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "block_rows": 1}, {"block_rows": 37}])
 @pytest.mark.parametrize(("precision", "atol"), [("float32", 1e-6), ("float64", 1e-12)])
+@pytest.mark.quick(3)
 def test_cosines_are_those_of_explicit_pairs(
     store: Store, options: dict[str, int], precision: str, atol: float
 ) -> None:

@@ -66,6 +66,7 @@ def stored(vectors: np.ndarray, dtype: str) -> np.ndarray:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("kind", list(clouds(0)))
 @pytest.mark.parametrize("count", [1, 20])
+@pytest.mark.quick(3)
 def test_the_nearest_are_those_of_float64(kind: str, metric: str, dtype: str, count: int) -> None:
     vectors = stored(clouds(1)[kind], dtype)
     rng = np.random.default_rng(2)
@@ -79,6 +80,7 @@ def test_the_nearest_are_those_of_float64(kind: str, metric: str, dtype: str, co
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("components", [0, 2])
 @pytest.mark.parametrize("kind", ["plain", "a common mean", "repeated", "zeros", "all equal"])
+@pytest.mark.quick(3)
 def test_mean_and_components_are_taken_away(kind: str, components: int, metric: str, tmp_path: Path) -> None:
     vectors = clouds(3)[kind].astype(np.float32)
     made = write_words(tmp_path / "store.zarr", [("word", vectors)]).store
@@ -94,6 +96,7 @@ def test_mean_and_components_are_taken_away(kind: str, components: int, metric: 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "int8"])
+@pytest.mark.quick(2)
 def test_filters_hold_in_stores(suffix: str, dtype: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     words = [(f"word{number}", rng.normal(size=(number % 9 + 1, D))) for number in range(150)]

@@ -93,6 +93,7 @@ def baseline_of(table: pl.DataFrame, metric: str, layer: int) -> float:
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.quick(3)
 def test_every_metric_is_that_of_its_definition(written: Written, precision: str, centered: bool) -> None:
     store, close = written.store, CLOSE[precision]
     spectral = 3e-6 if precision == "float32" else close  # ratios of sums of squares: up to 1.1e-6 with some BLAS
@@ -130,6 +131,7 @@ def test_every_metric_is_that_of_its_definition(written: Written, precision: str
 @pytest.mark.parametrize(
     "options", [{"block_rows": 1}, {"block_rows": 37}, {"threads": 1}, {"threads": 3}, {"memory": 1}]
 )
+@pytest.mark.quick(3)
 def test_nothing_depends_on_blocks_threads_or_memory(
     written: Written, whole: pl.DataFrame, options: dict[str, int]
 ) -> None:

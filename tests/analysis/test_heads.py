@@ -110,6 +110,7 @@ def test_disabled_heads_are_those_of_a_plain_pass(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.quick(1)
 def test_vectors_without_heads_are_those_of_a_plain_pass(name: str, tmp_path: Path) -> None:
     folder = made(name, tmp_path / "model")
     kind = transformers.T5EncoderModel if name == "t5" else transformers.AutoModel

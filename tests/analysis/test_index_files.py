@@ -55,6 +55,7 @@ def fresh(path: Path) -> Store:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("suffix", "metric"), [(".zarr", "cosine"), (".h5", "l2")])
+@pytest.mark.quick(2)
 def test_an_interrupted_build_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, kind: str, metric: str) -> None:
     store = fresh(tmp_path / f"s{suffix}")
 
@@ -124,6 +125,7 @@ def flip_anywhere(file: Path, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("file", ["index.faiss", "space.npz", "progress.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "of another build", "pipe"])
+@pytest.mark.quick(3)
 def test_a_damaged_checkpoint_is_never_used(tmp_path: Path, file: str, damage: str) -> None:
     store = fresh(tmp_path / "s.zarr")
     rng = np.random.default_rng(5)
@@ -185,6 +187,7 @@ def test_a_build_killed_before_a_checkpoint_has_its_name_resumes_at_the_one_befo
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".zarr", "ivf"), (".h5", "hnsw")])
+@pytest.mark.quick(1)
 def test_a_build_killed_at_any_step_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, kind: str) -> None:
     store = fresh(tmp_path / f"s{suffix}")
     options = {"kind": kind, "metric": "ip", "threads": 1, "checkpoint_seconds": 0}
@@ -415,6 +418,7 @@ def test_a_large_index_is_checked_before_faiss_reads_it(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(3)
 def test_a_damaged_index_is_refused_and_rebuilt(tmp_path: Path, suffix: str, damage: str) -> None:
     store = fresh(tmp_path / f"s{suffix}")
     index = build_index(store, layer=LAYER, kind="ivf", centered=True, threads=1)

@@ -59,6 +59,7 @@ def test_every_defect_has_its_fixture() -> None:
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "IVF4,SQ8"])
+@pytest.mark.quick(2)
 def test_metadata_of_new_indexes_is_valid(
     validator: jsonschema.Draft202012Validator, tmp_path: Path, kind: str
 ) -> None:

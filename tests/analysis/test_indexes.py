@@ -47,6 +47,7 @@ SLOW_IVF, SLOW_HNSW = (pytest.param(kind, marks=pytest.mark.slow) for kind in ("
 @pytest.mark.parametrize("kind", ["flat", "ivf", SLOW_IVF, "Flat"])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(("center", "components"), [(False, 0), (True, 0), (True, 3)])
+@pytest.mark.quick(3)
 def test_what_looks_at_every_row_equals_brute_force(
     made: Written, metric: str, kind: str, center: bool, components: int
 ) -> None:
@@ -73,6 +74,7 @@ def test_every_dtype_is_searched_as_it_reads(dtype: str, metric: str, tmp_path: 
 
 @pytest.mark.parametrize("kind", ["SQfp16", pytest.param("IVF3,SQfp16", marks=pytest.mark.slow), "Flat"])
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.quick(2)
 def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, metric: str, kind: str) -> None:
     rng = np.random.default_rng(0)
     near = rng.normal(size=(1, 12)) + 1e-4 * rng.normal(size=(500, 12))
@@ -86,6 +88,7 @@ def test_vectors_that_are_equal_in_float16_are_distinguished(tmp_path: Path, met
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "rabitq", "hnsw", SLOW_TO_TRAIN, SLOW_HNSW])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("rescore", [True, False])
+@pytest.mark.quick(3)
 def test_filters_hold_and_k_answers_come_where_there_are_k(
     made: Written, metric: str, kind: str, rescore: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ SPLITS = [
 @pytest.mark.parametrize(("split", "test", "train"), SPLITS)
 @pytest.mark.parametrize("k", [1, 2, 5])
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.quick(3)
 def test_labels_are_those_of_all_pairs(
     split: str, test: set[str] | None, train: set[str] | None, k: int, metric: str, store: Store
 ) -> None:

@@ -83,6 +83,7 @@ def searched(
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", list(clouds(0)))
+@pytest.mark.quick(3)
 def test_the_nearest_are_those_of_float64(kind: str, dtype: str, tmp_path: Path) -> None:
     with np.errstate(over="ignore"):
         vectors = clouds(1)[kind].astype(dtype)
@@ -142,6 +143,7 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
 
 
 @pytest.mark.parametrize("level", range(3))
+@pytest.mark.quick(1)
 def test_a_bound_that_is_too_tight_loses_neighbours(level: int, tmp_path: Path) -> None:
     vectors = np.random.default_rng(7).normal(size=(400, D)).astype(np.float32)
     made = sketched(vectors, tmp_path / "sketch")
@@ -249,6 +251,7 @@ def word_store(path: Path, dtype: str = "float16") -> es.Store:
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.quick(2)
 def test_neighbors_are_the_same_with_a_sketch(
     suffix: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +317,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("part", ["norms", "centered norms", "level 0", "level 2", "level 3", "level 4", "checks"])
+@pytest.mark.quick(2)
 def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> None:
     vectors = np.random.default_rng(11).normal(size=(500, 300)).astype(np.float32)
     made, path = sketched(vectors, tmp_path / "sketch"), tmp_path / "sketch"

@@ -63,6 +63,7 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.quick(3)
 def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precision: str) -> None:
     for layer in (1, 4):
         found = maximum_explainable_variance(written.store, layer=layer, centered=centered, precision=precision)
@@ -72,6 +73,7 @@ def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precisio
 
 
 @pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.quick(3)
 def test_mev_does_not_depend_on_memory_or_batches(
     written: Written, centered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ def test_values_of_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.quick(1)
 def test_large_words_against_an_svd(tmp_path: Path, centered: bool) -> None:
     rng = np.random.default_rng(5)
     size = 220
@@ -146,6 +149,7 @@ KINDS = ("gap", "no gap", "near", "cluster", "flat", "rank one", "zero", "decay"
 
 
 @pytest.mark.parametrize("size", [2, 60, 97, 150, 300])
+@pytest.mark.quick(2)
 def test_largest_eigenvalues_of_every_spectrum(size: int) -> None:
     rng = np.random.default_rng(size)
     spectrums = np.array([spectrum(kind, max(size, 31), rng)[:size] for kind in KINDS])

@@ -128,6 +128,7 @@ def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
 
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.quick(2)
 def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Made, workers: int, shuffle: Any) -> None:
     dataset = es.TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork")

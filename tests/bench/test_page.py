@@ -26,6 +26,7 @@ def test_the_page_is_made_of_the_result_files(page: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.name)
+@pytest.mark.quick(3)
 def test_result_files_are_valid(path: Path) -> None:
     validate(json.loads(path.read_text()))
 

@@ -109,6 +109,7 @@ def test_series_as_json_and_as_a_file(years: Work) -> None:
         (("--set", "min_count=999"), "no word has 999 occurrences"),
     ],
 )
+@pytest.mark.quick(3)
 def test_what_is_of_two_sides_is_refused_for_more_periods(years: Work, words: tuple[str, ...], message: str) -> None:
     few = settings(permutations=0, resamples=0)
     years.refuses(" ".join(("change", "years.zarr", "--by", "year", *few, *words)), message)

@@ -32,6 +32,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.mark.parametrize("suffix", KINDS)
+@pytest.mark.quick(1)
 def test_the_first_sentence_is_drawn(suffix: str, work: Work, drawn: list[Any]) -> None:
     before = set(work.contents())
     plain = work.run("lookup", "store.zarr", "bank")

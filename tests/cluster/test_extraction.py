@@ -46,6 +46,7 @@ def n_missing(path: Path) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "options", [{"dtype": "float16"}, {"dtype": "int8"}, {"unit": "subword"}, {"context_window": 1}]
 )
+@pytest.mark.quick(2)
 def test_threads_write_the_same_bytes(
     tmp_path: Path, suffix: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
 
 
 @pytest.mark.parametrize(("query", "count"), NARROWED)
+@pytest.mark.quick(3)
 def test_narrowed_tables_change_nothing(
     dated: es.Store, query: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +181,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
 
 @pytest.mark.parametrize("query", [*NEAREST, *OTHERS])
+@pytest.mark.quick(3)
 def test_push_down_changes_nothing(made: Made, query: str) -> None:
     expected = es.sql(made.store, query, pushdown=False)
     found = es.sql(made.store, query)

@@ -71,6 +71,7 @@ def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype:
         (98304.0, "bfloat16", "float16", "98,304 is beyond float16's 65,504"),
     ],
 )
+@pytest.mark.quick(3)
 def test_layer_sentence_and_dtype_are_named(
     spoil: Callable[[float, str], TransformerEncoder],
     tmp_path: Path,

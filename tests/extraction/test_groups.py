@@ -382,6 +382,7 @@ def test_buffers_are_bounded_however_slow_the_disk(
 
 
 @pytest.mark.parametrize("stage", ["encode", "copy", "write"])
+@pytest.mark.quick(1)
 def test_a_stage_that_fails_once_leaves_what_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: dict[str, dict[str, bytes]], stage: str
 ) -> None:
@@ -430,6 +431,7 @@ def test_a_value_that_cannot_be_stored_is_found_before_any_partition_of_its_pass
 
 
 @pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.quick(1)
 def test_the_rows_of_a_group_are_in_their_places_in_all_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: bool
 ) -> None:

@@ -90,6 +90,7 @@ def extracted(path: Path, sentences: Sequence[Sentence] = SENTENCES, **options: 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize("pooling", ["mean", "first", "last", "max"])
 @pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.quick(3)
 def test_store_holds_every_word(tmp_path: Path, suffix: str, unit: str, pooling: str) -> None:
     _, store = extracted(tmp_path / f"s{suffix}", unit=unit, pooling=pooling)
     expected = expected_rows(SENTENCES, FakeEncoder(), limit=24, unit=unit, pooling=pooling, layers=[0, 1, 2])
@@ -170,6 +171,7 @@ def small_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize("unit", ["word", "subword"])
+@pytest.mark.quick(2)
 def test_partitions_meet_inside_sentences(
     tmp_path: Path, suffix: str, unit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

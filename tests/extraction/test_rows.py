@@ -58,6 +58,7 @@ def surveyed(unit: str) -> tuple[Survey, FakeEncoder]:
 @pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("unit", ["word", "subword", "sentence"])
 @pytest.mark.parametrize("keep", KEEPS, ids=["all", "words", "labelled", "frequent", "none"])
+@pytest.mark.quick(3)
 def test_any_block_gives_the_same_index(keep: Keep, unit: str, context: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found, encoder = surveyed(unit)
     whole, dropped = index_of(found, keep, unit, context, encoder)

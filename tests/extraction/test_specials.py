@@ -62,6 +62,7 @@ def close(found: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("unit", ["subword", pytest.param("word", marks=SLOW)])
+@pytest.mark.quick(1)
 def test_special_tokens_have_rows(folders: Path, name: str, unit: str, tmp_path: Path) -> None:
     store = extracted(folders / name, tmp_path / "x.zarr", specials=True, unit=unit)
     before, after = ADDED[name]
@@ -122,6 +123,7 @@ def test_special_tokens_of_a_sentence_in_blocks_are_the_first_and_the_last(folde
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", *(pytest.param(one, marks=SLOW) for one in ("first", "last"))])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick(2)
 def test_a_row_for_each_sentence(folders: Path, name: str, pooling: str, tmp_path: Path) -> None:
     if name == "llama" and pooling == "cls":
         return

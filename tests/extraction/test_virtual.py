@@ -226,6 +226,7 @@ def zeros(vectors: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [last_bits, one_row, one_layer, scaled, zeros])
+@pytest.mark.quick(2)
 def test_what_is_computed_again_is_compared(place: Path, model: Path, change: Any) -> None:
     full, virtual = virtual_store(place, model)
     before = tree_bytes(full.path)
@@ -295,6 +296,7 @@ def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [2**27, 1000])
+@pytest.mark.quick(1)
 def test_columns_are_compressed_and_the_same(
     place: Path, model: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def described(store: es.Selection | es.Store) -> list[Any]:
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
 @pytest.mark.parametrize("unit", ["word", "sentence"])
+@pytest.mark.quick(2)
 def test_the_rows_are_those_that_select_finds(unit: str, context: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": FakeEncoder(), "unit": unit, "context": context, "dtype": "float32"}
     whole = es.extract(plan_of(corpus(), **options), tmp_path / "whole.zarr", progress=False)
@@ -138,6 +139,7 @@ def plain(index: Index, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 10**6])
+@pytest.mark.quick(1)
 def test_places_are_those_counted_one_by_one(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where_module, "STEP", 2)
     index = plan_of(corpus(), model=FakeEncoder(), context="document").index
@@ -182,6 +184,7 @@ def test_special_tokens_go_with_their_sentences_unless_they_are_named(tmp_path: 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("context", ["sentence", "document"])
+@pytest.mark.quick(2)
 def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: str, tmp_path: Path) -> None:
     model = es.models.load_encoder(tiny.save(name, tmp_path / name))
     texts = [words for words in tiny.random_sentences(60, seed=1) if len(words) > 4]

@@ -120,6 +120,7 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize(
     ("kind", "suffix"), [("bert", ".zarr"), ("gpt2", ".h5"), pytest.param("roberta", ".h5", marks=pytest.mark.slow)]
 )
+@pytest.mark.quick(1)
 def test_a_context_window_is_a_pass_over_the_truncated_words(
     tmp_path: Path, scene: Callable[[str], Scene], kind: str, suffix: str
 ) -> None:
@@ -168,6 +169,7 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
         ],
     ],
 )
+@pytest.mark.quick(2)
 def test_an_attention_window_is_a_pass_with_the_mask_written_by_hand(
     tmp_path: Path, scene: Callable[[str], Scene], kind: str, batching: str
 ) -> None:
@@ -207,6 +209,7 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
 @pytest.mark.parametrize("words", [2**20, 40])
+@pytest.mark.quick(2)
 def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
     tmp_path: Path, unit: str, words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +275,7 @@ def test_int8_windows_are_those_of_each_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["xlnet", "deberta_v2"])
+@pytest.mark.quick(1)
 def test_a_model_that_does_not_respect_a_mask_of_pairs_is_refused(scene: Callable[[str], Scene], name: str) -> None:
     encoder = scene(name).encoder
     with pytest.raises(
@@ -385,6 +389,7 @@ class _Killed(Exception):
         pytest.param(".zarr", "int8", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.quick(1)
 def test_a_killed_sweep_resumes_to_the_same_bytes(
     tmp_path: Path, scene: Callable[[str], Scene], suffix: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,12 +46,14 @@ def case(request, tmp_path_factory):
     return Case(request.param, save(request.param, tmp_path_factory.mktemp(request.param)))
 
 
+@pytest.mark.quick(3)
 def test_batching_is_the_fastest_exact_one(case):
     assert case.encoder.batching == MASKED.get(case.name, "varlen")
     assert case.error < 2e-5
     assert case.encoder.network.packed_nbytes > 0
 
 
+@pytest.mark.quick(3)
 def test_all_layers_of_words_equal_a_plain_script(case):
     spans, names = word_spans(case.tokenized)
     assert case.layers == (0, 1, 2, 3)
@@ -75,6 +77,7 @@ def test_the_final_norm_of_the_last_layer_is_recorded(case):
     assert case.encoder.info.final_norm == (case.name in FINAL_NORM)
 
 
+@pytest.mark.quick(3)
 def test_pooling_of_runs_of_words(case):
     spans, names = word_spans(case.tokenized, width=2)
     some = np.arange(0, len(names), 9)
@@ -84,6 +87,7 @@ def test_pooling_of_runs_of_words(case):
         assert relative_error(case.encode(spans, pooling=pooling), expected) < 2e-5
 
 
+@pytest.mark.quick(3)
 def test_chosen_layers_are_the_same_as_all(case):
     spans, _ = word_spans(case.tokenized)
     full = case.encode(spans)
@@ -105,6 +109,7 @@ def test_no_layer_beyond_the_deepest_is_computed(case):
     assert len(reached) == passes
 
 
+@pytest.mark.quick(3)
 def test_the_last_block_computes_only_what_is_pooled(case):
     spans, names = word_spans(case.tokenized)
     some = np.arange(0, len(names), 15)
@@ -121,6 +126,7 @@ def test_the_last_block_computes_only_what_is_pooled(case):
         rows.clear()
 
 
+@pytest.mark.quick(3)
 def test_batch_size_and_order_change_only_the_last_bits(case):
     spans, names = word_spans(case.tokenized)
     full = case.encode(spans)
@@ -145,6 +151,7 @@ def test_only_sentences_with_spans_are_run(case):
     assert list(case.encoder.encode(case.tokenized, none, layers=(0,), pooling="mean", batch_subwords=512)) == []
 
 
+@pytest.mark.quick(3)
 def test_sentences_beyond_the_limit_are_cut(case):
     long = case.encoder.tokenize([["cat", "bank"] * 400, ["river"]])
     limit = case.encoder.info.max_subwords

@@ -37,6 +37,7 @@ def tree_bytes(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("suffix", "unit"), [(".zarr", "word"), (".h5", "subword")])
+@pytest.mark.quick(1)
 def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)

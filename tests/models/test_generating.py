@@ -53,6 +53,7 @@ def plainly(model: Path, prompt: str, new: int) -> tuple[list[int], Any]:
     return out.sequences[0].tolist(), torch.stack(states).numpy()
 
 
+@pytest.mark.quick(1)
 def test_states_are_those_while_generating(model, tmp_path):
     made = generate(PROMPTS, tmp_path / "made.jsonl", model=model, max_new_tokens=24, batch_size=3, device="cpu")
     corpus = es.open_corpus(made.path)
@@ -78,6 +79,7 @@ def corpus_words(path: Path) -> list[list[str]]:
     return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
 
 
+@pytest.mark.quick(1)
 def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatch):
     found: list[list[int]] = []
     continued = generating._continued

@@ -64,6 +64,7 @@ def plainly(folder, names):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in DECODERS]
 )
+@pytest.mark.quick(2)
 def test_a_decoder_gives_the_states_of_its_blocks(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path), device="cpu")
     vectors, names = encoded(encoder)

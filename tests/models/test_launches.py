@@ -135,6 +135,7 @@ PLANTED: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("plant", PLANTED)
+@pytest.mark.quick(3)
 def test_the_budget_is_exceeded_by(plant: str, models: Callable[[str], Any]) -> None:
     """One more wait, operator or event in the model is found."""
     encoder = models("bert")

@@ -64,6 +64,7 @@ def expected(folder):
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
+@pytest.mark.quick(2)
 def test_split_batches_contain_every_row_once(encoder, expected, batching):
     tokenized = encoder.tokenize(sentences())
     spans, _ = word_spans(tokenized)

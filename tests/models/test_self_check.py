@@ -92,6 +92,7 @@ def slide(inputs, reach=40):
         (ignore_masks, "equal"),
     ],
 )
+@pytest.mark.quick(2)
 def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
     meddle(encoder, change)
     tokenized = encoder.tokenize(SENTENCES)
@@ -265,6 +266,7 @@ CAUSAL = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe")
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["bert", "modernbert", "t5", *CAUSAL])
+@pytest.mark.quick(3)
 def test_causality_is_that_of_the_architecture(tmp_path, name, dtype):
     encoder = load_encoder(save(name, tmp_path), device="cpu", compute_dtype=dtype)
     assert encoder.causal == (name in CAUSAL)

@@ -112,6 +112,7 @@ def assert_same(found: dict[tuple[int, int], np.ndarray], wanted: dict[tuple[int
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize("missing", ["random", "drop"])
 @pytest.mark.parametrize("bag", [False, True])
+@pytest.mark.quick(2)
 def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missing: str, bag: bool) -> None:
     name = f"{'bag:' if bag else ''}vectors:{file}?missing={missing}&seed=7"
     plan = plan_of(SENTENCES, model=encoder_from_shorthand(name), dtype="float32")
@@ -142,6 +143,7 @@ def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing:
 @pytest.mark.parametrize("batch_subwords", [1, 3, 7, 1000])
 @pytest.mark.parametrize("bag", [False, True])
 @pytest.mark.parametrize("missing", ["random", "drop"])
+@pytest.mark.quick(3)
 def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, missing: str) -> None:
     encoder = vector_encoder(file, missing=missing)
     encoder = bag_encoder(encoder) if bag else encoder

@@ -53,6 +53,7 @@ def vectors(encoder, layers, *, sentences=tiny.SENTENCES, pooling="mean", batch_
 
 
 @pytest.mark.parametrize(("name", "locks"), [("llama", True), ("gpt2", False)])
+@pytest.mark.quick(1)
 def test_vectors_are_those_of_transformers(name, locks, vllm, tmp_path):
     folder = decoder(name, tmp_path / name)
     vllm.locks, vllm.lag = locks, 0.02

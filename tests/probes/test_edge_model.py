@@ -51,6 +51,7 @@ def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, sp
         ("linear", True, 3, "subword"),
     ],
 )
+@pytest.mark.quick(3)
 def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, kind: Kind, pairs: bool, longest: int, unit: str
 ) -> None:

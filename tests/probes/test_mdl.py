@@ -71,6 +71,7 @@ def test_blocks_end_at_the_fractions() -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
+@pytest.mark.quick(1)
 def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1, several=several)
     options: dict[str, Any] = {"training": Training(3, learning_rate=0.01, patience=1)}
@@ -111,6 +112,7 @@ def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: boo
 
 
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
+@pytest.mark.quick(1)
 def test_codes_are_shortest_in_the_planted_layer(tmp_path: Path, kind: str) -> None:
     made = make(tmp_path / "a.zarr", sentences=80, layers=(0, 1, 2), planted=1, longest=1)
     training = Training(epochs=8, learning_rate=0.01)

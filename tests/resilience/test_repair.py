@@ -73,6 +73,7 @@ def assert_repaired(path: Path, whole: Reference, *, lost: tuple[int, ...], is_s
 
 
 @pytest.mark.parametrize(("suffix", "name"), FAULTS, ids=[f"{suffix[1:]}: {name}" for suffix, name in NAMED])
+@pytest.mark.quick(3)
 def test_fault(tmp_path: Path, reference: Get, suffix: str, name: str) -> None:
     whole = reference(suffix)
     injury = INJURIES[suffix][name]
@@ -195,6 +196,7 @@ HURT: dict[str, dict[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize(("suffix", "hurt"), [(suffix, hurt) for suffix, kinds in HURT.items() for hurt in kinds])
+@pytest.mark.quick(3)
 def test_another_plan_repairs_nothing(tmp_path: Path, reference: Get, suffix: str, hurt: str, other: str) -> None:
     path = damaged(tmp_path, reference(suffix))
     HURT[suffix][hurt](path)
@@ -267,6 +269,7 @@ def test_repair_of_a_missing_store_makes_it(tmp_path: Path, reference: Get, suff
 @pytest.mark.parametrize("is_relative", [False, True])
 @pytest.mark.parametrize("hurt", ["index", "vectors", "root"])
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(3)
 def test_a_store_behind_a_link_is_repaired_where_it_is(
     tmp_path: Path, reference: Get, suffix: str, hurt: str, is_relative: bool
 ) -> None:

@@ -101,6 +101,7 @@ def vectors_of(store: es.Store) -> np.ndarray:
 
 
 @KINDS
+@pytest.mark.quick(1)
 def test_rows_words_and_tables_are_those_of_the_one_store(made: dict[str, es.Store], kind: str) -> None:
     whole, store = made["whole"], made[kind]
     table, expected = store.table(), whole.table()
@@ -202,6 +203,7 @@ ANALYSES: dict[str, Callable[[es.Store], pl.DataFrame]] = {
 
 
 @pytest.mark.parametrize("name", ANALYSES)
+@pytest.mark.quick(3)
 def test_analyses_are_those_of_the_one_store(made: dict[str, es.Store], name: str) -> None:
     if made["whole"].dtype == "int8":  # whose vectors are not the same
         one = es.export(made["grown"], Path(str(made["whole"].path)).with_name(f"{name}.zarr"), dtype="float32")

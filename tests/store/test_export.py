@@ -59,6 +59,7 @@ def expected_table(made: Made, rows: list[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.quick(2)
 def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtype: str) -> None:
     source = stored_as(made, tmp_path / f"source{made.store.path.suffix}", dtype)
     there = export(source, tmp_path / "there.h5")
@@ -117,6 +118,7 @@ def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize("share", [0.02, 0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("small_shards")
+@pytest.mark.quick(3)
 def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: str, share: float) -> None:
     source = stored_as(made, tmp_path / "source.zarr", dtype)
     rows = np.flatnonzero(np.random.default_rng(3).random(source.n_rows) < share)
@@ -128,6 +130,7 @@ def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: 
 @pytest.mark.parametrize("wanted", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("small_shards")
+@pytest.mark.quick(3)
 def test_other_dtypes(made: Made, tmp_path: Path, dtype: str, wanted: str) -> None:
     source = stored_as(made, tmp_path / f"source{made.store.path.suffix}", dtype)
     copy = export(source, tmp_path / "out.zarr", dtype=wanted)
@@ -217,6 +220,7 @@ def test_progress_counts_rows(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("error", [StorageError("the disk is full"), KeyboardInterrupt()], ids=["disk", "interrupt"])
 @pytest.mark.usefixtures("small_shards")
+@pytest.mark.quick(2)
 def test_an_interrupted_export_is_resumed(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, error: BaseException
 ) -> None:

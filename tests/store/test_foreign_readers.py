@@ -57,6 +57,7 @@ def expected(made: Example) -> Seen:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tool", "suffix"), TOOLS)
+@pytest.mark.quick(3)
 def test_other_tools_read_the_same(
     seen_by: Callable[[str, str], dict[str, Seen]], tool: str, suffix: str, dtype: str
 ) -> None:
@@ -86,6 +87,7 @@ def test_large_columns(tmp_path: Path, large: Example, tools: tuple[str, ...], s
 
 
 @pytest.mark.parametrize("tool", ["zarr", "tensorstore", "xarray"])
+@pytest.mark.quick(1)
 def test_rows_that_are_not_written_are_nan(tmp_path: Path, tool: str) -> None:
     made = example()
     path = made.create(tmp_path / "s.zarr")

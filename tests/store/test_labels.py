@@ -49,6 +49,7 @@ def expected(made: Made, frame: pl.DataFrame, on: list[str], name: str) -> list[
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.quick(2)
 def test_added_labels_are_a_column_like_any_other(made: Made, tmp_path: Path, suffix: str) -> None:
     frame = tones(made).with_columns(grade=pl.col("position") % 3, even=pl.col("position") % 2 == 0)
     path = tmp_path / f"tags{suffix}"
@@ -79,6 +80,7 @@ def test_added_labels_are_a_column_like_any_other(made: Made, tmp_path: Path, su
     "on", ["occurrence", "sentence,position", "source,position", "sentence", "source", "document", "word"]
 )
 @pytest.mark.parametrize("batch", [5, 1 << 18])
+@pytest.mark.quick(3)
 def test_every_key_labels_the_rows_it_names(made: Made, on: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BATCH_ROWS", batch)
     monkeypatch.setattr(columns, "_IN_MEMORY", batch)  # codes in a mapped file
@@ -182,6 +184,7 @@ def other_label(data: bytes) -> bytes:
     "damage", [flip, other_label, lambda data: data[:-1], lambda data: data + b" ", lambda data: b""]
 )
 @pytest.mark.parametrize("part", ["x-*.safetensors", "labels.json"])
+@pytest.mark.quick(3)
 def test_damage_is_an_error_never_other_labels(made: Made, part: str, damage: Callable[[bytes], bytes]) -> None:
     store = made.store.with_labels(
         "x", ["a", "b"] * (made.store.n_rows // 2) + ["a"] * (made.store.n_rows % 2), save=True

@@ -43,6 +43,7 @@ assert es.verify(sys.argv[1]).ok
 
 
 @pytest.mark.parametrize(("suffix", "dtype"), [(".zarr", "int8"), (".h5", "float16")])
+@pytest.mark.quick(1)
 def test_reading_without_posix(tmp_path: Path, suffix: str, dtype: str) -> None:
     made = example(dtype=dtype)
     path = made.make(tmp_path / f"s{suffix}").path

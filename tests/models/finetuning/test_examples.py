@@ -75,6 +75,7 @@ def examples(folder: Path, count: int = 6) -> list[FineTuneExample]:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [0, 1, 2, 8])
+@pytest.mark.quick(2)
 def test_the_mask_of_a_window(folder: Path, window: int, causal: bool) -> None:
     batch = examples(folder)
     given = Collator(replace(inputs(folder), causal=causal), window)(batch)
@@ -163,6 +164,7 @@ def test_pairs_are_cut_and_typed_as_the_tokenizer_does(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "gpt2"])
 @pytest.mark.parametrize("window", [None, 1])
+@pytest.mark.quick(2)
 def test_packed_examples_equal_each_one_alone(name: str, window: int | None, tmp_path: Path) -> None:
     trainable = load_trainable(open_checkpoint(tiny.save(name, tmp_path / name), revision=None), name, ["A", "B"])
     rows = Collator(trainable.inputs, window)
