@@ -11,8 +11,8 @@ import argparse
 import json
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +21,10 @@ import torch
 import transformers
 from transformers.integrations.accelerate import _get_device_map
 
-from embstore.extraction.estimate import BUFFERS, HOST_BUFFERS
+from embstore.extraction.estimate import BUFFERS, HOST_BUFFERS, buffered_nbytes
 from embstore.extraction.partition import group_partitions
 from embstore.models.memory import fitting_batch
 from embstore.models.placing import SHARE, Place, weights_by_device
-from embstore.models.transformer.layers import TYPICAL_POSITIONS
 from embstore.models.transformer.network import Network
 from embstore.store.layout import partition_rows
 
@@ -84,21 +83,21 @@ class Model:
         matrices = self.n_matrices(len(self.network.layers))
         return int(matrices * NF4) + 2 * (self.n_parameters - matrices)
 
-    def batch_nbytes(self, layers: Sequence[int], batch: int) -> int:
-        """Return the projected bytes of a batch on the GPU that collects the layers."""
+    def played(self) -> Any:
+        """Return what the encoder's network knows of the GPU that collects the layers."""
         config = self.network.config
         info = SimpleNamespace(hidden_size=config.hidden_size, num_hidden_layers=config.num_hidden_layers)
         info.max_subwords = config.max_position_embeddings
         inputs = SimpleNamespace(specials=SimpleNamespace(count=1), layer_types=())
         network = SimpleNamespace(model=self.network, dtype=torch.bfloat16, info=info, inputs=inputs)
         network.tap, network.device, network.row_capacity = SimpleNamespace(blocks=(1,)), torch.device("cuda"), 512
-        return Network.batch_nbytes(network, layers=layers, batch_subwords=batch)  # type: ignore[arg-type]
+        network.batch_nbytes = partial(Network.batch_nbytes, network)
+        return network
 
-    def batch(self, free: int) -> int:
+    def batch(self, free: int, n_features: int) -> int:
         """Return the subwords of a batch that are chosen by default for that many free bytes."""
-        every = range(self.network.config.num_hidden_layers + 1)
-        typical = self.batch_nbytes(every, TYPICAL_POSITIONS) // TYPICAL_POSITIONS
-        return fitting_batch(free, position_nbytes=typical)
+        held = partial(buffered_nbytes, n_features=n_features, dtype="float16", n_stores=1)
+        return fitting_batch(free, position_nbytes=Network.position_nbytes(self.played(), n_features), held=held)
 
     def rates(self, deepest: int, batch: int, n_gpus: int) -> dict[str, float]:
         """Return the words a second of the whole machine, as far as computing and the GPUs' connections allow."""
@@ -118,13 +117,12 @@ class Model:
         return {name: 1 / each / POSITIONS for name, each in seconds.items()}
 
 
-def buffers(config: Any, layers: Sequence[int], batch: int) -> tuple[int, int, int]:
+def buffers(n_features: int, batch: int) -> tuple[int, int, int]:
     """Return the bytes of a row, of the groups on the GPU that collects, and of the ring in main memory."""
-    features = len(layers) * config.hidden_size
-    rows = partition_rows(ROWS, features, "float16")
-    nbytes = rows * features * 2
+    rows = partition_rows(ROWS, n_features, "float16")
+    nbytes = rows * n_features * 2
     sizes = {"partition_rows": rows, "partition_nbytes": nbytes, "batch_subwords": batch}
-    return features * 2, BUFFERS * group_partitions(math.ceil(ROWS / rows), **sizes) * nbytes, HOST_BUFFERS * nbytes
+    return n_features * 2, BUFFERS * group_partitions(math.ceil(ROWS / rows), **sizes) * nbytes, HOST_BUFFERS * nbytes
 
 
 def main() -> None:
@@ -144,11 +142,13 @@ def main() -> None:
         print(f"split: {name} {nbytes / 1e9:.2f} GB")
     print(f"tensor: each {model.tensor(given.gpus) / 1e9:.2f} GB")
     print(f"4 bits: each {model.four_bits() / 1e9:.2f} GB")
-    size = model.batch(free[0] - max(nbytes for name, nbytes in split.items() if name != "cpu"))
+    left = free[0] - max(nbytes for name, nbytes in split.items() if name != "cpu")
     n_layers = config.num_hidden_layers
     for layers in (range(n_layers + 1), (0, n_layers // 4, n_layers // 2)):
-        row, groups, ring = buffers(config, layers, size)
-        batch = model.batch_nbytes(layers, size)
+        n_features = len(layers) * config.hidden_size
+        size = model.batch(left, n_features)
+        row, groups, ring = buffers(n_features, size)
+        batch = model.played().batch_nbytes(n_features=n_features, batch_subwords=size)
         print(
             f"\nlayers {layers}: a word {row:,} B; {DISK / row:,.0f} words/s to the disk; batches of {size:,} subwords"
         )

@@ -342,7 +342,9 @@ def read(
     n_features = len(layers) * sum(encoder.site_sizes(options.sites).values())
     if options.batch_subwords is None:
         held = partial(buffered_nbytes, n_features=n_features, dtype=options.dtype, n_stores=len(windows))
-        size = _recorded(store, encoder).get("batch_subwords") or encoder.batch_subwords_next_to(held)
+        size = _recorded(store, encoder).get("batch_subwords") or encoder.batch_subwords_next_to(
+            held, n_features=n_features
+        )
         options = replace(options, batch_subwords=size)
     if layers == (0,) and options.sites != (RESIDUAL,):
         raise InvalidValueError("layer 0 comes before the first block and has the site residual only: add other layers")

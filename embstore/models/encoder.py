@@ -147,8 +147,11 @@ class Encoder(ABC):
     def default_batch_subwords(self) -> int:
         """Return a good batch size for the device, in subwords."""
 
-    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
-        """Return a good batch size for a device that also holds buffers of `held(batch size)` bytes."""
+    def batch_subwords_next_to(self, held: Callable[[int], int], *, n_features: int) -> int:
+        """Return a good batch size for a device that also holds buffers of `held(batch size)` bytes.
+
+        `n_features`: of a row, in all layers and sites.
+        """
         return self.default_batch_subwords
 
     @abstractmethod
@@ -217,8 +220,11 @@ class Encoder(ABC):
         self.batching = batching
 
     @abstractmethod
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
-        """Estimate the memory of the weights and of the activations of one batch, in bytes."""
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
+        """Estimate the memory of the weights and of the activations of one batch, in bytes.
+
+        `n_features`: of a row, in all layers and sites.
+        """
 
     def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
         """Return the features of a vector at each of these sites, in the order of SITES.

@@ -111,7 +111,7 @@ class FakeEncoder(Encoder):
     def use_batching(self, batching: str) -> None:
         self.batching = batching
 
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         return 1 << 20
 
 

@@ -242,10 +242,10 @@ class PlayedMemory(CallEncoder):
 
     casts_on_device, free_nbytes = True, 0
 
-    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+    def batch_subwords_next_to(self, held: Callable[[int], int], *, n_features: int) -> int:
         return fitting_batch(self.free_nbytes, position_nbytes=64, held=held)
 
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         return 64 * batch_subwords
 
 

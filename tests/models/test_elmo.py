@@ -260,8 +260,8 @@ def test_a_model_is_described(folder):
     assert (encoder.n_specials, encoder.batching, encoder.compute_dtype) == (2, "packed", "float32")
     other = save_elmo(folder.parent / "short", cnn={"max_characters_per_token": 20})
     assert load_encoder(other).info.tokenizer_sha256 != info.tokenizer_sha256
-    small = encoder.projected_nbytes(layers=(1,), batch_subwords=64)
-    assert encoder.network.nbytes < small < encoder.projected_nbytes(layers=(0, 1, 2), batch_subwords=4096)
+    small = encoder.projected_nbytes(n_features=12, batch_subwords=64)
+    assert encoder.network.nbytes < small < encoder.projected_nbytes(n_features=36, batch_subwords=4096)
 
 
 def test_words_are_numbered(folder):

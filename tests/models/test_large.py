@@ -106,8 +106,8 @@ def require_equal_over_two_devices(folder):
     assert (places["layers.0.mlp.up_proj.weight"], places["layers.1.mlp.up_proj.weight"]) == ("fake:0", "fake:1")
     assert (str(encoder.device), encoder.split_over) == ("fake:0", HALVES)
     assert sum(encoder.weights_by_device.values()) == encoder.network.weights_nbytes
-    batch = encoder.network.batch_nbytes(layers=LAYERS, batch_subwords=64)
-    assert encoder.projected_nbytes(layers=LAYERS, batch_subwords=64) == encoder.weights_by_device["fake:0"] + batch
+    batch = encoder.network.batch_nbytes(n_features=128, batch_subwords=64)
+    assert encoder.projected_nbytes(n_features=128, batch_subwords=64) == encoder.weights_by_device["fake:0"] + batch
     assert relative_error(vectors, whole) < 2e-5
 
 

@@ -209,17 +209,24 @@ def test_a_batch_of_all_layers_fits_next_to_the_groups_that_are_held(free):
 
 
 def test_the_memory_of_a_position_is_that_of_a_batch(encoder):
-    each = encoder.network.position_nbytes()
-    small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (8192, 16384))
+    each = encoder.network.position_nbytes(128)
+    small, large = (encoder.projected_nbytes(n_features=128, batch_subwords=n) for n in (8192, 16384))
     assert each == pytest.approx((large - small) / 8192, rel=0.05)
     assert not encoder.batch_depends_on_memory
 
 
 def test_the_default_batch_of_a_gpu_depends_on_its_memory(encoder, monkeypatch):
-    monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * encoder.network.position_nbytes() * 2)
+    network, size = encoder.network, encoder.info.hidden_size
+    few, every = (network.position_nbytes(n * size) for n in (1, 4))
+    monkeypatch.setattr(transformer, "free_nbytes", lambda device: 20_000 * every * 2)
     encoder.device = torch.device("cuda")
     assert encoder.default_batch_subwords == 16384
-    assert encoder.batch_subwords_next_to(lambda size: 10_000 * encoder.network.position_nbytes()) == 8192
+    chosen = partial(encoder.batch_subwords_next_to, n_features=4 * size)
+    assert chosen(lambda size: 0) == 16384
+    assert chosen(lambda size: 10_000 * every) == 8192
+    monkeypatch.setattr(transformer, "free_nbytes", lambda device: 2 * 16384 * few)
+    found = [encoder.batch_subwords_next_to(lambda size: 0, n_features=n * size) for n in (1, 4, 80)]
+    assert found == [16384, 8192, 4096]  # one layer, all of them, all of several sites
 
 
 def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeypatch):

@@ -257,7 +257,7 @@ def test_stages_are_timed_and_memory_is_projected(encoder):
     times = encoder.times
     assert min(times.tokenize, times.forward, times.copy) > 0
     weights = sum(p.numel() * 4 for p in encoder.network.model.parameters())
-    small, large = (encoder.projected_nbytes(layers=range(4), batch_subwords=n) for n in (512, 4096))
+    small, large = (encoder.projected_nbytes(n_features=128, batch_subwords=n) for n in (512, 4096))
     assert weights < small < large
 
 

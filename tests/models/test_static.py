@@ -290,7 +290,7 @@ def test_identities_of_encoders(file: Path, bert: Path) -> None:
             encoder.use_batching("padded")
         tokenized = encoder.tokenize([["the", "bank", "unseen"], ["of"]])
         assert encoder.self_check(tokenized, layers=[0], pooling="mean") <= 2e-6
-        assert encoder.projected_nbytes(layers=[0], batch_subwords=10) > 0
+        assert encoder.projected_nbytes(n_features=8, batch_subwords=10) > 0
         with pytest.raises(InvalidValueError, match="has layers 0 to 0"):
             encoder.encode(tokenized, word_spans(tokenized)[0], layers=[1], pooling="mean", batch_subwords=9)
 

@@ -94,13 +94,13 @@ class ElmoEncoder(BatchedEncoder):
         layers = plain_layers(self.network, torch.from_numpy(spell(words, width=self.options.max_characters)))
         return {number: layer[1:-1] for number, layer in enumerate(layers)}
 
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of the weights, of distinct words and of the activations of one batch."""
         options, size = self.options, self.network.dtype.itemsize
         words = TYPICAL_WORDS * options.projection_dim
         cnn = self._cnn_words * options.max_characters * (options.character_dim + options.num_filters)
         gates = 2 * min(4 * self._gate_rows, 2 * batch_subwords) * 4 * options.cell_dim
-        positions = batch_subwords * self.info.hidden_size * (4 + len(set(layers)))
+        positions = batch_subwords * (4 * self.info.hidden_size + n_features)
         return self.network.nbytes + size * (words + cnn + gates + positions)
 
     def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:

@@ -84,7 +84,7 @@ class StaticEncoder(BatchedEncoder):
             vectors = [sum(known, torch.zeros_like(none)) / len(known) if known else none] * len(found)
         return {0: torch.stack(vectors)}
 
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of the vectors read so far and of one batch."""
         matrix = self.table.matrix
         return matrix.element_size() * (matrix.numel() + 3 * batch_subwords * self.info.hidden_size)

@@ -81,14 +81,15 @@ class TransformerEncoder(BatchedEncoder):
         """Return a good batch size for the device, on a CUDA GPU by its free memory."""
         if self.device.type != "cuda":
             return 2048 if self.device.type == "cpu" else 16384
-        return self.batch_subwords_next_to(lambda size: 0)
+        n_features = (self.info.num_hidden_layers + 1) * self.info.hidden_size
+        return self.batch_subwords_next_to(lambda size: 0, n_features=n_features)
 
-    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+    def batch_subwords_next_to(self, held: Callable[[int], int], *, n_features: int) -> int:
         """Return a good batch size for a GPU that also holds buffers of `held(batch size)` bytes."""
         if self.device.type != "cuda":
             return self.default_batch_subwords
         free = min(map(free_nbytes, self.network.gpus))
-        return fitting_batch(free, position_nbytes=self.network.position_nbytes(), held=held)
+        return fitting_batch(free, position_nbytes=self.network.position_nbytes(n_features), held=held)
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the tokenizer's vocabulary."""
@@ -141,11 +142,11 @@ class TransformerEncoder(BatchedEncoder):
         own = slice(self.n_before, self.n_before + len(ids))
         return {layer: state.flatten(0, -2)[own] for layer, state in states.items()}
 
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of the weights, on the first device of several, and of one batch, from above."""
         main = "cuda:0" if self.device == torch.device("cuda") else str(self.device)
         weights = self.weights_by_device.get(main, 0) if self.network.is_split else self.network.weights_nbytes
-        return weights + self.network.batch_nbytes(layers=layers, batch_subwords=batch_subwords)
+        return weights + self.network.batch_nbytes(n_features=n_features, batch_subwords=batch_subwords)
 
     def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
         """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""

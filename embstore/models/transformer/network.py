@@ -138,27 +138,28 @@ class Network:
         weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
         return weights + self.packed_nbytes
 
-    def batch_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
-        """Estimate the memory of one batch's activations, masks and results, from above."""
+    def batch_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
+        """Estimate the memory of one batch's activations, masks and results, from above.
+
+        `n_features`: of a row, in all layers and sites.
+        """
         config, size, hidden = self.model.config, self.dtype.itemsize, self.info.hidden_size
         inner = _first_int(config, ("intermediate_size", "d_ff", "n_inner", "hidden_dim", "d_inner"), 4 * hidden)
         heads = _first_int(config, ("num_attention_heads", "n_head", "num_heads", "n_heads"), 1)
         longest = (self.info.max_subwords or batch_subwords) + self.inputs.specials.count
         width = min(fitting_capacity(longest, self.row_capacity), max(self.row_capacity, batch_subwords))
         positions = max(batch_subwords, width)
-        n_held = self.info.num_hidden_layers + 1 if not self.tap.blocks else len(set(layers))
+        held = n_features if self.tap.blocks else n_features + (self.info.num_hidden_layers + 1) * hidden
         if self.device.type != "cpu":
-            n_held += BATCHES_AHEAD * len(set(layers))
-        activations = positions * size * (8 * hidden + 3 * inner + n_held * hidden)
+            held += BATCHES_AHEAD * n_features
+        activations = positions * size * (8 * hidden + 3 * inner + held)
         masks = positions * width * (size + 12) * max(1, len(self.inputs.layer_types))
         scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
         return activations + masks + scores
 
-    def position_nbytes(self) -> int:
-        """Estimate the memory of one subword of a batch with all layers, from above."""
-        layers = range(self.info.num_hidden_layers + 1)
-        batch = self.batch_nbytes(layers=layers, batch_subwords=TYPICAL_POSITIONS)
-        return max(1, batch // TYPICAL_POSITIONS)
+    def position_nbytes(self, n_features: int) -> int:
+        """Estimate the memory of one subword of a batch, from above; see `batch_nbytes`."""
+        return max(1, self.batch_nbytes(n_features=n_features, batch_subwords=TYPICAL_POSITIONS) // TYPICAL_POSITIONS)
 
     def forward_flops(self, lengths: NDArray[np.int64], *, deepest: int) -> float:
         """Return the multiplications and additions of a pass over sentences up to layer `deepest`.

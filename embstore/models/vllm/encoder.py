@@ -94,15 +94,16 @@ class VllmEncoder(BatchedEncoder):
     @property
     def default_batch_subwords(self) -> int:
         """Return a batch size for which the states of the layers asked for are a few gigabytes."""
-        return max(256, min(MOST_SUBWORDS, STATES_NBYTES // self._position_nbytes(self._layers)))
+        nbytes = len(self._layers) * self.info.hidden_size * self.dtype.itemsize
+        return max(256, min(MOST_SUBWORDS, STATES_NBYTES // nbytes))
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the tokenizer's vocabulary."""
         return self._tokenizer.subword_text(index)
 
-    def projected_nbytes(self, *, layers: Sequence[int], batch_subwords: int) -> int:
+    def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the main memory of a batch's states, twice; the weights are on vLLM's GPUs."""
-        return 2 * batch_subwords * self._position_nbytes(layers)
+        return 2 * batch_subwords * n_features * self.dtype.itemsize
 
     def self_check(self, tokenized: Tokenized, *, longest: int | None = None, **options: Any) -> float:
         """Compare vLLM with the plain pass of transformers; see `Encoder.self_check`.
@@ -167,9 +168,6 @@ class VllmEncoder(BatchedEncoder):
         found = self._checkpoint
         with quiet():
             return final_norm(found.config, found.files, name=self.info.name, dtype=self.dtype)
-
-    def _position_nbytes(self, layers: Sequence[int]) -> int:
-        return len(set(layers)) * self.info.hidden_size * self.dtype.itemsize
 
     def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         return self._tokenizer.tokenize(sentences)
