@@ -113,6 +113,20 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
     assert {step["reason"] for step in result["steps"].values()} == {"the time of the whole run is over"}
 
 
+def test_what_a_machine_does_not_have_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "gpu"):
+        monkeypatch.syspath_prepend(str(folder))
+    import run
+    from model_steps import devices
+    from setting import TINY, Setting
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    entry = run.done(run.Step("devices", 1, devices), Setting(torch.device("cuda"), tmp_path, TINY, 0, None), 9)
+    assert entry == {"status": "skipped", "reason": "SkipError: this machine has one GPU: cuda:1 and two workers were "
+                     "not run"}  # fmt: skip
+    assert run.exit_status({"devices": entry}) == 3
+
+
 def test_differences_are_relative(monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "gpu"):
         monkeypatch.syspath_prepend(str(folder))

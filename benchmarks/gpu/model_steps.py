@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from measure import Target
-from setting import BATCHINGS, Setting, closest, layers_of, row_nbytes, run_through, vectors_of
+from setting import BATCHINGS, Setting, SkipError, closest, layers_of, row_nbytes, run_through, vectors_of
 
 import embstore as es
 from embstore.errors import SmallerBatchesWarning
@@ -44,7 +44,7 @@ def trace(setting: Setting) -> dict[str, Any]:
         encoder.use_batching(batching)
         once = partial(run_through, encoder, tokenized, layers_of(setting.base), size)
         if on_gpu and batching not in encoder.candidate_batchings():
-            found[batching] = {"not here": "this torch has no kernel"}
+            setting.left_out.append(f"{batching}: this torch has no kernel")
             continue
         setting.best(once)
         with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as seen:
@@ -82,6 +82,7 @@ def lengths(setting: Setting) -> dict[str, Any]:
         case: dict[str, Any] = {"words": words}
         for batching in BATCHINGS:
             if batching not in encoder.candidate_batchings():
+                setting.left_out.append(f"{batching}, {words} words: this torch has no kernel")
                 continue
             encoder.use_batching(batching)
             seconds = setting.best(partial(run_through, encoder, tokenized, layers_of(setting.base)[-1:], size))
@@ -164,7 +165,7 @@ def devices(setting: Setting) -> dict[str, Any]:
     """Two workers on two GPUs (without a GPU on the CPU), and cuda:1 alone: the same vectors, and words per second."""
     count = torch.cuda.device_count() if setting.device.type == "cuda" else 0
     if count == 1:
-        return {"not here": "this machine has one GPU: cuda:1 and two workers were not run"}
+        raise SkipError("this machine has one GPU: cuda:1 and two workers were not run")
     names = ["cuda:0", "cuda:1"] if count else ["cpu", "cpu"]
     sentences = setting.some(setting.size.stored_words // 4)
     words, found, stores = sum(map(len, sentences)), {}, []
