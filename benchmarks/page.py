@@ -177,7 +177,9 @@ def section(name: str, result: dict[str, Any]) -> Iterator[str]:
     rows = [Row.of_json(row) for row in result["rows"]] or compared(result)
     if rows:
         header = ["what", "threads, clock", "ours", "best rival", "limit", "ours/rival", "ours/limit", "other rivals"]
-        yield table(header, [row_line(row) for row in rows])
+        lines = [row_line(row) for row in rows]
+        filled = [column for column in range(len(header)) if any(line[column] for line in lines)]
+        yield table([header[column] for column in filled], [[line[column] for column in filled] for line in lines])
     if result.get("growth"):
         yield from growth_lines(result["growth"], Path(name).with_suffix(".png").name)
     if result.get("cases"):
