@@ -151,9 +151,21 @@ def _find_folder(model: str | Path, revision: str | None, *, without_weights: bo
     except Exception as error:
         wanted = name if revision is None else f"{name} (revision {revision})"
         raise ModelError(
-            f"the model {wanted!r} is not a folder here and could not be downloaded from the hub: {reason(error)}"
+            f"the model {wanted!r} is not a folder here and could not be downloaded from the hub: {_why(error)}"
         ) from error
     return snapshot, snapshot.name
+
+
+def _why(error: Exception) -> str:
+    """Return why a download failed and what to do, in place of the paragraphs of the hub's client."""
+    errors: Any = huggingface_hub.errors
+    if isinstance(error, errors.GatedRepoError):
+        return "accept its terms on the hub's page, and log in with `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "it has no such model, or a private one: check the spelling, or log in with `hf auth login`"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return "the hub is not reached, and the cache has no such model: check the spelling and the network"
+    return reason(error)
 
 
 def _weight_files(folder: Path, config: Any) -> list[Path]:

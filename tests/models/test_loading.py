@@ -270,13 +270,29 @@ def test_unknown_options(folder):
 
 
 def test_a_model_the_hub_does_not_have(monkeypatch):
+    import httpx
     import huggingface_hub
+    from huggingface_hub import errors
 
-    def unreachable(*args: object, **options: object) -> None:
-        raise OSError("no\nnetwork")
+    answer = httpx.Response(404, request=httpx.Request("GET", "https://example.org"))
+    for error, advice in (
+        (OSError("no\nnetwork"), "no network"),
+        (
+            errors.LocalEntryNotFoundError("a paragraph"),
+            "the hub is not reached, .*: check the spelling",
+        ),
+        (
+            errors.RepositoryNotFoundError("a paragraph", response=answer),
+            "it has no such model, or a private one",
+        ),
+        (errors.GatedRepoError("a paragraph", response=answer), "accept its terms"),
+    ):
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    refused("someone/something", "could not be downloaded from the hub: no network", revision="v1")
+        def failing(*args: object, error: Exception = error, **options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", failing)
+        refused("someone/something", f"could not be downloaded from the hub: {advice}", revision="v1")
 
 
 def test_a_model_of_the_hub_is_known_by_its_revision(folder, monkeypatch):

@@ -60,6 +60,7 @@ def test_the_wrong_kind_of_thing(tmp_path: Path) -> None:
     assert "is a file; a Zarr store is a folder" in refusal(tmp_path / "file.zarr", StoreFormatError)
     assert "is a folder; an HDF5 store is a file" in refusal(tmp_path / "folder.h5", StoreFormatError)
     assert "has no zarr.json" in refusal(tmp_path / "empty.zarr", StoreFormatError)
+    assert f"did you mean {tmp_path / 'empty.h5'}?" in refusal(tmp_path, StoreFormatError)
     for name in ["text.h5", "empty.h5", "notes.txt"]:
         assert "is not an HDF5 file" in refusal(tmp_path / name, StoreFormatError)
 

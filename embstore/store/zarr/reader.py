@@ -517,7 +517,9 @@ def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
 def no_root(storage: Storage) -> EmbstoreError:
     """Return the error for a location without a root zarr.json."""
     if isinstance(storage.path, Path):
-        return StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}")
+        inside = sorted(each.name for suffix in (".zarr", ".h5") for each in storage.path.glob("*" + suffix))
+        better = f"; did you mean {storage.path / inside[0]}?" if inside else ""
+        return StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}{better}")
     return StoreNotFoundError(f"there is no store at {storage.path}: embstore extract makes one")
 
 
