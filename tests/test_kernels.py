@@ -186,6 +186,7 @@ def order_scores(vectors: np.ndarray, queries: np.ndarray, metric: int) -> np.nd
 @pytest.mark.parametrize("kind", [FLOAT, HALF, BFLOAT], ids=["float", "half", "bfloat"])
 @pytest.mark.parametrize("metric", [COSINE, PRODUCT, DISTANCE], ids=["cosine", "product", "distance"])
 @pytest.mark.parametrize("n_queries", [1, 2, 3, 4, 5, 16, 17, 33, 70])
+@pytest.mark.quick(3)
 def test_scores_are_those_of_numpy(target: int, n_queries: int, metric: int, kind: int) -> None:
     generator = np.random.default_rng(n_queries)
     for size in (1, 7, 16, 33, 97, 300):

@@ -47,6 +47,7 @@ def shown(figure: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("words", "layers"), [(1, 1), (5, 3), (12, 7), pytest.param(30, 13, marks=pytest.mark.slow)])
+@pytest.mark.quick(1)
 def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path) -> None:
     found = similarity(words, layers)
     figure = plot.heat_map(found, title="a sentence")

@@ -396,6 +396,7 @@ def test_a_scan_requests_its_rows_ahead_and_waits_for_no_index(
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(1)
 def test_a_store_that_is_no_longer_used_holds_no_file(tmp_path: Path, suffix: str) -> None:
     path = example(rows=1000).make(tmp_path / f"s{suffix}").path
     gc.collect()

@@ -50,6 +50,7 @@ def is_refused(read: Callable[[], object], right: np.ndarray | None = None) -> b
 
 @pytest.mark.parametrize("replace", ["rename", "remove", "in place"])
 @pytest.mark.parametrize("used", [False, True], ids=["untouched", "one shard mapped"])
+@pytest.mark.quick(2)
 def test_a_folder_that_was_replaced(tmp_path: Path, replace: str, used: bool) -> None:
     """By a store of the same shape, as after a second extraction."""
     first, path, other = tmp_path / "first.zarr", tmp_path / "s.zarr", tmp_path / "other.zarr"
@@ -118,6 +119,7 @@ def upload(memory: MemoryBucket, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(1)
 def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path, suffix: str) -> None:
     path = example(rows=5000, hidden_size=64).make(tmp_path / f"s{suffix}").path
     code = (

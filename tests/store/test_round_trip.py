@@ -16,6 +16,7 @@ from tests.store.example import DTYPES, FORMS, SUFFIXES, all_files, example
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize(("rows", "partition_rows"), [(1, 256), (256, 256), (700, 256), (700, 768)])
+@pytest.mark.quick(3)
 def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition_rows: int) -> None:
     made = example(rows=rows, dtype=dtype, partition_rows=partition_rows)
     store = made.make(tmp_path / f"s{suffix}")

@@ -44,6 +44,7 @@ def check(frame: pl.DataFrame, selection: es.Selection) -> None:
         assert frame[name].cast(table[name].dtype).equals(table[name]), name
 
 
+@pytest.mark.quick(2)
 def test_parquet_has_the_table_and_the_vectors(store: es.Store, tmp_path: Path) -> None:
     for number, selection in enumerate(selections(store)):
         path = es.store.write_table(selection, tmp_path / f"{number}.parquet")
@@ -63,6 +64,7 @@ def test_safetensors_has_the_vectors_as_stored(store: es.Store, tmp_path: Path) 
         assert all(found[name].tolist() == table[name].to_list() for name in tables.INTEGERS)
 
 
+@pytest.mark.quick(2)
 def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for selection in selections(store):
         batches = list(selection.to_arrow())

@@ -65,6 +65,7 @@ def test_pairs_of_a_vector_with_itself_are_ties() -> None:
 
 @pytest.mark.parametrize("oov", ["skip", "mean"])
 @pytest.mark.parametrize("block", [1, 50, 2**22])
+@pytest.mark.quick(2)
 def test_analogies(oov: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analogies, "BLOCK_NUMBERS", block)
     system = oracle.vectors(30)
@@ -181,6 +182,7 @@ def test_purity() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.quick(2)
 def test_kmeans_finds_the_best_of_all_partitions(seed: int) -> None:
     unit = unit_rows(np.random.default_rng(seed).standard_normal((9, 3)).astype(np.float32)).astype(np.float64)
 
