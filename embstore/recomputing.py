@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 Take: TypeAlias = Callable[[int, Mapping[str, Any]], object]  # is given a partition's number and its arrays
 
-# (path of the store, folder of the cache, number of a partition, take, where the model is if that is known): computes
-# the partition, and those that are encoded together with it
-Recompute: TypeAlias = Callable[[Any, Path | None, int, Take, str | None], None]
+# (reader of the store, number of a partition, take, where the model is if that is known): computes the partition, and
+# those that are encoded together with it
+Recompute: TypeAlias = Callable[[Any, int, Take, str | None], None]
 
 _registered: list[Recompute] = []
 
@@ -20,6 +19,6 @@ def register(recompute: Recompute) -> None:
     _registered[:] = [recompute]
 
 
-def recompute(path: Any, cache: Path | None, number: int, take: Take, model: str | None = None) -> None:
+def recompute(reader: Any, number: int, take: Take, model: str | None = None) -> None:
     """Compute a partition of a store, and those that are encoded together with it, and give `take` each."""
-    _registered[0](path, cache, number, take, model)
+    _registered[0](reader, number, take, model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,22 +18,20 @@ from embstore.models.encoder import Encoder
 from embstore.progress import reporting
 from embstore.recomputing import Take
 from embstore.store import Store
-from embstore.store.backend import open_reader
+from embstore.store.backend import Reader
 from embstore.store.storage.files import make_folders, replacing
-from embstore.store.storage.location import ObjectPath
 from embstore.store.virtual.recomputed import default_folder
 
 MODEL = "EMBSTORE_MODEL"  # where the model of a virtual store is, if it is not found
 
 
-def recompute(path: Path | ObjectPath, cache: Path | None, number: int, take: Take, model: str | None) -> None:
+def recompute(reader: Reader, number: int, take: Take, model: str | None) -> None:
     """Encode the partitions again that are encoded together with partition `number`, and give `take` each.
 
-    `cache`: the folder for local copies of a remote store. `model`: where its model is, if that is known. Raises
-    InvalidValueError for a store that embstore has not extracted, ModelError where its model is not found or has other
-    weights.
+    `model`: where its model is, if that is known. Raises InvalidValueError for a store that embstore has not extracted,
+    ModelError where its model is not found or has other weights.
     """
-    store = Store(open_reader(path)) if isinstance(path, Path) else _remote(path, cache)
+    store = Store(reader)
     encoder = encoder_of(store, model)
     metadata, options = store.metadata, stored_options(store.metadata)
     windows = tuple(metadata.extraction.get("context_windows", [options.context_window]))
@@ -48,7 +47,7 @@ def recompute(path: Path | ObjectPath, cache: Path | None, number: int, take: Ta
     task = Task(Part.of(store.index, start, stop), missing)
     job = Job(metadata.layers, options, text, destinations, groups.size)
     done = 0
-    label = f"compute rows {start:,}-{stop - 1:,} of {path.name} again"
+    label = f"compute rows {start:,}-{stop - 1:,} of {store.path.name} again"
     with (
         torch_threads(idle_threads()),
         reporting(None, total=stop - start, unit="words", label=label) as report,
@@ -97,11 +96,6 @@ _HINT = f"set {MODEL} to the folder or the name of that model"
 
 
 @lru_cache(maxsize=1)
-def _remote(path: ObjectPath, cache: Path | None) -> Store:
-    return Store(open_reader(path, cache=cache))
-
-
-@lru_cache(maxsize=1)
 def _loaded(place: str, compute_dtype: str, revision: str | None) -> Encoder:
     return encoder_from_shorthand(place, compute_dtype=compute_dtype, revision=revision)
 
@@ -113,22 +107,22 @@ def find_model(store: Store) -> str:
     model, folders = store.metadata.model, [Path(".")]
     if isinstance(store.path, Path):
         folders.append(store.path.absolute().parent)
-    remembered = _memory(model["name"], model["weights_sha256"])
-    try:
-        if remembered.is_file():
-            return locate(remembered.read_text("utf-8"), model["revision"], folders=["/"])
+    with suppress(EmbstoreError, OSError):
+        remembered = _memory(model["name"], model["weights_sha256"]).read_text("utf-8")
+        return locate(remembered, model["revision"], folders=["/"])
+    with suppress(EmbstoreError, OSError):
         return locate(model["name"], model["revision"], folders=folders)
-    except (EmbstoreError, OSError):
-        raise ModelError(f"the model {model['name']!r} that made {store.path} is not found: {_HINT}") from None
+    raise ModelError(f"the model {model['name']!r} that made {store.path} is not found: {_HINT}")
 
 
 def remember(encoder: Encoder) -> None:
-    """Remember on this machine where the files of an encoder are, by the digest of its weights."""
+    """Remember on this machine where the files of an encoder are, by the digest of its weights, if that is possible."""
     file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_shorthand(encoder.source)
-    if not file.is_file() or file.read_text("utf-8") != place:
-        make_folders(file.parent)
-        with replacing(file) as partial:
-            partial.write_text(place, "utf-8")
+    with suppress(EmbstoreError, OSError):
+        if not file.is_file() or file.read_text("utf-8") != place:
+            make_folders(file.parent)
+            with replacing(file) as partial:
+                partial.write_text(place, "utf-8")
 
 
 def _memory(name: str, digest: str) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from embstore.executors import Processes
 from embstore.extraction import recompute as recompute_module
 from embstore.store.arrays import payload_specs
 from embstore.store.storage.files import crc32c
+from embstore.store.storage.local import LocalStorage
 from embstore.store.virtual.fingerprints import fingerprints, signs
 from embstore.store.zarr.format import shard_parts
+from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import small_partitions, tree_bytes
@@ -174,9 +177,9 @@ def test_a_partition_is_computed_once_and_only_where_it_is_read(
     numbers: list[int] = []
     compute = recompute_module.recompute
 
-    def counted(path: Any, cache: Any, number: int, *rest: Any) -> None:
+    def counted(reader: Any, number: int, *rest: Any) -> None:
         numbers.append(number)
-        compute(path, cache, number, *rest)
+        compute(reader, number, *rest)
 
     recomputing.register(counted)
     try:
@@ -194,13 +197,13 @@ def test_a_partition_is_computed_once_and_only_where_it_is_read(
 def changing(change: Callable[[NDArray[Any]], None]) -> Callable[..., None]:
     """Return a function that computes partitions again, with changed vectors."""
 
-    def compute(path: Any, cache: Any, number: int, take: recomputing.Take, model: str | None) -> None:
+    def compute(reader: Any, number: int, take: recomputing.Take, model: str | None) -> None:
         def changed(number: int, arrays: Any) -> None:
             copies = {name: array.copy() for name, array in arrays.items()}
             change(copies["hidden_states"])
             take(number, copies)
 
-        recompute_module.recompute(path, cache, number, changed, model)
+        recompute_module.recompute(reader, number, changed, model)
 
     return compute
 
@@ -236,8 +239,8 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
         if change is last_bits:
             for _ in range(2):
                 with pytest.warns(RecomputedWarning, match="in the last bits"):
-                    found = es.open(virtual.path, verify="lazy").gather(rows, 1)
-                forget(place)
+                    found = es.open(virtual.path, verify="lazy").gather(rows, 1)  # then from the cache
+            forget(place)
             assert np.allclose(found, full.gather(rows, 1), rtol=2e-3)
             with pytest.warns(RecomputedWarning):
                 assert es.verify(virtual.path).ok
@@ -283,6 +286,12 @@ def test_a_model_that_is_gone_or_another_one(
     monkeypatch.delenv("EMBSTORE_MODEL")
     forget(place)
     assert thinned.gather([5], 1).tobytes() == first.tobytes()  # the place is remembered
+    (place / "own" / "moved").rename(place / "model")
+    forget(place)
+    assert thinned.gather([5], 1).tobytes() == first.tobytes()  # it is found by its name again
+    monkeypatch.setenv("EMBSTORE_CACHE", str(place / "model" / "config.json" / "below"))
+    found = es.open(thinned.path, cache=place / "other").gather([5], 1)  # nothing can be remembered
+    assert found.tobytes() == first.tobytes()
 
 
 def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
@@ -364,32 +373,90 @@ class Killed(BaseException):
     """Ends a process at once."""
 
 
-@pytest.mark.parametrize("keep", ["none", pytest.param("1", marks=pytest.mark.slow)])
+@contextmanager
+def killed_at(stop: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End at the change of this number of a shard or of the records of what is kept."""
+    keys: list[str] = []
+
+    def stopping(change: Callable[..., None]) -> Callable[..., None]:
+        def stopped(self: LocalStorage, key: str, *parts: Any) -> None:
+            if key.startswith(("hidden_states/c", "scale/c", "kept")):
+                keys.append(key)
+                if len(keys) == stop:
+                    raise Killed
+            change(self, key, *parts)
+
+        return stopped
+
+    with monkeypatch.context() as patch:
+        for name in ("put", "delete"):
+            patch.setattr(LocalStorage, name, stopping(getattr(LocalStorage, name)))
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "keeps"), [("float16", ["none"]), ("int8", ["1"]), ("float16", ["1", "none"])])
 def test_thinning_that_is_interrupted_is_resumed(
+    place: Path, model: Path, dtype: str, keeps: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each change: the store is whole as it is, and the same call ends in the same bytes."""
+    full = es.extract(plan(model, dtype=dtype), place / "full.zarr", progress=False)
+    begun = place / "begun.zarr"
+    shutil.copytree(full.path, begun)
+    for keep in keeps[:-1]:
+        thin(begun, keep=keep, model=model, progress=False)
+    shutil.copytree(begun, place / "once.zarr")
+    expected = tree_bytes(thin(place / "once.zarr", keep=keeps[-1], model=model, progress=False).path)
+    stop = 0
+    while True:
+        stop, path = stop + 1, Path(shutil.copytree(begun, place / f"{stop}.zarr"))
+        try:
+            with killed_at(stop, monkeypatch):
+                thin(path, keep=keeps[-1], check="sample", progress=False)
+            break
+        except Killed:
+            assert es.verify(path).ok
+            forget(place)
+            assert_same(es.open(path), full)
+            thin(path, keep=keeps[-1], check="sample", progress=False)
+            assert tree_bytes(path) == expected
+    assert stop > full.layout.n_partitions * (1 + (dtype == "int8"))
+
+
+@pytest.mark.parametrize("keep", ["none", "2"])
+def test_a_store_that_another_process_thins_meanwhile(
     place: Path, model: Path, keep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = plan(model)
-    full = es.extract(made, place / "full.zarr", progress=False)
-    shutil.copytree(full.path, place / "once.zarr")
-    expected = tree_bytes(thin(place / "once.zarr", keep=keep, model=model, progress=False).path)
-    keeping = ZarrWriter.keep
-    for number in range(full.layout.n_partitions):
-        path = Path(shutil.copytree(full.path, place / f"{number}.zarr"))
+    """A shard that is replaced or removed after it was found, but before it is opened."""
+    full = es.extract(plan(model), place / "full.zarr", progress=False)
+    shutil.copytree(full.path, place / "x.zarr")
+    with killed_at(4, monkeypatch), pytest.raises(Killed):
+        thin(place / "x.zarr", keep=keep, check="sample", model=model, progress=False)
+    store, opening = es.open(place / "x.zarr"), ZarrReader._open_shard
 
-        def killed(self: ZarrWriter, partition: int, arrays: Any, number: int = number) -> None:
-            if partition == number:
-                raise Killed
-            keeping(self, partition, arrays)
-
+    def late(self: ZarrReader, *arguments: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(ZarrWriter, "keep", killed)
-            with pytest.raises(Killed):
-                thin(path, keep=keep, progress=False)
-        assert_same(es.open(path), full)
-        assert es.verify(path).ok
-        forget(place)
-        thin(path, keep=keep, progress=False)
-        assert tree_bytes(path) == expected
+            patch.setattr(ZarrReader, "_open_shard", opening)
+            thin(place / "x.zarr", keep=keep, check="sample", progress=False)
+        return opening(self, *arguments, **options)
+
+    monkeypatch.setattr(ZarrReader, "_open_shard", late)
+    rows = np.arange(900, 1000)
+    assert store.gather(rows, 1).tobytes() == full.gather(rows, 1).tobytes()
+
+
+def test_what_follows_from_another_column_and_is_half_removed(place: Path, model: Path) -> None:
+    """After a power failure a zarr.json may be back whose column is gone, or the other way round."""
+    full, virtual = virtual_store(place, model)
+    for name in ("types/indptr/zarr.json", "types/occurrences/zarr.json", "types/indptr/c/0"):
+        path = virtual.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(full.path / name, path)
+        assert es.verify(virtual.path).ok, name
+        words = full.select(words=full.index.words[3]).rows
+        assert es.open(virtual.path).select(words=full.index.words[3]).rows.tobytes() == words.tobytes()
+    thin(virtual.path, progress=False)
+    assert not (virtual.path / "types/indptr").exists()
 
 
 def test_an_interrupted_virtual_extraction_is_resumed(

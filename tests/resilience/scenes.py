@@ -393,20 +393,19 @@ def _vectors(path: Path, version: int) -> None:
     write_vectors(WordVectors(("a", "b"), np.full((2, 50), version, np.float32)), path)
 
 
-def _thin(keep: str) -> Scene:
+def _thin(keep: str, dtype: str = "float32") -> Scene:
     def before(folder: Path, get: Get) -> None:
-        write_tree(get(".zarr").tree, folder / virtual.NAME)
+        write_tree(get(".zarr", dtype).tree, folder / virtual.NAME)
 
     def state(folder: Path, whole: Whole) -> str:
         assert whole.reference is not None
         return virtual.state(folder, whole.reference)
 
-    store = ".zarr", "float32"
     return Scene(
         partial(virtual.thin, keep=keep),
         state,
         before,
-        store=store,
+        store=(".zarr", dtype),
         final=tuple(f"declared {left} whole" for left in range(6)),
     )
 
@@ -444,7 +443,7 @@ SCENES: dict[str, Scene] = {
     "append to a store that has grown": _append(2, second=True),
     "export": _export(),
     "thinning": _thin("none"),
-    "thinning to a layer": _thin("1"),
+    "thinning of int8 to a layer": _thin("1", "int8"),
     "computing again": _compute_again(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),

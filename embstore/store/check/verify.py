@@ -42,6 +42,7 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     APPENDED,
     COMMITS_CHUNK,
+    DERIVED,
     INDEXES,
     LABELS,
     NODE,
@@ -134,7 +135,8 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
     columns: dict[str, NDArray[Any] | None] = {}
     for spec in specs:
         crc, node_key = arrays[spec.path].crc32c, f"{spec.path}/{NODE}"
-        if reader is None or (node_key in sizes and storage.get(node_key) == plain[node_key]):
+        follows = spec.path in DERIVED and column_key(spec) not in sizes
+        if reader is None or (not follows and node_key in sizes and storage.get(node_key) == plain[node_key]):
             columns[spec.path] = checks.column(spec, crc)
         else:
             columns[spec.path] = checks.expanded(reader, spec, crc)
@@ -147,7 +149,7 @@ def _verify(path: Path | ObjectPath, findings: Findings) -> int:
             checks.virtual(reader, partition, records[partition])
             continue
         checks.partition(payload_specs(metadata, partition), metadata.layout, partition, records[partition])
-    begun = (f"{TEMPORARY}/",) if reader is not None else (f"{TEMPORARY}/", f"{FINGERPRINTS}/", f"{KEPT}/")
+    begun = (f"{TEMPORARY}/", f"{FINGERPRINTS}/", f"{KEPT}/")
     of_columns = {column_key(spec) for spec in specs} | set(plain) if reader is not None else set()
     for key in sorted(set(sizes) - expected_keys(metadata, arrays) - of_columns):
         if not key.startswith(begun):  # what a killed writer left is not a fault

@@ -24,7 +24,7 @@ from embstore.store.arrays import (
     virtual_specs,
 )
 from embstore.store.metadata import Metadata
-from embstore.store.storage.base import Expected, Parts, Storage
+from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, crc32c_of_file, write_at
@@ -39,18 +39,16 @@ _AT_ONCE = threading.RLock()  # the threads of a process share the model
 class Recomputed:
     """The shards of partitions that are computed again, as files in the folder of the cache.
 
-    `expected`: returns what the shards of a partition must be by its commit record, None where it is not committed or
-    its shards are complete in the store. A file appears once it is whole and checked, by one rename, so that processes
-    may share the folder and be killed. EMBSTORE_CACHE_GIB (64) bounds it; the least recently used are removed.
+    `reader`: of the store. A file appears once it is whole and checked, by one rename, so that processes may share the
+    folder and be killed. EMBSTORE_CACHE_GIB (64) bounds it; the least recently used are removed.
     """
 
-    def __init__(
-        self, storage: Storage, metadata: Metadata, folder: Path | None, expected: Callable[[int], Expected | None]
-    ) -> None:
+    def __init__(self, reader: Any, folder: Path | None) -> None:
         self.folder = folder or default_folder()
-        self._storage = storage
-        self._metadata = metadata
-        self._expected = expected
+        self._reader = reader
+        self._storage: Storage = reader.storage
+        self._metadata: Metadata = reader.metadata
+        self._expected: Callable[[int], Expected | None] = reader.expected_again
         self._nbytes = int(setting("EMBSTORE_CACHE_GIB", SIZE_GIB) * 2**30)
         self._cache = CacheFolder(self.folder, self._nbytes)
         self._computed: set[int] = set()
@@ -118,6 +116,8 @@ class Recomputed:
             )
         for is_last in (False, False, True):
             if found := self._cached(expected):
+                if not found[1]:
+                    warn_of_last_bits(self._storage.path)
                 return found
             if is_last:
                 break
@@ -154,9 +154,10 @@ class Recomputed:
                 self._add(number, own, arrays)
             elif expected is not None and sum(own.sizes) + sum(expected.sizes) <= self._nbytes:
                 self._cached(own)  # marks it as used
-                self._add(number, expected, arrays)
+                if not self._cached(expected):
+                    self._add(number, expected, arrays)
 
-        recomputing.recompute(self._storage.path, self.folder, wanted, take)
+        recomputing.recompute(self._reader, wanted, take)
 
     def _add(self, number: int, expected: Expected, arrays: Mapping[str, NDArray[Any]]) -> None:
         specs = payload_specs(self._metadata, number)
@@ -187,12 +188,10 @@ def crc_of(shards: list[list[NDArray[Any] | bytes]]) -> int:
     return crc
 
 
-def require_near(
-    path: object, number: int, stored: NDArray[np.float16], found: NDArray[np.float16], *, warn: bool = True
-) -> float:
+def require_near(path: object, number: int, stored: NDArray[np.float16], found: NDArray[np.float16]) -> float:
     """Raise StoreDamagedError unless the fingerprints of a partition are the same but for what last bits change.
 
-    Returns their largest difference, after a RecomputedWarning where `warn` is set.
+    Returns their largest difference.
     """
     apart = difference(stored, found)
     if not apart <= TOLERANCE:
@@ -200,14 +199,17 @@ def require_near(
             f"partition {number} of {path} was computed again, and is not what was committed: its fingerprints differ "
             f"by {apart:.3g}, at most {TOLERANCE} is allowed; the model or the software has changed"
         )
-    if warn:
-        warnings.warn(
-            f"rows of {path} that were computed again differ from those committed in the last bits (fingerprints by "
-            f"{apart:.2g}): they were made on another device or with other software",
-            RecomputedWarning,
-            stacklevel=2,
-        )
     return apart
+
+
+def warn_of_last_bits(path: object) -> None:
+    """Give a RecomputedWarning of rows that have other last bits than those committed."""
+    warnings.warn(
+        f"rows of {path} that were computed again differ from those committed in the last bits: they were made on "
+        "another device or with other software",
+        RecomputedWarning,
+        stacklevel=2,
+    )
 
 
 def fingerprint_bytes(metadata: Metadata, number: int) -> tuple[int, int, str]:
@@ -222,22 +224,33 @@ def fingerprint_bytes(metadata: Metadata, number: int) -> tuple[int, int, str]:
 def kept_fault(storage: Storage, metadata: Metadata, number: int) -> str | None:
     """Return what is wrong with the layers that a virtual store keeps of a partition, None where nothing is.
 
-    Layers whose shard is not there are computed again.
+    Layers whose shard is not there are computed again, and a shard may have other layers too: one of a thinning that
+    has begun.
     """
     layers, crc = kept_positions(metadata, number), 0
     start, stop = metadata.layout.span(number)
-    for spec in payload_specs(metadata, number) if storage.is_in_place else ():
-        key, (nbytes, end) = shard_key(spec, number), shard_end(spec, stop - start, layers)
-        size = storage.size(key)
-        if size is None:
-            return None
-        if size != nbytes or storage.get_range(key, nbytes - len(end), nbytes).tobytes() != end:
-            return f"the size or index of {storage.url(key)} was changed"
-        crc = storage.crc32c(key, nbytes, crc)
     if not layers or not storage.is_in_place:
         return None
-    records = np.frombuffer(storage.get(column_key(virtual_specs(metadata)[1])), COMMIT_DTYPE).reshape(-1, 2)
-    if crc != record_crc32c(records[number]):
+    for spec in payload_specs(metadata, number):
+        key, (nbytes, end) = shard_key(spec, number), shard_end(spec, stop - start, layers)
+        size, (whole, _) = storage.size(key), shard_end(spec, stop - start)
+        if size is None:
+            return None
+        if size == whole:
+            layer_nbytes = (whole - len(end)) // spec.shape[0]
+            for position in layers:
+                crc = crc32c(storage.get_range(key, position * layer_nbytes, (position + 1) * layer_nbytes), crc)
+            crc = crc32c(end, crc)
+        elif size == nbytes and storage.get_range(key, nbytes - len(end), nbytes).tobytes() == end:
+            crc = storage.crc32c(key, nbytes, crc)
+        else:
+            return f"the size or index of {storage.url(key)} was changed"
+    key, nbytes = column_key(virtual_specs(metadata)[1]), 2 * COMMIT_DTYPE.itemsize
+    try:
+        record = storage.get_range(key, number * nbytes, (number + 1) * nbytes).view(COMMIT_DTYPE)
+    except KeyNotFoundError:
+        return f"{storage.url(key)} is missing"
+    if crc != record_crc32c(record):
         return f"the layers that {storage.path} keeps of partition {number} were changed"
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from embstore import recomputing
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, check_choice
 from embstore.progress import Progress, reporting
-from embstore.store.arrays import KEPT, committed, frozen_specs, payload_specs, record_crc32c
+from embstore.store.arrays import KEPT, committed, frozen_specs, kept_positions, payload_specs, record_crc32c
 from embstore.store.layout import resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
@@ -27,7 +27,7 @@ from embstore.store.storage.location import parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.store import Layers, Store
 from embstore.store.virtual.fingerprints import fingerprints
-from embstore.store.virtual.recomputed import crc_of, require_near, virtual_chunks
+from embstore.store.virtual.recomputed import crc_of, require_near, virtual_chunks, warn_of_last_bits
 from embstore.store.zarr.format import (
     DERIVED,
     NODE,
@@ -43,8 +43,6 @@ from embstore.store.zarr.format import (
 from embstore.store.zarr.packed import packed
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
-
-SAMPLED = 3  # partitions that are computed again before vectors are dropped
 
 
 @checked
@@ -86,7 +84,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         raise MissingRowsError(
             f"{storage.path} is not finished: complete it by the command that began it, then thin it"
         )
-    kept = () if keep in ("none", None) else resolve_layers(keep, found.layers, ascending=True)
+    kept = () if isinstance(keep, str) and keep == "none" else resolve_layers(keep, found.layers, ascending=True)
     if found.kept is not None and kept not in (found.kept, ()):
         raise InvalidValueError(
             f"{storage.path} keeps layers {', '.join(map(str, found.kept)) or 'none'}: others are not stored any more; "
@@ -96,7 +94,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         if crc32c(reader.column(name)) != reader.arrays[name].crc32c:
             raise StoreDamagedError(f"{name} of {storage.path} was changed: repair the store before it is thinned")
     metadata = replace(found, kept=kept)
-    whole = [number for number in range(metadata.n_partitions) if _is_whole(storage, metadata, number)]
+    whole = [number for number in range(metadata.n_partitions) if all(_whole(storage, metadata, number))]
     order = sorted({whole[0], whole[len(whole) // 2], whole[-1]}) if whole and check == "sample" else whole
     with reporting(progress, total=len(order), unit="partitions", label="compute again") as report:
         same: set[int] = set()
@@ -113,8 +111,8 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         for number in range(metadata.n_partitions):
             if number in whole:
                 writer.thin(number, _checked_arrays(reader, number))
-            elif not kept:
-                writer.keep(number, {})
+            elif not kept or any(_whole(storage, metadata, number)):  # interrupted
+                writer.keep(number, _arrays(reader, number, kept_positions(metadata, number)) if kept else {})
             report(number + 1)
     storage.finish()
     for key in () if kept else storage.sizes(KEPT):
@@ -124,11 +122,11 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
             os.rmdir(folder)
 
 
-def _is_whole(storage: Storage, metadata: Metadata, number: int) -> bool:
-    """Return whether the shards of a partition have all layers."""
+def _whole(storage: Storage, metadata: Metadata, number: int) -> list[bool]:
+    """Return for each shard of a partition whether it has all layers."""
     start, stop = metadata.layout.span(number)
     specs = payload_specs(metadata, number)
-    return all(storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0] for spec in specs)
+    return [storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0] for spec in specs]
 
 
 def _declare(storage: LocalStorage, reader: ZarrReader, metadata: Metadata) -> None:
@@ -159,14 +157,20 @@ def _pack(storage: LocalStorage, reader: ZarrReader) -> None:
                 storage.delete(key)
 
 
+def _arrays(reader: ZarrReader, number: int, positions: Sequence[int] | None = None) -> dict[str, NDArray[Any]]:
+    """Read a partition, or the layers at some positions, as they are stored."""
+    start, stop = reader.metadata.layout.span(number)
+    arrays = {}
+    for spec in payload_specs(reader.metadata, number):
+        arrays[spec.path] = np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype)
+        for position in range(spec.shape[0]) if positions is None else positions:
+            reader.rows(spec.path, position, number).read(0, stop - start, arrays[spec.path][position])
+    return arrays
+
+
 def _checked_arrays(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
     """Read a partition as it is stored; raises StoreDamagedError unless it is what was committed."""
-    specs = payload_specs(reader.metadata, number)
-    start, stop = reader.metadata.layout.span(number)
-    arrays = {spec.path: np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype) for spec in specs}
-    for name, array in arrays.items():
-        for position, rows in enumerate(array):
-            reader.rows(name, position, number).read(0, stop - start, rows)
+    specs, arrays = payload_specs(reader.metadata, number), _arrays(reader, number)
     if crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs]) != record_crc32c(reader.commits()[number]):
         raise StoreDamagedError(f"partition {number} of {reader.path} was changed: repair it before it is thinned")
     return arrays
@@ -180,20 +184,21 @@ def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None,
 
     def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         specs = payload_specs(reader.metadata, number)
-        if not _is_whole(reader.storage, reader.metadata, number):
+        if not all(_whole(reader.storage, reader.metadata, number)):
             return  # it was thinned before an interruption
         stored = _checked_arrays(reader, number)
         if any(not np.array_equal(stored[name].view(np.uint8), arrays[name].view(np.uint8)) for name in stored):
             before, found = (fingerprints(specs[0], each) for each in (stored, arrays))
-            apart = require_near(reader.path, number, before, found, warn=not is_exact)
+            apart = require_near(reader.path, number, before, found)
             if is_exact:
                 raise InvalidValueError(
                     f"partition {number} of {reader.path} is computed here with other last bits than it has (the "
                     f"fingerprints differ by {apart:.2g}), which would be lost: thin it where it was made, or accept "
                     "that with --check near"
                 )
+            warn_of_last_bits(reader.path)
         same.add(number)
 
-    recomputing.recompute(reader.path, reader.cache, wanted, take, model)
+    recomputing.recompute(reader, wanted, take, model)
     if wanted not in same:
         raise StoreDamagedError(f"partition {wanted} of {reader.path} was not computed again: nothing was dropped")

@@ -116,7 +116,7 @@ class ZarrReader:
         if self.metadata.kept is not None:
             if self.is_foreign:
                 raise self._rewritten(self.metadata.layout.vectors)
-            self._recomputed = Recomputed(storage, self.metadata, cache, self._expected_again)
+            self._recomputed = Recomputed(self, cache)
             self.cache = self._recomputed.folder
         self.remote: RemoteRows | None = None
         if not storage.is_mapped and self._recomputed is None:
@@ -216,7 +216,8 @@ class ZarrReader:
     def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
         if self._is_folder or self._recomputed is not None:
             node = self.storage.get_or_none(f"{spec.path}/{NODE}")
-            if self._recomputed is not None and node == (None if spec.path in DERIVED else packed_node(spec)):
+            follows = spec.path in DERIVED and (node is None or self.storage.size(column_key(spec)) is None)
+            if self._recomputed is not None and (follows or node == packed_node(spec)):
                 return self._expanded(self._recomputed, spec)
             if node is None:
                 raise StoreDamagedError(f"{self.storage.url(f'{spec.path}/{NODE}')} is missing: {REPAIR_HINT}")
@@ -315,7 +316,7 @@ class ZarrReader:
 
         Where the rows are follows from the layout, so that the index need not be waited for.
         """
-        if self._recomputed is not None and not self.is_kept(array, position, partition):
+        if self._is_computed(array, position, partition):
             return
         if self.is_foreign or self._recomputed is not None:
             self.rows(array, position, partition).will_need(start, stop)
@@ -333,23 +334,38 @@ class ZarrReader:
         spec = self.specs[array]
         size = self.storage.size(shard_key(spec, partition)) if self._is_folder else None
         layers = self.metadata.layers if spec.dims[0] == "layer" else self.metadata.blocks
-        return size is not None and (layers[position] in (self.metadata.kept or ()) or self._is_whole(spec, partition))
+        if size is None or layers[position] in (self.metadata.kept or ()):
+            return size is not None
+        return self._is_whole(spec.first + partition % self.metadata.layout.n_partitions)
 
-    def _is_whole(self, spec: ArraySpec, partition: int) -> bool:
-        start, stop = self.metadata.layout.span(partition)
-        return self.storage.size(shard_key(spec, partition)) == shard_end(spec, stop - start)[0]
+    def _is_computed(self, array: str, position: int, partition: int) -> bool:
+        return self._recomputed is not None and not self.is_kept(array, position, partition)
+
+    def _is_whole(self, number: int) -> bool:
+        start, stop = self.metadata.layout.span(number)
+        return all(
+            self.storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0]
+            for spec in payload_specs(self.metadata, number)
+        )
 
     def _shard(self, array: str, partition: int, position: int) -> Shard:
         spec = self.specs[array]
-        again = self._recomputed is not None and not self.is_kept(array, position, partition)
+        again = self._is_computed(array, position, partition)
         key = array, partition, again
         if again and key not in self._shards:
             self._shard_file(spec, partition, again=True)  # takes long, and other threads may read meanwhile
         with self._mutex:
             shard = self._shards.get(key)
             if shard is None:
-                with self._of_this_store(checksum=not self._is_folder):
-                    shard = self._open_shard(spec, partition, again=again)
+                try:
+                    with self._of_this_store(checksum=not self._is_folder):
+                        shard = self._open_shard(spec, partition, again=again)
+                except StoreDamagedError:
+                    if again or not self._is_computed(array, position, partition):
+                        raise
+                if shard is None or (not again and self._is_computed(array, position, partition)):
+                    key = array, partition, True  # another process has thinned it meanwhile
+                    shard = self._open_shard(spec, partition, again=True)
                 if len(self._shards) >= self._max_shards:
                     self._shards.clear()
                     self._layers.clear()
@@ -367,7 +383,7 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         if self.is_foreign:
             return self._crc32c_of_values(partition, stop - start) if self._is_folder else None
-        if self._recomputed is not None and self._expected_again(partition) is not None:
+        if self._recomputed is not None and self.expected_again(partition) is not None:
             if fault := kept_fault(self.storage, self.metadata, partition):
                 raise StoreDamagedError(f"{fault}: {REPAIR_HINT}")
             return self._recomputed.crc32c(partition)
@@ -414,14 +430,12 @@ class ZarrReader:
         crc, version = record_crc32c(records[number]), self.metadata.fingerprint
         return Expected(f"partition {number}", keys, sizes, crc, version, ends)
 
-    def _expected_again(self, number: int) -> Expected | None:
+    def expected_again(self, number: int) -> Expected | None:
         """Return what the shards of a partition must be, None unless it is committed and not complete in the store."""
         records = self.commits() if self._records is None else self._records
         if not committed(records, self.metadata.layout)[number]:
             return None
-        specs = payload_specs(self.metadata, number)
-        is_whole = self._is_folder and all(self._is_whole(spec, number) for spec in specs)
-        return None if is_whole else self._expected(number)
+        return None if self._is_folder and self._is_whole(number) else self._expected(number)
 
     def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool = False) -> Shard:
         chunk_rows = self._chunk_rows[spec.path]
