@@ -401,13 +401,17 @@ def _reopen(
 
 
 def member_names(paths: Sequence[Path | ObjectPath]) -> list[str]:
-    """Return the names of members: those of their files without the ending, with as many folders as they differ in."""
-    parts = [[*str(path).split("/")[:-1], path.stem] for path in paths]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(each[-depth:]) for each in parts]
-        if len(set(names)) == len(names):
-            break
-    return names
+    """Return the names of members: those of their files without the ending, with as many folders as they differ in.
+
+    Where only the endings distinguish two members, as a.zarr and a.h5, all names have theirs.
+    """
+    for with_ending in (False, True):
+        parts = [[*str(path).split("/")[:-1], path.name if with_ending else path.stem] for path in paths]
+        for depth in range(1, max(map(len, parts)) + 1):
+            names = ["/".join(each[-depth:]) for each in parts]
+            if len(set(names)) == len(names):
+                return names
+    return [str(path) for path in paths]
 
 
 def merged_metadata(stores: Sequence[Store]) -> Metadata:

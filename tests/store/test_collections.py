@@ -331,6 +331,14 @@ def test_members_of_one_name_have_that_of_their_folder(tmp_path: Path) -> None:
         es.open(str(tmp_path / "c*.zarr"))
 
 
+def test_members_that_only_their_endings_distinguish_have_them(tmp_path: Path) -> None:
+    extract(tmp_path / "x.zarr", SENTENCES[:20])
+    es.export(tmp_path / "x.zarr", tmp_path / "x.h5")
+    store = es.open([tmp_path / "x.zarr", tmp_path / "x.h5"])
+    assert store.table()["member"].unique(maintain_order=True).to_list() == ["x.zarr", "x.h5"]
+    assert es.export(store, tmp_path / "both.zarr").n_rows == store.n_rows
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
