@@ -36,6 +36,8 @@ class FakeLLM:
         self.layers = options["speculative_config"]["draft_model_config"]["hf_config"]
         self.layers = self.layers["eagle_aux_hidden_state_layer_ids"]
         self.folder = Path(options["kv_transfer_config"]["kv_connector_extra_config"]["shared_storage_path"])
+        limits = (getattr(self.model.config, name, None) for name in ("max_position_embeddings", "n_positions"))
+        assert options["max_model_len"] <= next(filter(None, limits)), "vLLM refuses more than the model has positions"
         self.blocks = next(part for part in self.model.modules() if isinstance(part, torch.nn.ModuleList))
 
     @torch.inference_mode()

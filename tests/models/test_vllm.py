@@ -86,7 +86,7 @@ def test_vllm_is_started_for_what_is_asked(vllm, llama):
     assert only.options["enable_prefix_caching"] is only.options["enable_chunked_prefill"] is False
     vectors(encoder, (3,), sentences=[["cat"] * 300])
     vectors(encoder, (0,))
-    assert [(one.layers, one.options["max_model_len"]) for one in vllm.made[1:]] == [([3], 513), ([0], 513)]
+    assert [(one.layers, one.options["max_model_len"]) for one in vllm.made[1:]] == [([3], 320), ([0], 320)]
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,7 @@ class VllmEncoder(BatchedEncoder):
                 name=self.info.name,
                 layers=sorted(set(layers)),
                 longest=self._longest,
+                most=None if self.info.max_subwords is None else self.info.max_subwords + self.n_specials,
                 dtype=self.compute_dtype,
                 options=self._options,
             )

@@ -35,14 +35,24 @@ class Engine:
     """vLLM with its connector for hidden states, which writes a file for each request.
 
     `layers`: those that are written, ascending; 0 is the embeddings, the last one is before the final norm. `longest`:
-    the subwords that a sentence may have, special ones included. `options`: of `vllm.LLM`.
+    the subwords that a sentence may have, special ones included, of at most `most` that the model takes (None: any).
+    `options`: of `vllm.LLM`.
     """
 
     def __init__(
-        self, folder: Path, *, name: str, layers: Sequence[int], longest: int, dtype: str, options: Mapping[str, Any]
+        self,
+        folder: Path,
+        *,
+        name: str,
+        layers: Sequence[int],
+        longest: int,
+        most: int | None,
+        dtype: str,
+        options: Mapping[str, Any],
     ) -> None:
         self.name, self.layers = name, tuple(layers)
-        self.longest = -(-longest // LENGTH_STEP) * LENGTH_STEP
+        rounded = -(-longest // LENGTH_STEP) * LENGTH_STEP
+        self.longest = rounded if most is None else min(rounded, most)
         self._files = tempfile.TemporaryDirectory(prefix="embstore-vllm-", ignore_cleanup_errors=True)
         try:
             vllm = import_module("vllm")
