@@ -89,6 +89,13 @@ def test_conllu_words_without_a_space_before_them_are_attached(tmp_path: Path) -
     assert sentence.attached == [1, 3, 4, 9], "a range whose words do not spell it has spaces in it, and after it"
 
 
+def test_conllu_annotation_whose_name_ends_in_spaceafter_says_nothing_of_the_space(tmp_path: Path) -> None:
+    rows = ["1\tBut" + "\t_" * 7 + "\tCorrectSpaceAfter=No", "2\tso" + "\t_" * 7 + "\tX=1|SpaceAfter=No"]
+    (tmp_path / "a.conllu").write_text("\n".join([*rows, "3\t." + "\t_" * 8]))
+    (sentence,) = open_corpus(tmp_path / "a.conllu")
+    assert sentence.attached == [2]
+
+
 def test_conllu_newdoc_begins_a_document(tmp_path: Path) -> None:
     word = conllu("1 a a X X root") + "\n"
     text = word + "# newdoc id = weblog 1 \n# sent_id = 1\n" + word + "# newdocument\n" + word

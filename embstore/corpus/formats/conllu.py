@@ -32,7 +32,7 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     for newdoc, _, rows in _blocks(lines):
         if newdoc is not None:
             document = Document({**options.fields, **({NEWDOC_ID: newdoc} if newdoc else {})})
-        attached = [at for at in range(1, len(rows)) if NO_SPACE in rows[at - 1][MISC]]
+        attached = [at for at in range(1, len(rows)) if NO_SPACE in rows[at - 1][MISC].split("|")]
         _, forms, lemmas, upos, xpos, _, _, deprel, _, _ = zip(*rows, strict=True)
         labels = {
             "upos": underscore_as_none(upos),
