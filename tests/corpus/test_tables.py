@@ -179,6 +179,8 @@ def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
     assert fields[2]["n"] is None
     path.write_text("text;year\n12;1900\n")
     assert documents(open_corpus(path)) == [("12", {"year": 1900})]
+    path.write_text("\n\nyear\ttext\n1900\t12\n")
+    assert documents(open_corpus(path)) == [("12", {"year": 1900})], "blank lines before the header are skipped"
 
 
 BAD: dict[str, tuple[str, bytes | str, str]] = {

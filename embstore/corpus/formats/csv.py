@@ -63,7 +63,7 @@ def _checked(lines: Lines, rows: Iterator[tuple[int, list[str]]], width: int) ->
 
 def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     """Yield the fields of each row that is not blank, with the number of its first line."""
-    header = next(iter(lines), "")
+    header = next(filter(str.strip, lines), "")
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
     number = 1
