@@ -201,9 +201,9 @@ def _weight_files(folder: Path, config: Any) -> list[Path]:
 
 
 def _weight_names(folder: Path) -> list[str]:
-    """Return the names of the weight files, from the index if there is one."""
+    """Return the names of the weight files that transformers loads: the single one, else those of the index."""
     index = folder / WEIGHTS_INDEX
-    if not index.is_file():
+    if (folder / WEIGHTS).is_file() or not index.is_file():
         return [WEIGHTS]
     try:
         names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))

@@ -150,11 +150,27 @@ def header(edit):
     return change
 
 
+def index_of(content):
+    """Return a change that puts an index in the place of the weights."""
+
+    def change(folder):
+        (folder / "model.safetensors").unlink()
+        (folder / "model.safetensors.index.json").write_bytes(content)
+
+    return change
+
+
 def shards(*names):
-    return replaced("model.safetensors.index.json", json.dumps({"weight_map": dict(enumerate(names))}).encode())
+    return index_of(json.dumps({"weight_map": dict(enumerate(names))}).encode())
 
 
 NESTED = b'{"a":' * 200_000
+
+
+def test_an_index_next_to_the_weights_is_ignored_as_transformers_does(folder):
+    expected = load_encoder(folder).info.weights_sha256
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-00001-of-00002.safetensors"}}')
+    assert load_encoder(folder).info.weights_sha256 == expected
 
 
 @pytest.mark.parametrize(
@@ -174,7 +190,7 @@ NESTED = b'{"a":' * 200_000
         (replaced("tokenizer.json"), "has no tokenizer"),
         (replaced("tokenizer_config.json", NESTED), "cannot be loaded"),
         (replaced("model.safetensors"), "has no model.safetensors"),
-        (replaced("model.safetensors.index.json", NESTED), "is not a safetensors index"),
+        (index_of(NESTED), "is not a safetensors index"),
         (shards("../other/model.safetensors"), "is not the name of a file in its folder"),
         (shards(5), "is not a safetensors index"),
         (header(lambda entry: entry.update(shape=[2**40, 2**20])), "are damaged"),
