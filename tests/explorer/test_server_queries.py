@@ -21,6 +21,7 @@ from embstore.explorer import Arrays, Explored, answer, explored
 from embstore.explorer import stores as explored_stores
 from embstore.explorer.queries import layers, senses, words
 from embstore.explorer.queries import neighbors as neighbors_module
+from embstore.explorer.queries import sentence as sentence_module
 from embstore.explorer.queries.registry import CancelledQueryError, NotFoundError, has
 from embstore.explorer.tables import as_file, table
 from embstore.store.storage.safetensors import parse
@@ -401,6 +402,28 @@ def test_too_many_layers_are_refused(one: list[Explored], monkeypatch: pytest.Mo
     monkeypatch.setattr(neighbors_module, "MAX_LAYERS", 2)
     with pytest.raises(InvalidValueError, match="3 layers are too many: give 2 at most"):
         answer(one, "neighbors", {"row": 1, "layers": "0,2,5"})
+
+
+def test_a_layer_is_a_number_or_a_name(one: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
+    queries: list[tuple[str, dict[str, object]]] = [("map", {}), ("similarity", {"sentence": 0})]
+    queries += [("senses", {"word": "bank"})]
+    for name, given in queries:
+        last = answer(one, name, {**given, "layer": "last"})
+        assert (last if name == "senses" else last.data)["layer"] == 5
+        for wrong in ("--2", "0,2", "all"):
+            with pytest.raises(InvalidValueError, match=f"layer '{wrong}' is not stored"):
+                answer(one, name, {**given, "layer": wrong})
+    asked: list[object] = []
+
+    def attention(text: str, *, layers: list[object], **_: object) -> es.analysis.SentenceAttention:
+        asked.extend(layers)
+        return es.analysis.SentenceAttention(("a",), (12,), (0,), np.ones((1, 1, 1, 1), np.float32))
+
+    monkeypatch.setattr(sentence_module, "sentence_attention", attention)
+    monkeypatch.setattr(Explored, "model_location", lambda self: "model")
+    assert answer(one, "attention", {"sentence": 0, "layer": "last"}).data["layer"] == 12
+    assert answer(one, "attention", {"sentence": 0, "layer": 3}).data["layer"] == 12
+    assert asked == ["last", 3]
 
 
 def test_a_table_has_the_columns_of_one_length() -> None:

@@ -19,7 +19,7 @@ from embstore.analysis.scan import layer_of
 from embstore.errors import InvalidValueError, StorageError, quoted
 from embstore.explorer.answers import Arrays
 from embstore.explorer.background import in_process
-from embstore.explorer.parameters import Bounds, Layer, Number, Rows, Where, Word
+from embstore.explorer.parameters import Bounds, Layer, Number, Rows, Where, Word, layer_named
 from embstore.explorer.queries.registry import Asked
 from embstore.explorer.queries.words import found_rows, selecting
 from embstore.explorer.regions import Regions, find_regions, name_groups
@@ -58,7 +58,7 @@ def map(
     are known.
     """
     one = asked.store(store)
-    number = layer_of(one.store, int(layer) if layer.lstrip("-").isdecimal() else layer)
+    number = layer_of(one.store, layer_named(layer))
     found = found_rows(one, word, where, rows)
     chosen = Selection(one.store, rows=slice(found.start, found.stop) if isinstance(found, range) else found)
     if not one.store.finished:

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from embstore.explorer.parameters import Bounds, Layer, Number, Word
+from embstore.analysis.scan import layer_of
+from embstore.explorer.parameters import Bounds, Layer, Number, Word, layer_named
 from embstore.explorer.queries.registry import Asked
 from embstore.explorer.queries.words import described, found_rows
-from embstore.store.layout import resolve_layers
 
 SAMPLE = 5000  # occurrences that are clustered
 EXAMPLES, MARKERS = 5, 8
@@ -27,7 +27,7 @@ def senses(
     """Cluster the occurrences of a word, as `embstore.senses`; `rows` and `codes` say which is in which cluster."""
     one = asked.store(store)
     found_rows(one, word, None)
-    (number,) = resolve_layers(layer, one.store.layers)[:1]
+    number = layer_of(one.store, layer_named(layer))
     return dict(one.once(("senses", word, number, clusters), lambda: _senses(asked, store, word, number, clusters)))
 
 

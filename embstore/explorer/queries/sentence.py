@@ -14,7 +14,7 @@ from embstore.analysis.scan import layer_of
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, MissingRowsError, quoted
 from embstore.explorer.answers import Arrays
-from embstore.explorer.parameters import Bounds, Layer, Number, Row
+from embstore.explorer.parameters import Bounds, Layer, Number, Row, layer_named
 from embstore.explorer.queries.registry import Asked
 from embstore.explorer.queries.words import columns, described
 from embstore.explorer.stores import Explored
@@ -61,7 +61,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
 def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer = "-1") -> Arrays:
     """Return the cosine of every two stored words of a sentence: `values` float32 [n, n]."""
     one = asked.store(store)
-    number = layer_of(one.store, _layer(layer))
+    number = layer_of(one.store, layer_named(layer))
     _, stored, positions = _words(one.store, sentence)
     if len(stored) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
@@ -82,7 +82,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     own = _probe(one, probe, StructuralProbe)
     fitted = own.fitted
     known = fitted.shape.layers
-    number = own.best_layer() if layer is None else layer_of(one.store, _layer(layer))
+    number = own.best_layer() if layer is None else layer_of(one.store, layer_named(layer))
     if number not in known or number not in one.store.layers:
         raise InvalidValueError(f"{probe} has no probe of layer {number}: it has those of {', '.join(map(str, known))}")
     if "distance" not in fitted.shape.tasks:
@@ -169,12 +169,13 @@ def attention(
         raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} words: choose a shorter one")
     heads = None if head is None else [head]
     asked.report(0, 1)
-    number = int(layer) if layer.isdecimal() else 1
+    named = layer_named(layer)
 
     def make() -> SentenceAttention:
-        return sentence_attention(text, model=model, layers=[number], heads=heads)
+        return sentence_attention(text, model=model, layers=[named], heads=heads)
 
-    found = one.once(("attention", sentence, number, head), make) if len(text) < 1000 else make()
+    found = one.once(("attention", sentence, named, head), make) if len(text) < 1000 else make()
+    (number,) = found.layers
     given = f"layers=[{number}]" + ("" if head is None else f", heads=[{head}]")
     call = f"es.analysis.sentence_attention(store.index.texts[{sentence}], model={model!r}, {given})"
     data = {
@@ -184,10 +185,6 @@ def attention(
         "python": one.python(call),
     }
     return Arrays({"values": np.asarray(found.values[0], np.float32)}, data)
-
-
-def _layer(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdecimal() else text
 
 
 def _sentence(store: Store, number: int) -> int:
