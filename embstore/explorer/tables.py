@@ -36,15 +36,11 @@ def table(answer: Any) -> pl.DataFrame:
         return answer
     if isinstance(answer, Arrays) and all(array.ndim == 1 for array in answer.arrays.values()):
         return pl.DataFrame(dict(answer.arrays))
-    rows = list(_of_arrays(answer) if isinstance(answer, Arrays) else _flat(answer))
-    return pl.DataFrame(rows, infer_schema_length=None)
-
-
-def _of_arrays(answer: Arrays) -> Iterator[dict[str, Any]]:
-    """The numbers of a matrix with their places."""
-    for name, array in answer.arrays.items():
-        for place in np.ndindex(array.shape):
-            yield {**{f"axis_{axis}": each for axis, each in enumerate(place)}, name: array[place].item()}
+    if isinstance(answer, Arrays):  # the numbers of a matrix with their places
+        ((name, array),) = answer.arrays.items()
+        places = {f"axis_{axis}": each.ravel() for axis, each in enumerate(np.indices(array.shape, np.int32))}
+        return pl.DataFrame({**places, name: array.ravel()})
+    return pl.DataFrame(list(_flat(answer)), infer_schema_length=None)
 
 
 def _flat(value: Any) -> Iterator[dict[str, Any]]:

@@ -431,6 +431,15 @@ def test_a_table_has_the_columns_of_one_length() -> None:
     assert frame.to_dict(as_series=False) == {"word": ["a", "a"], "layers": [0, 2], "values": [0.5, 1.5]}
 
 
+def test_a_table_of_a_matrix_has_a_row_for_each_number() -> None:
+    values = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
+    frame = table(Arrays({"values": values}, {"words": ["a"]}))
+    assert frame.columns == ["axis_0", "axis_1", "axis_2", "values"]
+    assert frame.rows() == [(*place, values[place].item()) for place in np.ndindex(values.shape)]
+    many = table(Arrays({"values": np.zeros((2, 1000, 1000), np.float32)}, {}))
+    assert many.estimated_size() == 2_000_000 * 16, "four bytes a number and a place, not an object each"
+
+
 def test_tables_of_scores_next_to_a_store_are_shown(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr").store
     (tmp_path / "probes").mkdir()
