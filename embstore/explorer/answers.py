@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.errors import EmbstoreError
 from embstore.store.storage.safetensors import header
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
@@ -44,6 +45,12 @@ def encoded(answer: Any) -> tuple[bytes, str]:
     if isinstance(answer, Arrays):
         return answer.to_bytes(), SAFETENSORS
     return as_json(answer).encode(), JSON
+
+
+def explained(error: BaseException) -> str:
+    """Return the message of an error in one line; of one that embstore does not raise on purpose, with its kind."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, EmbstoreError) else f"{type(error).__name__}: {text[:200]}"
 
 
 def _finite(value: Any) -> Any:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from embstore.arguments import checked
-from embstore.errors import EmbstoreError, MissingPackageError, check_whole
-from embstore.explorer.answers import encoded
+from embstore.errors import MissingPackageError, check_whole
+from embstore.explorer.answers import encoded, explained
 from embstore.explorer.queries.registry import QUERIES, answer, has
 from embstore.explorer.stores import Explored, explored
 from embstore.store import Selection, Store
@@ -86,8 +86,8 @@ def _widget_class() -> Any:
 
             try:
                 data, kind = encoded(answer(self._stores, asked["name"], asked["params"], progress=report))
-            except EmbstoreError as error:
-                self.send({"id": asked["id"], "error": str(error)})
+            except Exception as error:  # also one that is no answer to the query: the page waits for a message
+                self.send({"id": asked["id"], "error": explained(error)})
             else:
                 self.send({"id": asked["id"], "kind": kind}, [data])
 

@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from embstore.errors import EmbstoreError, InputError, InvalidValueError
-from embstore.explorer.answers import JSON, encoded
+from embstore.explorer.answers import JSON, encoded, explained
 from embstore.explorer.queries.registry import (
     CancelledQueryError,
     NotFoundError,
@@ -226,10 +226,10 @@ def _explained(error: BaseException) -> tuple[str, int]:
         return "the query was cancelled", 499
     if isinstance(error, EmbstoreError):
         status = 404 if isinstance(error, NotFoundError) else 400 if isinstance(error, InputError) else 500
-        return " ".join(str(error).split()), status
+        return explained(error), status
     if os.environ.get("EMBSTORE_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", 500
+    return explained(error), 500
 
 
 def _error(message: str, status: int) -> Response:

@@ -53,6 +53,14 @@ def test_errors_are_one_line(widget: Any) -> None:
     assert "nothing" in ask(widget, "nothing")[0][0]["error"]
 
 
+def test_an_unexpected_error_is_answered_too(widget: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("one\ntwo")
+
+    monkeypatch.setattr(notebook, "answer", broken)
+    assert ask(widget, "stores")[0] == [{"id": 7, "error": "ZeroDivisionError: one two"}]
+
+
 def test_selection_is_what_is_shown(widget: Any, store: es.Store) -> None:
     bank = store.select(words="bank")
     assert widget.state == {"view": "word", "word": "bank", "layer": "2"}
