@@ -96,7 +96,7 @@ def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progre
     if os.path.lexists(path):
         raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
     store = selection.store
-    if not store.committed.all():
+    if store.n_committed_rows < store.n_rows:
         written = len(selection.committed())
         if written < len(selection):
             raise MissingRowsError(
