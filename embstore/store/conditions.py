@@ -109,10 +109,12 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
 
 
 def check_bounds(rows: slice, n_rows: int) -> None:
-    """Raise InvalidValueError for a slice of rows that begins before the first one, or that is not of integers."""
+    """Raise InvalidValueError for a slice of rows that begins before the first one, or that is not of integers or has the step 0."""
     for bound in (rows.start, rows.stop, rows.step):
         if bound is not None:
             check_whole("a bound of a slice of rows", bound, -n_rows)
+    if rows.step == 0:
+        raise InvalidValueError("the step of a slice of rows is 0: give 1 or more, or a negative one to go back")
 
 
 def checked_rows(rows: ArrayLike, n_rows: int) -> Rows:

@@ -165,6 +165,7 @@ def test_blocks_without_a_copy_are_views_of_the_file(tmp_path: Path, rows: range
         ({"rows": [-1]}, "there is no row -1"),
         ({"rows": [1.5]}, "rows must be a list of integers"),
         ({"rows": np.ones(3, bool)}, "rows of booleans must have the shape"),
+        ({"rows": slice(0, 9, 0)}, "the step of a slice of rows is 0: give 1 or more"),
         ({"layers": 1}, "layer 1 is not stored: choose among 0, 2, 5"),
         ({"layers": []}, "no layer is chosen"),
         (
