@@ -242,6 +242,17 @@ def test_labels_from_a_frame(made: Made, pandas: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("pandas", [False, True])
+def test_nan_is_no_label(made: Made, pandas: bool) -> None:
+    given: Any = np.array(["a", np.nan, None, "NaN"], object)
+    if pandas:
+        frame = pytest.importorskip("pandas").DataFrame({"occurrence": [3, 4, 5, 6], "x": given})
+        store = made.store.with_labels(frame)
+    else:
+        store = made.store.select(rows=[3, 4, 5, 6]).with_labels("x", given).store
+    assert store.table()["x"].to_list()[3:7] == ["a", None, None, "NaN"]
+
+
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [

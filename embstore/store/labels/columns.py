@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def label_column(name: str, values: Any, rows: Rows | None, n_rows: int) -> Labe
     number or kind, and for a row with two different labels.
     """
     try:
-        labels = pl.Series(name, values if isinstance(values, pl.Series) else list(values), strict=False)
+        labels = pl.Series(name, values if isinstance(values, pl.Series) else _listed(values), strict=False)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
         raise InvalidValueError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
     rows = np.arange(n_rows) if rows is None else rows
@@ -99,6 +99,11 @@ class _Column:
         self.codes[numbers] = codes
         if ((before >= 0) & (before != codes)).any() or not np.array_equal(self.codes[numbers], codes):
             raise InvalidValueError(f"a row is given two different labels of {self.name!r}")
+
+
+def _listed(values: Iterable[Any]) -> list[Any]:
+    """Return values as a list, None for NaN, which pandas has for missing strings: Polars would make it a string."""
+    return [None if isinstance(value, float) and value != value else value for value in values]
 
 
 def new_codes(n_rows: int) -> NDArray[np.int32]:
@@ -151,7 +156,7 @@ def _frame(given: Any) -> tuple[pl.LazyFrame, str]:
     if isinstance(given, pl.DataFrame | pl.LazyFrame):
         return given.lazy(), "the frame"
     if hasattr(given, "columns"):
-        return pl.LazyFrame({str(name): list(given[name]) for name in given.columns}, strict=False), "the frame"
+        return pl.LazyFrame({str(name): _listed(given[name]) for name in given.columns}, strict=False), "the frame"
     raise InvalidValueError(f"{quoted(given)} is not a frame with labels: give one, a file, or a name and values")
 
 
