@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -176,7 +177,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
         with _replacing(path) as array:
             with array.open("wb") as file:
                 np.save(file, vectors.vectors)
-            path.unlink(missing_ok=True)  # so that an array never has the words of another
+            Path(os.path.realpath(path)).unlink(missing_ok=True)  # so that an array never has the words of another
             with _replacing(vocabulary_path(path)) as partial:
                 partial.write_bytes(vocabulary)
         return

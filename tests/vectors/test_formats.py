@@ -209,3 +209,13 @@ def test_an_old_array_never_has_the_new_words(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StorageError, match="Input/output error"):
         write_vectors(table(ODD_WORDS[::-1]), tmp_path / "v.npy")
     assert [path.name for path in tmp_path.iterdir()] == ["v.vocab"]
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.txt"])
+def test_a_link_stays_and_what_it_names_is_replaced(name: str, tmp_path: Path) -> None:
+    target = tmp_path / f"target{name[-4:]}"
+    (tmp_path / name).symlink_to(target)
+    for words in (ODD_WORDS, ODD_WORDS[::-1]):
+        write_vectors(table(words), tmp_path / name)
+        assert (tmp_path / name).is_symlink()
+        assert same(read_vectors(tmp_path / name), table(words))
