@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -64,3 +66,12 @@ def test_an_error_is_raised_in_place_of_its_item_and_no_thread_is_left(
     items.close()
     assert threading.active_count() == before
     assert list(read_ahead(read, 0)) == []
+
+
+def test_a_loop_that_is_left_halfway_lets_the_process_end() -> None:
+    code = (
+        "import time; from embstore.store.reading.ahead import read_ahead\n"
+        "items = read_ahead(lambda number, _: time.sleep(0.005), 99)\n"
+        "for _ in range(4): next(items)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -47,7 +47,7 @@ def _by_thread(read: Callable[[int, int], T], numbers: range, n_ahead: int) -> I
 
     for _ in range(n_ahead):
         allowed.put(True)
-    thread = Thread(target=work, name="embstore-read-ahead")
+    thread = Thread(target=work, name="embstore-read-ahead", daemon=True)  # a loop left halfway lets Python end
     thread.start()
     try:
         for _ in numbers:
