@@ -77,7 +77,13 @@ def test_what_was_changed_is_not_copied(memory: MemoryBucket, tmp_path: Path) ->
         memory.storage.put(name, [whole])
 
 
-def test_what_a_failed_copy_began_is_removed(memory: MemoryBucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize("commit_seconds", [0.0, 5.0])
+def test_what_a_failed_copy_began_is_removed(
+    memory: MemoryBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit_seconds: float
+) -> None:
+    """Also where the records of its first partitions are still to be written."""
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)  # several partitions
+    monkeypatch.setattr("embstore.store.zarr.writer.COMMIT_SECONDS", commit_seconds)
     made = example(dtype="float32")
     made.arrays["hidden_states"][1, 600, 2] = 1e6  # in the last partition
     local = made.make(tmp_path / "x.zarr")

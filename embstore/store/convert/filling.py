@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,9 @@ def fill_store(
             report(done)
         except Exception as error:
             if created and not isinstance(error, StorageError):
+                if isinstance(path, ObjectPath):  # or its records would be written after it is removed
+                    with suppress(EmbstoreError):
+                        writer.close()
                 remove_store(path)
             raise
         writer.finish()
