@@ -55,7 +55,9 @@ class Vectors:
 
     def read(self, handles: Handles) -> NDArray[Any]:
         """Return the vectors of handles of one hidden size, [n, feature]; NaN for rows that are not written."""
-        if len(handles) and int(handles.min()) >= CONSTANT:
+        if not len(handles):
+            return np.empty((0, 0))
+        if int(handles.min()) >= CONSTANT:
             return np.stack([self.constants[int(handle) - CONSTANT] for handle in handles])
         found = [self._of_slot(slot, handles) for slot in np.unique(handles >> SLOT_BITS).tolist()]
         if len(found) == 1:
@@ -139,7 +141,7 @@ def score(metric: int, vectors: NDArray[Any], queries: NDArray[Any]) -> NDArray[
 
 def grouped_sums(unit: bool, groups: Handles, n_groups: int, vectors: NDArray[np.float64]) -> Grouped:
     """Return what `Vectors.sums` does, of vectors in memory [n, feature]."""
-    written = ~np.isnan(vectors[:, 0])
+    written = ~np.isnan(vectors[:, :1]).any(1)
     groups, vectors = groups[written], vectors[written]
     sums = np.zeros((n_groups, vectors.shape[1]))
     np.add.at(sums, groups, unit_rows(vectors) if unit else vectors)
@@ -167,8 +169,10 @@ def _matrix(column: pa.Array) -> NDArray[np.float64]:
     lengths = np.diff(column.offsets.to_numpy())
     if len(lengths) and (lengths != lengths[0]).any():
         raise InvalidValueError(f"vectors of {lengths.min()} and of {lengths.max()} numbers cannot be compared")
+    if len(lengths) and not lengths[0]:
+        raise InvalidValueError("a vector of no numbers, [], has neither a score nor a mean: give as many as others have")
     values: NDArray[np.float64] = column.flatten().to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1)
+    return values.reshape(len(column), int(lengths[0]) if len(lengths) else 0)
 
 
 @dataclass(frozen=True)

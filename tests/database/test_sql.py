@@ -231,6 +231,19 @@ def test_functions_of_groups(made: Made) -> None:
         assert count == len(own)
 
 
+@pytest.mark.parametrize("pushdown", [True, False])
+def test_groups_without_a_vector_have_none(made: Made, pushdown: bool) -> None:
+    query = (
+        "select t.w, centroid(o.h5) c, selfsim(o.h5) s from (values ('no such'), ('nor such')) t(w) "
+        "left join occurrences o on o.word = t.w group by t.w"
+    )
+    for text in (query, "select 'w' w, centroid(v) c, selfsim(v) s from (select null::double[] as v)"):
+        assert {row[1:] for row in es.sql(made.store, text, pushdown=pushdown).rows()} == {(None, None)}
+    for call in ("cos([]::double[], [])", "cos([], h5)", "centroid([]::double[])", "selfsim([]::double[])"):
+        with pytest.raises(InvalidValueError, match="a vector of no numbers"):
+            es.sql(made.store, f"select {call} from occurrences", pushdown=pushdown)
+
+
 def test_tables(made: Made) -> None:
     store = made.store
     rows = es.sql(store, "select * exclude (h0, h2, h5) from occurrences order by occurrence")
