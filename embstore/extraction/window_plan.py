@@ -114,21 +114,22 @@ def plan_windows(
         else replace(options, attention_window=window)
         for window in windows
     }
-    if store is not None:
-        for window, own in each.items():
-            check_store(store_path(store, kind=kind, window=window), source, own, contexts)
+    paths = {window: None if store is None else store_path(store, kind=kind, window=window) for window in windows}
+    for window, path in paths.items():
+        if path is not None:
+            check_store(path, source, each[window], contexts)
     strictest = next(iter(each.values()))  # a window, if any: whether the model knows it is checked on loading
     where = {"device": device, "compute_dtype": compute_dtype}
     plans: dict[Window, Plan] = {}
     with torch_threads(idle_threads()):
-        reading = read(source, model, strictest, contexts, **where, store=store, progress=progress)
+        reading = read(source, model, strictest, contexts, **where, store=paths[windows[0]], progress=progress)
         for window, own in each.items():
             shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan
             plans[window] = make_plan(
                 reading,
                 replace(own, batch_subwords=reading.options.batch_subwords),
                 contexts,
-                store=store,
+                store=paths[window],
                 calibrate=calibrate and not shared,
                 checked=shared,
             )

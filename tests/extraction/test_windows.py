@@ -506,3 +506,21 @@ def test_windows_in_order_and_as_names() -> None:
     assert store_path("a/x.h5", kind="attention", window=4) == Path("a/x-a4.h5")
     assert str(store_path("s3://bucket/x.zarr", kind="context", window=2)) == "s3://bucket/x-k2.zarr"
     assert store_path("a/x{window}y.h5", kind="context", window=None) == Path("a/xfully.h5")
+
+
+class MemoryBoundEncoder(FakeEncoder):
+    """On a device whose free memory decides the size of a batch."""
+
+    batch_depends_on_memory, free = True, 64
+
+    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+        return self.free
+
+
+def test_resumed_windows_have_the_recorded_batch_size(tmp_path: Path) -> None:
+    encoder, path = MemoryBoundEncoder(), tmp_path / "s.zarr"
+    for free in (64, 32):
+        encoder.free = free
+        plan = window_plan_of(FAKE_SENTENCES, model=encoder, store=path, context_windows=[1, None])
+        stores = extract_windows(plan, path, progress=False)
+        assert {each.metadata.extraction["batch_subwords"] for each in stores.values()} == {64}
