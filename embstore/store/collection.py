@@ -35,7 +35,7 @@ REMOTE_AT_ONCE = 16
 SAME = ("layers", "hidden_size", "dtype", "sites")  # of members
 # What may differ between members: which words have a row, and how they were computed, not what a vector is
 COMPUTED = {"batching", "batch_subwords", "group_partitions", "compute_dtype", "attention", "seed", "context_windows"}
-FREE = {"model": {"name", "revision"}, "extraction": {"keep", "export", *COMPUTED}}
+FREE = {"model": {"name", "revision"}, "extraction": {"keep", "export", "import", *COMPUTED}}
 
 
 @dataclass(frozen=True)

@@ -197,6 +197,21 @@ def test_empty_sentences_get_no_row(tmp_path: Path) -> None:
     assert store.index.source.tolist() == [1, 3]
 
 
+def test_imported_files_are_one_collection(tmp_path: Path) -> None:
+    """Sentences of different files never have the same number, also where the first ones of a file have no word."""
+    paths = []
+    for seed, sentences in enumerate((SENTENCES, [[], [], ["river"]], SENTENCES)):
+        vectors = vectors_of(sentences, seed=seed)
+        source = write_allennlp(tmp_path / f"{seed}.hdf5", map(str, range(len(sentences))), vectors, named=False)
+        with h5py.File(source, "a") as file:
+            for number in (number for number, words in enumerate(sentences) if not words):
+                del file[str(number)]
+        paths.append(import_store(source, tmp_path / f"{seed}.zarr", corpus=sentences).path)
+    store = open_store(paths)
+    assert store.index.source.tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 10]
+    assert store.select().vectors().shape == (3, 27, 4)
+
+
 @given(data=st.data())
 @settings(max_examples=20)
 def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

@@ -212,7 +212,7 @@ def _metadata(file: SentenceFile, builder: IndexBuilder, layers: tuple[int, ...]
         corpus={
             "name": file.path.name,
             "format": "hdf5",
-            "n_sentences": len(file.numbers),
+            "n_sentences": file.numbers[-1] + 1,
             "n_words": builder.n_rows,
             "sha256": builder.text_sha256,
         },
