@@ -170,7 +170,9 @@ def _matrix(column: pa.Array) -> NDArray[np.float64]:
     if len(lengths) and (lengths != lengths[0]).any():
         raise InvalidValueError(f"vectors of {lengths.min()} and of {lengths.max()} numbers cannot be compared")
     if len(lengths) and not lengths[0]:
-        raise InvalidValueError("a vector of no numbers, [], has neither a score nor a mean: give as many as others have")
+        raise InvalidValueError(
+            "a vector of no numbers, [], has neither a score nor a mean: give as many as others have"
+        )
     values: NDArray[np.float64] = column.flatten().to_numpy(zero_copy_only=False)
     return values.reshape(len(column), int(lengths[0]) if len(lengths) else 0)
 

@@ -109,7 +109,7 @@ def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
 
 
 def check_bounds(rows: slice, n_rows: int) -> None:
-    """Raise InvalidValueError for a slice of rows that begins before the first one, or that is not of integers or has the step 0."""
+    """Raise InvalidValueError for a slice that begins before the first row, has the step 0, or is not of integers."""
     for bound in (rows.start, rows.stop, rows.step):
         if bound is not None:
             check_whole("a bound of a slice of rows", bound, -n_rows)
