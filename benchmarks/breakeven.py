@@ -7,6 +7,7 @@ python benchmarks/breakeven.py --corpus en_ewt-ud-train.conllu --model MODEL \\
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
@@ -26,6 +27,7 @@ from embstore.store.layout import SITES
 WITHIN = 1.2  # the larger of two figures over the smaller
 KEPT = 0.002  # of the bytes of the vectors
 BERT_BASE_NBYTES = 13 * 768 * 2
+WHAT = {"words/s": "words/s computed again", "passes": "passes until storing is faster"}
 SHARE = 4  # a sample has every fourth sentence of the run
 
 
@@ -73,47 +75,44 @@ def main() -> None:
     cases = {
         "all layers": Case(given.model, 1200, es.ExtractionOptions()),
         "one layer, float32": Case(given.model, 1200, es.ExtractionOptions(layers="last", dtype="float32")),
-        "two sites, a narrow model": Case(narrow, 3600, es.ExtractionOptions(sites=SITES[:2], dtype="float32")),
+        "two sites, a narrow model": Case(narrow, 9600, es.ExtractionOptions(sites=SITES[:2], dtype="float32")),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for _ in range(given.rounds):
+    for number in range(given.rounds):
         for name, case in cases.items():
-            count = max(8, int(case.sentences * given.share))
-            some = list(islice(es.open_corpus(given.corpus), count))
+            some = list(islice(es.open_corpus(given.corpus), max(8, int(case.sentences * given.share))))
             held = {"model": case.model, "options": case.options}
             place = Path(given.folder or tempfile.gettempdir()) / "x.zarr"
             planned = es.plan(some, **held, store=place, progress=False).estimate.break_even
             assert planned is not None
-            measured = []
-            for every in (SHARE, 1):
+            measured = {"plan": planned}
+            for kind, every in (("sample", SHARE), ("run", 1))[:: -1 if number % 2 else 1]:
                 os.sync()  # what others have written is not flushed in this measurement
-                measured.append(
-                    es.extraction.bench_breakeven(some[::every], **held, sentences=count, folder=given.folder)
+                measured[kind] = es.extraction.bench_breakeven(
+                    some[::every], **held, sentences=len(some), folder=given.folder
                 )
-            sample, real = measured
-            rates = {key: each.n_rows / each.compute_seconds for key, each in
-                     {"planned": planned, "sample": sample, "real": real}.items()}  # fmt: skip
-            own = {"sample": sample, "real": real}
-            passes = {f"{key} passes": each.passes or 0.0 for key, each in own.items()}
-            disk = {f"{key} {what} MB/s": each.nbytes / seconds / 1e6 for key, each in own.items()
-                    for what, seconds in (("write", each.write_seconds), ("read", each.read_seconds))}  # fmt: skip
-            found[name].append({**rates, **passes, **disk})
+            rates = {f"{kind} words/s": each.n_rows / each.compute_seconds for kind, each in measured.items()}
+            passes = {f"{kind} passes": each.passes or math.inf for kind, each in measured.items()}
+            found[name].append({**rates, **passes})
     medians = {name: {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
                for name, rounds in found.items()}  # fmt: skip
     print(table(["case", *medians["all layers"]], [[name, *each.values()] for name, each in medians.items()]))
     targets = []
-    for name, each in medians.items():
-        for key, what in (("sample", "a sample"), ("planned", "the plan")):
-            ratio = apart(each[key], each["real"])
-            targets.append(Target(f"{name}: words/s computed again, {what} against the run", ratio, WITHIN, False))
-        ratio = apart(each["sample passes"], each["real passes"])
-        targets.append(Target(f"{name}: passes until storing is faster, sample against run", ratio, WITHIN, False))
-    with tempfile.TemporaryDirectory() as folder:
-        kept = kept_nbytes(islice(es.open_corpus(given.corpus), 4000), given.model, Path(folder))
+    for name, rounds in found.items():
+        for what in ("words/s", "passes"):
+            for kind in ("sample", "plan"):
+                ratio = statistics.median(apart(each[f"{kind} {what}"], each[f"run {what}"]) for each in rounds)
+                targets.append(Target(f"{name}: {WHAT[what]}, {kind} against run", ratio, WITHIN, False))
     info = es.load_encoder(given.model).info
     own = (info.num_hidden_layers + 1) * info.hidden_size * 2
-    for name, nbytes in ((info.name, own), ("a model of BERT-base's shape", BERT_BASE_NBYTES)):
-        targets.append(Target(f"share of the bytes that a virtual store of {name} keeps", kept / nbytes, KEPT, False))
+    some = list(es.open_corpus(given.corpus))
+    kept = {}
+    for text, sentences in (("plain text", [each.words for each in some]), ("the corpus with its labels", some)):
+        with tempfile.TemporaryDirectory() as folder:
+            kept[text] = kept_nbytes(sentences, given.model, Path(folder))
+        for name, nbytes in ((info.name, own), ("a model of BERT-base's shape", BERT_BASE_NBYTES)):
+            what = f"share of the bytes that a virtual store of {text} and {name} keeps"
+            targets.append(Target(what, kept[text] / nbytes, KEPT, False))
     print(targets_table(targets))
     sentences = {name: int(case.sentences * given.share) for name, case in cases.items()}
     settings = {"sentences": sentences, "sampled": f"one of {SHARE}", "rounds": given.rounds}

@@ -10,21 +10,23 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import check_whole
-from embstore.extraction.estimate import BreakEven, disk_rates, drop_cached
+from embstore.extraction.estimate import BreakEven, drop_cached
 from embstore.extraction.extract import extract
 from embstore.extraction.options import ExtractionOptions
-from embstore.extraction.plan import plan
+from embstore.extraction.plan import Plan, plan
 from embstore.extraction.recompute import encoder_of
-from embstore.extraction.worker import Timings
 from embstore.models.encoder import Encoder
 from embstore.store import Store, open_store
-from embstore.store.storage.location import parse_location
+from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.writer import remove_store
 
-WRITTEN_NBYTES = 2**28
+PARTS, PART_SENTENCES = 3, 100  # the latter at least
+PAGE = 4096
 
 
 @checked
@@ -41,34 +43,46 @@ def bench_breakeven(
     """Measure what it costs to store the vectors of the first sentences of a corpus, to read and to compute them again.
 
     They are stored in `folder`, a folder or the URL of a bucket, read from there after they have left the memory of the
-    system, and computed again as a virtual store on a disk does; all is removed. How fast a disk writes is measured
-    with 256 MiB (or 64 times the vectors, if that is less), since many disks are several times as fast for the first
-    ones. The other arguments are those of `plan`.
+    system, and computed again as a virtual store on a disk does; all is removed. Three parts of the sentences are
+    measured one after the other, which says how much the figures vary. The other arguments are those of `plan`.
     """
     check_whole("sentences", sentences, 1)
     some = list(islice(open_corpus(corpus), sentences))
     is_remote = folder is not None and "://" in str(folder)
-    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=None if is_remote else folder) as temporary:
-        virtual, cache = Path(temporary) / "virtual.zarr", Path(temporary) / "cache"
-        path = parse_location(f"{folder}/{uuid.uuid4().hex}.zarr" if is_remote else Path(temporary) / "full.zarr")
-        where: dict[str, Any] = {"device": device, "compute_dtype": compute_dtype}
-        made = plan(some, model=model, options=options, **where, calibrate=False, progress=False)
-        timings = Timings()
-        try:
-            extract(made, path, progress=False, timings=timings)
-            drop_cached(path)
-            read = seconds_of_pass(open_store(path))
-            write = timings.write if is_remote else timings.nbytes / _write_rate(temporary, timings.nbytes)
-        finally:
-            remove_store(path)
-        extract(made, virtual, virtual=True, progress=False)
-        encoder_of(open_store(virtual))  # loads the model, once
-        compute = seconds_of_pass(open_store(virtual, cache=cache))
-    return BreakEven(made.layout.n_rows, timings.nbytes, compute, read, write)
+    count = PARTS if len(some) >= PARTS * PART_SENTENCES else 1
+    found: list[BreakEven] = []
+    for number in range(count):
+        with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=None if is_remote else folder) as temporary:
+            path = parse_location(f"{folder}/{uuid.uuid4().hex}.zarr" if is_remote else Path(temporary) / "full.zarr")
+            made = plan(
+                some[number::count],
+                model=model,
+                options=options,
+                device=device,
+                compute_dtype=compute_dtype,
+                calibrate=False,
+                progress=False,
+            )
+            model = made.encoder
+            found.append(_measured(made, path, Path(temporary)))
+    return BreakEven.of(found)
 
 
-def _write_rate(folder: str, nbytes: int) -> float:
-    return disk_rates(Path(folder), min(WRITTEN_NBYTES, 64 * nbytes))[0]
+def _measured(made: Plan, path: Path | ObjectPath, folder: Path) -> BreakEven:
+    try:
+        began = time.perf_counter()
+        extract(made, path, progress=False)
+        store = time.perf_counter() - began
+        drop_cached(path)
+        read = seconds_of_pass(open_store(path))
+    finally:
+        remove_store(path)
+    virtual = folder / "virtual.zarr"
+    extract(made, virtual, virtual=True, progress=False)
+    encoder_of(open_store(virtual))  # loads the model, once
+    compute = seconds_of_pass(open_store(virtual, cache=folder / "cache"))
+    nbytes = made.layout.n_rows * made.metadata.row_nbytes
+    return BreakEven(made.layout.n_rows, nbytes, compute, read, store)
 
 
 def seconds_of_pass(store: Store) -> float:
@@ -78,5 +92,5 @@ def seconds_of_pass(store: Store) -> float:
         one = store.site(site)
         for layer in one.layers:
             for _, vectors in one.scan(layer, copy=False):
-                vectors.max()  # a page of a map is read when it is used
+                np.ascontiguousarray(vectors).view(np.uint8).reshape(-1)[::PAGE].max()  # is read when it is used
     return time.perf_counter() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -36,7 +35,7 @@ from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Layout, Metadata
-from embstore.store.layout import ITEM_NBYTES, partition_rows
+from embstore.store.layout import ITEM_NBYTES, SMALL_SHARD_NBYTES, partition_rows
 from embstore.store.storage.files import opened
 from embstore.store.storage.location import ObjectPath, parse_location
 
@@ -49,7 +48,9 @@ PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, 
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
 CALIBRATION_BATCHES = 3
-DISK_NBYTES = 2**23  # that are written and read to measure a disk
+DISK_NBYTES = 2**23  # that are written and read to measure a disk, at least
+DISK_SHARE = 0.05  # of what is stored, at most a small shard
+UNDETERMINED = 1.5  # the largest of the passes of parts over the least
 CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
 MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
 
@@ -59,20 +60,40 @@ class BreakEven:
     """What one pass over the `nbytes` of vectors of `n_rows` words costs if they are stored, and if they are not.
 
     `compute_seconds`: to compute them again, as a virtual store does. `read_seconds`: to read them from where they are
-    stored. `write_seconds`: to write them there, once.
+    stored. `store_seconds`: to compute them and write them there, once. `parts`: those that were measured one by one.
     """
 
     n_rows: int
     nbytes: int
     compute_seconds: float
     read_seconds: float
-    write_seconds: float
+    store_seconds: float
+    parts: tuple[BreakEven, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence[BreakEven]) -> BreakEven:
+        """Return the sums of several parts."""
+        return cls(
+            sum(part.n_rows for part in parts),
+            sum(part.nbytes for part in parts),
+            sum(part.compute_seconds for part in parts),
+            sum(part.read_seconds for part in parts),
+            sum(part.store_seconds for part in parts),
+            tuple(parts),
+        )
 
     @property
     def passes(self) -> float | None:
         """After how many passes storing takes less time than computing again; None: never."""
         saved = self.compute_seconds - self.read_seconds
-        return self.write_seconds / saved if saved > 0 else None
+        return self.store_seconds / saved if saved > 0 else None
+
+    @property
+    def passes_between(self) -> tuple[float, float] | None:
+        """The least and the most passes of any part; None where one has none, or without parts."""
+        found = [part.passes for part in self.parts]
+        known = [passes for passes in found if passes is not None]
+        return (min(known), max(known)) if known and len(known) == len(found) else None
 
     def passes_at(self, *, hour: float, gb_month: float, months: float) -> float | None:
         """After how many passes storing costs less money; None: never.
@@ -80,28 +101,35 @@ class BreakEven:
         `hour`: the price of an hour of this machine. `gb_month`: that of storing 10^9 bytes for a month, for `months`.
         """
         saved = (self.compute_seconds - self.read_seconds) / 3600 * hour
-        once = self.nbytes / 1e9 * gb_month * months + self.write_seconds / 3600 * hour
+        once = self.nbytes / 1e9 * gb_month * months + self.store_seconds / 3600 * hour
         return once / saved if saved > 0 else None
 
     @property
     def verdict(self) -> str:
-        """The rates and the number of passes in one line."""
+        """The rates and the number of passes in one line, and how far parts are apart."""
         rates = (
             f"a pass is read at {self.nbytes / self.read_seconds / 1e6:,.0f} MB/s or computed at "
             f"{self.n_rows / self.compute_seconds:,.0f} words/s"
         )
-        return f"{when_cheaper(self.passes, 'time')}: {rates}"
+        between, shown = self.passes_between, when_cheaper(self.passes, "time")
+        if between is not None:
+            apart = between[1] > UNDETERMINED * between[0]
+            shown += f" ({'undetermined: ' * apart}{between[0]:.2g} to {between[1]:.2g} in its parts)"
+        elif self.parts:
+            shown += " (undetermined: never in one of its parts)" if self.passes is not None else ""
+        return f"{shown}: {rates}"
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "passes": self.passes}
+        fields = {name: value for name, value in vars(self).items() if name != "parts"}
+        return {**fields, "passes": self.passes, "passes_between": self.passes_between}
 
 
 def when_cheaper(passes: float | None, what: str) -> str:
     """Say after how many passes storing is cheaper than computing again, in `what`."""
     if passes is None:
         return f"computing again always takes less {what} than storing"
-    count = max(1, math.ceil(passes))
-    return f"storing takes less {what} than computing again from {count:,} {'pass' if count == 1 else 'passes'} on"
+    count = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
+    return f"storing takes less {what} than computing again after {count} {'pass' if count == '1' else 'passes'}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +138,7 @@ class Estimate:
 
     `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, and `pinned_nbytes`
     of main memory that the GPU copies into, next to `memory_nbytes`: None on a CPU; `free_nbytes` in `folder`, None for
-    a bucket, which has no limit. `seconds`: time of the forward passes, None if it was not measured.
+    a bucket, which has no limit. `seconds`: time of the forward passes and the casts, None if it was not measured.
     `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
     exact and not projected from a sample. `threads`: CPU threads where other processes keep cores busy; see
     `devices.idle_threads`.
@@ -223,20 +251,25 @@ def estimate(
 
 
 def _break_even(n_rows: int, nbytes: int, seconds: float, folder: Path | ObjectPath) -> BreakEven | None:
-    """Project storing in a folder and computing again, which also writes, into a cache; None for a bucket."""
+    """Project storing in a folder and computing again, which also writes, into a cache; None for a bucket.
+
+    What is stored is written while more is computed; what is computed again is written, then read.
+    """
+    tried = max(DISK_NBYTES, min(round(DISK_SHARE * nbytes), SMALL_SHARD_NBYTES))
     try:
-        rates = disk_rates(folder) if isinstance(folder, Path) else None
+        rates = disk_rates(folder, tried) if isinstance(folder, Path) else None
     except OSError:  # a folder in which nothing can be written
         rates = None
     if rates is None:
         return None
     write, read = (nbytes / rate for rate in rates)
-    return BreakEven(n_rows, nbytes, seconds + write + read, read, write)
+    return BreakEven(n_rows, nbytes, seconds + write + read, read, max(seconds, write))
 
 
 def disk_rates(folder: Path, nbytes: int = DISK_NBYTES) -> tuple[float, float]:
     """Measure writing one file until it is on the disk, and reading it from there, in bytes per second."""
     block = np.frombuffer(os.urandom(min(nbytes, 2**24)), np.uint8).copy()  # zeros may never reach the disk
+    nbytes -= nbytes % len(block)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="embstore-bench-", buffering=0) as file:
         started = time.perf_counter()
         for _ in range(nbytes // len(block)):
@@ -325,8 +358,12 @@ def calibrated_rate(
     """Measure positions per second of the encoder over typical sentences of a sample, special subwords included.
 
     They are a small share of the `positions` of the extraction; returns None if even a few sentences would be too
-    many. A GPU runs them twice, the first time as a warm-up; the self-check has been that of a CPU.
+    many. A GPU runs them twice, the first time as a warm-up; the self-check has been that of a CPU. On a CPU the same
+    threads cast what is stored, which is timed too.
     """
+    from embstore.extraction.cast import TORCH_DTYPE
+
+    stored = TORCH_DTYPE[options.dtype]
     size = min(text.batch_subwords, int(CALIBRATION_SHARE * positions) // CALIBRATION_BATCHES)
     chosen = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=size)
     lengths = np.diff(chosen.sentence_bounds)
@@ -338,8 +375,10 @@ def calibrated_rate(
     seconds = 0.0
     for _ in range(1 if encoder.device.type == "cpu" else 2):
         start = time.perf_counter()
-        for _pooled in encoder.encode(chosen, spans, layers=layers, **options.encoding):
-            pass
+        for pooled in encoder.encode(chosen, spans, layers=layers, **options.encoding):
+            if encoder.device.type == "cpu":
+                pooled.vectors.aminmax(dim=1)
+                pooled.vectors.to(stored)
         seconds = time.perf_counter() - start
     return n_positions / seconds
 

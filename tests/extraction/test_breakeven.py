@@ -18,11 +18,11 @@ HOUR, GB_MONTH = 3.6, 2.0  # 0.001 a second
 
 
 def test_passes_are_where_the_sums_cross() -> None:
-    found = BreakEven(n_rows=1000, nbytes=10**9, compute_seconds=5.0, read_seconds=1.0, write_seconds=10.0)
+    found = BreakEven(n_rows=1000, nbytes=10**9, compute_seconds=5.0, read_seconds=1.0, store_seconds=10.0)
     assert found.passes is not None
     stored, again = (10 + found.passes * 1, found.passes * 5)
     assert stored == pytest.approx(again)
-    assert "from 3 passes on" in found.verdict
+    assert "after 2.5 passes: a pass" in found.verdict
     assert "1,000 MB/s or computed at 200 words/s" in found.verdict
     passes = found.passes_at(hour=HOUR, gb_month=GB_MONTH, months=3)
     assert passes is not None
@@ -31,21 +31,35 @@ def test_passes_are_where_the_sums_cross() -> None:
 
 
 def test_reading_that_is_slower_never_pays() -> None:
-    found = BreakEven(n_rows=1000, nbytes=10**9, compute_seconds=1.0, read_seconds=1.0, write_seconds=10.0)
-    assert found.passes is None
-    assert found.verdict.startswith("computing again always takes less time than storing")
+    never = BreakEven(n_rows=1000, nbytes=10**9, compute_seconds=1.0, read_seconds=1.0, store_seconds=10.0)
+    assert never.passes is None
+    assert never.verdict.startswith("computing again always takes less time than storing")
+    sometimes = BreakEven.of([never, BreakEven(1000, 10**9, 3.0, 1.0, 4.0)])
+    assert (sometimes.passes, sometimes.passes_between) == (7, None)
+    assert "after 7 passes (undetermined: never in one of its parts)" in sometimes.verdict
+
+
+def test_parts_say_how_far_they_are_apart() -> None:
+    parts = [BreakEven(1000, 10**9, compute, 1.0, 4.0) for compute in (5.0, 4.5, 5.5)]
+    found = BreakEven.of(parts)
+    assert (found.n_rows, found.nbytes, found.store_seconds) == (3000, 3 * 10**9, 12)
+    assert (found.passes, found.passes_between) == (1, (4 / 4.5, 4 / 3.5))
+    assert "after 1 pass (0.89 to 1.1 in its parts): a pass" in found.verdict
+    apart = BreakEven.of([*parts, BreakEven(1000, 10**9, 2.0, 1.0, 4.0)])
+    assert "(undetermined: 0.89 to 4 in its parts)" in apart.verdict
 
 
 def test_a_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "disk_rates", lambda folder: (1e6, 4e6))
+    monkeypatch.setattr(estimate, "disk_rates", lambda folder, nbytes: (1e6, 4e6))
     monkeypatch.setattr(estimate, "calibrated_rate", lambda *_, **__: 1e4)
     made = es.plan(tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), progress=False)
     found = made.estimate.break_even
     assert found is not None
     assert found.nbytes == made.layout.n_rows * 4 * 32 * 2
-    assert (found.write_seconds, found.read_seconds) == (found.nbytes / 1e6, found.nbytes / 4e6)
-    assert made.estimate.seconds is not None
-    assert found.compute_seconds == made.estimate.seconds + found.write_seconds + found.read_seconds
+    write, seconds = found.nbytes / 1e6, made.estimate.seconds
+    assert seconds is not None
+    assert (found.store_seconds, found.read_seconds) == (max(seconds, write), found.nbytes / 4e6)
+    assert found.compute_seconds == seconds + write + found.read_seconds
     assert "break-even" in repr(made)
     schema = json.loads(resources.files("embstore.schemas").joinpath("plan.schema.json").read_text())
     jsonschema.validate(json.loads(json.dumps(made.as_json())), schema)
@@ -59,12 +73,13 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sample_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("embstore.extraction.breakeven.WRITTEN_NBYTES", 2**20)
+    monkeypatch.setattr("embstore.extraction.breakeven.PART_SENTENCES", 5)
     (tmp_path / "place").mkdir()
     found = es.extraction.bench_breakeven(
         tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), sentences=16, folder=tmp_path / "place"
     )
     words = sum(map(len, tiny.SENTENCES)) * 2
     assert (found.n_rows, found.nbytes) == (words, words * 4 * 32 * 2)
-    assert min(found.compute_seconds, found.read_seconds, found.write_seconds) > 0
+    assert [len(found.parts), sum(part.n_rows for part in found.parts)] == [3, words]
+    assert min(found.compute_seconds, found.read_seconds, found.store_seconds) > 0
     assert not list((tmp_path / "place").iterdir())
