@@ -16,7 +16,7 @@ ABOUT = {
     "all": "Everything in one run: `embstore bench all`",
     "extract": "Extraction: `benchmarks/extract.py`",
     "extract_parts": "Where the time of an extraction goes: `benchmarks/extract_parts.py`",
-    "pipeline": "The stages of an extraction on a played GPU: `benchmarks/pipeline.py`",
+    "pipeline": "The stages of an extraction on a simulated GPU: `benchmarks/pipeline.py`",
     "busy": "Extraction on a busy machine: `benchmarks/busy.py`",
     "append": "Appends and collections: `benchmarks/append.py`",
     "query": "Reading: `benchmarks/query.py`",
@@ -46,8 +46,8 @@ Each table is one run of a script (`benchmarks/README.md` says how to run and re
 turns in the same run, and the figure is the median. **The best rival is the fastest that was installed, weak and strong
 ones measured alike**, and the limit is what the same machine does at best for the same result (one read of the bytes, a
 matrix product, a copy), measured in the same run. ours/rival below 1 means that embstore is faster; ours/limit cannot
-fall much below 1. "processor" is the time of the processor, which other programs on the machine disturb least; "wall"
-is the time by the clock. A bold ratio misses the project's own target.
+fall much below 1. The clock is given with the number of threads: "processor" is the time of the processor, which other
+programs disturb least, "wall" the time that passes. A bold ratio misses the project's own target.
 
 `embstore bench all --quick` measures the first table on your machine in about a minute.
 """
@@ -83,6 +83,15 @@ def results(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def compact_table(header: list[str], lines: list[list[str]]) -> str:
+    """A table without empty columns; threads and clock are in its head where they are the same in all rows."""
+    filled = [column for column in range(len(header)) if any(line[column] for line in lines)]
+    if len(clocks := {line[1] for line in lines}) == 1:
+        filled.remove(1)
+        header = [header[0], header[1], f"ours ({clocks.pop()})", *header[3:]]
+    return table([header[column] for column in filled], [[line[column] for column in filled] for line in lines])
 
 
 def run_line(name: str, result: dict[str, Any]) -> str:
@@ -177,9 +186,7 @@ def section(name: str, result: dict[str, Any]) -> Iterator[str]:
     rows = [Row.of_json(row) for row in result["rows"]] or compared(result)
     if rows:
         header = ["what", "threads, clock", "ours", "best rival", "limit", "ours/rival", "ours/limit", "other rivals"]
-        lines = [row_line(row) for row in rows]
-        filled = [column for column in range(len(header)) if any(line[column] for line in lines)]
-        yield table([header[column] for column in filled], [[line[column] for column in filled] for line in lines])
+        yield compact_table(header, [row_line(row) for row in rows])
     if result.get("growth"):
         yield from growth_lines(result["growth"], Path(name).with_suffix(".png").name)
     if result.get("cases"):

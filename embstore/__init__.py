@@ -1,6 +1,7 @@
 """Extract the hidden states of language models once, store them, and query them at the speed of memory.
 
-The public names are listed in `__init__.pyi`; each loads its module on first use, so that `import embstore` is quick.
+`plan` and `extract` write a store; `open`, `Store.select`, `geometry`, `neighbors`, `senses` and the others read it.
+Each name loads its module on first use, so that `import embstore` is quick.
 """
 
 import lazy_loader

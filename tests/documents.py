@@ -73,6 +73,8 @@ def write_folder(folder: Path, minilm: Path) -> None:
     write_corpora(folder)
     write_activations(folder)
     write_senses(folder)
+    write_studies(folder, plain)
+    write_chats(folder)
     (folder / "demo-out").mkdir()
     for name in ("demo.zarr", "minilm"):
         (folder / "demo-out" / name).symlink_to(folder / name)
@@ -143,6 +145,83 @@ def write_senses(folder: Path) -> None:
     for name in ("coarsewsd", "wsd"):
         plan = es.plan(sentences, model=folder / "bert-base-uncased", calibrate=False)
         es.extract(plan, folder / f"{name}.zarr")
+
+
+def write_chats(folder: Path) -> None:
+    """Write chats, a tokenizer with a template for them, and degrees of change of three words as SemEval has them."""
+    turns = [[{"role": role, "content": f"the {noun} sat"} for role in ("user", "assistant")] for noun in NOUNS]
+    pl.DataFrame({"messages": turns}).write_ndjson(folder / "chats.jsonl")
+    path = folder / "Qwen" / "Qwen2.5-0.5B-Instruct"
+    tiny.save("llama", path)
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    words = ("bank", "river", "the")
+    (folder / "semeval2020_ulscd_eng" / "truth").mkdir(parents=True)
+    (folder / "semeval2020_ulscd_eng" / "targets.txt").write_text("\n".join(words))
+    for name in ("graded", "binary"):
+        lines = [f"{word}\t{number / 2 if name == 'graded' else number % 2}" for number, word in enumerate(words)]
+        (folder / "semeval2020_ulscd_eng" / "truth" / f"{name}.txt").write_text("\n".join(lines))
+
+
+def write_studies(folder: Path, plain: str) -> None:
+    """Write what the studies of papers read, each in small: edge probing tasks, pairs, senses, word vectors."""
+    for name, model in {
+        "bert-base-cased": "bert-base-uncased",
+        "minilm-folder": "minilm",
+        "elmo-folder": "elmo-original",
+    }.items():
+        (folder / name).symlink_to(folder / model)
+    (folder / "edge-probing").mkdir()
+    write_edges(folder / "edge-probing" / "pos", 60)
+    write_spans(folder / "edge-probing")
+    (folder / "coreference").symlink_to(folder / "edge-probing" / "coreference")
+    for name in ("sts", "mrpc", "semcor"):
+        (folder / name).mkdir()
+    lines = plain.splitlines()
+    pairs = [(number % 2, one, lines[number - 1]) for number, one in enumerate(lines[:60])]
+    (folder / "sts" / "sts.tsv").write_text("".join(f"STS\t{5 * like}\t{one}\t{two}\n" for like, one, two in pairs))
+    for name, part in (("train", pairs[:40]), ("dev", pairs[40:])):
+        (folder / "mrpc" / f"{name}.tsv").write_text("".join(f"{like}\t{one}\t{two}\n" for like, one, two in part))
+    (folder / "semcor" / "corpus.txt").symlink_to(folder / "senses.pse")
+    vectors = [
+        f"{word} {number % 7} {number % 5} {number % 3}\n" for number, word in enumerate(sorted(set(plain.split())))
+    ]
+    for name in ("glove.txt", "crawl.vec"):
+        (folder / name).write_text(f"{len(vectors)} 3\n{''.join(vectors)}")
+    (folder / "word-benchmarks" / "similarity").mkdir(parents=True)
+    (folder / "word-benchmarks" / "similarity" / "pairs.txt").write_text("river water 8\nbank money 7\nriver court 1\n")
+    for word in NOUNS[:2]:
+        path = folder / "CoarseWSD-20" / word
+        path.mkdir(parents=True)
+        (path / "classes_map.txt").write_text(f'{{"0": "{word}_a", "1": "{word}_b"}}')
+        for part in ("train", "test"):
+            (path / f"{part}.data.txt").write_text("".join(f"1\tthe {word} {verb}\n" for verb in VERBS * 3))
+            (path / f"{part}.gold.txt").write_text("".join(f"{number % 2}\n" for number in range(len(VERBS) * 3)))
+
+
+def write_spans(folder: Path) -> None:
+    """Write the edge probing tasks `coreference` and `constituents`: two mentions and a pronoun that is one of them."""
+    tasks: dict[str, list[str]] = {"coreference": [], "constituents": []}
+    for number in range(30):
+        one, other, verb = NOUNS[number % 6], NOUNS[(number + 1 + number // 6) % 6], VERBS[number % 5]
+        words = ["the", one, "sees", "the", other, "because", "it", verb, ADJECTIVES[number % 4], "."]
+        pairs = [([0, 2], number % 3 != 0), ([3, 5], number % 3 == 0)]
+        targets = {
+            "coreference": [{"span1": span, "span2": [6, 7], "label": str(int(same))} for span, same in pairs],
+            "constituents": [
+                {"span1": span, "label": label}
+                for span, label in (([0, 2], "NP"), ([3, 5], "NP"), ([5, 9], "SBAR"), ([2, 9], "VP"))
+            ],
+        }
+        for task, each in targets.items():
+            tasks[task].append(
+                json.dumps({"text": " ".join(words), "targets": each, "info": {"document": f"{number % 5}"}})
+            )
+    for task, lines in tasks.items():
+        (folder / task).mkdir()
+        for name, cut in (("train", slice(0, 20)), ("dev", slice(20, 25)), ("test", slice(25, None))):
+            (folder / task / f"{name}.jsonl").write_text("\n".join(lines[cut]) + "\n")
 
 
 NOUNS = ["cat", "dog", "bank", "river", "teacher", "letter"]

@@ -47,15 +47,15 @@ def open_store(
 ) -> Store:
     """Open a store for reading, or several as one; an unfinished store is opened with an UnfinishedStoreWarning.
 
-    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. Several as a list, as a glob
-    such as "decades/*.zarr", or as a file that `embstore.store.collect` wrote: a `Collection`, whose rows are those of
-    the stores one after another. `site`: which vectors are read,
-    see `Store.site`; it may also follow the path: "name.zarr#query". `cache`: a folder for
-    local copies of a remote store's shards, each downloaded whole when it is first needed. The default is the
-    environment variable EMBSTORE_CACHE; without either, rows are requested one by one and not kept. `verify`: with
-    "lazy" the index, and each partition before a row of it is first read, are compared with their checksums; a remote
-    partition is downloaded whole for it. By default a read does not look at the checksums of vectors: damaged bytes
-    then read as other numbers, until `embstore.verify` is run.
+    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. Several as a list, as a
+    glob such as "decades/*.zarr", or as a file that `embstore.store.collect` wrote: a `Collection`, whose rows are
+    those of the stores one after another. `site`: which vectors are read, see `Store.site`; it may also follow the
+    path: "name.zarr#query". `cache`: a folder for local copies of a remote store's shards, each downloaded whole
+    when it is first needed. The default is the environment variable EMBSTORE_CACHE; without either, rows are
+    requested one by one and not kept. `verify`: with "lazy" the index, and each partition before a row of it is
+    first read, are compared with their checksums; a remote partition is downloaded whole for it. By default a read
+    does not look at the checksums of vectors: damaged bytes then read as other numbers, until `embstore.verify` is
+    run.
 
     Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
     InvalidValueError for a site that is not stored, StoreMismatchError for stores that are not of the same kind of

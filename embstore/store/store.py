@@ -440,8 +440,8 @@ class Store:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
 
-        The fastest way to read a whole layer. A block stays valid as long as it is held; one that is no longer held
-        when the second next is requested gives its memory to it. `block_rows`: the largest number of rows of a block,
+        The fastest way to read a whole layer. A block stays valid as long as you hold it; the memory of others
+        is used again. `block_rows`: the largest number of rows of a block,
         about 1 MiB of them by default. `missing`: rows not written yet raise MissingRowsError before the first block,
         are left out ("skip"), or read as NaN ("nan"). `copy`: with False, blocks are read-only views of the mapped
         file where the vectors are stored in it as they are returned (float32 and float16 on a local disk), which saves

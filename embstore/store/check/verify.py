@@ -64,7 +64,7 @@ from embstore.store.zarr.reader import root_attribute
 def verify(path: Location | Sequence[Location], *, progress: Progress = None) -> VerifyReport:
     """Read every byte of a store and compare it with its checksums; damage is reported, never raised.
 
-    `path`: as of `embstore.open`; several stores are verified one after the other, and their partitions counted on.
+    `path`: as of `embstore.open`; several stores are verified one after the other, and their partitions numbered on.
     `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing
     exists, StorageError where the server of a URL does not answer.
     """
