@@ -79,7 +79,7 @@ class WordSums:
 
 
 def word_chunks(compared: Compared, memory: int) -> list[tuple[int, int]]:
-    """Cut the words so that the sums of a chunk take about a third of `memory` with a state for each thread."""
+    """Cut the words so that the sums of a chunk take about half of `memory` with a state for each thread."""
     nbytes = len(compared.periods) * 2 * compared.hidden_size * 8 * (1 + thread_count())
     size = max(1, memory // 2 // nbytes)
     return [(start, min(start + size, len(compared.words))) for start in range(0, len(compared.words), size)]
@@ -118,7 +118,7 @@ def scan_sums(
 def _centers(sums: Sums) -> NDArray[np.float64]:
     """The mean plain vector of each period, float64 [period, feature]."""
     totals = [sums.plain(period).sum(0, dtype=np.float64) for period in range(len(sums.periods))]
-    return np.asarray(np.stack(totals) / sums.counts.sum(0)[:, None])
+    return np.asarray(np.stack(totals) / np.maximum(sums.counts.sum(0), 1)[:, None])
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ def _reduced(
             n_nonzero[:, period] = known.reshape(len(counts), -1)[:, place]
             found[period] = by_period[:, place]
         report(len(given.groups))
-    return Sums(tuple(found[period] for period in range(counts.shape[1])), counts, n_nonzero)
+    none = np.zeros_like(next(iter(found.values())))  # of a period in which none of the words occurs
+    return Sums(tuple(found.get(period, none) for period in range(counts.shape[1])), counts, n_nonzero)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import pytest
 from embstore.analysis.change import ChangeTests, list_periods, measure_change, measure_periods
 from embstore.analysis.change.significance import LEVEL, _gains, change_points
 from embstore.errors import InvalidValueError
+from embstore.store import Labels, Strings
 from tests.analysis.change.made import YEARS, with_years
-from tests.analysis.word_store import one_line
+from tests.analysis.word_store import one_line, write_rows
 
 
 def test_a_series_is_that_of_pairs_of_periods(tmp_path: Path) -> None:
@@ -128,3 +129,20 @@ def test_bad_input_of_periods(tmp_path: Path) -> None:
     found.save(tmp_path / "series.csv")
     assert len(pl.read_csv(tmp_path / "series.csv")) == len(found.frame)
     assert repr(found) == "<ChangeSeries of 2 words over 4 periods>"
+
+
+def test_a_period_without_the_words_is_left_out(tmp_path: Path) -> None:
+    """`a` is in two of three periods: its measures are those of a store without the third."""
+    codes = (np.arange(60) // 20).astype(np.int32)
+    types = np.where(codes == 1, 1, np.arange(60) % 2)
+    vectors = np.random.default_rng(0).normal(size=(1, 60, 8))
+    labels = {"year": Labels(codes, Strings.of(YEARS[:3]))}
+    store = write_rows(tmp_path / "s.zarr", ["a", "b"], types, vectors, labels=labels, sentence_words=1).store
+    tests = ChangeTests(permutations=19, resamples=20)
+    options = {"words": "a", "metrics": ("prt", "prt_centered"), "tests": tests}
+    found = measure_periods(store, by="year", **options)  # type: ignore[arg-type]
+    assert found.periods == tuple(YEARS[:3])
+    assert set(found.frame.select("reference", "period").iter_rows()) == {(YEARS[0], YEARS[2])}
+    rest = measure_periods(store.select(labels={"year": [YEARS[0], YEARS[2]]}), by="year", **options)  # type: ignore[arg-type]
+    assert found.frame.equals(rest.frame)
+    assert found.points.equals(rest.points)
