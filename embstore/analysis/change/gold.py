@@ -81,7 +81,7 @@ def _values(path: Path) -> dict[str, float]:
     for number, line in enumerate(_lines(path), 1):
         word, tab, value = line.partition("\t")
         if line.strip():
-            values[word] = _number(value if tab else "", path, number)
+            values[word] = _number(value if tab else "", path, number, binary=path.stem == "binary")
     return values
 
 
@@ -105,7 +105,7 @@ def _usage_graphs(root: Path) -> ChangeGold:
     for path in [place for place in places if place.is_file()][:1]:
         for number, row in _rows(path, ("lemma", "change_graded", "change_binary")):
             graded[row["lemma"]] = _number(row["change_graded"], path, number)
-            binary[row["lemma"]] = int(_number(row["change_binary"], path, number))
+            binary[row["lemma"]] = int(_number(row["change_binary"], path, number, binary=True))
     return ChangeGold(root.name, graded, binary, {}, frame)
 
 
@@ -129,11 +129,16 @@ def _lines(path: Path) -> list[str]:
         raise CorpusError(f"{path} cannot be read as UTF-8 text: {error}") from None
 
 
-def _number(text: str, path: Path, line: int) -> float:
+def _number(text: str, path: Path, line: int, *, binary: bool = False) -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise CorpusError(f"{path}, line {line}: {text!r} is not a number") from None
+        value = np.nan
+    if not np.isfinite(value):
+        raise CorpusError(f"{path}, line {line}: {text!r} is not a number")
+    if binary and value not in (0, 1):
+        raise CorpusError(f"{path}, line {line}: {text!r} is not allowed: a binary change is 0 or 1")
+    return value
 
 
 @checked
@@ -201,7 +206,7 @@ def _binary(values: NDArray[np.float64], truth: NDArray[np.float64], resamples: 
         return []
     differences = changed[:, None] - others
     area = float(((differences > 0) + 0.5 * (differences == 0)).mean())
-    limits = np.unique(values)
+    limits = np.append(np.unique(values), np.nextafter(values.max(), np.inf))  # the last: no word changed
     accuracies = [(float(((values >= limit) == (truth > 0)).mean()), float(limit)) for limit in limits]
     best, limit = max(accuracies)
     return [("auc", area, None, None, None), ("accuracy", best, None, None, limit)]

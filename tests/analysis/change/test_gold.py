@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -63,6 +64,11 @@ def test_malformed_files_are_refused_with_their_line(tmp_path: Path) -> None:
     one_line(lambda: read_change_gold(bad), CorpusError, "graded.txt, line 2", "not a number")
     bad = semeval(tmp_path / "b", truth__binary="plane_nn\t1\n")
     one_line(lambda: read_change_gold(bad), CorpusError, "binary.txt", "'tree_nn'")
+    for value in ("nan", "inf"):  # NaN would rank as the greatest change
+        bad = semeval(tmp_path / value, truth__graded=f"plane_nn\t0.8\ntree_nn\t{value}\n")
+        one_line(partial(read_change_gold, bad), CorpusError, "graded.txt, line 2", repr(value))
+    bad = semeval(tmp_path / "half", truth__binary="plane_nn\t1\ntree_nn\t0.5\n")
+    one_line(lambda: read_change_gold(bad), CorpusError, "binary.txt", "0.5", "0 or 1")
     use = "plane_nn\tnn\t1830\t1\tid-1\t \tA plane.\t3:99\t0:16\n"
     bad = write(tmp_path / "c", {"data/plane_nn/uses.csv": USES + use})
     one_line(lambda: read_change_gold(bad), CorpusError, "uses.csv, line 2", "'3:99'")
@@ -100,3 +106,11 @@ def test_words_that_were_not_compared_are_left_out(tmp_path: Path) -> None:
     assert {row["count"] for row in scores.values()} == {6}
     few = ChangeGold("few", {"w0": 1.0, "gone": 0.0}, {}, {})
     one_line(lambda: evaluate_change(found, few), InvalidValueError, "fewer than three words of few")
+
+
+def test_the_best_accuracy_is_at_least_that_of_no_change() -> None:
+    values, binary = np.array([3.0, 2.0, 1.0]), np.array([0.0, 0.0, 1.0])
+    _, (_, value, _, _, threshold) = _binary(values, binary, 0, 0)
+    assert value == pytest.approx(2 / 3)
+    assert threshold is not None
+    assert ((values >= threshold) == (binary > 0)).mean() == pytest.approx(2 / 3)
