@@ -167,7 +167,9 @@ def p_values(units: Units, count: int, random: np.random.Generator) -> dict[str,
 
 
 def intervals(units: Units, count: int, random: np.random.Generator) -> dict[str, tuple[float, float]]:
-    """Percentile intervals of 95 % of each measure by the bootstrap over units."""
+    """Percentile intervals of 95 % of each measure by the bootstrap over units; NaN for a side of one unit."""
+    if min(units.is_new.sum(), (~units.is_new).sum()) < 2:  # every resample would be that unit
+        return dict.fromkeys(units.observed, (math.nan, math.nan))
     found = [units.measures(old, new) for old, new in resamples(units.is_new, count, random)]
     ends = {}
     for name in found[0]:

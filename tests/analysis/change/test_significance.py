@@ -185,3 +185,14 @@ def test_copies_of_a_unit_are_no_pairs() -> None:
         assert found[side][0] == pytest.approx(np.mean(cosines))
     excess = found["apd"][0] - 1 + (found["selfsim_old"][0] + found["selfsim_new"][0]) / 2
     assert found["apd_excess"][0] == pytest.approx(excess)
+
+
+def test_a_side_of_one_unit_has_no_interval() -> None:
+    """Every resample of one document is that document: it says nothing about others."""
+    random = np.random.default_rng(2)
+    vectors, is_new = random.normal(size=(12, 4)), np.arange(12) >= 6
+    for names in (np.where(is_new, 9, np.arange(12)), is_new.astype(int)):
+        units = Units.of(vectors, is_new, names, np.zeros((2, 4)), None)
+        found = intervals(units, 20, random)
+        assert set(found) == set(units.observed)
+        assert np.isnan(list(found.values())).all()
