@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.change.occurrences import Compared, compare_periods, compare_stores
 from embstore.analysis.change.significance import LEVEL, attainable, false_discovery, matched
-from embstore.analysis.change.sums import JSD, METRICS, TESTED, measures_of_sums, scan_sums
+from embstore.analysis.change.sums import JSD, METRICS, TESTED, TWO_SIDED, measures_of_sums, scan_sums
 from embstore.analysis.change.testing import ChangeTests, Drawn, Tested, draw, each_word, tested
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.labels import LabelledOccurrences
@@ -51,7 +51,8 @@ class Change:
     `frame`: a row for each word, layer and measure: `word, layer, metric, value, low, high, p, q, expected, relative,
     p_matched, count_old, count_new`. `low`, `high`: a bootstrap interval of 95 %. `p`: of permutations; `q`: the same
     adjusted for the number of words of the layer (false discovery rate). `expected`: the median of the words of like
-    frequency, `relative`: the value minus it, and `p_matched`: the share of these words with a value as great.
+    frequency, `relative`: the value minus it, and `p_matched`: the share of these words with a value as great (of
+    `selfsim_change`, by magnitude).
     `skipped`: the words that were not compared, with their counts and the reason. `names`: of both sides. `notes`: what
     to know when reading the result. `exchange`: what was permuted, documents or sentences.
     """
@@ -270,6 +271,8 @@ def _frame(
         expected, p_matched = empty, empty
         if metric in TESTED:
             expected, p_matched = matched(values[metric], frequencies, tests.matched)
+        if metric in TWO_SIDED:
+            p_matched = matched(np.abs(values[metric]), frequencies, tests.matched)[1]
         columns = {
             "word": pl.Series(compared.words, dtype=pl.String),
             "layer": pl.repeat(layer, n_words, eager=True),

@@ -176,8 +176,9 @@ def _compared(
     found = []
     counts = np.zeros((len(forms), len(names)), np.int64)
     for side, numbers, periods in given:
-        index, rows = side.store.index, side.rows
-        codes = numbers[index.type[rows]]
+        index = side.store.index
+        rows, first = np.unique(side.rows, return_index=True)  # ascending, and each once
+        codes, periods = numbers[index.type[rows]], periods[first]
         codes[periods < 0] = -1
         if SPECIAL in index.labels:
             codes[index.labels[SPECIAL].codes[rows] >= 0] = -1
@@ -205,9 +206,8 @@ def _compared(
     for side, rows, codes, periods in found:
         numbers = place[codes]
         known = np.flatnonzero(numbers >= 0)
-        order = known if (np.diff(rows) > 0).all() else known[np.argsort(rows[known], kind="stable")]
-        units = _units(side.store, rows[order], exchange)
-        columns = (rows[order], numbers[order], periods[order], units)
+        units = _units(side.store, rows[known], exchange)
+        columns = (rows[known], numbers[known], periods[known], units)
         parts.append(Part(side.store, *columns, is_whole=side.is_whole))
     kept = tuple(forms[number] for number in chosen.tolist())
     return Compared(names, kept, counts[chosen], given[0][0].layers, tuple(parts), skipped, exchange)

@@ -252,3 +252,26 @@ def test_documents_are_exchanged_as_one(tmp_path: Path) -> None:
     assert "sentence" in found.notes[1]
     tests = ChangeTests(permutations=99, resamples=0, exchange="sentence")
     assert measure_change(old.store, new.store, metrics="prt", tests=tests).frame["p"].max() < 0.05
+
+
+def test_a_word_that_becomes_more_varied_is_as_rare_as_one_that_becomes_less(tmp_path: Path) -> None:
+    """The permutations count a change of self-similarity by its magnitude, and so do the words of like frequency."""
+    random = np.random.default_rng(3)
+    sides = []
+    for side in range(2):
+        words = [(f"w{number}", 3 + random.normal(size=(20, HIDDEN))) for number in range(9)]
+        words.append(("varied", (0 if side else 3) + random.normal(size=(20, HIDDEN))))
+        sides.append(write_words(tmp_path / f"{side}.zarr", words).store)
+    tests = ChangeTests(permutations=0, resamples=0, matched=9)
+    frame = measure_change(*sides, metrics="selfsim_change", min_count=5, tests=tests).frame
+    [row] = frame.filter(word="varied").to_dicts()
+    assert row["value"] < -0.5
+    assert row["p_matched"] == pytest.approx(1 / 10)
+
+
+def test_rows_that_a_selection_names_twice_count_once(tmp_path: Path) -> None:
+    old, new = write_sides(tmp_path, n_words=3, count=9)
+    tests = ChangeTests(permutations=19, resamples=0)
+    twice = np.random.default_rng(0).permutation(np.repeat(np.arange(old.store.n_rows), 2))
+    one, other = (measure_change(side, new.store, tests=tests) for side in (old.store, old.store.select(rows=twice)))
+    assert one.frame.equals(other.frame)
