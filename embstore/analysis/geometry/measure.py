@@ -134,8 +134,8 @@ def _draw(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
 class _Inputs:
     """What is measured: the selection in the order of sentences, the metrics, and the words and sentences in it.
 
-    `words`: those of selfsim and mev. `sentences`: those of intrasim. `sample`: the rows of the sampled baseline, None
-    for the exact one.
+    The selection has each row once. `words`: those of selfsim and mev. `sentences`: those of intrasim. `sample`: the
+    rows of the sampled baseline, None for the exact one.
     """
 
     selection: Selection
@@ -149,9 +149,8 @@ class _Inputs:
     def of(cls, selection: Selection, metrics: tuple[str, ...], min_contexts: int, centered: bool) -> _Inputs:
         """Find the words and sentences; raises InvalidValueError if there are none for a metric."""
         store, index, words, sentences = selection.store, selection.store.index, Groups(), Groups()
-        if selection.span is None and (np.diff(selection.rows) < 0).any():
-            in_order = np.argsort(index.sentence[selection.rows], kind="stable")
-            selection = Selection(store, rows=selection.rows[in_order], layers=selection.layers)
+        if selection.span is None and (np.diff(selection.rows) <= 0).any():
+            selection = Selection(store, rows=np.unique(selection.rows), layers=selection.layers)
         rows = selection.rows_at(0, len(selection))
         if {"selfsim", "mev"} & set(metrics):
             words = Groups.of(index.type[rows], eligible_types(selection, min_contexts))
