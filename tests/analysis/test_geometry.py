@@ -170,6 +170,14 @@ def test_a_selection_in_any_order(written: Written) -> None:
             assert value == pytest.approx(within_sentence(held[own]), abs=1e-6)
 
 
+def test_rows_that_a_selection_names_twice_count_once(written: Written) -> None:
+    rows = np.arange(60)
+    options = {"metrics": METRICS, "min_contexts": 1, "layers": 4}
+    twice = written.store.select(rows=np.random.default_rng(1).permutation(np.repeat(rows, 2)))
+    once = geometry(written.store.select(rows=rows), **options)  # type: ignore[arg-type]
+    assert geometry(twice, **options).equals(once)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_parts_merge_in_any_order(written: Written, seed: int) -> None:
     selection = selected(written.store)
@@ -218,6 +226,13 @@ def test_a_summary_has_an_interval_about_each_mean(written: Written) -> None:
         means = bootstrap_means(wide, resamples=200, seed=1)
         np.testing.assert_allclose(edges.T, np.nanquantile(means, [0.5 - level / 2, 0.5 + level / 2], axis=0))
     assert summary.filter(pl.col("metric") == "anisotropy")["low"].null_count() == 2
+
+
+def test_one_word_has_no_interval(tmp_path: Path) -> None:
+    store = write_words(tmp_path / "s.zarr", [("a", np.random.default_rng(0).normal(size=(20, 6)))]).store
+    summary = summarize_geometry(geometry(store, metrics=["selfsim", "mev"], min_contexts=1), resamples=20)
+    assert summary["value"].null_count() == 0
+    assert summary.select("low", "high", "adjusted_low").null_count().row(0) == (2, 2, 2)
 
 
 def test_the_extreme_words(written: Written) -> None:

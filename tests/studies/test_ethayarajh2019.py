@@ -151,6 +151,9 @@ def test_a_finding_without_distinct_intervals_is_not_determined() -> None:
     assert report.explained([row(0, 0.9), row(1, 0.02), row(2, 0.03)])[1] == "yes"
     assert report.explained([row(0, 0.01), row(1, 0.2), row(2, 0.03)])[1] == "no"
     assert report.explained([row(0, 0.01), row(1, 0.045), row(2, 0.03)])[1] == "not determined"
+    alone = [row(0, 0.9), row(1, 0.5) | {"adjusted_low": None, "adjusted_high": None}]  # of one word
+    for verdict in (report.falls, report.alike, report.explained):
+        assert verdict(alone)[1] == "not determined"
     assert report.rises([row(0, 0.9), row(1, 0.1), row(2, 0.3), row(3, 0.2)]) == (
         "0.100 in the lower half, 0.200 in the upper",
         "yes",

@@ -23,7 +23,7 @@ def summarize_geometry(
 
     Words or sentences are resampled, the same ones for every layer, so that layers can be compared. Columns: `layer,
     metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
-    exact. Metrics with one value per layer have no interval.
+    exact. Metrics with one value per layer, and means over one word or sentence, have no interval.
     """
     check_columns(table, COLUMNS, "the table of geometry")
     check_whole("resamples", resamples, 1, 10**6)
@@ -51,15 +51,14 @@ def summarize_geometry(
     )
 
 
-def _intervals(
-    table: pl.DataFrame, resamples: int, level: float, seed: int
-) -> Iterator[tuple[str, int, float | None, float | None]]:
+def _intervals(table: pl.DataFrame, resamples: int, level: float, seed: int) -> Iterator[tuple[str, int, float, float]]:
     for (metric,), part in table.filter(pl.col("item") != "").group_by(["metric"], maintain_order=True):
         wide = part.pivot("layer", index="item", values="value", maintain_order=True).drop("item")
         means = bootstrap_means(wide.to_numpy().astype(np.float64), resamples=resamples, seed=seed)
-        low, high = np.nanquantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        for number, layer in enumerate(wide.columns):
-            yield str(metric), int(layer), float(low[number]), float(high[number])
+        for layer, column, drawn in zip(wide.columns, wide, means.T, strict=True):
+            if len(column.drop_nulls()) > 1:
+                low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2]).tolist()
+                yield str(metric), int(layer), low, high
 
 
 def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -> NDArray[np.float64]:

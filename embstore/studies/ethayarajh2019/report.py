@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,12 @@ def _span(rows: Sequence[Row]) -> str:
     return f"{rows[0]['shown']:.3f} at layer {rows[0]['layer']}, {rows[-1]['shown']:.3f} at layer {rows[-1]['layer']}"
 
 
+def _ends(row: Row) -> tuple[float, float]:
+    """The ends of an interval; without one, as of a single word, nothing is excluded."""
+    low, high = row["adjusted_low"], row["adjusted_high"]
+    return (-inf, inf) if low is None or high is None else (low, high)
+
+
 def isotropy(scores: Scores, model: str) -> tuple[str, str]:
     rows = _contextual(scores.layers(model, "anisotropy"))
     least = min(rows, key=lambda row: row["shown"])
@@ -243,10 +250,10 @@ def rises(rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def falls(rows: Sequence[Row]) -> tuple[str, str]:
-    first, last = rows[0], rows[-1]
-    if last["adjusted_high"] < first["adjusted_low"]:
+    (first_low, first_high), (low, high) = _ends(rows[0]), _ends(rows[-1])
+    if high < first_low:
         return _span(rows), "yes"
-    return _span(rows), "no" if last["adjusted_low"] > first["adjusted_high"] else "not determined"
+    return _span(rows), "no" if low > first_high else "not determined"
 
 
 def stopwords(scores: Scores, model: str) -> tuple[str, str]:
@@ -261,20 +268,21 @@ def stopwords(scores: Scores, model: str) -> tuple[str, str]:
 
 def alike(rows: Sequence[Row]) -> tuple[str, str]:
     rows = _contextual(rows)
-    first, last = rows[0], rows[-1]
-    if last["adjusted_low"] > first["adjusted_high"]:
+    (first_low, first_high), (low, high) = _ends(rows[0]), _ends(rows[-1])
+    if low > first_high:
         return _span(rows), "as in ELMo"
-    if last["adjusted_high"] < first["adjusted_low"]:
-        return _span(rows), "as in BERT" if last["adjusted_low"] > MEV_BOUND else "as in GPT-2"
+    if high < first_low:
+        return _span(rows), "as in BERT" if low > MEV_BOUND else "as in GPT-2"
     return _span(rows), "not determined"
 
 
 def explained(rows: Sequence[Row]) -> tuple[str, str]:
     most = max(_contextual(rows), key=lambda row: row["shown"])
     found = f"at most {most['shown']:.3f}, at layer {most['layer']}"
-    if most["adjusted_high"] < MEV_BOUND:
+    low, high = _ends(most)
+    if high < MEV_BOUND:
         return found, "yes"
-    return found, "no" if most["adjusted_low"] > MEV_BOUND else "not determined"
+    return found, "no" if low > MEV_BOUND else "not determined"
 
 
 def static_findings(scores: Scores, model: str) -> dict[str, tuple[str, str]]:
