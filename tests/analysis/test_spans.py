@@ -11,9 +11,9 @@ import pytest
 from embstore.analysis.spans import Phrase, find_pronouns, nearest_phrases, resolve_pronouns
 from embstore.corpus import EdgeSentence
 from embstore.corpus.formats.edge import EdgeTarget
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Store
-from tests.analysis.word_store import write_rows
+from tests.analysis.word_store import one_line, write_rows
 
 WORDS = ["the", "old", "man", "saw", "his", "dog", "and", "it", "saw", "him", "there"]
 PAIRS = [
@@ -100,6 +100,19 @@ def test_equal_candidates_share_the_credit(tmp_path: Path, vectors: np.ndarray) 
     same = made(tmp_path / "s.zarr", np.ones_like(vectors))
     frame = resolve_pronouns(same, SENTENCES, find_pronouns(SENTENCES), layers=3)
     assert frame["value"].to_list() == pytest.approx(frame["chance"].to_list())
+
+
+@pytest.mark.parametrize("pooling", ["mean", "ends"])
+def test_values_that_are_not_finite_are_named(pooling: str, tmp_path: Path, vectors: np.ndarray) -> None:
+    bad = vectors.copy()
+    bad[1, 15] = np.nan
+    store = made(tmp_path / "s.zarr", bad)
+    phrases = [Phrase(0, (4, 5), "a"), Phrase(1, (0, 2), "b")]
+    for call in (
+        lambda: resolve_pronouns(store, SENTENCES, find_pronouns(SENTENCES), pooling=pooling),
+        lambda: nearest_phrases(store, SENTENCES, phrases, pooling=pooling),
+    ):
+        one_line(call, NonFiniteError, "layer 3", "row 15")
 
 
 def test_the_nearest_phrase_is_of_other_words_in_another_sentence(store: Store, vectors: np.ndarray) -> None:
