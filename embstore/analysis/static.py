@@ -213,6 +213,10 @@ def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> N
     count, size = given.shape
     n_components = max(1, size // 100) if n_components is None else n_components
     check_whole("n_components", n_components, 0, size - 1)
+    if count < n_components + 2:
+        raise InvalidValueError(
+            f"nothing is left of {count:,} vectors without their mean and {n_components} components: give more vectors"
+        )
     mean = given.mean(0, dtype=np.float64)
     scatter = np.zeros((size, size))
     for start in range(0, count, _BLOCK_ROWS):

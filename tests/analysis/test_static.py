@@ -197,6 +197,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     one_line(lambda: static_vectors(store, layer=2, method="mean", scale="rms"), InvalidValueError, "pc1")
     one_line(lambda: static_vectors(store, layer=2, n_components=3), InvalidValueError, "abtt")
     one_line(lambda: static_vectors(store, layer=2, method="abtt", n_components=6), InvalidValueError, "0 to 5")
+    one_line(lambda: static_vectors(store, layer=2, method="abtt", types=[0, 1]), InvalidValueError, "2 vectors")
+    one_line(lambda: all_but_the_top(np.eye(5), n_components=4), InvalidValueError, "5 vectors", "4 components")
     one_line(lambda: static_vectors(store, layer=2, precision="half"), InvalidValueError, "'half'")
     assert isinstance(static_vectors(store, layer=2), WordVectors)
 
