@@ -292,6 +292,14 @@ def test_a_mention_is_no_antecedent_of_one_with_the_same_last_word() -> None:
     assert _mentions(sentence) == (Mention(4, frozenset({2}), guesses),)
 
 
+def test_a_mention_around_another_does_not_come_before_it() -> None:
+    words = ["Eve", "saw", "the", "man", "with", "her", "dog", "there"]
+    spans = [(0, 1), (2, 8), (5, 6)]
+    targets = [EdgeTarget(spans[2], spans[0], ("1",)), EdgeTarget(spans[2], spans[1], ("0",))]
+    (found,) = _mentions(EdgeSentence(words, targets))
+    assert found == Mention(5, frozenset({0}), {"nearest": 0, "head_match": -1, "string_match": 0})
+
+
 def test_rules_guess_the_nearest_mention_that_is_spelled_alike() -> None:
     words = ["The", "cat", "saw", "the", "old", "cat", ",", "a", "dog", "and", "the", "cat"]
     spans = [(0, 2), (3, 6), (7, 9), (10, 12)]

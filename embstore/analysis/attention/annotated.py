@@ -22,7 +22,7 @@ SAME, OTHER = "1", "0"  # labels of pairs of mentions
 
 @dataclass(frozen=True)
 class Mention:
-    """A mention that refers to something mentioned before; words are those at its head.
+    """A mention that refers to something mentioned before; words are those at the heads.
 
     `antecedents`: the words of earlier mentions of the same. `guesses`: by the name of a rule that needs no model, the
     word of an earlier mention, or -1.
@@ -126,9 +126,9 @@ def _mentions(sentence: EdgeSentence) -> tuple[Mention, ...]:
     pairs = [(target, {target.span1, target.span2}) for target in sentence.targets if target.span2 is not None]
     spans = sorted({span for _, pair in pairs for span in pair if span is not None})
     found = []
-    for number, span in enumerate(spans):
+    for span in spans:
         word = span[1] - 1
-        earlier = [other for other in spans[:number] if other[1] - 1 != word]
+        earlier = [other for other in spans if other[1] <= word]
         same = {
             other[1] - 1
             for other in earlier
