@@ -187,6 +187,13 @@ def test_the_same_seed_gives_the_same_result(made: TreeStore) -> None:
     assert not one.frame.equals(fit(made, Training(epochs=2), seed=1, **options).score(test).frame)
 
 
+def test_without_early_stopping_no_layer_is_the_best(made: TreeStore) -> None:
+    probe = fit(made, Training(epochs=1, patience=0), rank=2)
+    with pytest.raises(InvalidValueError, match="early stopping"):
+        probe.predict(made.trees[0])
+    assert probe.predict(made.trees[0], layer=PLANTED).layer == PLANTED
+
+
 def test_depth_probes_alone_have_no_trees(made: TreeStore) -> None:
     probe = fit(made, Training(epochs=1, patience=0), tasks=("depth",), rank=2)
     frame = probe.score(parts(made)["test"]).frame

@@ -198,10 +198,15 @@ class StructuralProbe(Probe[FittedStructure]):
         return ProbeResult.of(rows, notes)
 
     def best_layer(self) -> int:
-        """Return the layer whose distance probe (of the first seed) has the lowest dev loss."""
+        """Return the layer whose distance probe (of the first seed) has the lowest dev loss.
+
+        Raises InvalidValueError without distance probes, and without early stopping, which measures it.
+        """
         fitted = self.fitted
-        losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)
-        return fitted.shape.layers[int(losses[:, self._distance_task(), 0].argmin())]
+        losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)[:, self._distance_task(), 0]
+        if np.isnan(losses).any():
+            raise InvalidValueError("without early stopping there is no dev loss to choose the best layer by: give one")
+        return fitted.shape.layers[int(losses.argmin())]
 
     def predict(self, tree: Tree, *, data: Store | None = None, layer: int | None = None) -> RecoveredTree:
         """Return the tree that the distance probe of the first seed finds for the sentence of a gold tree.
