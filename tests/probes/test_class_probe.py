@@ -233,6 +233,22 @@ def test_what_is_left_out_is_noted(made: Made) -> None:
     assert probe.fitted.classes == ("animal", "food")
 
 
+def test_a_class_without_dev_words_is_noted(made: Made) -> None:
+    """Its dev loss is the same after every epoch, so that its probe keeps the weights of the first."""
+    train, test = made.lists
+    words = {word: tuple(names) for word, names in train.items() if len(names) == 1}
+    animals = [word for word, (name,) in words.items() if name == "animal"]
+    dev = {word: names for word, names in list(words.items())[::3] if word not in animals}
+    own = {word: names for word, names in words.items() if word not in dev}
+    settings = {"training": Training(epochs=3, patience=2), "classes": ["animal", "food"]}
+    probe = ClassProbe(**settings).fit(made.store, split_words(own, test, dev=dev))  # type: ignore[arg-type]
+    assert "made: classes without a dev word, whose probes keep the weights of the first epoch (1): animal" in (
+        probe.score().notes
+    )
+    both = ClassProbe(**settings).fit(made.store, split_words(train, test))  # type: ignore[arg-type]
+    assert not any("without a dev word" in note for note in both.score().notes)
+
+
 def test_bad_input_is_one_line(made: Made) -> None:
     train, test = made.lists
     words = split_words(train, test)

@@ -128,6 +128,10 @@ class ClassProbe(Probe[FittedClasses]):
             counts = np.bincount(examples["train"].group, minlength=len(examples["train"].targets))
             n_positive = counts @ examples["train"].targets.astype(np.float64)
             balance = np.asarray((counts.sum() - n_positive) / np.maximum(n_positive, 1))
+        if "dev" in parts:
+            unseen = np.array(classes, object)[~parts["dev"].gold.any(0)].tolist()
+            what = f"{store_of(data).path.stem}: classes without a dev word, whose probes keep the weights of the first"
+            notes += (f"{what} epoch ({len(unseen):,}): {_some(unseen)}",) if unseen else ()
         shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
         trained = train_bank(
             shape,
@@ -265,10 +269,8 @@ class ClassProbe(Probe[FittedClasses]):
             raise InvalidValueError(f"no class has two train words in {path}: give other words or another label column")
         if not unfit:
             return tuple(fit), ()
-        some = ", ".join(unfit[:5]) + (", ..." if len(unfit) > 5 else "")
-        return tuple(fit), (
-            f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {some}",
-        )
+        note = f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {_some(unfit)}"
+        return tuple(fit), (note,)
 
     def _source(
         self,
@@ -319,6 +321,10 @@ class ClassProbe(Probe[FittedClasses]):
             control=control,
             store=store,
         )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:
