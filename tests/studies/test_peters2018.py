@@ -149,6 +149,23 @@ def test_the_order_of_the_files_does_not_matter_and_the_study_resumes(
     assert again.frames["pronouns"].equals(study.frames["pronouns"])
 
 
+@pytest.mark.slow
+def test_a_table_of_other_phrases_is_not_taken(data: Path, model: Path, tmp_path: Path) -> None:
+    """The label of a phrase is not in the store, whose digest stays the same: the stored table has the old labels."""
+    found = {}
+    for label in ("NP", "XP"):
+        for path in (data / "constituents").glob("*.jsonl"):
+            (tmp_path / label / "constituents").mkdir(parents=True, exist_ok=True)
+            text = path.read_text().replace('"NP"', f'"{label}"')
+            (tmp_path / label / "constituents" / path.name).write_text(text)
+        (tmp_path / label / "coreference").symlink_to(data / "coreference")
+        found[label] = es.reproduce(
+            SETTINGS, tmp_path / label, model={"tiny": model}, out=tmp_path / "study", progress=False
+        )
+    assert set(found["NP"].frames["phrases"]["label"]) - {"SBAR", "VP"} == {"NP"}
+    assert set(found["XP"].frames["phrases"]["label"]) - {"SBAR", "VP"} == {"XP"}
+
+
 def test_figures_are_drawn(study: StudyResult) -> None:
     assert set(study.figures) == {"layers.png", "tiny-phrases.png", "tiny-similarity.png"}
     for name in study.figures:

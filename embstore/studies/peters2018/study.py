@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
@@ -50,6 +51,11 @@ class Spans:
     sentences: Sequence[EdgeSentence]
     pronouns: Sequence[Pronoun]
     phrases: Sequence[Phrase]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all of it."""
+        return blake2b(repr((self.sentences, self.pronouns, self.phrases)).encode(), digest_size=6).hexdigest()
 
     def __iter__(self) -> Iterator[Sentence]:
         return distinct_sentences(each.words for each in self.sentences)
@@ -104,8 +110,7 @@ def run(given: Given[Peters2018], data: Path) -> StudyResult:
     """Run the study on a folder with the tasks coreference and perhaps constituents, see `reproduce`."""
     settings, spans = given.settings, read_spans(data, given.settings)
     run = Run.of(given)
-    digest = blake2b(repr(spans).encode(), digest_size=6).hexdigest()
-    stores = {name: extract_step(run, name, spans, file=f"{name}-{digest}") for name in run.models}
+    stores = {name: extract_step(run, name, spans, file=f"{name}-{spans.digest}") for name in run.models}
     LOG.info(f"{len(spans.pronouns):,} pronouns, {len(spans.phrases):,} phrases")
     frames = {"pronouns": pl.concat([resolve(run, spans, name, store) for name, store in stores.items()])}
     if spans.phrases:
@@ -151,7 +156,7 @@ def resolve(run: Run, spans: Spans, name: str, store: Store) -> pl.DataFrame:
             model=pl.lit(name),
         )
 
-    return run.folder.table(f"{name}-pronouns", {"store": store.digest, "pronouns": len(spans.pronouns)}, make)
+    return run.folder.table(f"{name}-pronouns", {"store": store.digest, "spans": spans.digest}, make)
 
 
 def compare(run: Run, spans: Spans, name: str, store: Store) -> pl.DataFrame:
@@ -167,4 +172,4 @@ def compare(run: Run, spans: Spans, name: str, store: Store) -> pl.DataFrame:
         frame = pl.concat(parts)
         return frame.with_columns(pl.Series("document", spans.documents(frame["sentence"])), model=pl.lit(name))
 
-    return run.folder.table(f"{name}-phrases", {"store": store.digest, "phrases": len(spans.phrases)}, make)
+    return run.folder.table(f"{name}-phrases", {"store": store.digest, "spans": spans.digest}, make)
