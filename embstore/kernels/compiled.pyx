@@ -346,7 +346,7 @@ cdef class Candidates:
         float[:, :] bounds,
         const float[::1] limits,
     ):
-        cdef int64_t n_read = 0
+        cdef int64_t n_read = 0, query
         cdef int level, n_levels = len(levels)
         cdef const uint8_t *starts[16]
         cdef const uint8_t[:, ::1] groups
@@ -356,6 +356,9 @@ cdef class Candidates:
         self._check_terms(max(1, n_levels), weights.shape[0], weights.shape[1], terms)
         if n <= 0:
             return 0
+        for query in range(self._search.n_queries):
+            if self._search.filled[query] + block.n + SKETCH_GROUP >= self._search.capacity:
+                raise ValueError("the candidates have no place for all rows")
         for level in range(n_levels):
             groups = levels[level]
             self._check_groups(groups, n)

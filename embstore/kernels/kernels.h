@@ -118,8 +118,7 @@ void scan_sketch(
 
 /* Add further grouped levels to the values and bounds of groups of which a bound is above the limit of a query, and the
    rows that are above it still to a search, with their values minus the limit; both times the norm if the terms divide
-   by it. `weights` and `terms` are by level and query. Returns how many groups were read. A query for which the rows
-   may not fit has filled[query] = -1. */
+   by it. `weights` and `terms` are by level and query. Returns how many groups were read. */
 enum { SKETCH_LIST = 64 };
 int64_t choose_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,

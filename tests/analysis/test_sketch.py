@@ -35,9 +35,10 @@ D = 150  # three levels, the last one not full
 @pytest.fixture(autouse=True)
 def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small searches go through the sketch, in several parts, however many rows it cannot decide."""
-    for name, value in {"FEW_ROWS": 0, "LEAST_ROWS": 64, "PART_ROWS": 128, "OPEN": 1, "UNDECIDED": 1}.items():
+    few = {"FEW_ROWS": 0, "LEAST_ROWS": 64, "PENDING": 50, "UNDECIDED": 1, "LEAST_UNDECIDED": 10**9}
+    for name, value in few.items():
         monkeypatch.setattr(sketch, name, value)
-    monkeypatch.setattr(sketch, "LEAST_UNDECIDED", 10**9)
+    monkeypatch.setattr(sketch_codes.Codes, "part_rows", 128)
 
 
 def clouds(seed: int) -> dict[str, np.ndarray]:
@@ -134,10 +135,14 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
             one.terms[term] *= factor
         score = search.rescored(np.array([[row]]))
         one.best = exact.Hits(np.array([[n]]), score)
+        one.limits = one._limits()
         values = np.empty((2, 1, -(-(n + 1) // 16) * 16), np.float32)
-        one.scan(exact.Found(search, one.packed, search.least_of(np.array([np.inf])), 9), values, 0, n + 1)
+        part = sketch._Part(0, n + 1, made.codes.norms(False, 0, n + 1))
+        one.scan(exact.Found(search, one.packed, search.least_of(np.array([np.inf])), 9), values, part)
         values[1, 0, np.arange(values.shape[2]) != row] = -np.inf
-        one.choose(values, 0, n + 1)
+        near = exact.Found(search, one.packed, one.least(), n + 100)
+        one.choose(near, values, part)
+        one.refine(near)
         missed += one.best.rows[0, 0] != row
     return missed
 
@@ -227,7 +232,6 @@ def test_what_cannot_be_decided_is_read_and_said(tmp_path: Path, monkeypatch: py
     vectors = np.random.default_rng(5).normal(size=(3000, D)).astype(np.float32)
     vectors[100:110] = vectors[0] * 1.01
     made = sketched(vectors, tmp_path / "sketch")
-    monkeypatch.setattr(sketch, "PART_ROWS", 4000)
     monkeypatch.setattr(sketch, "LEAST_UNDECIDED", 40)
     monkeypatch.setattr(sketch, "UNDECIDED", 50)
     queries = np.stack([vectors[0], vectors[1]])

@@ -324,7 +324,7 @@ class Found:
         self._search = search
         self.scores = np.empty((len(search.queries), capacity), np.float32)
         self.rows = np.empty(self.scores.shape, np.int64)
-        self.filled = np.zeros(len(self.scores), np.int64)
+        self.filled, self.least = np.zeros(len(self.scores), np.int64), least
         metric, n_best = _METRIC[search.space.metric], min(search.n_candidates, capacity - 1)
         compared = (search.queries32, packed, metric, search.mean, search.mean_length, search.components)
         groups = (search.row_groups, search.query_groups)

@@ -8,15 +8,17 @@ that of float64 brute force, with equal scores ordered by row.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis.neighbors.exact import Found, Hits, Search, at_once
+from embstore.analysis.neighbors.exact import FEW_PAIRS, Found, Hits, Search, at_once
 from embstore.analysis.neighbors.sketch_codes import (
     GROUP,
     GROUP_NBYTES,
@@ -30,14 +32,12 @@ from embstore.kernels.compiled import pack_queries, padded_queries
 
 FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
-PART_ROWS, PART_SCORES = 2**20, 2**22  # of a part, for each thread
-LEAST_ROWS = 2**14
-MOST_SPARE = 2**21  # numbers of a buffer that is kept for the next search
+PART_SCORES, LEAST_ROWS = 2**20, 2**14  # of a part: with values and bounds, it fits the cache
+PENDING = 2**16  # rows that are left before the further levels are read
 MOST_QUERIES = 32  # at a time
-# A query of which the first levels leave more than 1 / OPEN of a part, or all levels 1 / UNDECIDED, reads the layer
-# instead, but not up to LEAST_UNDECIDED rows.
-OPEN, UNDECIDED, LEAST_UNDECIDED = 2, 16, 2048
-SPARE_ROWS = GROUP * 64 + 1  # place for the rows of the groups that the kernel looks at together
+# A query of which the first levels leave more than 1 / OPEN of the rows (once 1 / OPEN_FROM are read), or all levels
+# more than 1 / UNDECIDED, reads the layer instead, but not up to LEAST_UNDECIDED rows.
+OPEN, OPEN_FROM, UNDECIDED, LEAST_UNDECIDED = 2, 4, 16, 2048
 MOST_WEIGHT = 127, 32767  # of a query, in the first levels and in the others
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
@@ -91,13 +91,25 @@ def sketch_search(search: Search, sketch: Sketch) -> SketchHits:
     return SketchHits(rows, scores, scanned, sum(each.nbytes for each in found))
 
 
+class _Part(NamedTuple):
+    """Rows that are read together, and their norms, to a whole group."""
+
+    first: int
+    stop: int
+    norms: NDArray[np.float32]
+
+
 @dataclass
 class _SketchSearch:
-    """One search of up to MOST_QUERIES queries; `best`: their nearest rows so far, of all that were scored."""
+    """One search of up to MOST_QUERIES queries; `best`: their nearest rows so far, of all that were scored.
+
+    `n_left`, `n_near` [q]: how many of the `n_read` rows the first levels left, and all levels.
+    """
 
     search: Search
     sketch: Sketch
     nbytes: int = 0
+    n_read: int = 0
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -110,9 +122,15 @@ class _SketchSearch:
         self.mean_length = 0.0 if self.centered else sketch.mean_length
         self.weights, self.terms = self._terms()
         self._add_to_first(self.terms[0])
+        self.packed_terms = [_as_bytes(terms) for terms in self.terms]
+        self.further = range(1, min(GROUPED, sketch.layout.n_levels))
+        own = slice(1, 1 + len(self.further)) if self.further else slice(1)
+        self.grouped = np.concatenate(self.weights[own]), _as_bytes(self.terms[own].reshape(-1))
         self.packed = pack_queries(search.queries32)
         self.best = Hits(np.full((n_queries, search.k), -1), np.full((n_queries, search.k), np.nan))
+        self.limits = self._limits()
         self.active = np.ones(n_queries, bool)
+        self.n_left, self.n_near = np.zeros(n_queries, np.int64), np.zeros(n_queries, np.int64)
 
     def _terms(self) -> tuple[list[NDArray[np.signedinteger]], NDArray[Any]]:
         """The integer weights of the queries in each level, and the terms [level, q] of all."""
@@ -143,21 +161,15 @@ class _SketchSearch:
         base = 0.0 if self.centered else self.search.queries @ self.sketch.rotation.mean
         terms["base"] = base + ROUNDING * rounding + TINY
 
-    def limits(self) -> NDArray[np.float32]:
-        """What the bound of a row must be above where it may be nearer than the k-th of `best`, or as near."""
-        is_cosine = self.search.space.metric == "cosine"
-        is_full = self.best.rows[:, -1] >= 0
-        kth = self.search.comparable(np.where(is_full, self.best.scores[:, -1], 0))
-        kth = np.where(is_full, kth - (0 if is_cosine else ROUNDING * np.abs(kth)), -2.0 if is_cosine else -TOO_LONG)
-        return np.nextafter(kth.astype(np.float32), np.float32(-np.inf))
-
     def run(self) -> SketchHits:
         search, rows = self.search, self.search.rows
         start, last = int(rows[0]) // GROUP * GROUP, int(rows[-1]) + 1
-        size = max(LEAST_ROWS, min(PART_ROWS, PART_SCORES // len(search.queries))) * search.threads
-        while start < last and self.active.any():
-            self.read_part(start, min(start + size, last))
-            start += size
+        even = -(-(last - start) // (GROUP * search.threads)) * GROUP
+        most = min(self.sketch.codes.part_rows, PART_SCORES // len(search.queries))
+        size = max(LEAST_ROWS, min(most, even))
+        parts = iter([(first, min(first + size, last)) for first in range(start, last, size)])
+        n_workers = min(search.threads, -(-(last - start) // size))
+        at_once([partial(self.read_parts, parts, size) for _ in range(n_workers)])
         if not self.active.all():
             undecided = np.flatnonzero(~self.active)
             again = search.part(undecided)
@@ -166,87 +178,109 @@ class _SketchSearch:
         search.advance(len(rows))
         return SketchHits(self.best.rows, self.best.scores, ~self.active, self.nbytes)
 
-    def read_part(self, start: int, stop: int) -> None:
-        """Score likely neighbours among some rows, and then those that may be nearer than the k-th of all so far."""
-        search, padded = self.search, -(-stop // GROUP) * GROUP
-        size = 2 * len(search.queries) * (padded - start)
-        buffer = spare.pop() if (spare := self.sketch.spare) else np.empty(0, np.float32)
-        buffer = buffer if len(buffer) >= size else np.empty(size, np.float32)
-        values = buffer[:size].reshape(2, len(search.queries), -1)
-        ranges = _split(start, stop, search.threads)
-        least = self.least(self.limits())
-        seeds = [Found(search, self.packed, least, 2 * search.n_candidates) for _ in ranges]
-        own = [values[..., first - start : -(-last // GROUP) * GROUP - start] for first, last in ranges]
-        scans = zip(seeds, own, ranges, strict=True)
-        at_once([partial(self.scan, found, each, *row) for found, each, row in scans])
-        self.score(np.concatenate([found.best()[1] for found in seeds], 1))
-        at_once([partial(self.choose, each, *row) for each, row in zip(own, ranges, strict=True)])
-        if len(buffer) <= MOST_SPARE:
-            spare.append(buffer)
+    def read_parts(self, parts: Iterator[tuple[int, int]], size: int) -> None:
+        """Score likely neighbours in parts of the rows, then those that may be nearer than the k-th of all so far."""
+        search = self.search
+        likely = Found(search, self.packed, self.least(self.limits), 2 * search.n_candidates)
+        near = Found(search, self.packed, self.least(), PENDING + size + GROUP + 1)
+        values = np.empty((2, len(search.queries), size), np.float32)
+        for number in count():
+            with self.lock:
+                first, stop = next(parts, (0, 0))
+            if not stop or not self.active.any():
+                break
+            part = _Part(first, stop, self.sketch.codes.norms(self.centered, first, stop))
+            own = values[..., : len(part.norms)]
+            self.scan(likely, own, part)
+            if not number & (number + 1) and likely.filled.any():  # of 1, 1, 2, 4 ... parts
+                self.score(likely.best()[1])
+                likely.filled[:] = 0
+                likely.least[:] = self.least(self.limits)
+            self.choose(near, own, part)
+            if near.filled.max() > PENDING:
+                self.refine(near)
+        self.refine(near)
 
-    def scan(self, found: Found, values: NDArray[np.float32], first: int, stop: int) -> None:
+    def scan(self, likely: Found, values: NDArray[np.float32], part: _Part) -> None:
         """Set values and bounds [2, q, row] of rows by the first level, and add the likely ones."""
-        rows, allowed = self.search.rows, None
+        (first, stop, norms), rows, allowed = part, self.search.rows, None
         if not isinstance(rows, range):
             allowed = np.zeros(stop - first, np.uint8)
             allowed[rows[slice(*np.searchsorted(rows, (first, stop)))] - first] = 1
         elif rows.start > first:
             allowed = (np.arange(first, stop) >= rows.start).astype(np.uint8)
         groups = self.sketch.codes.groups(0, first, stop)
-        given = self.norms(first, stop), allowed, self.weights[0], _as_bytes(self.terms[0]), *values
-        found.kernel.scan(groups, first, stop - first, *given)
+        given = self.weights[0], self.packed_terms[0], *values
+        likely.kernel.scan(groups, first, stop - first, norms, allowed, *given)
         with self.lock:
-            self.nbytes += len(groups) * (GROUP_NBYTES + 4 * GROUP)
+            self.nbytes += groups.nbytes + norms.nbytes
 
-    def norms(self, first: int, stop: int) -> NDArray[np.float32]:
-        return self.sketch.codes.norms(self.centered, first, stop)
-
-    def choose(self, values: NDArray[np.float32], first: int, stop: int) -> None:
-        """Find the rows that may be among the nearest by their values and bounds [2, q, row], and score them."""
-        search, codes, n_levels, n_rows = self.search, self.sketch.codes, self.sketch.layout.n_levels, stop - first
-        with self.lock:
-            limits, least = self.limits(), self.least()
-        capacity = min(n_rows, max(LEAST_UNDECIDED, n_rows // OPEN)) + SPARE_ROWS
-        near, norms = Found(search, self.packed, least, capacity), self.norms(first, stop)
+    def choose(self, near: Found, values: NDArray[np.float32], part: _Part) -> None:
+        """Add the rows that may be among the nearest by their values and bounds [2, q, row] and the first levels."""
+        (first, stop, norms), limits, before = part, self.limits, near.filled.copy()
+        search, codes = self.search, self.sketch.codes
+        near.least[:] = self.least()
         scale = norms if search.space.metric == "cosine" else np.float32(1)
-        wanted = partial(_open_groups, values[1][self.active], limits[self.active], scale)
-        further = range(1, min(GROUPED, n_levels))
-        groups = [codes.groups(level, first, stop, wanted) for level in further]
-        own = slice(1, len(groups) + 1) if groups else slice(1)
-        weights, terms = np.concatenate(self.weights[own]), _as_bytes(self.terms[own].reshape(-1))
-        n_read = near.kernel.choose(groups, first, n_rows, norms, weights, terms, values[0], values[1], limits)
-        nbytes = min(n_read, n_rows // GROUP * len(groups)) * GROUP_NBYTES
-        decided = near.filled >= 0
-        near.filled[~decided] = 0
-        for level in range(GROUPED, n_levels):
+        wanted = partial(_open_groups, values[1], limits, scale, self.active)
+        groups = [codes.groups(level, first, stop, wanted) for level in self.further]
+        given = norms, *self.grouped, values[0], values[1], limits
+        n_read = near.kernel.choose(groups, first, stop - first, *given)
+        with self.lock:
+            self.nbytes += min(n_read, len(norms) // GROUP * len(groups)) * GROUP_NBYTES
+            self.n_read += stop - first
+            self.n_left += near.filled - before
+            if OPEN_FROM * self.n_read >= len(search.rows):
+                self.active &= self.n_left <= max(LEAST_UNDECIDED, self.n_read // OPEN)
+
+    def refine(self, near: Found) -> None:
+        """Leave out rows by the further levels, and score the others."""
+        codes, n_rows = self.sketch.codes, len(self.search.rows)
+        near.filled[~self.active] = 0
+        nbytes = 0
+        for level in range(GROUPED, self.sketch.layout.n_levels):
             n_left = int(near.filled.sum())
             if not n_left:
                 break
             nbytes += min(n_left, n_rows) * RECORD_NBYTES
             records, places = codes.records(level, near.rows, near.filled)
-            if near.kernel.refine(level, records, places, self.weights[level], _as_bytes(self.terms[level])):
+            if near.kernel.refine(level, records, places, self.weights[level], self.packed_terms[level]):
                 raise codes.damaged()
-        decided &= near.filled <= max(LEAST_UNDECIDED, n_rows // UNDECIDED)
-        near.filled[~decided] = 0
         with self.lock:
             self.nbytes += nbytes
-            self.active &= decided
+            self.n_near += near.filled
+            self.active &= self.n_near <= max(LEAST_UNDECIDED, n_rows // UNDECIDED)
+        near.filled[~self.active] = 0
         new = near.rows[:, : int(near.filled.max())].copy()
         new[np.arange(new.shape[1]) >= near.filled[:, None]] = -1
+        near.filled[:] = 0
         self.score(new)
 
     def score(self, new: NDArray[np.int64]) -> None:
         """Score rows [q, c] (-1 for none) in float64; those that are already among the best are left out."""
         search, best = self.search, self.best
-        owners = np.arange(len(new))[:, None] * search.vectors.count
-        new[np.isin(new + owners, (best.rows + owners)[best.rows >= 0])] = -1
-        if not (new >= 0).any():
+        if new.size * search.k <= FEW_PAIRS:
+            new[(new[:, :, None] == best.rows[:, None]).any(2)] = -1
+        else:
+            owners = np.arange(len(new))[:, None] * search.vectors.count
+            new[np.isin(new + owners, (best.rows + owners)[best.rows >= 0])] = -1
+        known = new[new >= 0]
+        if not len(known):
             return
+        n_rows = len(known) if len(new) == 1 else len(np.unique(known))
         scores = search.rescored(new)
         with self.lock:
-            self.nbytes += np.unique(new[new >= 0]).size * self.sketch.vector_nbytes
+            self.nbytes += n_rows * self.sketch.vector_nbytes
             scores = np.concatenate([self.best.scores, scores], 1)
             self.best = search.best(scores, np.concatenate([self.best.rows, new], 1))
+            self.limits = self._limits()
+
+    def _limits(self) -> NDArray[np.float32]:
+        """What the bound of a row must be above where it may be nearer than the k-th of `best`, or as near."""
+        is_cosine = self.search.space.metric == "cosine"
+        is_full = self.best.rows[:, -1] >= 0
+        kth = self.search.comparable(np.where(is_full, self.best.scores[:, -1], 0))
+        kth = np.where(is_full, kth - (0 if is_cosine else ROUNDING * np.abs(kth)), -2.0 if is_cosine else -TOO_LONG)
+        return np.nextafter(kth.astype(np.float32), np.float32(-np.inf))
 
     def least(self, values: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The least value of a candidate of each query, by default any; infinite for those that are not active."""
@@ -255,15 +289,11 @@ class _SketchSearch:
         return least
 
 
-def _split(start: int, stop: int, n_parts: int) -> list[tuple[int, int]]:
-    """Cut rows into parts of whole groups, at least one."""
-    size = max(GROUP, -(-(stop - start) // (n_parts * GROUP)) * GROUP)
-    return [(first, min(first + size, stop)) for first in range(start, stop, size)]
-
-
-def _open_groups(bounds: NDArray[np.float32], limits: NDArray[np.float32], scale: Any) -> NDArray[np.bool_]:
-    """The groups of which a row may be near to one of the queries."""
-    return np.asarray((bounds > limits[:, None] * scale).any(0).reshape(-1, GROUP).any(1))
+def _open_groups(
+    bounds: NDArray[np.float32], limits: NDArray[np.float32], scale: Any, active: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The groups of which a row may be near to one of the active queries."""
+    return np.asarray((bounds[active] > limits[active][:, None] * scale).any(0).reshape(-1, GROUP).any(1))
 
 
 def _as_bytes(terms: NDArray[Any]) -> NDArray[np.uint8]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -207,7 +207,9 @@ class Layout:
 
 
 class Codes:
-    """The file of a sketch, of which a subclass reads bytes."""
+    """The file of a sketch, of which a subclass reads bytes; `part_rows`: how many rows are best read at a time."""
+
+    part_rows = 2**16
 
     def __init__(self, layout: Layout, where: str) -> None:
         self.layout, self.where = layout, where
@@ -221,8 +223,8 @@ class Codes:
     def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
         """The bytes of whole groups of rows in a streamed part, checked where they are wanted and were not yet."""
         at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
-        chunks = np.arange(first // CHECKED_ROWS, -(-stop // CHECKED_ROWS))
-        unchecked = chunks[~self._sound[part, chunks]]
+        start = first // CHECKED_ROWS
+        unchecked = start + np.flatnonzero(~self._sound[part, start : -(-stop // CHECKED_ROWS)])
         if wanted is not None and len(unchecked):
             rows = first + GROUP * np.flatnonzero(wanted())
             unchecked = np.intersect1d(unchecked, rows // CHECKED_ROWS)
@@ -286,6 +288,8 @@ def _sound(path: str, inode: int, modified: int, shape: tuple[int, int]) -> NDAr
 class StoredCodes(Codes):
     """The file of a sketch in a bucket, read by ranges; `key`: where it is below the storage."""
 
+    part_rows = 2**20  # of fewer, the requests take longer than what they read
+
     def __init__(self, storage: Storage, key: str, layout: Layout) -> None:
         super().__init__(layout, key)
         self._storage, self._key = storage, key
@@ -326,17 +330,13 @@ class StoredCodes(Codes):
 
 @dataclass(frozen=True)
 class Sketch:
-    """An open sketch of a layer; `longest`: the length of its longest vector; `vector_nbytes`: of one as stored.
-
-    `spare`: memory that searches use again.
-    """
+    """An open sketch of a layer; `longest`: the length of its longest vector; `vector_nbytes`: of one as stored."""
 
     rotation: Rotation
     codes: Codes
     layout: Layout
     longest: float
     vector_nbytes: int
-    spare: list[NDArray[np.float32]] = field(default_factory=list)
 
     @cached_property
     def mean_length(self) -> float:
