@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,7 +39,7 @@ COMPUTING = {
     "batch_subwords": int,
     "max_length": int,
 }
-SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int}
+SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int, "means": bool}
 
 Corpus = Annotated[
     str,
@@ -160,8 +161,11 @@ class Extraction:
             return {name: value for name, value in settings.items() if name in keys}
 
         self.given, self.workers, self.compute_dtype = given, settings.get("workers"), settings.get("compute_dtype")
+        self.means = bool(settings.get("means"))
         self.layers = opt.layers_of(given.layers) or "all"
         self.kind, self.windows = _windows(given.context_window, given.attention_window)
+        if self.means and len(self.windows) > 1:
+            raise InvalidValueError("--set means=true makes one store: give one window, or none")
         keep = es.Keep(
             words=None if given.word_list is None else frozenset(opt.read_words(given.word_list, option="--word-list")),
             labelled=given.label == "any" or given.label or False,
@@ -224,7 +228,8 @@ class Extraction:
         if len(self.windows) > 1:
             where[f"{self.kind}_windows"] = self.windows
             return es.extraction.plan_windows(self.corpus, **where)
-        return es.plan(self.corpus, **where)
+        made = es.plan(self.corpus, **where)
+        return replace(made, estimate=es.extraction.means_estimate(made)) if self.means else made
 
 
 def plan(
@@ -269,9 +274,12 @@ def extract(
     keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; encoding of the files (utf-8);
     language=CODE of text (en); normalize (nfc, nfkc, lower); columns of a .conll file, or those of a table to store as
     fields; text=COLUMN of a table, spans=COLUMN with spans of its characters that are occurrences; chat=MODEL, whose
-    chat template is applied to lists of messages; workers=N of the cluster.
+    chat template is applied to lists of messages; workers=N of the cluster; means=true stores the mean of each word
+    in place of its occurrences.
     """
     extraction = Extraction(corpus, extracting)
+    if extraction.means and (virtual or append or repair or devices or cluster):
+        raise InvalidValueError("means are made in this process: leave out --virtual, --append, --repair, and workers")
     if virtual and (append or len(extraction.windows) > 1):
         raise InvalidValueError("--virtual goes with neither --append nor several windows: thin the stores afterwards")
     if append:
@@ -287,9 +295,8 @@ def extract(
         with executor or nullcontext():
             if isinstance(made, es.Plan):
                 (path,) = paths.values()
-                stores = {
-                    path: es.extract(made, path, append=append, repair=repair, virtual=virtual, executor=executor)
-                }
+                with_vectors = partial(es.extract, append=append, repair=repair, virtual=virtual, executor=executor)
+                stores = {path: (es.extraction.extract_means if extraction.means else with_vectors)(made, path)}
             else:
                 written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
                 stores = {paths[window]: one for window, one in written.items()}
@@ -301,7 +308,8 @@ def extract(
         print_json({**summary, "plan": made.as_json()})
         return
     for path, one in stores.items():
-        print(f"{path} holds {counted(one.n_rows, 'occurrence')} in {counted(len(one.layers), 'layer')}, all committed")
+        what = "mean vector" if extraction.means else "occurrence"
+        print(f"{path} holds {counted(one.n_rows, what)} in {counted(len(one.layers), 'layer')}, all committed")
 
 
 def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:

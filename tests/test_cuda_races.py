@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,8 +23,10 @@ from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.extraction import cast as casting
 from embstore.extraction import worker
 from embstore.extraction.cast import Cast
+from embstore.extraction.means import Summing
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Groups, Part, TextOptions
+from embstore.extraction.sums import Sums
 from embstore.extraction.worker import Destination, Job, Ring, Task, Worker
 from embstore.models import load_encoder, running
 from embstore.models.batched import word_spans
@@ -33,9 +39,19 @@ from embstore.store import Layout
 from embstore.store.reading import ahead
 from tests.extraction.plans import plan_of
 from tests.models import tiny
-from tests.played_cuda import GPU, PlayedCuda, played_cuda, played_threads
+from tests.played_cuda import GPU, HOST, PlayedCuda, played_cuda, played_threads
 
 Break = Callable[[PlayedCuda, pytest.MonkeyPatch], None]
+
+
+def found(played: PlayedCuda) -> set[str]:
+    """Return the accesses that are in no order: where and by which operator, the earlier one first."""
+
+    def named(access: Any) -> str:
+        lines = {0: "cuda:0", 1: "model"}
+        return ("host" if access.stream >= HOST else lines.get(access.stream, "copies")) + f":{access.operator}"
+
+    return {f"{named(race.previous_access)}, {named(race.current_access)}" for race in played.races}
 
 
 def no_wait_of_streams(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
@@ -170,23 +186,25 @@ def test_encoded_vectors_leave_the_gpu_in_order(encoder: Any, kernel: None, batc
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "pair"),
     [
-        no_wait_of_streams,
-        no_wait_of_the_host,
-        streams_of_another_device,
-        events_of_another_device,
-        copies_in_a_stream_that_did_not_wait,
-        an_event_before_the_copy,
-        one_buffer_on_the_host,
-        one_buffer_on_the_gpu,
+        (no_wait_of_streams, "model:index_select, copies:copy_"),
+        (no_wait_of_the_host, "copies:copy_, host:index_put_"),
+        (streams_of_another_device, "model:index_select, copies:copy_"),
+        (events_of_another_device, "copies:copy_, host:index_put_"),
+        (copies_in_a_stream_that_did_not_wait, "model:index_select, copies:copy_"),
+        (an_event_before_the_copy, "copies:copy_, host:index_put_"),
+        (one_buffer_on_the_host, "copies:copy_, host:index_put_"),
+        (one_buffer_on_the_gpu, "copies:copy_, model:index_select"),
     ],
 )
-def test_races_of_encoded_vectors_are_found(encoder: Any, fault: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_races_of_encoded_vectors_are_found(
+    encoder: Any, fault: Break, pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with played_cuda() as played, torch.inference_mode():
         fault(played, monkeypatch)
         encode(played, encoder, "packed")
-    assert played.races
+    assert pair in found(played)
 
 
 def no_wait_for_events(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
@@ -253,76 +271,156 @@ def copies_in_the_stream_of_the_model(played: PlayedCuda, patch: pytest.MonkeyPa
 LAYERS = (0, 1)
 
 
-@pytest.fixture(scope="module")
-def job(encoder: Any) -> tuple[Job, list[Task], dict[int, np.ndarray]]:
-    """Three groups of three partitions and one of one, with their text, and what a CPU writes of them."""
+@dataclass(frozen=True)
+class Played:
+    """Three groups of three partitions and one of one, with their text, and what a CPU writes and adds up of them."""
+
+    job: Job
+    tasks: list[Task]
+    types: np.ndarray
+    written: dict[Any, np.ndarray]
+    sums: np.ndarray
+
+
+def made_job(encoder: Any, dtypes: Sequence[str]) -> Played:
+    """Return a job with a store of each dtype."""
     place(encoder, torch.device("cpu"))
     plan = plan_of([each for seed in range(6) for each in tiny.random_sentences(14, seed=seed)], model=encoder)
     n_rows, size = plan.layout.n_rows, plan.layout.hidden_size
-    layout = Layout(n_rows, LAYERS, size, "float16", n_rows // 10 + 1)
-    groups = Groups(layout, 3)
-    tasks = [Task(Part.of(plan.index, *groups.span(k)), dict.fromkeys(groups.partitions(k), (0,))) for k in range(4)]
+    layouts = [Layout(n_rows, LAYERS, size, dtype, n_rows // 10 + 1) for dtype in dtypes]
+    center = np.linspace(-1, 1, len(LAYERS) * size, dtype=np.float32).reshape(len(LAYERS), size)
+    stores = [
+        Destination(number, layout, 0, center if layout.dtype == "int8" else None)
+        for number, layout in enumerate(layouts)
+    ]
+    groups, every = Groups(layouts[0], 3), tuple(range(len(dtypes)))
+    tasks = [Task(Part.of(plan.index, *groups.span(k)), dict.fromkeys(groups.partitions(k), every)) for k in range(4)]
     text = TextOptions("word", plan.text.limit, batch_subwords=64)
-    made = Job(LAYERS, ExtractionOptions(batch_subwords=64), text, (Destination(0, layout, 0, None),), 3)
-    expected = work(encoder, made, tasks)
+    made = Job(LAYERS, ExtractionOptions(batch_subwords=64), text, tuple(stores), 3)
+    types = np.asarray(plan.index.type)
+    sums = added(encoder, made, tasks, types) if len(dtypes) == 1 else np.empty(0)
+    played = Played(made, tasks, types, work(encoder, made, tasks), sums)
     place(encoder, GPU)
-    return made, tasks, expected
+    return played
 
 
-def work(encoder: Any, job: Job, tasks: list[Task]) -> dict[int, np.ndarray]:
-    """Let a worker do its tasks; returns what it writes of each partition."""
-    written: dict[int, np.ndarray] = {}
+@pytest.fixture(scope="module")
+def job(encoder: Any) -> Played:
+    return made_job(encoder, ["float16"])
 
-    def write(partition: int, arrays: Any) -> None:
-        written[partition] = arrays["hidden_states"].copy()
+
+@pytest.fixture(scope="module")
+def several(encoder: Any) -> Played:
+    return made_job(encoder, ["int8", "float16"])
+
+
+def work(encoder: Any, job: Job, tasks: list[Task]) -> dict[Any, np.ndarray]:
+    """Let a worker do its tasks; returns what it writes of each store and partition."""
+    written: dict[Any, np.ndarray] = {}
+
+    def write(store: int, partition: int, arrays: Any) -> None:
+        written.update({(store, partition, name): array.copy() for name, array in arrays.items()})
 
     encoder.batching = "packed"
-    done = list(Worker(encoder, job, [write]).run(tasks))
+    done = list(Worker(encoder, job, [partial(write, store) for store in range(len(job.destinations))]).run(tasks))
     assert [one.partition for one in done] == list(range(10))
     return written
 
 
-def store(played: PlayedCuda, encoder: Any, job: Any, patch: pytest.MonkeyPatch) -> dict[int, np.ndarray]:
-    """Encode, cast, copy and write partitions by a worker on the GPU and its threads."""
+def added(encoder: Any, job: Job, tasks: list[Task], types: np.ndarray) -> np.ndarray:
+    """Let a worker add up the vectors of each word."""
+    encoder.batching = "packed"
+    shape: Any = SimpleNamespace(layers=LAYERS, hidden_size=job.layout.hidden_size)
+    sums = Sums(Path("none"), shape, int(types.max()) + 1, encoder.device)
+    assert len(list(Summing(encoder, job, sums, types).run(tasks))) == sums.done == 10
+    return sums.units.cpu().numpy()
+
+
+def on_threads(played: PlayedCuda, encoder: Any, patch: pytest.MonkeyPatch) -> None:
+    """Let workers use the GPU and its threads."""
     model = encoder.network.model
     played.on_gpu |= {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     pool, queue = played_threads(played)
     patch.setattr(worker, "ThreadPoolExecutor", pool)
     patch.setattr(worker, "SimpleQueue", queue)
-    return work(encoder, *job[:2])
 
 
-def test_partitions_are_stored_in_order(encoder: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["job", pytest.param("several", marks=pytest.mark.slow)])
+def test_partitions_are_stored_in_order(
+    encoder: Any, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: Played = request.getfixturevalue(name)
     with played_cuda() as played:
-        written = store(played, encoder, job, monkeypatch)
+        on_threads(played, encoder, monkeypatch)
+        written = work(encoder, given.job, given.tasks)
     assert not played.races, played.races[:1]
     assert not played.kernels[0], "nothing runs on cuda:0"
-    for partition, vectors in job[2].items():
-        np.testing.assert_array_equal(written[partition], vectors)
+    assert written.keys() == given.written.keys()
+    for key, array in given.written.items():
+        np.testing.assert_array_equal(written[key], array)
+
+
+def test_sums_are_added_in_order(encoder: Any, job: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    with played_cuda() as played:
+        on_threads(played, encoder, monkeypatch)
+        sums = added(encoder, job.job, job.tasks, job.types)
+    assert not played.races, played.races[:1]
+    assert not played.kernels[0], "nothing runs on cuda:0"
+    np.testing.assert_array_equal(sums, job.sums)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "pair"),
     [
-        no_wait_for_events,
-        no_wait_for_streams,
-        events_of_another_device,
-        copies_in_the_stream_of_the_model,
-        group_left_before_it_is_copied,
-        pinned_memory_given_back_before_it_is_written,
-        one_pinned_buffer,
-        one_group_of_buffers,
-        extremes_freed_while_another_stream_reads_them,
+        (no_wait_for_events, "model:index_put_, copies:copy_"),
+        (no_wait_for_streams, "copies:copy_, host:host"),
+        (events_of_another_device, "model:index_put_, copies:copy_"),
+        (copies_in_the_stream_of_the_model, "model:copy_, host:host"),
+        (group_left_before_it_is_copied, "copies:copy_, model:index_put_"),
+        (pinned_memory_given_back_before_it_is_written, "host:host, copies:copy_"),
+        (one_pinned_buffer, "host:host, copies:copy_"),
+        (one_group_of_buffers, "model:index_put_, copies:copy_"),
+        (extremes_freed_while_another_stream_reads_them, "model:copy_, copies:stack"),
     ],
 )
 def test_races_of_stored_partitions_are_found(
-    encoder: Any, job: Any, fault: Break, monkeypatch: pytest.MonkeyPatch
+    encoder: Any, several: Played, fault: Break, pair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with played_cuda() as played:
         fault(played, monkeypatch)
-        store(played, encoder, job, monkeypatch)
-    assert played.races
+        on_threads(played, encoder, monkeypatch)
+        work(encoder, several.job, several.tasks)
+    assert pair in found(played)
+
+
+def group_left_before_it_is_added(played: PlayedCuda, patch: pytest.MonkeyPatch) -> None:
+    leave = Summing._leave
+
+    def early(self: Summing, disk: Any, full: Any) -> Any:
+        full.group.leave(full.partition)
+        return leave(self, disk, full)
+
+    patch.setattr(Summing, "_leave", early)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "pair"),
+    [
+        (no_wait_for_events, "model:index_put_, copies:_to_copy"),
+        (no_wait_for_streams, "copies:index_add_, model:clone"),
+        (group_left_before_it_is_added, "copies:_to_copy, model:index_put_"),
+    ],
+)
+def test_races_of_sums_are_found(
+    encoder: Any, job: Played, fault: Break, pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played_cuda() as played:
+        fault(played, monkeypatch)
+        on_threads(played, encoder, monkeypatch)
+        added(encoder, job.job, job.tasks, job.types)
+    assert pair in found(played)
 
 
 class WatchedExamples(ArrayExamples):
@@ -391,18 +489,18 @@ def search(played: PlayedCuda) -> None:
 
 
 @pytest.mark.parametrize(
-    ("read", "fault"),
+    ("read", "fault", "pairs"),
     [
-        *((each, None) for each in (read_classes, read_edges, search)),
-        (read_classes, no_wait_of_the_host),
-        (read_classes, streams_of_another_device),
-        (read_classes, events_of_another_device),
-        (read_edges, no_wait_for_copies),
-        (search, no_wait_for_results),
+        *((each, None, set()) for each in (read_classes, read_edges, search)),
+        (read_classes, no_wait_of_the_host, {"model:_to_copy, host:host"}),
+        (read_classes, streams_of_another_device, {"model:_to_copy, host:host"}),
+        (read_classes, events_of_another_device, {"model:_to_copy, host:host"}),
+        (read_edges, no_wait_for_copies, {"model:_to_copy, host:host"}),
+        (search, no_wait_for_results, {"model:clone, host:host"}),
     ],
 )
 def test_what_is_read_is_not_overwritten_while_it_is_copied(
-    read: Callable[[PlayedCuda], None], fault: Break | None, monkeypatch: pytest.MonkeyPatch
+    read: Callable[[PlayedCuda], None], fault: Break | None, pairs: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "QUICK_SECONDS", float("inf"))  # all in this thread, however slow it is
     monkeypatch.setattr(edges, "GROUP_NBYTES", 1)
@@ -410,5 +508,5 @@ def test_what_is_read_is_not_overwritten_while_it_is_copied(
         if fault is not None:
             fault(played, monkeypatch)
         read(played)
-    assert bool(played.races) == (fault is not None), played.races[:1]
+    assert found(played) == pairs, played.races[:1]
     assert not played.kernels[0], "nothing runs on cuda:0"

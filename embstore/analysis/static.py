@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -29,8 +28,8 @@ from embstore.arguments import as_matrix, checked
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Layout, Selection, Store
-from embstore.store.convert.filling import PartitionBuffer, fill_store, require_free_path
-from embstore.store.index import IndexBuilder
+from embstore.store.convert.filling import require_free_path
+from embstore.store.convert.words import fill_words, word_metadata
 from embstore.vectors import WordVectors
 
 Method = Literal["pc1", "mean", "medoid", "abtt"]
@@ -272,22 +271,5 @@ def write_static_store(
     size = next(iter(by_layer.values())).dimensions
     layout = Layout.of(n_rows=len(words), layers=tuple(by_layer), hidden_size=size, dtype="float32")
     origin = {"name": source.path.name, "fingerprint": source.metadata.fingerprint}
-    metadata = replace(
-        source.metadata,
-        n_rows=layout.n_rows,
-        layers=layout.layers,
-        hidden_size=layout.hidden_size,
-        dtype=layout.dtype,
-        partition_rows=layout.partition_rows,
-        extraction={**source.metadata.extraction, "static": {**made, "source": origin}},
-        dropped=(),
-    )
-    index = IndexBuilder()
-    for number, word in enumerate(words):
-        index.add(number, [word])
-
-    def fill(buffer: PartitionBuffer, start: int, stop: int) -> None:
-        for position, each in enumerate(by_layer.values()):
-            buffer.stored("hidden_states", position, 0, stop - start)[...] = each.vectors[start:stop]
-
-    return fill_store(path, metadata=metadata, index=index.build(), center=None, fill=fill)
+    metadata = word_metadata(source.metadata, layout, made={**made, "source": origin})
+    return fill_words(path, words, metadata, lambda layer, rows: by_layer[layer].vectors[rows])

@@ -120,7 +120,7 @@ class Cast:
         residual = vectors.float() - self._center
         peak = residual.abs().amax(2)
         scale = peak / torch.full_like(peak, LARGEST_CODE)  # by a number, a GPU would multiply with its inverse
-        scale[scale < torch.finfo(torch.float32).tiny] = 0
+        scale.masked_fill_(scale < torch.finfo(torch.float32).tiny, 0)
         residual *= torch.where(scale > 0, 1 / scale, 0)[:, :, None]
         codes = residual.round_().clamp_(-LARGEST_CODE, LARGEST_CODE)
         return {self._layout.vectors: codes.to(torch.int8), "scale": scale}

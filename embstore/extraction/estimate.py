@@ -418,8 +418,7 @@ def memory_needed(
     groups, layouts = Groups.of(metadata), metadata.layouts * n_stores
     n_buffers = groups.size * min(buffers_of(layouts, group=groups.size, n_stores=n_stores), len(groups))
     buffers = n_buffers * sum(layout.partition_nbytes for layout in layouts)
-    n_features = sum(len(each.layers) * each.hidden_size for each in metadata.layouts)
-    batch = encoder.projected_nbytes(n_features=n_features, batch_subwords=text.batch_subwords)
+    batch = encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=text.batch_subwords)
     of_text = PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
     if text.cuts_windows:
         cut = sum(_window_words(width, longest) for width in text.contexts)

@@ -24,6 +24,7 @@ from embstore.extraction.reading import N_SHOWN, advice, first_sentences
 from embstore.extraction.resume import check_choice, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
+from embstore.extraction.sums import read_sums, sums_file
 from embstore.extraction.survey import Survey, survey
 from embstore.html import html_table
 from embstore.models import load_encoder
@@ -367,8 +368,11 @@ def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mappin
     """Return the recorded options of the store that exists, if some that the encoder chooses vary."""
     if store is not None and encoder.batch_depends_on_memory:
         with suppress(EmbstoreError):  # what cannot be read is reported when it is written to
-            if exists(parse_location(store)):
-                return open_reader(parse_location(store)).metadata.extraction
+            place = parse_location(store)
+            if exists(place):
+                return open_reader(place).metadata.extraction
+            if isinstance(place, Path) and sums_file(place).is_file():
+                return read_sums(sums_file(place))[0].extraction
     return {}
 
 

@@ -116,6 +116,8 @@ def check_store(
     with suppress(StoreDamagedError, StoreFormatError):
         store = Store(open_reader(path))
         metadata = store.metadata
+        if "static" in metadata.extraction:
+            return  # its rows are words, which only the plan knows
         known = options.as_json(contexts)
         for name in ("max_length", "batch_subwords"):  # those of the store, unless given
             known[name] = known[name] or metadata.extraction.get(name)

@@ -356,18 +356,24 @@ class Worker:
         return disk.submit(self._write, full, host, 0, partial(self._host.give, host))
 
     def _bring(self, full: Full, place: int, host: list[Buffer]) -> None:
-        """Check what was written on the device since the partition before, and copy the partition."""
+        """Copy a partition from the device."""
         group = full.group
         if group.failure is not None:
             raise group.failure
-        with self.fetch.after(full.mark):
-            for number, written in full.written.items():
-                self._casts[number].check(group.buffers[number], written)
+        with self._checked(full):
             self.fetch(
                 (array[place], host[number][name][0])
                 for number in group.task.missing[full.partition]
                 for name, array in group.buffers[number].items()
             )
+
+    @contextmanager
+    def _checked(self, full: Full) -> Iterator[None]:
+        """Check what was written on the device since the partition before; the block queues in the same stream."""
+        with self.fetch.after(full.mark):
+            for number, written in full.written.items():
+                self._casts[number].check(full.group.buffers[number], written)
+            yield
 
     def _write(self, full: Full, buffers: list[Buffer], place: int, leave: Callable[[], object]) -> Done:
         began, records, nbytes = time.perf_counter(), [], 0

@@ -13,6 +13,23 @@ from embstore.vectors import read_vectors
 from tests.cli.conftest import SENTENCES, Work
 
 
+def test_means_are_made_without_a_store_of_occurrences(work: Work) -> None:
+    command = ("--model", "model", "--layers", "0,2", "--set", "means=true", "--json")
+    planned = json.loads(work.run("plan", "corpus.txt", *command).out)
+    ran = work.run("extract", "corpus.txt", "means.zarr", *command)
+    assert (ran.status, ran.err) == (0, "")
+    store, full = es.open(work / "means.zarr"), es.open(work / "store.zarr")
+    assert json.loads(ran.out)["n_rows"] == store.n_rows == planned["types"]
+    assert planned["store_nbytes"] == json.loads(ran.out)["plan"]["store_nbytes"] == store.n_rows * 2 * 12 * 32
+    vectors = static_vectors(full, layer=2, method="mean")
+    assert tuple(store.index.words) == vectors.words
+    np.testing.assert_array_equal(store.select(layers=[2]).vectors()[0], vectors.vectors)
+    again = work.run("extract", "corpus.txt", "means.zarr", *command[:-1])
+    assert f"means.zarr holds {store.n_rows:,} mean vectors in 2 layers" in again.out
+    for options in (("--virtual",), ("--devices", "cpu"), ("--context-window", "1,2")):
+        work.refuses(" ".join(("extract corpus.txt other.zarr", *command, *options)), "means")
+
+
 @pytest.mark.parametrize(
     ("out", "options", "format"),
     [
