@@ -165,6 +165,7 @@ def run() -> None:
     debug = os.environ.get("EMBSTORE_DEBUG") == "1"
     warnings.showwarning = _show_warning
     signal.signal(signal.SIGTERM, _terminate)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -191,6 +192,16 @@ def run() -> None:
         if is_out_of_memory(error):
             _fail(OUT_OF_MEMORY, 1, debug)
         _fail(f"{type(error).__name__}: {error} (set EMBSTORE_DEBUG=1 for the traceback)", 1, debug)
+
+
+def _open_closed_streams() -> None:
+    """Open the null device where the caller has closed a standard stream, whose number a store's file would get."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
