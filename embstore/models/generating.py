@@ -15,6 +15,7 @@ from embstore.arguments import checked
 from embstore.corpus.formats.chat import is_chat
 from embstore.corpus.formats.jsonl import parse_object
 from embstore.corpus.lines import Lines
+from embstore.corpus.sentence import is_encodable
 from embstore.devices import choose_dtype
 from embstore.errors import InvalidValueError, ModelError, StorageError, check_whole, quoted
 from embstore.models.checkpoint import Checkpoint, open_checkpoint, quiet, read_network, reason
@@ -129,6 +130,8 @@ def _rows(prompts: str | Path | Iterable[Prompt]) -> Iterator[tuple[Prompt, dict
             prompt = prompt[name]
         if not (isinstance(prompt, str) and prompt) and not is_chat(prompt):
             raise InvalidValueError(f"prompt {number} is {quoted(prompt)}: give a text or a chat, not empty")
+        if not is_encodable(json.dumps([prompt, fields], ensure_ascii=False, default=str)):
+            raise InvalidValueError(f"prompt {number} {quoted(prompt)} is not text: it holds half a surrogate pair")
         yield prompt, fields
     if number < 0:
         raise InvalidValueError("there are no prompts: give one or more")

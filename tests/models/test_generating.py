@@ -161,6 +161,8 @@ def test_a_word_of_another_tokenizer_is_refused(model, tmp_path):
     [
         ([], {}, InvalidValueError, "there are no prompts"),
         (["a", ""], {}, InvalidValueError, "prompt 1 is '': give a text or a chat, not empty"),
+        (["a", {"text": "b", "by": "\ud800"}], {}, InvalidValueError, "prompt 1 'b' is not text: it holds half a surr"),
+        ([[{"role": "user", "content": "\ud800"}]], {}, InvalidValueError, "prompt 0 .* is not text: it holds half a"),
         ([{"body": "a"}], {}, InvalidValueError, "prompt 0 has no text, prompt or messages: {'body': 'a'}"),
         (
             ["cat " * 200],
