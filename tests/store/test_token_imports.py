@@ -96,7 +96,8 @@ def test_one_file_of_bfloat16_and_one_layer(tmp_path: Path) -> None:
     ids = tokenizer.encode("the bank").ids
     vectors = torch.randn(len(ids), 6, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     safetensors.torch.save_file(
-        {"token_ids": torch.tensor([ids]), "hidden_states": vectors}, tmp_path / "one.safetensors"
+        {"token_ids": torch.tensor([ids]), "hidden_states": vectors, "loss_mask": torch.ones(len(ids), dtype=bool)},
+        tmp_path / "one.safetensors",
     )
     store = es.store.import_store(
         tmp_path / "one.safetensors", tmp_path / "s.zarr", model=tmp_path / "tokenizer.json", layers=7, dtype="bfloat16"

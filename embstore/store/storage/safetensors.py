@@ -40,12 +40,15 @@ def header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[s
 
 
 def parse(data: Bytes, *, path: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a file as views of its bytes; bfloat16 as uint16 bits. Raises StoreDamagedError."""
+    """Return the tensors of a file as views of its bytes, bfloat16 as uint16 bits; those of other dtypes are left out.
+
+    Raises StoreDamagedError.
+    """
     try:
         begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
         tensors = {}
         for name, each in json.loads(data[8:begin].tobytes()).items():
-            if name != "__metadata__":
+            if name != "__metadata__" and each["dtype"] in _NUMPY:
                 start, stop = each["data_offsets"]
                 tensors[name] = data[begin + start : begin + stop].view(_NUMPY[each["dtype"]]).reshape(each["shape"])
         return tensors
