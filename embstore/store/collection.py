@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError, StoreDamagedError, StoreMismatchError
-from embstore.store.backend import open_reader
+from embstore.errors import InvalidValueError, StoreMismatchError
 from embstore.store.conditions import checked_rows
 from embstore.store.index import Labels
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import partition_rows, resolve_layer
-from embstore.store.merged import MEMBER, MergedIndex, MergedTypes
+from embstore.store.merged import MEMBER, Member, Members, MergedIndex, MergedTypes
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.gather import checked_out
 from embstore.store.reading.scan import BLOCK_NBYTES, RowReader, StoredRows
 from embstore.store.storage.location import ObjectPath
 from embstore.store.store import Layer, Missing, Store
-from embstore.store.zarr.reader import max_mapped
 
 MAX_EXAMPLES = 5
 REMOTE_AT_ONCE = 16
@@ -36,91 +32,6 @@ SAME = ("layers", "hidden_size", "dtype", "sites")  # of members
 # What may differ between members: which words have a row, and how they were computed, not what a vector is
 COMPUTED = {"batching", "batch_subwords", "group_partitions", "compute_dtype", "attention", "seed", "context_windows"}
 FREE = {"model": {"name", "revision"}, "extraction": {"keep", "export", "import", *COMPUTED}}
-
-
-@dataclass(frozen=True)
-class Member:
-    """A store of a collection. `n_sentences`: of its corpus. `finished`: whether it had all rows when it was added."""
-
-    path: Path | ObjectPath
-    n_rows: int
-    n_sentences: int
-    fingerprint: str
-    finished: bool
-
-    @classmethod
-    def of(cls, store: Store) -> Member:
-        n_sentences = int(store.metadata.corpus.get("n_sentences", store.column_shapes()["sentences/source"][0]))
-        return cls(store.path, store.n_rows, n_sentences, store.metadata.fingerprint, store.finished)
-
-
-class Members:
-    """The stores of a collection, opened when they are first read; those not used for longest are closed again."""
-
-    def __init__(
-        self,
-        members: Sequence[Member],
-        *,
-        cache: Path | None,
-        verify: Literal["lazy"] | None,
-        site: str,
-        fields: Mapping[str, str],
-    ) -> None:
-        self.members = tuple(members)
-        self.fields = fields
-        self.paths = [member.path for member in members]
-        self.names = member_names(self.paths)
-        self.first_sentences = np.cumsum([0, *(member.n_sentences for member in members)], dtype=np.int64).tolist()
-        self._given = cache, verify, site
-        self._open: OrderedDict[int, Store] = OrderedDict()
-        self._most = max(16, max_mapped() // 4)
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        return len(self.members)
-
-    def __getitem__(self, number: int) -> Store:
-        """Open a member. Raises StoreDamagedError where it is no longer the store that was added."""
-        with self._lock:
-            store = self._open.get(number)
-            if store is None:
-                store = self._open[number] = self._opened(number)
-                if len(self._open) > self._most:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(number)
-            return store
-
-    def _opened(self, number: int) -> Store:
-        cache, verify, site = self._given
-        member = self.members[number]
-        reader = open_reader(member.path, cache=cache)
-        if reader.metadata.fingerprint != member.fingerprint:
-            raise StoreDamagedError(
-                f"{member.path} is another store than the one that was added to the collection: put that one back, or "
-                "make the collection again"
-            )
-        reader.limit_files(max_mapped() // min(len(self), self._most))
-        return Store(reader, verify=verify, site=site)
-
-    def opened(self) -> list[Store]:
-        """Return the members that are open now."""
-        with self._lock:
-            return list(self._open.values())
-
-    def forget(self, number: int) -> None:
-        """Close a member, so that its rows written since then can be read."""
-        with self._lock:
-            self._open.pop(number, None)
-
-    def shapes(self, member: int) -> Mapping[str, tuple[int, ...]]:
-        return self[member].column_shapes()
-
-    def column(self, member: int, name: str) -> NDArray[Any]:
-        return self[member].stored_column(name)
-
-    def added_labels(self, member: int) -> Mapping[str, Labels]:
-        return self[member].label_files.read()
 
 
 class Collection(Store):
@@ -398,20 +309,6 @@ def _reopen(
     collection = Collection(path, metadata, members, **options)
     collection._added_labels = dict(labels)
     return collection
-
-
-def member_names(paths: Sequence[Path | ObjectPath]) -> list[str]:
-    """Return the names of members: those of their files without the ending, with as many folders as they differ in.
-
-    Where only the endings distinguish two members, as a.zarr and a.h5, all names have theirs.
-    """
-    for with_ending in (False, True):
-        parts = [[*str(path).split("/")[:-1], path.name if with_ending else path.stem] for path in paths]
-        for depth in range(1, max(map(len, parts)) + 1):
-            names = ["/".join(each[-depth:]) for each in parts]
-            if len(set(names)) == len(names):
-                return names
-    return [str(path) for path in paths]
 
 
 def merged_metadata(stores: Sequence[Store]) -> Metadata:

@@ -1,51 +1,130 @@
-"""The index of several stores as one: types and labels united, rows and sentences one after another."""
+"""The members of a collection, and their indexes as one: types and labels united, rows one after another."""
 
 from __future__ import annotations
 
-import os
 import tempfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Lock
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.errors import InvalidValueError, StorageError, StoreDamagedError
+from embstore.errors import InvalidValueError, StoreDamagedError
+from embstore.store.backend import open_reader
 from embstore.store.index import KINDS, Contexts, Field, Index, Labels, Strings, TypeIndex, rows_by_type
-from embstore.store.storage.files import REPAIR_HINT
+from embstore.store.storage.files import REPAIR_HINT, new_column
+from embstore.store.storage.location import ObjectPath
+from embstore.store.store import Store
+from embstore.store.zarr.reader import max_mapped
 
 MEMBER = "member"  # the field of documents with the name of the member that they are in
-_IN_MEMORY_NBYTES = 64 * 2**20  # longer columns are in temporary files without a name
 _LOOKUPS_BEFORE_TABLE = 8
 CONTEXT_COLUMNS = ("start", "stop", "indptr")
 _LABELS, _FIELDS = "occurrences/labels/", "documents/fields/"
 
 
-class Columns(Protocol):
-    """The stored columns of the indexes of several stores."""
+@dataclass(frozen=True)
+class Member:
+    """A store of a collection. `n_sentences`: of its corpus. `finished`: whether it had all rows when it was added."""
 
-    @property
-    def names(self) -> Sequence[str]: ...
-    @property
-    def paths(self) -> Sequence[Any]: ...
-    @property
-    def first_sentences(self) -> Sequence[int]: ...
-    @property
-    def fields(self) -> Mapping[str, str]: ...
+    path: Path | ObjectPath
+    n_rows: int
+    n_sentences: int
+    fingerprint: str
+    finished: bool
+
+    @classmethod
+    def of(cls, store: Store) -> Member:
+        n_sentences = int(store.metadata.corpus.get("n_sentences", store.column_shapes()["sentences/source"][0]))
+        return cls(store.path, store.n_rows, n_sentences, store.metadata.fingerprint, store.finished)
+
+
+class Members:
+    """The stores of a collection, opened when they are first read; those not used for longest are closed again."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        *,
+        cache: Path | None,
+        verify: Literal["lazy"] | None,
+        site: str,
+        fields: Mapping[str, str],
+    ) -> None:
+        self.members = tuple(members)
+        self.fields = fields
+        self.paths = [member.path for member in members]
+        self.names = member_names(self.paths)
+        self.first_sentences = np.cumsum([0, *(member.n_sentences for member in members)], dtype=np.int64).tolist()
+        self._given = cache, verify, site
+        self._open: OrderedDict[int, Store] = OrderedDict()
+        self._most = max(16, max_mapped() // 4)
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __getitem__(self, number: int) -> Store:
+        """Open a member. Raises StoreDamagedError where it is no longer the store that was added."""
+        with self._lock:
+            store = self._open.get(number)
+            if store is None:
+                store = self._open[number] = self._opened(number)
+                if len(self._open) > self._most:
+                    self._open.popitem(last=False)
+            else:
+                self._open.move_to_end(number)
+            return store
+
+    def _opened(self, number: int) -> Store:
+        cache, verify, site = self._given
+        member = self.members[number]
+        reader = open_reader(member.path, cache=cache)
+        if reader.metadata.fingerprint != member.fingerprint:
+            raise StoreDamagedError(
+                f"{member.path} is another store than the one that was added to the collection: put that one back, or "
+                "make the collection again"
+            )
+        reader.limit_files(max_mapped() // min(len(self), self._most))
+        return Store(reader, verify=verify, site=site)
+
+    def opened(self) -> list[Store]:
+        """Return the members that are open now."""
+        with self._lock:
+            return list(self._open.values())
+
+    def forget(self, number: int) -> None:
+        """Close a member, so that its rows written since then can be read."""
+        with self._lock:
+            self._open.pop(number, None)
 
     def shapes(self, member: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the shape of each column of a member."""
-        ...
+        return self[member].column_shapes()
 
     def column(self, member: int, name: str) -> NDArray[Any]:
-        """Return a column of a member."""
-        ...
+        return self[member].stored_column(name)
 
     def added_labels(self, member: int) -> Mapping[str, Labels]:
-        """Return the label columns of a member that are not of its corpus."""
-        ...
+        return self[member].label_files.read()
+
+
+def member_names(paths: Sequence[Path | ObjectPath]) -> list[str]:
+    """Return the names of members: those of their files without the ending, with as many folders as they differ in.
+
+    Where only the endings distinguish two members, as a.zarr and a.h5, all names have theirs.
+    """
+    for with_ending in (False, True):
+        parts = [[*str(path).split("/")[:-1], path.name if with_ending else path.stem] for path in paths]
+        for depth in range(1, max(map(len, parts)) + 1):
+            names = ["/".join(each[-depth:]) for each in parts]
+            if len(set(names)) == len(names):
+                return names
+    return [str(path) for path in paths]
 
 
 class MergedIndex(Index):
@@ -55,12 +134,12 @@ class MergedIndex(Index):
     has the name of a document's store. `added`: label columns in memory. Long columns are mapped from temporary files.
     """
 
-    def __init__(self, members: Columns, added: Mapping[str, Labels]) -> None:
+    def __init__(self, members: Members, added: Mapping[str, Labels]) -> None:
         self.__dict__.update(_members=members, _added=dict(added))
 
     @property
-    def _of(self) -> Columns:
-        members: Columns = self.__dict__["_members"]
+    def _of(self) -> Members:
+        members: Members = self.__dict__["_members"]
         return members
 
     @property
@@ -81,7 +160,7 @@ class MergedIndex(Index):
     ) -> NDArray[Any]:
         """Return a column of all members, increased by `shift` [member]; `spare`: last entries left out of each."""
         bounds = self._starts(name, spare)
-        out = _new_column(bounds[-1] + spare, np.dtype(dtype))
+        out = new_column(bounds[-1] + spare, np.dtype(dtype))
         for member in self._numbers:
             part = self._of.column(member, name)
             np.add(part, 0 if shift is None else shift[member], out=out[bounds[member] : bounds[member] + len(part)])
@@ -122,7 +201,7 @@ class MergedIndex(Index):
     @cached_property
     def type(self) -> NDArray[np.int32]:
         bounds = self._starts("occurrences/type")
-        out = _new_column(bounds[-1], np.dtype(np.int32))
+        out = new_column(bounds[-1], np.dtype(np.int32))
         for member, numbers in enumerate(self.type_numbers[1]):
             out[bounds[member] : bounds[member + 1]] = self._renumbered("occurrences/type", member, numbers)
         return out
@@ -164,7 +243,7 @@ class MergedIndex(Index):
         if all("sentences/document" not in shapes for shapes in self._shapes):
             return None
         bounds = self._starts("sentences/source")
-        out = _new_column(bounds[-1], np.dtype(np.int64))
+        out = new_column(bounds[-1], np.dtype(np.int64))
         for member in self._numbers:
             own = self._documents(member)
             out[bounds[member] : bounds[member + 1]] = own + self._first_documents[member]
@@ -248,7 +327,7 @@ class MergedIndex(Index):
 
         def codes() -> NDArray[np.int32]:
             bounds, of_member = self._starts("occurrences/type"), dict(zip(some, maps, strict=True))
-            out = _new_column(bounds[-1], np.dtype(np.int32))
+            out = new_column(bounds[-1], np.dtype(np.int32))
             for member in self._numbers:
                 part = out[bounds[member] : bounds[member + 1]]
                 if member not in of_member:
@@ -320,22 +399,3 @@ class MergedTypes(TypeIndex):
         if self._n_found > _LOOKUPS_BEFORE_TABLE or not known:
             return super().rows_of(type_id)
         return np.concatenate([np.empty(0, np.int64), *self._index.rows_of_type(type_id)])
-
-
-def _new_column(length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a column to fill: in memory, or where it is long in a temporary file that vanishes with it."""
-    nbytes = length * dtype.itemsize
-    if nbytes <= _IN_MEMORY_NBYTES:
-        return np.empty(length, dtype)
-    try:
-        with tempfile.TemporaryFile() as file:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk must be an error here, not a SIGBUS later
-            else:
-                file.truncate(nbytes)
-            return np.memmap(file, dtype, "r+", shape=(length,)).view(np.ndarray)
-    except OSError as error:
-        raise StorageError(
-            f"the index of a collection does not fit into {tempfile.gettempdir()}: {error.strerror}; make space there "
-            "or set TMPDIR to a larger folder"
-        ) from error

@@ -22,7 +22,8 @@ from embstore.errors import (
     quoted,
 )
 from embstore.store.backend import SUFFIXES, open_reader, zarr_storage
-from embstore.store.collection import Collection, Member, merged_metadata
+from embstore.store.collection import Collection, merged_metadata
+from embstore.store.merged import Member
 from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
 from embstore.store.reading.gather import RESUME
 from embstore.store.storage.base import KeyNotFoundError

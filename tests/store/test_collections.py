@@ -31,7 +31,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.executors import Processes
-from embstore.store import Collection, StoreWriter, collect, collection, merged
+from embstore.store import Collection, StoreWriter, collect, merged
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.object_server import Bucket
@@ -501,11 +501,11 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store = collect(tmp_path / "collection.json", stores=parts_of(tmp_path))
     expected = store.table(), store.select().vectors()
     read: list[str] = []
-    column = collection.Members.column
+    column = merged.Members.column
     monkeypatch.setattr(
-        collection.Members, "column", lambda self, member, name: read.append(name) or column(self, member, name)
+        merged.Members, "column", lambda self, member, name: read.append(name) or column(self, member, name)
     )
-    monkeypatch.setattr(merged, "_IN_MEMORY_NBYTES", 0)
+    monkeypatch.setattr("embstore.store.storage.files.IN_MEMORY_NBYTES", 0)
     again = es.open(tmp_path / "collection.json")
     again._members._most = 2
     assert not again._members.opened()

@@ -83,7 +83,7 @@ def test_added_labels_are_a_column_like_any_other(made: Made, tmp_path: Path, su
 @pytest.mark.quick(3)
 def test_every_key_labels_the_rows_it_names(made: Made, on: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns, "BATCH_ROWS", batch)
-    monkeypatch.setattr(columns, "_IN_MEMORY", batch)  # codes in a mapped file
+    monkeypatch.setattr("embstore.store.storage.files.IN_MEMORY_NBYTES", batch)  # codes in a mapped file
     keys = on.split(",")
     frame = pl.DataFrame(made.table).select(keys).unique(maintain_order=True)[::2]
     frame = frame.with_columns(mark=pl.Series(np.arange(len(frame)) % 11)).sample(fraction=1, shuffle=True, seed=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import COLUMNS, InvalidValueError, StorageError, check_column_name, quoted
+from embstore.errors import COLUMNS, InvalidValueError, check_column_name, quoted
 from embstore.store.index import SPECIAL, Index, Labels, Strings
-from embstore.store.storage.files import regular_file
+from embstore.store.storage.files import new_column, regular_file
 
 Rows = NDArray[np.int64]
 
@@ -23,7 +22,6 @@ KEYS = (
     *(("sentence",), ("source",), ("document",), ("word",)),
 )
 BATCH_ROWS = 1 << 18
-_IN_MEMORY = 1 << 24  # codes; more are in an unnamed file
 _READERS: dict[str, Callable[[Path], pl.LazyFrame]] = {
     ".csv": lambda path: pl.scan_csv(path, infer_schema_length=None),
     ".tsv": lambda path: pl.scan_csv(path, separator="\t", infer_schema_length=None, quote_char=None),
@@ -85,7 +83,7 @@ class _Column:
             )
         self.name = name
         self.names = Strings.of(names.cast(pl.String).to_list())
-        self.codes = new_codes(n_rows)
+        self.codes = _no_codes(n_rows)
         self._known = names
 
     def put(self, numbers: Rows, labels: pl.Series) -> None:
@@ -106,19 +104,9 @@ def _listed(values: Iterable[Any]) -> list[Any]:
     return [None if isinstance(value, float) and value != value else value for value in values]
 
 
-def new_codes(n_rows: int) -> NDArray[np.int32]:
-    """Return an array for the codes of a column, all -1; a large one is mapped to an unnamed file."""
-    if n_rows <= _IN_MEMORY:
-        return np.full(n_rows, -1, np.int32)
-    with tempfile.TemporaryFile() as file:
-        if hasattr(os, "posix_fallocate"):
-            try:
-                os.posix_fallocate(file.fileno(), 0, n_rows * 4)  # a full disk must be an error, not a SIGBUS later
-            except OSError as error:
-                raise StorageError(f"{n_rows:,} labels do not fit into {tempfile.gettempdir()}: set TMPDIR") from error
-        codes: NDArray[np.int32] = np.memmap(file, np.int32, "r+", shape=(n_rows,)).view(np.ndarray)
-    for start in range(0, n_rows, _IN_MEMORY):
-        codes[start : start + _IN_MEMORY] = -1
+def _no_codes(n_rows: int) -> NDArray[np.int32]:
+    codes = new_column(n_rows, np.int32)
+    codes.fill(-1)
     return codes
 
 
@@ -244,7 +232,7 @@ def _of_rows(codes: NDArray[np.int32], group: NDArray[Any] | None, rows: Rows | 
     """Return the code of each row from those of the groups; -1 for rows that are not selected."""
     if group is None:
         return codes
-    found = new_codes(len(group))
+    found = _no_codes(len(group))
     if rows is not None:
         found[rows] = codes[group[rows]]
         return found

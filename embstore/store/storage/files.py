@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from embstore.arguments import checked
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, quoted
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 
 REPAIR_HINT = "run `embstore verify` on the store, then `embstore extract --repair`"
+
+IN_MEMORY_NBYTES = 64 * 2**20  # longer columns that are made are in temporary files without a name
 
 _PART_NBYTES = 16 * 2**20
 _CACHED_NBYTES = 2**19  # read and checked before they leave the processor's cache
@@ -239,6 +242,25 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
         raise InvalidValueError(f"{path} cannot hold the lists of the column {nested[0]!r}: choose .parquet or .json")
     with replacing(path) as partial:
         writers[path.suffix](partial)
+
+
+def new_column(length: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array to fill: in memory, or where it is long in a temporary file that vanishes with it."""
+    nbytes = length * np.dtype(dtype).itemsize
+    if nbytes <= IN_MEMORY_NBYTES:
+        return np.empty(length, dtype)
+    try:
+        with tempfile.TemporaryFile() as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk must be an error here, not a SIGBUS later
+            else:
+                file.truncate(nbytes)
+            return np.memmap(file, dtype, "r+", shape=(length,)).view(np.ndarray)
+    except OSError as error:
+        raise StorageError(
+            f"a column of {nbytes:,} bytes does not fit into {tempfile.gettempdir()}: {error.strerror}; make space "
+            "there or set TMPDIR to a larger folder"
+        ) from error
 
 
 def make_folders(folder: Path) -> None:
