@@ -203,14 +203,14 @@ class Functions:
             made[f"_es_{name}_of"] = partial(self.grouped_of, name), ["DOUBLE[][]"], kind
         for name, (function, parameters, kind) in made.items():
             options: dict[str, Any] = {"type": "arrow", "null_handling": "special"}
-            connection.create_function(name, self._guarded(function), parameters, kind, **options)
+            connection.create_function(name, self._guarded(function, len(parameters)), parameters, kind, **options)
         for name in METRICS:
             built_in = "(a) as system.main.cos(a), " if name == "cos" else ""
             connection.execute(f"create macro {name}{built_in}(a, b) as _es_{name}_of(a::DOUBLE[], b::DOUBLE[])")
         for name in AGGREGATES:
             connection.execute(f"create macro {name}(vector) as _es_{name}_of(list(vector::DOUBLE[]))")
 
-    def _guarded(self, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
+    def _guarded(self, function: Callable[..., pa.Array], n_columns: int) -> Callable[..., pa.Array]:
         """A function of columns without NULL as one of chunked columns with it; `failed` is given what it raises."""
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -230,7 +230,7 @@ class Functions:
                 raise
 
         # DuckDB counts the parameters of the function it is given.
-        return (lambda one: call(one)) if function.func.__name__ in _OF_ONE else (lambda one, two: call(one, two))  # type: ignore[attr-defined]
+        return (lambda one: call(one)) if n_columns == 1 else (lambda one, two: call(one, two))
 
     def numbers(self, size: int, handles: pa.Array) -> pa.Array:
         return self.vectors.numbers(size, handles.to_numpy())
@@ -260,9 +260,6 @@ class Functions:
             means = means if means.shape[1] else np.zeros((len(counts), self.sizes[0]))
             return _fixed_size(means, self.sizes[0], is_missing=counts == 0)
         return pa.array([mean if count else None for mean, count in zip(means, counts, strict=True)])
-
-
-_OF_ONE = ("numbers", "grouped", "grouped_of")
 
 
 def _doubles(values: NDArray[np.float64]) -> pa.Array:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.errors import InvalidValueError, StoreMismatchError
+from embstore.errors import InvalidValueError, StoreMismatchError, check_choice
 from embstore.store.conditions import checked_rows
 from embstore.store.index import Labels
 from embstore.store.labels.files import LabelFiles
@@ -170,8 +170,7 @@ class Collection(Store):
             yield number, some, rows[some] - self._starts[number]
 
     def _take(self, rows: ArrayLike, layers: tuple[int, ...], out: NDArray[Any] | None, missing: str) -> NDArray[Any]:
-        if missing not in ("error", "nan"):
-            raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
+        check_choice("missing", missing, ("error", "nan"))
         numbers = checked_rows(rows, self.n_rows)
         target = checked_out(out, (len(layers), len(numbers), self.hidden_size), self.dtype)
         parts = list(self._by_member(numbers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,9 @@ def parse_conditions(
                     f"pl.col('word') == 'the', not {quoted(each)}"
                 )
         if expressions:
-            conditions.append(partial(_rows_where, index, expressions))
+            from embstore.store.table import matching_rows  # polars is imported only where it is needed
+
+            conditions.append(partial(matching_rows, index, expressions))
         conditions.extend(partial(_rows_of_condition, index, each) for each in several if isinstance(each, str))
     return conditions
 
@@ -189,12 +191,6 @@ def _rows_with_labels(index: Index, column: str, codes: NDArray[np.int32]) -> Ro
 def _rows_of_sentences(index: Index, sentences: list[int]) -> Rows:
     spans = [np.arange(index.indptr[number], index.indptr[number + 1]) for number in sorted(set(sentences))]
     return np.concatenate([np.empty(0, np.int64), *spans])
-
-
-def _rows_where(index: Index, where: Sequence[pl.Expr]) -> Rows:
-    from embstore.store.table import matching_rows  # polars is imported only where it is needed
-
-    return matching_rows(index, where)
 
 
 def _rows_of_condition(index: Index, condition: str) -> Rows:

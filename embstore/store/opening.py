@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -207,22 +208,14 @@ def _joined(paths: Sequence[Path | ObjectPath], options: Mapping[str, Any], *, p
     twice = [each for each, count in Counter(map(str, paths)).items() if count > 1]
     if twice:
         raise InvalidValueError(f"{twice[0]} is given twice: a store can be in a collection once")
-    stores = _each_opened(paths, options["cache"])
+    cache, is_remote = options["cache"], any(isinstance(each, ObjectPath) for each in paths)
+    with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
+        stores = list((map if pool is None else pool.map)(lambda each: Store(open_reader(each, cache=cache)), paths))
     if path is None:
         ends = dict.fromkeys([stores[0].path.stem, stores[-1].path.stem])
         path = Path(("+" if len(stores) < 3 else "...").join(ends))
     members = [Member.of(store) for store in stores]
     return Collection(path, merged_metadata(stores), members, is_stored=False, **options)
-
-
-def _each_opened(paths: Sequence[Path | ObjectPath], cache: Path | None) -> list[Store]:
-    def of(path: Path | ObjectPath) -> Store:
-        return Store(open_reader(path, cache=cache))
-
-    if not any(isinstance(path, ObjectPath) for path in paths):
-        return list(map(of, paths))
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(of, paths))
 
 
 def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:

@@ -19,6 +19,7 @@ from embstore.errors import (
     InvalidValueError,
     MissingRowsError,
     StoreDamagedError,
+    check_choice,
     check_whole,
     quoted,
 )
@@ -422,8 +423,7 @@ class Store:
         return self._take(rows, resolve_layers(layers, self.layers), out, missing)
 
     def _take(self, rows: ArrayLike, layers: tuple[int, ...], out: NDArray[Any] | None, missing: str) -> NDArray[Any]:
-        if missing not in ("error", "nan"):
-            raise InvalidValueError(f'missing must be "error" or "nan", not {missing!r}')
+        check_choice("missing", missing, ("error", "nan"))
         positions = [self.layers.index(layer) for layer in layers]
         self.require_current(columns=False)
         return self._gatherer.take(row_numbers(rows), positions, out=out, nan=missing == "nan")
@@ -454,8 +454,7 @@ class Store:
         start = check_whole("start", start, 0, self.n_rows, unit="of the store's rows")
         stop = self.n_rows if stop is None else check_whole("stop", stop, start, self.n_rows)
         block_rows = None if block_rows is None else check_whole("block_rows", block_rows, 1)
-        if missing not in ("error", "skip", "nan"):
-            raise InvalidValueError(f'missing must be "error", "skip" or "nan", not {missing!r}')
+        check_choice("missing", missing, ("error", "skip", "nan"))
         self.require_current(columns=False)
         if missing == "error":
             self._require_committed(start, stop)

@@ -361,7 +361,7 @@ def one_line(error: EmbstoreError) -> str:
         ([], None, "no row is selected"),
         ([3, 2], None, "rows must be distinct and ascending, but 2 follows 3"),
         ([2, 2], None, "2 follows 2"),
-        (None, "float64", "dtype 'float64' is not known: choose one of float32"),
+        (None, "float64", "unknown dtype 'float64'; allowed are float32"),
     ],
 )
 def test_bad_options(made: Made, tmp_path: Path, rows: list[int] | None, dtype: str | None, message: str) -> None:

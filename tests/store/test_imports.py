@@ -400,7 +400,7 @@ def test_a_dataset_left_out_of_the_middle(tmp_path: Path) -> None:
     [
         ({"layers": 3}, "layer 3 is not stored: choose among 0, 1, 2"),
         ({"layers": []}, "no layer is chosen"),
-        ({"dtype": "double"}, "dtype 'double' is not known"),
+        ({"dtype": "double"}, "unknown dtype 'double'"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -214,12 +214,12 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
         (lambda: store.gather([0.5], 0), "rows must be a list of integers"),
         (lambda: store.gather([True], 0), "rows must be a list of integers"),
         (lambda: store.gather([[1]], 0), "rows must be a list of integers"),
-        (lambda: store.gather([1], 0, missing="zero"), 'missing must be "error" or "nan"'),  # type: ignore[arg-type]
+        (lambda: store.gather([1], 0, missing="zero"), "unknown missing 'zero'; allowed are error, nan"),  # type: ignore[arg-type]
         (lambda: store.gather([1], 0, out=np.empty((1, 16))), "out must be a C-contiguous float16 array"),
         (lambda: store.scan(0, 5, 3), "stop 3 is not allowed: give 5 to 700"),
         (lambda: store.scan(0, 0, 701), "stop 701 is not allowed: give 0 to 700"),
         (lambda: store.scan(0, block_rows=0), "block_rows 0 is not allowed: give 1 or more"),
-        (lambda: store.scan(0, missing="none"), "missing must be"),  # type: ignore[arg-type]
+        (lambda: store.scan(0, missing="none"), "unknown missing 'none'; allowed are error, skip, nan"),  # type: ignore[arg-type]
         (lambda: store.scan(0, "1"), "start '1' is not allowed"),  # type: ignore[arg-type]
         (lambda: store.gather([1], 0, out=[1]), "out must be a C-contiguous"),  # type: ignore[arg-type]
         (lambda: store.gather([[1], [2, 3]], 0), "rows must be a list of integers, not [[1], [2, 3]]"),

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.errors import InvalidValueError, MissingRowsError
+from embstore.errors import InvalidValueError, MissingRowsError, check_choice
 from embstore.progress import Progress
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
-    require_dtype,
     require_free_path,
     require_storable,
     sample_rows,
@@ -29,7 +28,7 @@ from embstore.store.opening import open_store
 from embstore.store.reading.scan import RowReader
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Selection, Store
-from embstore.store.vectors import STORAGE_DTYPE, decode
+from embstore.store.vectors import DTYPES, STORAGE_DTYPE, decode
 
 LEFT_OUT = "left out of an export"
 BATCH_NBYTES = 2 * 2**20
@@ -70,7 +69,7 @@ def export(
         )
     layers = tuple(sorted(set(data.layers))) if isinstance(data, Selection) else source.metadata.layers
     dtype = source.dtype if dtype is None else dtype
-    require_dtype(dtype)
+    check_choice("dtype", dtype, DTYPES)
     rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
     metadata = _metadata(_without_folders(source.metadata), layers, rows, dtype)

@@ -21,7 +21,7 @@ from embstore.store.opening import open_store
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.location import ObjectPath
 from embstore.store.store import Store
-from embstore.store.vectors import DTYPES, SCALE_DTYPE, STORAGE_DTYPE, bfloat16_bits, quantize
+from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, bfloat16_bits, quantize
 from embstore.store.writer import StoreWriter, create_store, remove_store
 
 LARGEST = {
@@ -134,12 +134,6 @@ def _require_space(path: Path, metadata: Metadata, index: Index) -> None:
             f"{path} needs {needed / 2**20:,.1f} MiB, but {path.absolute().parent} has {free / 2**20:,.1f} MiB free: "
             "choose fewer layers or words, a smaller dtype, or another folder"
         )
-
-
-def require_dtype(dtype: str) -> None:
-    """Raise InvalidValueError for a dtype that a store cannot have."""
-    if dtype not in DTYPES:
-        raise InvalidValueError(f"dtype {dtype!r} is not known: choose one of {', '.join(DTYPES)}")
 
 
 def require_storable(values: NDArray[Any], *, dtype: str, layer: int, where: Callable[[int], str]) -> None:

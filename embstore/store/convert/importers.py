@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.errors import CorpusError, InvalidValueError, StorageError, quoted
+from embstore.errors import CorpusError, InvalidValueError, StorageError, check_choice, quoted
 from embstore.progress import Progress
 from embstore.spacing import ATTACHED
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
-    require_dtype,
     require_free_path,
     require_storable,
     sample_rows,
@@ -36,6 +35,7 @@ from embstore.store.layout import Layout, resolve_layers
 from embstore.store.metadata import MAX_LAYERS, Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Layers, Store
+from embstore.store.vectors import DTYPES
 
 if TYPE_CHECKING:
     from embstore.store.convert.sentence_file import SentenceFile
@@ -74,7 +74,7 @@ def import_store(
     """
     from embstore.store.convert.sentence_file import SentenceFile
 
-    require_dtype(dtype)
+    check_choice("dtype", dtype, DTYPES)
     path = parse_location(out)
     require_free_path(path)
     sequences = open_sequences(Path(source))

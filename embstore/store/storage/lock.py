@@ -60,13 +60,9 @@ class ProcessLock:
                 busy += f"ended, remove {self.held_file}"
             raise StoreBusyError(busy) from None
 
-    @property
-    def is_held(self) -> bool:
-        return self._lock.is_locked
-
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
-        if self.is_held:
+        if self._lock.is_locked:
             if os.name != "nt":  # Windows removes the file itself and does not allow removing an open one
                 clean_up(self.file)  # one that stays is harmless
             with storing(self.file):
