@@ -54,6 +54,7 @@ class Scope:
         return self.store.hidden_size
 
 
+@dataclass(eq=False)
 class Batch:
     """Consecutive occurrences of one layer, valid until the next batch is read.
 
@@ -62,21 +63,12 @@ class Batch:
     finite.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        layer: int,
-        start: int,
-        rows: NDArray[np.int64],
-        stored: NDArray[Any],
-        buffer: torch.Tensor,
-    ) -> None:
-        self.store = store
-        self.layer = layer
-        self.start = start
-        self.rows = rows
-        self.stored = stored
-        self._buffer = buffer
+    store: Store
+    layer: int
+    start: int
+    rows: NDArray[np.int64]
+    stored: NDArray[Any]
+    _buffer: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -119,6 +111,18 @@ class Batch:
     def inverse_norms(self) -> torch.Tensor:
         """The factor that scales each vector to unit length, [n]; 0 for a zero vector."""
         return torch.where(self.norms > 0, 1 / self.norms, 0)
+
+
+def gather_finite(store: Store, rows: NDArray[np.int64], layer: int) -> NDArray[Any]:
+    """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; raises NonFiniteError."""
+    vectors = store.gather(rows, layer)
+    finite = np.isfinite(vectors).all(1)
+    if not finite.all():
+        raise NonFiniteError(
+            f"layer {layer}, row {int(rows[finite.argmin()])} of {store.path} holds a value that is not finite: run "
+            "embstore verify, or leave that row out"
+        )
+    return vectors
 
 
 def too_long(layer: int) -> NonFiniteError:

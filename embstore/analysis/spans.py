@@ -10,9 +10,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from embstore.analysis.scan import gather_finite
 from embstore.arguments import checked
 from embstore.corpus import EdgeSentence
-from embstore.errors import InvalidValueError, NonFiniteError, check_choice
+from embstore.errors import InvalidValueError, check_choice
 from embstore.spacing import spaced
 from embstore.store import Store
 from embstore.store.layout import resolve_layers
@@ -105,7 +106,8 @@ class SpanVectors:
         if pooling == "mean":
             rows, place = np.unique(np.concatenate([np.arange(*each) for each in self._ranges]), return_inverse=True)
             ends = np.cumsum(stop - start)
-            sums = np.add.reduceat(self._finite(rows, layer)[place], ends - (stop - start))
+            vectors = gather_finite(self.store, rows, layer).astype(np.float64)[place]
+            sums = np.add.reduceat(vectors, ends - (stop - start))
             vectors = sums / (stop - start)[:, None]
         else:
             vectors = self._words(stop - 1, layer)
@@ -115,17 +117,7 @@ class SpanVectors:
 
     def _words(self, rows: NDArray[np.int64], layer: int) -> NDArray[np.float64]:
         distinct, place = np.unique(rows, return_inverse=True)
-        return self._finite(distinct, layer)[place]
-
-    def _finite(self, rows: NDArray[np.int64], layer: int) -> NDArray[np.float64]:
-        vectors = self.store.gather(rows, layer).astype(np.float64)
-        finite = np.isfinite(vectors).all(1)
-        if not finite.all():
-            raise NonFiniteError(
-                f"layer {layer}, row {int(rows[finite.argmin()])} of {self.store.path} holds a value that is not "
-                "finite: run embstore verify, or choose other layers"
-            )
-        return vectors
+        return gather_finite(self.store, distinct, layer).astype(np.float64)[place]
 
 
 @checked

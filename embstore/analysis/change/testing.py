@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from embstore.analysis.change.occurrences import EXCHANGE, Compared
 from embstore.analysis.change.significance import Units, intervals, p_values, sense_clusters
 from embstore.analysis.change.sums import JSD
+from embstore.analysis.scan import gather_finite
 from embstore.arguments import checked
 from embstore.devices import thread_count
-from embstore.errors import InvalidValueError, NonFiniteError, check_choice, check_whole
+from embstore.errors import InvalidValueError, check_choice, check_whole
 
 MAX_SEED = 2**63 - 1
 Result = TypeVar("Result")
@@ -97,13 +98,11 @@ def draw(compared: Compared, number: int, layer: int, tests: ChangeTests, *, clu
                 for each in chosen]  # fmt: skip
         found = positions[np.sort(np.concatenate([*kept, np.empty(0, np.int64)]).astype(np.int64))]
         rows = part.rows[found]
-        vectors.append(part.store.gather(rows, layer).astype(np.float64))
+        vectors.append(gather_finite(part.store, rows, layer).astype(np.float64))
         for name, values in (("periods", part.periods[found]), ("units", part.units[found]), ("rows", rows)):
             columns[name].append(values)
         columns["parts"].append(np.full(len(found), place))
     together = np.concatenate(vectors)
-    if not np.isfinite(together).all():
-        raise NonFiniteError(f"layer {layer}: {word!r} has a value that is not finite: run embstore verify")
     held = {name: np.concatenate(values) for name, values in columns.items()}
     counts = compared.counts[number]
     enough = clustered and np.sort(counts)[-2] >= tests.min_senses  # else no pair of periods has

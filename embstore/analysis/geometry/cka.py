@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import selected
+from embstore.analysis.scan import gather_finite, selected
 from embstore.analysis.words import Resources
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.progress import Progress, reporting
@@ -135,14 +135,7 @@ def _block_rows(features: int, resources: Resources) -> int:
 
 def _read(selection: Selection, side: Side, start: int, stop: int, resources: Resources) -> torch.Tensor:
     """The vectors of some occurrences at one layer; raises NonFiniteError."""
-    rows = selection.rows[start:stop]
-    vectors = selection.store.gather(rows, side.layer)
-    finite = np.isfinite(vectors).all(1)
-    if not finite.all():
-        raise NonFiniteError(
-            f"layer {side.layer}, row {int(rows[finite.argmin()])} of {selection.store.path} holds a value that is not "
-            "finite: run embstore verify, or leave that row out"
-        )
+    vectors = gather_finite(selection.store, selection.rows[start:stop], side.layer)
     return torch.from_numpy(vectors).to(resources.device, resources.dtype)
 
 

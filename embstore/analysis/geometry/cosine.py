@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import Batch, Scope, too_long
+from embstore.analysis.scan import Batch, Scope, gather_finite, too_long
 from embstore.analysis.words import count_codes
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import InvalidValueError
 from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
 
@@ -256,14 +256,7 @@ def sentence_similarity(
         raise InvalidValueError("the words of a sentence are compared in a store, not in a selection: give the store")
     selection = data.select(sentences=sentence, layers=layers)
     index = data.index
-    vectors = selection.vectors(dtype="float64")
-    finite = np.isfinite(vectors).all(2)
-    if not finite.all():
-        layer, number = np.argwhere(~finite)[0].tolist()
-        raise NonFiniteError(
-            f"layer {selection.layers[layer]}, row {int(selection.rows[number])} holds a value that is not finite: "
-            "run embstore verify, or choose other layers"
-        )
+    vectors = np.stack([gather_finite(data, selection.rows, layer) for layer in selection.layers]).astype(np.float64)
     norms = np.linalg.norm(vectors, axis=2, keepdims=True)
     unit = vectors / np.where(norms > 0, norms, 1)
     return SentenceSimilarity(
