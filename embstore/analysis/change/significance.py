@@ -60,7 +60,9 @@ class Units:
 
     def measures(self, old: NDArray[np.float64], new: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
         """The measures for weights [p, unit] of both sides, float64 [p] each: a permutation is a weighted sum."""
-        unit, plain, centered = (weighted_products(each, old, new) for each in (self.unit, self.plain, self.centered))
+        unit, plain, centered = (
+            weighted_products(each, old, new, gram_of(each)) for each in (self.unit, self.plain, self.centered)
+        )
         similar = self._similar(old, unit.old), self._similar(new, unit.new)
         found = measures(unit, plain, centered, (old @ self.counts, new @ self.counts), similar)
         if self.senses is not None:
@@ -92,11 +94,17 @@ class Units:
         return math.comb(len(self.is_new), int(self.is_new.sum()))
 
 
-def weighted_products(sums: NDArray[np.float64], old: NDArray[np.float64], new: NDArray[np.float64]) -> Products:
-    """The inner products of weighted sums; over the Gram matrix where there are fewer units than features."""
-    if len(sums) > sums.shape[1]:
+def gram_of(sums: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """The Gram matrix of sums [unit, feature], None where there are more units than features."""
+    return sums @ sums.T if len(sums) <= sums.shape[1] else None
+
+
+def weighted_products(
+    sums: NDArray[np.float64], old: NDArray[np.float64], new: NDArray[np.float64], gram: NDArray[np.float64] | None
+) -> Products:
+    """The inner products of weighted sums; over their Gram matrix if there is one."""
+    if gram is None:
         return Products.of(old @ sums, new @ sums)
-    gram = sums @ sums.T
     left, right = old @ gram, new @ gram
     dots = [np.einsum("ij,ij->i", one, other) for one, other in ((left, old), (left, new), (right, new))]
     return Products(*dots)
@@ -239,7 +247,7 @@ def change_points(
     names = np.unique(periods)
     if len(names) < 2:
         return []
-    gram = units @ units.T if len(units) <= units.shape[1] else None
+    gram = gram_of(units)
     observed = _gains(units, gram, counts, periods[None], names)[0]
     best = int(observed.argmax())
     greater, n_rows = 0, max(1, _BLOCK // len(periods))
@@ -268,15 +276,7 @@ def _gains(
     for border in names[:-1]:
         left = (periods <= border).astype(np.float64)
         right = 1 - left
-        if gram is None:
-            both = Products.of(left @ units, right @ units)
-        else:
-            halves = left @ gram, right @ gram
-            both = Products(
-                np.einsum("ij,ij->i", halves[0], left),
-                np.einsum("ij,ij->i", halves[0], right),
-                np.einsum("ij,ij->i", halves[1], right),
-            )
+        both = weighted_products(units, left, right, gram)
         n, m = left @ counts, right @ counts
         whole = (both.old + 2 * both.both + both.new) / (n + m)
         gains.append(both.old / n + both.new / m - whole)

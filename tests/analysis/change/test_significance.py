@@ -11,6 +11,7 @@ from embstore.analysis.change.significance import (
     Units,
     attainable,
     false_discovery,
+    gram_of,
     intervals,
     jensen_shannon,
     matched,
@@ -120,7 +121,7 @@ def test_products_over_features_and_over_the_gram_matrix_agree() -> None:
     random = np.random.default_rng(4)
     sums, old, new = random.normal(size=(9, 8)), random.random((3, 9)), random.random((3, 9))
     wide = np.hstack([sums, np.zeros((9, 4))])
-    one, other = weighted_products(sums, old, new), weighted_products(wide, old, new)
+    one, other = (weighted_products(each, old, new, gram_of(each)) for each in (sums, wide))
     for name in ("old", "both", "new"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=1e-12)
 
