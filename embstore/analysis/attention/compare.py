@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embstore.analysis.attention.maps import Maps
-from embstore.analysis.attention.measure import BATCH_SUBWORDS, Pass, Reader, frame_of
+from embstore.analysis.attention.measure import BATCH_SUBWORDS, Pass, Reader, check_sizes, frame_of
 from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
@@ -46,11 +46,8 @@ def attention_similarity(
     Sums are in float64 and maps are not stored, so memory does not grow with the corpus; padding is left out.
     Raises ModelError if the models differ in layers, heads or tokenizer, or return no weights.
     """
-    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
-        if value is not None:
-            check_whole(name, value, 1)
     check_whole("max length", max_length, 1)
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_sizes(n_sentences, batch_subwords, seed)
     where = choose_device(device)
     opened = open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:

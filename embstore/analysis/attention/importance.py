@@ -11,12 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape, Tokens
-from embstore.analysis.attention.measure import Reader, frame_of
+from embstore.analysis.attention.measure import Reader, check_sizes, frame_of
 from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import check_whole
 from embstore.models.transformer.language import LanguageModel, load_language_model
 from embstore.progress import Progress, reporting
 from embstore.store import Store
@@ -53,10 +52,7 @@ def attention_importance(
 
     The other arguments are those of `attention`. Raises ModelError for a model without a language modeling head.
     """
-    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
-        if value is not None:
-            check_whole(name, value, 1)
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_sizes(n_sentences, batch_subwords, seed)
     where = choose_device(device)
     source = corpus if isinstance(corpus, Store) else open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="importance") as report:

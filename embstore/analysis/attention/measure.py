@@ -84,7 +84,7 @@ def attention(
     max_length: int | None = None,
     n_sentences: int | None = None,
     seed: int = 0,
-    arrangement: str = "padded",
+    arrangement: Arrangement = "padded",
     batch_subwords: int | None = None,
     device: str = "auto",
     threads: int | None = None,
@@ -109,10 +109,7 @@ def attention(
     Raises InvalidValueError for layers, heads and statistics that do not exist or have no annotation, ModelError for a
     model without attention weights; nothing has been computed then.
     """
-    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
-        if value is not None:
-            check_whole(name, value, 1)
-    check_whole("seed", seed, 0, 2**32 - 1)
+    check_sizes(n_sentences, batch_subwords, seed)
     check_choice("arrangement", arrangement, ("padded", "packed"))
     where = choose_device(device)
     source = corpus if isinstance(corpus, Store) else open_corpus(corpus)
@@ -130,6 +127,14 @@ def attention(
     found = {statistic.name: statistic for statistic in chosen}
     frame = frame_of(chosen, measured.shape)
     return Attention(frame, network.info.name, name, reader.n_done, reader.n_subwords, found)
+
+
+def check_sizes(n_sentences: int | None, batch_subwords: int | None, seed: int) -> None:
+    """Check how much is read; raises InvalidValueError."""
+    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
+        if value is not None:
+            check_whole(name, value, 1)
+    check_whole("seed", seed, 0, 2**32 - 1)
 
 
 def _statistics(given: Sequence[Any] | None, source: Corpus | Store) -> list[Statistic]:
@@ -180,7 +185,7 @@ class Reader:
             if n_sentences < count:
                 self._chosen = np.random.default_rng(seed).choice(count, n_sentences, replace=False)
 
-    def batches(self, size: int, arrangement: str) -> Iterator[tuple[Tokens, Batch, dict[str, Any]]]:
+    def batches(self, size: int, arrangement: Arrangement) -> Iterator[tuple[Tokens, Batch, dict[str, Any]]]:
         """Yield batches of about `size` subwords with what the model is given. Raises InvalidValueError for none."""
         network = self._network
         specials = network.network.inputs.specials
@@ -190,10 +195,10 @@ class Reader:
             lengths = lengths if self._limit is None else np.minimum(lengths, self._limit)
             some = np.flatnonzero(lengths)
             options: dict[str, Any] = {"batch_subwords": size, "row_capacity": network.network.row_capacity}
-            for batch in make_batches(lengths[some] + specials.count, how=_arranged(arrangement), **options):
+            for batch in make_batches(lengths[some] + specials.count, how=arrangement, **options):
                 batch = Batch(some[batch.sentences], batch.rows, batch.columns, batch.shape)
                 runs = starts[batch.sentences], lengths[batch.sentences]
-                inputs = network.batch(batch, tokenized, *runs, _arranged(arrangement))
+                inputs = network.batch(batch, tokenized, *runs, arrangement)
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
                 tokens = Tokens(sentences, numbers, tokenized, batch, lengths, specials, network.network.device)
@@ -215,10 +220,6 @@ class Reader:
             if len(chunk) < CHUNK:
                 self.total = n_read
             yield [sentence for _, sentence in chunk], np.array([number for number, _ in chunk])
-
-
-def _arranged(arrangement: str) -> Arrangement:
-    return "packed" if arrangement == "packed" else "padded"
 
 
 class Pass:
