@@ -105,7 +105,11 @@ class Probe(ABC, Generic[F]):
         """The arguments of the constructor that define the probes, as JSON values."""
         held = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
         held["training"] = asdict(self.training)
-        return {name: _as_json(value) for name, value in held.items() if name not in NOT_SAVED}
+        return {
+            name: list(value) if isinstance(value, tuple | range) else value
+            for name, value in held.items()
+            if name not in NOT_SAVED
+        }
 
     def capped_notes(self, what: str, capped: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a note of the probes that the last epoch stopped; `what`: the store or task."""
@@ -143,10 +147,6 @@ class Probe(ABC, Generic[F]):
     @abstractmethod
     def _restored(self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]) -> F:
         """Return the fitted state that `_saved` describes."""
-
-
-def _as_json(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple | range) else value
 
 
 def fitting_store(

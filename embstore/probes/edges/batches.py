@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,22 +72,17 @@ class Spans:
     first: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class LargestBatch:
+class LargestBatch(NamedTuple):
     """The sizes of a batch: rows, distinct spans and their entries (of both kinds), targets.
 
     `all_rows`: the rows of all batches together.
     """
 
-    rows: int = 0
-    spans: int = 0
-    entries: int = 0
-    targets: int = 0
-    all_rows: int = 0
-
-    def __or__(self, other: LargestBatch) -> LargestBatch:
-        """Return the larger of each size."""
-        return LargestBatch(*(max(getattr(self, each.name), getattr(other, each.name)) for each in fields(self)))
+    rows: int
+    spans: int
+    entries: int
+    targets: int
+    all_rows: int
 
 
 @dataclass(frozen=True, eq=False)

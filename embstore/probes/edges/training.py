@@ -90,9 +90,8 @@ class EdgeStream:
 
     def _nbytes(self, shape: EdgeShape, n_probes: int, splits: Sequence[EdgeSplit | None]) -> tuple[int, int]:
         """Return the bytes of vectors and weights of all probes, and of one probe's activations and gradients."""
-        largest = LargestBatch()
-        for split in filter(None, splits):
-            largest |= split.plan.largest(self.schedule.batch_size)
+        sizes = [split.plan.largest(self.schedule.batch_size) for split in splits if split]
+        largest = LargestBatch(*map(max, *sizes, sizes[0]))
         row = shape.layers * shape.width
         itemsize = self.store.vector_dtype.itemsize
         buffer = max(largest.rows * row * itemsize, min(largest.all_rows * row * itemsize, GROUP_NBYTES))

@@ -36,25 +36,6 @@ class Score:
     count: int
 
 
-class _ByLength:
-    """The mean over the sentences of each length, then over the lengths."""
-
-    def __init__(self) -> None:
-        self._sums: dict[int, NDArray[np.float64]] = {}
-        self._counts: dict[int, int] = {}
-
-    def add(self, length: int, values: NDArray[np.float64]) -> None:
-        """Add values [probe, sentence] of sentences of a length."""
-        self._sums[length] = self._sums.get(length, 0.0) + values.sum(1)
-        self._counts[length] = self._counts.get(length, 0) + values.shape[1]
-
-    def score(self, task: str, metric: str, probes: int) -> Score:
-        if not self._sums:
-            return Score(task, metric, [None] * probes, 0)
-        means = [self._sums[length] / self._counts[length] for length in sorted(self._sums)]
-        return Score(task, metric, np.mean(means, 0).tolist(), sum(self._counts.values()))
-
-
 def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes: int) -> list[Score]:
     """Score the predictions for all sentences of a treebank.
 
@@ -66,7 +47,7 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
     """
     right = {task: np.zeros(probes, np.int64) for task in METRICS}
     whole = dict.fromkeys(METRICS, 0)
-    correlations = {task: _ByLength() for task in METRICS}
+    correlations: dict[str, dict[int, list[NDArray[np.float64]]]] = {task: {} for task in METRICS}
     tasks: set[str] = set()
     for sentences, distances, depths in predictions:
         numbers = sentences.tolist()
@@ -83,13 +64,17 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
             whole[task] += there
             if length in LENGTHS:
                 of_words = spearman(predicted, gold[None])
-                correlations[task].add(length, of_words.mean(2) if task == "distance" else of_words)
+                held = correlations[task].setdefault(length, [])
+                held.extend((of_words.mean(2) if task == "distance" else of_words).T)  # [probe] of each sentence
     scores = []
     for task in METRICS:
         if task in tasks:
             share, correlation = METRICS[task]
             values: list[float | None] = (right[task] / whole[task]).tolist() if whole[task] else [None] * probes
-            scores += [Score(task, share, values, whole[task]), correlations[task].score(task, correlation, probes)]
+            lengths = [correlations[task][length] for length in sorted(correlations[task])]
+            means = np.mean([np.mean(each, 0) for each in lengths], 0).tolist() if lengths else [None] * probes
+            scores.append(Score(task, share, values, whole[task]))
+            scores.append(Score(task, correlation, means, sum(map(len, lengths))))
     return scores
 
 
