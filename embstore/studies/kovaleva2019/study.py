@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -65,17 +65,10 @@ def run(given: Given[Kovaleva2019], data: Path) -> StudyResult:
     weights = next(iter(tuned.values())).record["weights"]
     maps = [measured(study, "pretrained", model, weights)]
     maps += [measured(study, task, each.path, each.record) for task, each in tuned.items()]
-    frames = {
-        "attention": pl.concat(maps),
-        **{
-            table: pl.concat(make(study, task, each).with_columns(task=pl.lit(task)) for task, each in tuned.items())
-            for table, make in {
-                "similarity": compared,
-                "disabled": disabled,
-                "importance": ranked,
-                "pruned": pruned,
-            }.items()
-        },
+    tables = {task: tables_of(study, task, each) for task, each in tuned.items()}
+    frames = {"attention": pl.concat(maps)} | {
+        name: pl.concat(own[name].with_columns(task=pl.lit(task)) for task, own in tables.items())
+        for name in ("similarity", "disabled", "importance", "pruned")
     }
     study.notes.extend((*unlearned(files, tuned), *notes(settings)))
     scores = Scores(name, n_layers, n_heads, tuple(settings.tuning), frames)
@@ -133,24 +126,29 @@ def measured(run: Run, name: str, model: str | Path, weights: Any) -> pl.DataFra
     return frame.with_columns(model=pl.lit(name))
 
 
-def table_of(run: Run, name: str, task: str, tuned: FineTuned, make: Callable[[], pl.DataFrame]) -> pl.DataFrame:
-    made_from = {
-        "tuned": tuned.record,
-        "settings": run.settings.scoring,
-        "how": run.settings.how,
-        "seeds": run.settings.seeds,
-    }
-    return run.folder.table(f"{name} {task}", made_from, make)
+def tables_of(run: Run, task: str, tuned: FineTuned) -> dict[str, pl.DataFrame]:
+    """Return what the heads of a fine-tuned model do, as steps.
 
+    `similarity`: the cosine of each head's attention before and after, on sentences of dev. `disabled`, `importance`
+    and `pruned`: see `disable_heads`, `head_importance` and `prune_heads`; heads are ranked on train.
+    """
+    settings, files = run.settings, run.files[task]
+    scoring = {"model": tuned.path, **settings.scoring, **run.options}
+    made_from = {"tuned": tuned.record, "settings": settings.scoring, "how": settings.how, "seeds": settings.seeds}
+    found: dict[str, pl.DataFrame] = {}
 
-def compared(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
-    """Return the cosine of each head's attention before and after fine-tuning, on sentences of dev."""
+    def compare() -> pl.DataFrame:
+        corpus = dev_sentences(task, files["dev"])
+        return attention_similarity(corpus, model_a=run.model, model_b=tuned.path, **settings.sample, **run.options)
 
-    def make() -> pl.DataFrame:
-        corpus = dev_sentences(task, run.files[task]["dev"])
-        return attention_similarity(corpus, model_a=run.model, model_b=tuned.path, **run.settings.sample, **run.options)
-
-    return table_of(run, "similarity", task, tuned, make)
+    for name, make in {
+        "similarity": compare,
+        "disabled": lambda: disable_heads(files["dev"], how=settings.how, **scoring),
+        "importance": lambda: head_importance(files["train"], **scoring),
+        "pruned": lambda: prune_heads(files["dev"], importance=found["importance"], seeds=settings.seeds, **scoring),
+    }.items():
+        found[name] = run.folder.table(f"{name} {task}", made_from, make)
+    return found
 
 
 def dev_sentences(task: str, path: Path) -> Corpus:
@@ -164,35 +162,6 @@ def dev_sentences(task: str, path: Path) -> Corpus:
                 yield Sentence(item.words)
 
     return open_corpus(list(words()))
-
-
-def disabled(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
-    def make() -> pl.DataFrame:
-        dev = run.files[task]["dev"]
-        return disable_heads(dev, model=tuned.path, how=run.settings.how, **run.settings.scoring, **run.options)
-
-    return table_of(run, "disabled", task, tuned, make)
-
-
-def ranked(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
-    def make() -> pl.DataFrame:
-        return head_importance(run.files[task]["train"], model=tuned.path, **run.settings.scoring, **run.options)
-
-    return table_of(run, "importance", task, tuned, make)
-
-
-def pruned(run: Run, task: str, tuned: FineTuned) -> pl.DataFrame:
-    def make() -> pl.DataFrame:
-        return prune_heads(
-            run.files[task]["dev"],
-            model=tuned.path,
-            importance=ranked(run, task, tuned),
-            seeds=run.settings.seeds,
-            **run.settings.scoring,
-            **run.options,
-        )
-
-    return table_of(run, "pruned", task, tuned, make)
 
 
 def unlearned(files: Mapping[str, Mapping[str, Path]], tuned: Mapping[str, FineTuned]) -> list[str]:
