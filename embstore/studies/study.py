@@ -279,21 +279,9 @@ class StudyRun(Given[Settings]):
         folders = {name: Path(model).name for name, model in self.models.items()}
         return ", ".join(name if name == self.models[name] else f"{name} ({each})" for name, each in folders.items())
 
-    def result(
-        self,
-        title: str,
-        scale: str,
-        *,
-        frames: Mapping[str, pl.DataFrame],
-        sections: Sequence[Section],
-        figures: Mapping[str, str],
-        methods: str,
-        citation: str,
-    ) -> StudyResult:
-        """Write the report to the folder and return what the study has found."""
+    def result(self, title: str, scale: str, **parts: Any) -> StudyResult:
+        """Write the report to the folder and return what the study has found; `parts`: the rest of `StudyResult`."""
         notes = tuple(dict.fromkeys(self.notes))
-        found = StudyResult(
-            title, self.out, scale, frames, sections, figures, notes, self.folder.seconds, methods, citation
-        )
+        found = StudyResult(title, self.out, scale, notes=notes, seconds=self.folder.seconds, **parts)
         found.save()
         return found

@@ -35,14 +35,6 @@ class Run(StudyRun[Tenney2019]):
     tasks: Mapping[str, Files]
 
 
-@dataclass(frozen=True)
-class Probed:
-    """The probes of one task on one store: their scores, and the folder that they are saved in."""
-
-    frame: pl.DataFrame
-    path: Path
-
-
 def run(given: Given[Tenney2019], data: Path) -> StudyResult:
     """Run the study on a folder of tasks, see `embstore.studies.reproduce`."""
     settings, models = given.settings, given.models
@@ -56,10 +48,10 @@ def run(given: Given[Tenney2019], data: Path) -> StudyResult:
         for task in tasks
     }
     frame = pl.concat(
-        each.frame.select(pl.lit(model).alias("model"), pl.lit(encoder).alias("encoder"), pl.all())
-        for (model, encoder, _), each in probed.items()
+        own.select(pl.lit(model).alias("model"), pl.lit(encoder).alias("encoder"), pl.all())
+        for (model, encoder, _), (own, _) in probed.items()
     )
-    saved = {model: {task: probed[model, "trained", task].path for task in tasks} for model in models}
+    saved = {model: {task: probed[model, "trained", task][1] for task in tasks} for model in models}
     first = next(iter(models))
     traces = draw_traces(run, stores[first]["trained"], saved[first])
     reversals = {model: count_reversals(run, model, stores[model]["trained"], saved[model]) for model in models}
@@ -87,8 +79,8 @@ def extract_one(run: Run, name: str, model: str, layers: str) -> Store:
     )
 
 
-def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> Probed:
-    """Train and score the probes of one task on one store, or return the stored scores."""
+def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> tuple[pl.DataFrame, Path]:
+    """Train and score the probes of one task on one store; returns their scores and where they are saved."""
     folder, files, trained = run.folder, run.tasks[task], encoder == "trained"
     name = f"{model}-{task}" + ("" if trained else f"-{encoder}")
     probe = run.settings.probe(run.device, trained=trained)
@@ -115,7 +107,7 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> P
     frame = folder.table(name, made_from, make, needs=path)
     if trained and notes.exists():
         run.notes.extend(notes.read_text(encoding="utf-8").splitlines())
-    return Probed(frame, path)
+    return frame, path
 
 
 def traced(run: Run, store: Store, saved: Mapping[str, Path], seed: int) -> Traces:
