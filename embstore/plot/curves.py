@@ -146,7 +146,7 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
 
 @drawn
 def code_lengths(summary: pl.DataFrame) -> Figure:
-    """Draw the code length of each layer (Voita & Titov 2020), a panel for each task, from `MdlResult.summary()`.
+    """Draw the code length of each layer (Voita & Titov 2020), a panel for each task, from `ProbeResult.summary()`.
 
     The band is one standard deviation over the seeds; the dashed line is the code by label frequencies.
     """
@@ -174,7 +174,7 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
 
 @drawn
 def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figure:
-    """Draw the scores of structural probes by layer, from `StructureResult.summary()`.
+    """Draw the scores of structural probes by layer, from `ProbeResult.summary()`.
 
     A panel for each metric and a line for each store, with a band of one standard deviation over the seeds; the
     baseline that links neighboring words is dashed. `split`: by default test, if it exists.

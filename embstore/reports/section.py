@@ -20,7 +20,7 @@ MIN_CONTEXTS = 5
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `words`: the columns that hold words or sentences of the corpus."""
+    """A table with what it shows."""
 
     frame: pl.DataFrame
     caption: str = ""
