@@ -136,6 +136,15 @@ def test_a_model_of_the_paper_is_recognised_by_its_size() -> None:
     assert report.paper_system(scores, "my glove") == "GloVe"
 
 
+def test_one_layer_is_not_compared_with_itself() -> None:
+    columns = {"system": ["m, layer 3", "glove"], "benchmark": ["SimLex"] * 2, "task": ["similarity"] * 2}
+    columns |= {"metric": ["spearman"] * 2, "value": [0.5, 0.4], "count": [900] * 2, "coverage": [1.0] * 2}
+    settings = Ethayarajh2019(vectors={"glove": "glove.txt"})
+    scores = report.Scores(settings, {}, {"shared": pl.DataFrame(columns)})
+    claims = report.static_findings(scores, "m")
+    assert claims == {"static vectors of a low layer beat glove": ("on 1 of 1 benchmarks", "yes")}
+
+
 def row(layer: int, shown: float, spread: float = 0.01) -> dict[str, Any]:
     return {"layer": layer, "shown": shown, "adjusted_low": shown - spread, "adjusted_high": shown + spread}
 

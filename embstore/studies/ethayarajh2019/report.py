@@ -293,7 +293,7 @@ def static_findings(scores: Scores, model: str) -> dict[str, tuple[str, str]]:
     own = [system for system in rows if system.rpartition(", layer ")[0] == model]
     others = [system for system in rows if system in scores.settings.vectors]
     lowest, highest = own[0], own[-1]
-    pairs = {"static vectors of a low layer beat those of the last": highest}
+    pairs = {"static vectors of a low layer beat those of the last": highest} if lowest != highest else {}
     pairs |= {f"static vectors of a low layer beat {other}": other for other in others}
     found = {}
     for claim, other in pairs.items():

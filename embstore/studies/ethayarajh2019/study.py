@@ -43,11 +43,8 @@ def run(given: Given[Ethayarajh2019], data: Path) -> StudyResult:
     benchmarks = () if settings.benchmarks is None else read_benchmarks(settings.benchmarks)
     run = Run.of(given, corpus=open_corpus(data), vectors=vectors, benchmarks=benchmarks)
     stores = {name: extract_step(run, name, run.corpus) for name in run.models}
-    measured = {name: measure(run, name, store) for name, store in stores.items()}
-    frames = {
-        "geometry": named(measured, "summary"),
-        "words": named(measured, "words"),
-    }
+    measured = [measure(run, name, store) for name, store in stores.items()]
+    frames = {table: pl.concat([each[table] for each in measured]) for table in ("geometry", "words")}
     if not benchmarks:
         run.notes.append("no benchmarks are given, so Table 1 is left out: --set benchmarks=FOLDER")
     else:
@@ -69,15 +66,8 @@ def words_of(store: Store) -> Selection:
     return store.select(where=pl.col("word").cast(pl.String).str.contains(r"\w"))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The geometry of one model: `summary` by layer, and `words`, the most and least context-specific of each layer."""
-
-    summary: pl.DataFrame
-    words: pl.DataFrame
-
-
-def measure(run: Run, name: str, store: Store) -> Measured:
+def measure(run: Run, name: str, store: Store) -> dict[str, pl.DataFrame]:
+    """Return the `geometry` of a model by layer, and `words`, the most and least context-specific of each layer."""
     settings = run.settings
     made_from = {"store": store.digest, "geometry": settings.measuring, "resamples": settings.resamples}
     table = run.folder.table(
@@ -99,15 +89,8 @@ def measure(run: Run, name: str, store: Store) -> Measured:
         pl.col("count").first(),
     )
     ranked = means.sort("value", "item")
-    return Measured(summary, pl.concat([*words, ranked], how="diagonal").select(ENDS))
-
-
-def named(measured: Mapping[str, Measured], part: str) -> pl.DataFrame:
-    """Join a frame of every model, named in the column `model`."""
-    parts: list[pl.DataFrame] = [
-        getattr(each, part).select(pl.lit(name).alias("model"), pl.all()) for name, each in measured.items()
-    ]
-    return pl.concat(parts)
+    found = {"geometry": summary, "words": pl.concat([*words, ranked], how="diagonal").select(ENDS)}
+    return {table: frame.select(pl.lit(name).alias("model"), pl.all()) for table, frame in found.items()}
 
 
 def evaluate_all(run: Run, stores: Mapping[str, Store]) -> dict[str, pl.DataFrame]:
