@@ -14,7 +14,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.reports.sections import SECTIONS, _senses
+from embstore.reports.sections import SECTIONS, _best_probe, _senses
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from tests.store_making import make_store
 
@@ -120,6 +120,15 @@ def test_every_section_is_computed_and_its_python_gives_its_numbers(report: Any,
 
 
 @pytest.mark.slow
+def test_the_layer_of_probes_is_chosen_on_dev() -> None:
+    """The highest of several test scores is too high; a control task may have no score."""
+    rows = [("dev", "a", 0, 0.9), ("dev", "a", 1, 0.8), ("test", "a", 0, 0.6), ("test", "a", 1, 0.7)]
+    rows += [("test", "control", 0, None), ("test", "control", 1, 0.1), ("dev", "control", 1, 0.99)]
+    summary = pl.DataFrame(rows, ["split", "task", "layer", "value"], orient="row")
+    summary = summary.with_columns(metric=pl.lit("f1"), item=pl.lit(""))
+    assert _best_probe(summary) == (0, 0.6, 0.0)
+
+
 def test_the_same_seed_gives_the_same_bytes(report: Any, store: Store, tmp_path: Path) -> None:
     again = es.report(store, progress=False)
     assert again.html == report.html
