@@ -219,6 +219,9 @@ def test_large_panels_with_legends_have_two_columns_on_paper() -> None:
     assert plot.attention_figure(made, style="paper").get_size_inches()[0] == pytest.approx(6.9)
     few = plot.attention_figure(made.filter(pl.col("metric") == "share"), style="paper")
     assert few.get_size_inches()[0] == pytest.approx(3.35)
+    alone = made.filter(pl.col("metric") == "share").with_columns(item=pl.lit("sep_to_sep"))
+    [axis] = plot.attention_figure(alone).axes
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["sep_to_sep"]
 
 
 def test_attention_of_a_sentence_fits_a_column() -> None:

@@ -62,23 +62,22 @@ def _rows(frame: pl.DataFrame, metric: str, item: str | None = None) -> pl.DataF
     return part if item is None else part.filter(pl.col("item") == item)
 
 
-def _means(part: pl.DataFrame) -> tuple[list[int], NDArray[np.float64]]:
-    layers = sorted(part["layer"].unique().to_list())
-    of_layer, values = part["layer"].to_numpy(), floats(part, "value")
-    return layers, np.array([values[of_layer == layer].mean() for layer in layers])
+def _means(part: pl.DataFrame, by: str = "layer") -> tuple[list[int], NDArray[np.float64]]:
+    names = sorted(part[by].unique().to_list())
+    of_name, values = part[by].to_numpy(), floats(part, "value")
+    return names, np.array([values[of_name == name].mean() for name in names])
 
 
 def _draw_shares(axis: Any, frame: pl.DataFrame) -> None:
     part = _rows(frame, "share")
-    for number, item in enumerate(item for item in SHARES if item in part["item"]):
+    shown = [item for item in SHARES if item in part["item"]] or part["item"].unique(maintain_order=True).to_list()
+    for number, item in enumerate(shown):
         rows = _rows(frame, "share", item)
         layers, means = _means(rows)
-        color, marker = look(number)["color"], look(number)["marker"]
         spread = np.linspace(-0.25, 0.25, 12)[rows["head"].to_numpy() % 12]
-        axis.scatter(
-            rows["layer"].to_numpy() + spread, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0
-        )
-        axis.plot(layers, means, color=color, marker=marker, markersize=4, linewidth=1.4, label=item)
+        x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
+        axis.scatter(x, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0)
+        axis.plot(layers, means, markersize=4, linewidth=1.4, label=item, **look(number))
     style(axis, title="Where attention goes: heads and their mean", x="layer", y="share of attention", layers=layers)
     axis.legend(frameon=False, fontsize=7, ncols=2)
 
@@ -103,19 +102,14 @@ def _draw_distance(axis: Any, frame: pl.DataFrame) -> None:
     part = _rows(frame, "distance")
     colors = _layer_colors(sorted(part["layer"].unique().to_list()))
     for layer, color in colors.items():
-        axis.plot(*_by_offset(part, layer), color=color, linewidth=1.3, label=f"layer {layer}")
+        axis.plot(
+            *_means(part.filter(part["layer"] == layer), "offset"), color=color, linewidth=1.3, label=f"layer {layer}"
+        )
     style(
         axis, title="Attention by distance (mean of heads)", x="positions to the attended subword", y="mean attention"
     )
     axis.set_yscale("log")
     axis.legend(frameon=False, fontsize=6, ncols=2)
-
-
-def _by_offset(part: pl.DataFrame, layer: int) -> tuple[list[int], NDArray[np.float64]]:
-    rows = part.filter(part["layer"] == layer)
-    offsets = sorted(rows["offset"].unique().to_list())
-    of_offset, values = rows["offset"].to_numpy(), floats(rows, "value")
-    return offsets, np.array([values[of_offset == offset].mean() for offset in offsets])
 
 
 def _draw_importance(axis: Any, frame: pl.DataFrame) -> None:
@@ -209,6 +203,9 @@ def sentence_figure(attention: SentenceAttention) -> Figure:
     length, n_heads = len(subwords), len(attention.heads)
     size = (2.9, max(1.8, 0.19 * length + 0.5))
     figure, axes = panels(len(attention.layers), columns=4, size=size, margin=(0.3, 0.6))
+    from matplotlib.collections import LineCollection
+    from matplotlib.lines import Line2D
+
     colors = [colormap("tab20")(number % 20) for number in range(n_heads)]
     fontsize = 8 if length <= 40 else 5
     for number, axis in enumerate(axes.flat[: len(attention.layers)]):
@@ -216,7 +213,7 @@ def sentence_figure(attention: SentenceAttention) -> Figure:
         for head, query, key in np.argwhere(attention.values[number] >= LEAST_WEIGHT).tolist():
             lines.append([(0, query), (1, key)])
             strengths.append((*colors[head][:3], float(attention.values[number, head, query, key])))
-        _add_lines(axis, lines, strengths)
+        axis.add_collection(LineCollection(lines, colors=strengths, linewidths=1.1))
         for place, text in enumerate(subwords):
             axis.text(-0.04, place, text, ha="right", va="center", fontsize=fontsize)
             axis.text(1.04, place, text, ha="left", va="center", fontsize=fontsize)
@@ -224,21 +221,8 @@ def sentence_figure(attention: SentenceAttention) -> Figure:
         axis.set_title(f"layer {attention.layers[number]}", fontsize=10)
         axis.spines[:].set_visible(False)
     figure.suptitle("Attention from each subword (left) to others (right)", fontsize=12)
-    _add_key(figure, colors, attention.heads)
-    return figure  # type: ignore[no-any-return]
-
-
-def _add_lines(axis: Any, lines: list[Any], colors: list[Any]) -> None:
-    from matplotlib.collections import LineCollection
-
-    axis.add_collection(LineCollection(lines, colors=colors, linewidths=1.1))
-
-
-def _add_key(figure: Any, colors: list[Any], heads: tuple[int, ...]) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=color, linewidth=3, label=str(head)) for color, head in zip(colors, heads, strict=True)
-    ]
-    columns = min(len(heads), 4 if on_paper() else 12)
+    heads = zip(attention.heads, colors, strict=True)
+    handles = [Line2D([], [], color=color, linewidth=3, label=str(head)) for head, color in heads]
+    columns = min(n_heads, 4 if on_paper() else 12)
     figure.legend(handles=handles, title="head", loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    return figure  # type: ignore[no-any-return]
