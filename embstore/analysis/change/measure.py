@@ -18,6 +18,7 @@ from embstore.analysis.change.sums import JSD, METRICS, TESTED, TWO_SIDED, measu
 from embstore.analysis.change.testing import ChangeTests, Drawn, Tested, draw, each_word, tested
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.labels import LabelledOccurrences
+from embstore.analysis.scan import Counter
 from embstore.analysis.words import MEMORY
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice
@@ -203,14 +204,8 @@ def _scan(
 ) -> tuple[dict[int, dict[str, NDArray[np.float64]]], dict[int, NDArray[np.float64]]]:
     """The measures of all words by layer, and the centers of both sides."""
     values: dict[int, dict[str, list[NDArray[np.float64]]]] = {layer: {} for layer in compared.layers}
-    centers, done = {}, 0
-
-    def progress(count: int) -> None:
-        nonlocal done
-        done += count
-        report(done)
-
-    for layer, _, sums, center in scan_sums(compared, memory, threads=threads, progress=progress):
+    centers = {}
+    for layer, _, sums, center in scan_sums(compared, memory, threads=threads, progress=Counter(report).add):
         centers[layer] = center
         for name, each in measures_of_sums(sums, center, 0, 1).items():
             values[layer].setdefault(name, []).append(each)
@@ -227,12 +222,7 @@ def _test(
     report: Any,
 ) -> dict[int, list[Tested]]:
     """Test every word at every layer."""
-    done = 0
-
-    def progress(count: int) -> None:
-        nonlocal done
-        done += count
-        report(done)
+    progress = Counter(report).add
 
     def test(number: int, *, layer: int) -> Tested:
         drawn = draw(compared, number, layer, tests, clustered=JSD in metrics)

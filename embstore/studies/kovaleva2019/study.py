@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,15 +153,9 @@ def tables_of(run: Run, task: str, tuned: FineTuned) -> dict[str, pl.DataFrame]:
 
 def dev_sentences(task: str, path: Path) -> Corpus:
     """Return the sentences of labeled data; those of a pair one by one, split at spaces."""
-
-    def words() -> Iterator[Sentence]:
-        for item in read_items(TASKS[task], path):
-            if isinstance(item, LabeledText):
-                yield from (Sentence(text.split()) for text in item.texts)
-            else:
-                yield Sentence(item.words)
-
-    return open_corpus(list(words()))
+    items = read_items(TASKS[task], path)
+    words = ([text.split() for text in each.texts] if isinstance(each, LabeledText) else [each.words] for each in items)
+    return open_corpus([Sentence(each) for own in words for each in own])
 
 
 def unlearned(files: Mapping[str, Mapping[str, Path]], tuned: Mapping[str, FineTuned]) -> list[str]:
