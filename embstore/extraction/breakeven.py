@@ -26,6 +26,8 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.writer import remove_store
 
 PARTS, PART_SENTENCES = 3, 100  # the latter at least
+FEW_SENTENCES = 8  # whose seconds are those of any store, however small
+LEAST = 0.1  # of the seconds of a part, what is left without those
 PAGE = 4096
 
 
@@ -44,18 +46,22 @@ def bench_breakeven(
 
     They are stored in `folder`, a folder or the URL of a bucket, read from there after they have left the memory of the
     system, and computed again as a virtual store on a disk does; all is removed. Three parts of the sentences are
-    measured one after the other, which says how much the figures vary. The other arguments are those of `plan`.
+    measured one after the other, which says how much the figures vary. What any store takes, however small, is measured
+    with a few sentences and left out, as it counts little for a large one. The other arguments are those of `plan`.
     """
     check_whole("sentences", sentences, 1)
     some = list(islice(open_corpus(corpus), sentences))
     is_remote = folder is not None and "://" in str(folder)
     count = PARTS if len(some) >= PARTS * PART_SENTENCES else 1
+    parts = [some[number::count] for number in range(count)]
+    if len(some) >= PART_SENTENCES:
+        parts.insert(0, some[:: len(some) // FEW_SENTENCES])
     found: list[BreakEven] = []
-    for number in range(count):
+    for part in parts:
         with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=None if is_remote else folder) as temporary:
             path = parse_location(f"{folder}/{uuid.uuid4().hex}.zarr" if is_remote else Path(temporary) / "full.zarr")
             made = plan(
-                some[number::count],
+                part,
                 model=model,
                 options=options,
                 device=device,
@@ -65,7 +71,20 @@ def bench_breakeven(
             )
             model = made.encoder
             found.append(_measured(made, path, Path(temporary)))
-    return BreakEven.of(found)
+    return BreakEven.of(found if len(found) == count else [_beyond(found[0], part) for part in found[1:]])
+
+
+def _beyond(few: BreakEven, part: BreakEven) -> BreakEven:
+    """Return what a part takes without what even a few words do."""
+    seconds = [
+        max(one - other, LEAST * one) * part.n_rows / max(1, part.n_rows - few.n_rows)
+        for one, other in (
+            (part.compute_seconds, few.compute_seconds),
+            (part.read_seconds, few.read_seconds),
+            (part.store_seconds, few.store_seconds),
+        )
+    ]
+    return BreakEven(part.n_rows, part.nbytes, *seconds)
 
 
 def _measured(made: Plan, path: Path | ObjectPath, folder: Path) -> BreakEven:

@@ -53,6 +53,8 @@ DISK_SHARE = 0.05  # of what is stored, at most a small shard
 UNDETERMINED = 1.5  # the largest of the passes of parts over the least
 CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
 MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
+SMALL_SHARE = 0.03
+FEW_POSITIONS = 1024  # that a calibration has at least, where they are at most SMALL_SHARE of the extraction
 
 
 @dataclass(frozen=True)
@@ -364,7 +366,8 @@ def calibrated_rate(
     from embstore.extraction.cast import TORCH_DTYPE
 
     stored = TORCH_DTYPE[options.dtype]
-    size = min(text.batch_subwords, int(CALIBRATION_SHARE * positions) // CALIBRATION_BATCHES)
+    share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
+    size = min(text.batch_subwords, int(share) // CALIBRATION_BATCHES)
     chosen = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=size)
     lengths = np.diff(chosen.sentence_bounds)
     sentences = np.flatnonzero(lengths)

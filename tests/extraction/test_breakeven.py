@@ -11,6 +11,7 @@ import pytest
 
 import embstore as es
 from embstore.extraction import estimate
+from embstore.extraction.breakeven import _beyond
 from embstore.extraction.estimate import BreakEven, disk_rates
 from tests.models import tiny
 
@@ -45,6 +46,9 @@ def test_parts_say_how_far_they_are_apart() -> None:
     assert (found.n_rows, found.nbytes, found.store_seconds) == (3000, 3 * 10**9, 12)
     assert (found.passes, found.passes_between) == (1, (4 / 4.5, 4 / 3.5))
     assert "after 1 pass (0.89 to 1.1 in its parts): a pass" in found.verdict
+    few = BreakEven(100, 10**8, 0.6, 0.05, 3.9)
+    beyond = _beyond(few, parts[0])
+    assert (beyond.compute_seconds, beyond.store_seconds) == pytest.approx((4.4 / 0.9, 0.4 / 0.9))
     apart = BreakEven.of([*parts, BreakEven(1000, 10**9, 2.0, 1.0, 4.0)])
     assert "(undetermined: 0.89 to 4 in its parts)" in apart.verdict
 

@@ -44,7 +44,7 @@ def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
     plan = es.plan(sentences(count), model=encoder, options=es.ExtractionOptions(batch_subwords=2048), progress=False)
     (run,) = encoder.runs
     positions = plan.n_subwords + plan.n_sentences * encoder.n_specials
-    assert 0.005 < (run.sum() + len(run) * encoder.n_specials) / positions < 0.03
+    assert 0.005 < (run.sum() + len(run) * encoder.n_specials) / positions < 0.045
     assert run.max() > 1.5 * run.min()  # short sentences and long ones
     assert plan.estimate.seconds is not None
     assert plan.estimate.subwords_per_second is not None
