@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import RLock
@@ -124,6 +124,10 @@ class Database:
             import pyarrow  # noqa: F401
         except ImportError as error:
             raise MissingPackageError(f'SQL needs duckdb and pyarrow: pip install "embstore[sql]" ({error})') from error
+        _require_distinct(stores, "names of stores", "rename one")
+        for store in stores.values():
+            columns = [*store.select(rows=[]).table().columns, *(f"h{layer}" for layer in store.layers)]
+            _require_distinct(columns, f"columns of {store.path}", "rename the label or field, or use select")
         self.stores = dict(stores)
         self.vectors = Vectors()
         self.memory: int | None = None
@@ -140,6 +144,13 @@ class Database:
         self._slots: dict[tuple[str, str], int] = {}
         options = {"python_enable_replacements": False, "autoinstall_known_extensions": False}
         self._connection = duckdb.connect(config={**options, "autoload_known_extensions": False})
+        for name in stores:
+            try:
+                self._connection.execute(f"create schema if not exists {name}; create view {name}.labels as select 1")
+                self._connection.execute(f"drop view {name}.labels")
+            except duckdb.Error:
+                self.close()
+                raise InvalidValueError(f"{name!r} cannot be the name of a schema in DuckDB: choose another") from None
         self._relation = lru_cache(TEXTS // 10)(self._connection.sql)  # its text is planned again at each run
         found = self._rows("select current_setting('memory_limit'), current_setting('threads')")
         ((self._memory, self._threads),) = found
@@ -183,7 +194,6 @@ class Database:
             "types": f"select word, count(*) as count from {schema}.occurrences group by word",
             "labels": " union all ".join(labels),
         }.items():
-            self._connection.execute(f"create schema if not exists {schema}")
             self._connection.execute(f"create view {schema}.{view} as {text}")
         vector = f"_es_vector_{store.hidden_size}(0)"  # so that DuckDB knows the name when it looks for an error
         self._connection.execute(f"create macro {schema}.vec(what) as {vector}, (what, layer) as {vector}")
@@ -462,6 +472,15 @@ class _Some:
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         return self._table.__arrow_c_stream__(requested_schema)
+
+
+def _require_distinct(names: Iterable[str], what: str, hint: str) -> None:
+    """Raise InvalidValueError for names that are one in SQL, which does not distinguish case."""
+    known: dict[str, str] = {}
+    for name in names:
+        if name.lower() in known:
+            raise InvalidValueError(f"the {what} {known[name.lower()]!r} and {name!r} are one in SQL: {hint}")
+        known[name.lower()] = name
 
 
 def _name(column: str) -> str:

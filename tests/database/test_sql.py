@@ -244,6 +244,22 @@ def test_groups_without_a_vector_have_none(made: Made, pushdown: bool) -> None:
             es.sql(made.store, f"select {call} from occurrences", pushdown=pushdown)
 
 
+@pytest.mark.parametrize("name", ["select", "temp", "pg_catalog"])
+def test_names_of_schemas_that_are_taken(made: Made, name: str) -> None:
+    with pytest.raises(InvalidValueError, match=f"'{name}' cannot be the name of a schema in DuckDB: choose"):
+        es.sql({name: made.store}, "select 1")
+
+
+def test_names_that_are_one_in_sql_are_refused(made: Made) -> None:
+    """The labels of the one would be answered for the other, or the labels for vectors."""
+    with pytest.raises(InvalidValueError, match=r"^the names of stores 'a' and 'A' are one in SQL: rename one$"):
+        es.sql({"a": made.store, "A": made.store}, "select 1")
+    for label, other in (("Word", "word"), ("UPOS", "upos"), ("h5", "h5")):
+        store = made.store.with_labels(label, ["x"] * made.store.n_rows)
+        with pytest.raises(InvalidValueError, match=rf"'({other}' and '{label}|{label}' and '{other})' are one in SQL"):
+            es.sql(store, "select count(*) from occurrences")
+
+
 def test_tables(made: Made) -> None:
     store = made.store
     rows = es.sql(store, "select * exclude (h0, h2, h5) from occurrences order by occurrence")
