@@ -22,7 +22,7 @@ from embstore.store.labels import columns, files
 from embstore.store.storage.lock import ProcessLock
 from tests.store.example import SUFFIXES
 from tests.store.memory_bucket import URL, MemoryBucket
-from tests.store_making import Made, make_store
+from tests.store_making import Made, make_store, make_text_store
 
 TONES = ["sad", None, "glad", "évident"]
 
@@ -97,6 +97,17 @@ def test_every_key_labels_the_rows_it_names(made: Made, on: str, batch: int, mon
     labels = part.with_labels(given, on=on).store.index.labels["mark"]
     assert set(np.flatnonzero(labels.codes >= 0).tolist()) <= {4, 9, 30}
     assert labels.codes[4] == 0
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t")])
+def test_digits_of_a_text_file_are_text(tmp_path: Path, suffix: str, separator: str) -> None:
+    store = make_text_store(tmp_path / "s.zarr", [["007", "1.50", "1e3", "x"]])
+    path = tmp_path / f"tags{suffix}"
+    lines = [("word", "sense", "n"), ("007", "01", "1"), ("1.50", "002", ""), ("1e3", "01", "-0")]
+    path.write_text("".join(separator.join(line) + "\n" for line in lines))
+    table = store.with_labels(path, on="word").table()
+    assert table["sense"].to_list() == ["01", "002", "01", None]
+    assert table["n"].to_list() == ["1", None, "-0", None]
 
 
 def test_labels_of_rows_that_are_not_there_name_the_first(made: Made, tmp_path: Path) -> None:

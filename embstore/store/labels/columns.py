@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ KEYS = (
     *(("sentence",), ("source",), ("document",), ("word",)),
 )
 BATCH_ROWS = 1 << 18
-_READERS: dict[str, Callable[[Path], pl.LazyFrame]] = {
-    ".csv": lambda path: pl.scan_csv(path, infer_schema_length=None),
-    ".tsv": lambda path: pl.scan_csv(path, separator="\t", infer_schema_length=None, quote_char=None),
+_READERS: dict[str, Callable[..., pl.LazyFrame]] = {
+    ".csv": partial(pl.scan_csv, infer_schema_length=None),
+    ".tsv": partial(pl.scan_csv, separator="\t", infer_schema_length=None, quote_char=None),
     ".jsonl": lambda path: pl.scan_ndjson(path, infer_schema_length=None),
     ".parquet": pl.scan_parquet,
 }
@@ -137,7 +138,11 @@ def _frame(given: Any) -> tuple[pl.LazyFrame, str]:
             raise InvalidValueError(f"{path} cannot be read: {error.strerror or error}") from None
         try:
             frame = _READERS[path.suffix](path)
-            frame.collect_schema()
+            kinds = frame.collect_schema()
+            if path.suffix in (".csv", ".tsv"):  # there 007 is a label or a word, and not the number 7
+                whole = {name for name, kind in kinds.items() if kind.is_integer()} - {*COLUMNS}
+                texts = whole | ({"word"} & {*kinds})
+                frame = _READERS[path.suffix](path, schema_overrides=dict.fromkeys(texts, pl.String))
             return frame, str(path)
         except (pl.exceptions.PolarsError, UnicodeDecodeError, OSError) as error:
             raise InvalidValueError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from error
