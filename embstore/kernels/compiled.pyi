@@ -102,6 +102,8 @@ class Candidates:
         groups: NDArray[np.uint8],
         first: int,
         n: int,
+        segment: int,
+        offsets: NDArray[np.uint16],
         norms: NDArray[np.float32],
         allowed: NDArray[np.uint8] | None,
         weights: NDArray[np.int8],
@@ -121,6 +123,8 @@ class Candidates:
         levels: Sequence[NDArray[np.uint8]],
         first: int,
         n: int,
+        segment: int,
+        offsets: NDArray[np.uint16],
         norms: NDArray[np.float32],
         weights: NDArray[np.int8],
         terms: NDArray[np.uint8],
@@ -131,7 +135,7 @@ class Candidates:
         """Add the rows whose bound is above the limit of a query, also by further levels, each [group, byte].
 
         `weights` and `terms` are by level and query; of one level where there are none. Changes values and bounds.
-        Returns how many groups were read; filled[q] is -1 where the rows may not fit.
+        Returns how many groups were read. Raises ValueError where all rows might not fit.
         """
 
     def refine(

@@ -73,7 +73,8 @@ cdef extern from "kernels.h" nogil:
     ctypedef struct sketch_terms_t:
         int offset
     ctypedef struct sketch_block_t:
-        int64_t n, first, stride
+        int64_t n, first, stride, segment
+        const uint16_t *offsets
     void scan_sketch(
         const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
         const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds
@@ -315,6 +316,8 @@ cdef class Candidates:
         const uint8_t[:, ::1] groups,
         int64_t first,
         int64_t n,
+        int64_t segment,
+        const uint16_t[::1] offsets,
         const float[::1] norms,
         const uint8_t[::1] allowed,
         const int8_t[:, ::1] weights,
@@ -322,7 +325,7 @@ cdef class Candidates:
         float[:, :] values,
         float[:, :] bounds,
     ):
-        cdef sketch_block_t block = self._block(first, n, norms, values, bounds)
+        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, values, bounds)
         self._check_terms(1, weights.shape[0], weights.shape[1], terms)
         self._check_groups(groups, n)
         if allowed is not None and allowed.shape[0] != n:
@@ -339,6 +342,8 @@ cdef class Candidates:
         levels,
         int64_t first,
         int64_t n,
+        int64_t segment,
+        const uint16_t[::1] offsets,
         const float[::1] norms,
         const int8_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
@@ -350,7 +355,7 @@ cdef class Candidates:
         cdef int level, n_levels = len(levels)
         cdef const uint8_t *starts[16]
         cdef const uint8_t[:, ::1] groups
-        cdef sketch_block_t block = self._block(first, n, norms, values, bounds)
+        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, values, bounds)
         if limits.shape[0] != self._search.n_queries or n_levels > 16:
             raise ValueError("the limits are not those of the queries, or there are too many levels")
         self._check_terms(max(1, n_levels), weights.shape[0], weights.shape[1], terms)
@@ -393,19 +398,27 @@ cdef class Candidates:
         return n_damaged
 
     cdef sketch_block_t _block(
-        self, int64_t first, int64_t n, const float[::1] norms, float[:, :] values, float[:, :] bounds
+        self,
+        int64_t first,
+        int64_t n,
+        int64_t segment,
+        const uint16_t[::1] offsets,
+        const float[::1] norms,
+        float[:, :] values,
+        float[:, :] bounds,
     ) except *:
         cdef sketch_block_t block
         cdef int64_t padded = (n + SKETCH_GROUP - 1) // SKETCH_GROUP * SKETCH_GROUP, n_queries = self._search.n_queries
-        if norms.shape[0] != padded:
-            raise ValueError("the norms are not those of the rows")
+        if (norms.shape[0], offsets.shape[0]) != (padded, padded) or segment <= 0:
+            raise ValueError("the norms or offsets are not those of the rows")
         if (values.shape[0], values.shape[1]) != (n_queries, padded) or values.strides[1] != 4:
             raise ValueError("the values are not those of the queries and rows")
         if (bounds.shape[0], bounds.shape[1]) != (n_queries, padded) or bounds.strides[1] != 4:
             raise ValueError("the bounds are not those of the queries and rows")
         if values.strides[0] != bounds.strides[0]:
             raise ValueError("values and bounds are not laid out in the same way")
-        block.n, block.first, block.stride = n, first, values.strides[0] // 4
+        block.n, block.first, block.stride, block.segment = n, first, values.strides[0] // 4, segment
+        block.offsets = &offsets[0] if padded else NULL
         return block
 
     cdef _check_groups(self, const uint8_t[:, ::1] groups, int64_t n):

@@ -103,10 +103,11 @@ typedef struct {
     int32_t offset, divides;
 } sketch_terms_t;
 
-/* Rows `first`, first + 1, ... of a sketch, and how far apart the values and bounds of two queries are. Norms, values and
-   bounds are up to a whole group. */
+/* Positions `first`, first + 1, ... of a sketch, their rows in the segment, and how far apart the values and bounds of two
+   queries are. Norms, values and bounds are up to a whole group. Candidates are positions. */
 typedef struct {
-    int64_t n, first, stride;
+    int64_t n, first, stride, segment;
+    const uint16_t *offsets;
 } sketch_block_t;
 
 /* Set the values and bounds of all rows by the first level; a row that is not `allowed` (NULL: all are) has an infinitely

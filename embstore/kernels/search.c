@@ -127,11 +127,15 @@ static int64_t keep_best(float *scores, int64_t *rows, int64_t count, int64_t n_
     return n_best;
 }
 
-static void add_candidate(const search_t *search, int64_t query, int64_t row, float score) {
+static int is_excluded(const search_t *search, int64_t query, int64_t row) {
     for (int64_t group = 0; group < search->n_groups; group++) {
         int64_t own = search->query_groups[group * search->n_queries + query];
-        if (own >= 0 && search->row_groups[group][row] == own) return;
+        if (own >= 0 && search->row_groups[group][row] == own) return 1;
     }
+    return 0;
+}
+
+static void keep_candidate(const search_t *search, int64_t query, int64_t row, float score) {
     const int64_t n_best = search->n_best, capacity = search->capacity;
     float *scores = search->scores + query * capacity;
     int64_t *rows = search->rows + query * capacity, filled = search->filled[query];
@@ -142,6 +146,16 @@ static void add_candidate(const search_t *search, int64_t query, int64_t row, fl
         filled = keep_best(scores, rows, filled, n_best, n_best + more, search->least + query);
     }
     search->filled[query] = filled;
+}
+
+static void add_candidate(const search_t *search, int64_t query, int64_t row, float score) {
+    if (!is_excluded(search, query, row)) keep_candidate(search, query, row, score);
+}
+
+/* Add number i of a block of a sketch by its position, unless its row is excluded. */
+static void add_position(const search_t *search, const sketch_block_t *block, int64_t query, int64_t i, float score) {
+    const int64_t position = block->first + i, row = position - position % block->segment + block->offsets[i];
+    if (!is_excluded(search, query, row)) keep_candidate(search, query, position, score);
 }
 
 /* A stored row; its scale is of CODES. */

@@ -118,7 +118,7 @@ INLINE TARGET void NAME(scan_group)(
         uint32_t above = NAME(open_rows)(likely, likely, 0, least);
         for (; above; above &= above - 1) {
             const int i = FIRST_BIT(above);
-            if (likely[i] > search->least[query]) add_candidate(search, query, block->first + start + i, likely[i]);
+            if (likely[i] > search->least[query]) add_position(search, block, query, start + i, likely[i]);
         }
     }
 }
@@ -191,7 +191,7 @@ TARGET static int64_t NAME(choose_sketch)(
                 for (; open; open &= open - 1) {
                     const int64_t row = at + FIRST_BIT(open);
                     const float value = values[row] - (divides ? limit * norms[row] : limit);
-                    add_candidate(search, query, block->first + row, value);
+                    add_position(search, block, query, row, value);
                 }
             }
         }

@@ -39,6 +39,9 @@ def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in few.items():
         monkeypatch.setattr(sketch, name, value)
     monkeypatch.setattr(sketch_codes.Codes, "part_rows", 128)
+    monkeypatch.setattr(sketch_codes, "CLUSTER_ROWS", 32)
+    for module in (sketch, sketch_codes):
+        monkeypatch.setattr(module, "SEGMENT", 256)
 
 
 def clouds(seed: int) -> dict[str, np.ndarray]:
@@ -137,9 +140,10 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
         one.best = exact.Hits(np.array([[n]]), score)
         one.limits = one._limits()
         values = np.empty((2, 1, -(-(n + 1) // 16) * 16), np.float32)
-        part = sketch._Part(0, n + 1, made.codes.norms(False, 0, n + 1))
+        part = sketch._Part(0, n + 1, made.codes.offsets(0, n + 1), made.codes.norms(False, 0, n + 1))
+        at = int(np.flatnonzero(made.codes.rows_at(np.arange(n + 1)) == row)[0])
         one.scan(exact.Found(search, one.packed, search.least_of(np.array([np.inf])), 9), values, part)
-        values[1, 0, np.arange(values.shape[2]) != row] = -np.inf
+        values[1, 0, np.arange(values.shape[2]) != at] = -np.inf
         near = exact.Found(search, one.packed, one.least(), n + 100)
         one.choose(near, values, part)
         one.refine(near)
@@ -320,15 +324,22 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("part", ["norms", "centered norms", "level 0", "level 2", "level 3", "level 4", "checks"])
+@pytest.mark.parametrize(
+    "part", ["norms", "centered norms", "rows", "level 0", "level 2", "level 3", "level 4", "checks"]
+)
 @pytest.mark.quick(2)
 def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> None:
     vectors = np.random.default_rng(11).normal(size=(500, 300)).astype(np.float32)
     made, path = sketched(vectors, tmp_path / "sketch"), tmp_path / "sketch"
     codes, layout = made.codes, made.layout
-    places = {"norms": 4 * 77, "centered norms": layout.streamed_at(1) + 2, "checks": layout.nbytes - 1}
+    places = {
+        "norms": 4 * 77,
+        "rows": layout.streamed_at(2) + 99,
+        "centered norms": layout.streamed_at(1) + 2,
+        "checks": layout.nbytes - 1,
+    }
     number = int(part[-1]) if part.startswith("level") else 0
-    streamed = layout.streamed_at(2 + min(2, number)) + 200 * 38 + 5
+    streamed = layout.streamed_at(3 + min(2, number)) + 200 * 38 + 5
     flip(path, places.get(part, streamed if number < 3 else layout.records_at(number) + 200 * 40 + 33))
     damaged = Sketch(made.rotation, MappedCodes(path, layout), layout, made.longest, made.vector_nbytes)
     queries = vectors[198:203] + vectors.mean(0)

@@ -25,6 +25,7 @@ from embstore.analysis.neighbors.sketch_codes import (
     GROUPED,
     LEVEL,
     RECORD_NBYTES,
+    SEGMENT,
     SLACK,
     Sketch,
 )
@@ -92,10 +93,11 @@ def sketch_search(search: Search, sketch: Sketch) -> SketchHits:
 
 
 class _Part(NamedTuple):
-    """Rows that are read together, and their norms, to a whole group."""
+    """Positions that are read together; their rows in the segment, and norms, to a whole group."""
 
     first: int
     stop: int
+    offsets: NDArray[np.uint16]
     norms: NDArray[np.float32]
 
 
@@ -163,7 +165,8 @@ class _SketchSearch:
 
     def run(self) -> SketchHits:
         search, rows = self.search, self.search.rows
-        start, last = int(rows[0]) // GROUP * GROUP, int(rows[-1]) + 1
+        start, last = int(rows[0]) // SEGMENT * SEGMENT, -(-(int(rows[-1]) + 1) // SEGMENT) * SEGMENT
+        last = min(last, search.vectors.count)
         even = -(-(last - start) // (GROUP * search.threads)) * GROUP
         most = min(self.sketch.codes.part_rows, PART_SCORES // len(search.queries))
         size = max(LEAST_ROWS, min(most, even))
@@ -189,7 +192,8 @@ class _SketchSearch:
                 first, stop = next(parts, (0, 0))
             if not stop or not self.active.any():
                 break
-            part = _Part(first, stop, self.sketch.codes.norms(self.centered, first, stop))
+            codes = self.sketch.codes
+            part = _Part(first, stop, codes.offsets(first, stop), codes.norms(self.centered, first, stop))
             own = values[..., : len(part.norms)]
             self.scan(likely, own, part)
             if not number & (number + 1) and likely.filled.any():  # of 1, 1, 2, 4 ... parts
@@ -203,28 +207,37 @@ class _SketchSearch:
 
     def scan(self, likely: Found, values: NDArray[np.float32], part: _Part) -> None:
         """Set values and bounds [2, q, row] of rows by the first level, and add the likely ones."""
-        (first, stop, norms), rows, allowed = part, self.search.rows, None
-        if not isinstance(rows, range):
-            allowed = np.zeros(stop - first, np.uint8)
-            allowed[rows[slice(*np.searchsorted(rows, (first, stop)))] - first] = 1
-        elif rows.start > first:
-            allowed = (np.arange(first, stop) >= rows.start).astype(np.uint8)
-        groups = self.sketch.codes.groups(0, first, stop)
-        given = self.weights[0], self.packed_terms[0], *values
-        likely.kernel.scan(groups, first, stop - first, norms, allowed, *given)
+        first, stop, offsets, norms = part
+        groups, allowed = self.sketch.codes.groups(0, first, stop), self.allowed(first, stop)
+        given = norms, allowed, self.weights[0], self.packed_terms[0], values[0], values[1]
+        likely.kernel.scan(groups, first, stop - first, SEGMENT, offsets, *given)
+        reads_rows = allowed is not None or self.search.exclude
         with self.lock:
-            self.nbytes += groups.nbytes + norms.nbytes
+            self.nbytes += groups.nbytes + norms.nbytes + (offsets.nbytes if reads_rows else 0)
+
+    def allowed(self, first: int, stop: int) -> NDArray[np.uint8] | None:
+        """Whether the rows at positions are candidates; None where all are."""
+        rows, base = self.search.rows, first // SEGMENT * SEGMENT
+        end = min(-(-stop // SEGMENT) * SEGMENT, self.search.vectors.count)
+        if isinstance(rows, range) and rows.start <= base and end <= rows.stop:
+            return None
+        held = np.zeros(end - base, np.uint8)
+        if isinstance(rows, range):
+            held[max(0, rows.start - base) : max(0, rows.stop - base)] = 1
+        else:
+            held[rows[slice(*np.searchsorted(rows, (base, end)))] - base] = 1
+        return held[self.sketch.codes.rows_at(np.arange(first, stop)) - base]
 
     def choose(self, near: Found, values: NDArray[np.float32], part: _Part) -> None:
         """Add the rows that may be among the nearest by their values and bounds [2, q, row] and the first levels."""
-        (first, stop, norms), limits, before = part, self.limits, near.filled.copy()
+        (first, stop, offsets, norms), limits, before = part, self.limits, near.filled.copy()
         search, codes = self.search, self.sketch.codes
         near.least[:] = self.least()
         scale = norms if search.space.metric == "cosine" else np.float32(1)
         wanted = partial(_open_groups, values[1], limits, scale, self.active)
         groups = [codes.groups(level, first, stop, wanted) for level in self.further]
         given = norms, *self.grouped, values[0], values[1], limits
-        n_read = near.kernel.choose(groups, first, stop - first, *given)
+        n_read = near.kernel.choose(groups, first, stop - first, SEGMENT, offsets, *given)
         with self.lock:
             self.nbytes += min(n_read, len(norms) // GROUP * len(groups)) * GROUP_NBYTES
             self.n_read += stop - first
@@ -256,8 +269,9 @@ class _SketchSearch:
         self.score(new)
 
     def score(self, new: NDArray[np.int64]) -> None:
-        """Score rows [q, c] (-1 for none) in float64; those that are already among the best are left out."""
+        """Score rows by their positions [q, c] (-1 for none) in float64, but those that are among the best already."""
         search, best = self.search, self.best
+        new[new >= 0] = self.sketch.codes.rows_at(new[new >= 0])
         if new.size * search.k <= FEW_PAIRS:
             new[(new[:, :, None] == best.rows[:, None]).any(2)] = -1
         else:

@@ -2,14 +2,15 @@
 
 A sketch holds the vectors minus their mean, rotated to principal components, in levels of 64 components. A level has 4
 bits of each, the scale of the row, and two lengths that are never too small: of the error of these codes, and of the
-components of all further levels. By the Cauchy-Schwarz inequality they bound any product with a query. What is read is
+components of all further levels. By the Cauchy-Schwarz inequality they bound any product with a query. The rows of each
+segment are ordered by clusters, so that those that a query leaves out are together. What is read is
 checked: norms and the first levels when a process first reads them, a record of a further level each time.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -24,7 +25,10 @@ from embstore.store.storage.base import Storage
 from embstore.store.storage.files import crc32c, regular_file
 
 LEVEL, GROUP, GROUPED = 64, 16, 3  # components of a level; rows that the first levels hold together; how many do
+OFFSETS = 2  # the number of the streamed part that has the rows
 GROUP_NBYTES, RECORD_NBYTES = GROUP * (LEVEL // 2 + 6), LEVEL // 2 + 8  # of a group, and of a row in a further level
+SEGMENT, CLUSTER_ROWS = 2**16, 256  # rows that are ordered by what they are like, and of a cluster of them
+CLUSTER_SAMPLE, CLUSTER_STEPS = 32, 3  # rows for each center, and times that the centers are moved
 CHECKED_ROWS = 4096  # rows of a part of the file that has a checksum
 MAX_LEVELS = 16
 STEP = 0.335  # between codes, in standard deviations: the least squared error of 16 codes of a normal distribution
@@ -146,6 +150,17 @@ class Encoded:
     norms: NDArray[np.float32]
     levels: list[tuple[NDArray[np.uint8], NDArray[np.uint16]]]
 
+    @classmethod
+    def joined(cls, parts: list[Encoded]) -> Encoded:
+        levels = [
+            (np.concatenate([codes for codes, _ in own]), np.concatenate([lengths for _, lengths in own]))
+            for own in zip(*(part.levels for part in parts), strict=True)
+        ]
+        return cls(np.concatenate([part.norms for part in parts], 1), levels)
+
+    def ordered(self, order: NDArray[np.int64]) -> Encoded:
+        return Encoded(self.norms[:, order], [(codes[order], lengths[order]) for codes, lengths in self.levels])
+
     def groups(self, level: int) -> NDArray[np.uint8]:
         """One of the first levels in groups of rows: [group, GROUP_NBYTES]."""
         codes, lengths = self.levels[level]
@@ -170,9 +185,10 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parts of a sketch are in its file: both norms of all rows, the levels, and the checksums.
+    """Where the parts of a sketch are in its file, by position: both norms, the row, the levels, and the checksums.
 
-    A CRC32C is of CHECKED_ROWS rows of a streamed part: the norms (0), those of centered vectors (1), the first levels.
+    A row is stored as its number in its segment. A CRC32C is of CHECKED_ROWS positions of a streamed part: the norms
+    (0), those of centered vectors (1), the rows (2), the first levels.
     """
 
     n_rows: int
@@ -185,7 +201,7 @@ class Layout:
     @property
     def row_nbytes(self) -> tuple[int, ...]:
         """The bytes of a row in each streamed part."""
-        return 4, 4, *[GROUP_NBYTES // GROUP] * min(GROUPED, self.n_levels)
+        return 4, 4, 2, *[GROUP_NBYTES // GROUP] * min(GROUPED, self.n_levels)
 
     @property
     def n_checks(self) -> int:
@@ -237,13 +253,23 @@ class Codes:
         """Of rows from `first`, a multiple of GROUP, to a whole group; of the vectors, or of them minus the mean."""
         return self._streamed(int(centered), first, -(-stop // GROUP) * GROUP, None).view(np.float32)
 
+    def offsets(self, first: int, stop: int) -> NDArray[np.uint16]:
+        """Of the same positions, the numbers of their rows in the segment."""
+        return self._streamed(OFFSETS, first, -(-stop // GROUP) * GROUP, None).view(np.uint16)
+
+    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows at positions of which the offsets were read."""
+        start = self.layout.streamed_at(OFFSETS)
+        offsets = self._range(start, start + 2 * self.layout.n_padded).view(np.uint16)
+        return positions // SEGMENT * SEGMENT + offsets[positions]
+
     def groups(self, level: int, first: int, stop: int, wanted: Wanted | None = None) -> NDArray[np.uint8]:
         """The groups [group, byte] of these rows in one of the first levels.
 
         Those that are not `wanted` (it returns which are, [group]) may be any. Raises SearchIndexError where the bytes
         are not those that were written.
         """
-        return self._streamed(2 + level, first, -(-stop // GROUP) * GROUP, wanted).reshape(-1, GROUP_NBYTES)
+        return self._streamed(OFFSETS + 1 + level, first, -(-stop // GROUP) * GROUP, wanted).reshape(-1, GROUP_NBYTES)
 
     def _check(self, part: int, chunk: int, read: NDArray[np.uint8]) -> None:
         if self._checks is None:
@@ -293,6 +319,18 @@ class StoredCodes(Codes):
     def __init__(self, storage: Storage, key: str, layout: Layout) -> None:
         super().__init__(layout, key)
         self._storage, self._key = storage, key
+        self._offsets = np.zeros(layout.n_padded, np.uint16)
+        self._read = np.zeros(layout.n_checks, bool)  # of which parts these are
+
+    def offsets(self, first: int, stop: int) -> NDArray[np.uint16]:
+        chunks, padded = slice(first // CHECKED_ROWS, -(-stop // CHECKED_ROWS)), -(-stop // GROUP) * GROUP
+        if not self._read[chunks].all():
+            self._offsets[first:padded] = super().offsets(first, stop)
+            self._read[-(-first // CHECKED_ROWS) : padded // CHECKED_ROWS] = True
+        return self._offsets[first:padded]
+
+    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return positions // SEGMENT * SEGMENT + self._offsets[positions]
 
     def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
         at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
@@ -346,7 +384,7 @@ class Sketch:
 def write_codes(
     path: Path, blocks: Iterable[tuple[int, NDArray[np.floating]]], n_rows: int, rotation: Rotation, what: str
 ) -> float:
-    """Write the sketch of vectors that come in blocks, each from a row on that is a multiple of GROUP.
+    """Write the sketch of vectors that come in blocks, from the first row on.
 
     Returns the length of the longest vector. Raises NonFiniteError, which says of `what` a row is.
     """
@@ -354,15 +392,12 @@ def write_codes(
     longest = 0.0
     with path.open("wb") as file:
         file.truncate(layout.nbytes)
-        for start, vectors in blocks:
-            try:
-                encoded = rotation.encode(vectors)
-            except NonFiniteError as error:
-                raise NonFiniteError(
-                    f"{what}, row {start + int(str(error))} holds a value that is not finite or too large for float32: "
-                    "run embstore verify"
-                ) from None
-            streamed: list[NDArray[Any]] = [*encoded.norms]
+        for start, encoded in _segments(blocks, rotation, what):
+            order = _by_cluster(rotation, encoded)
+            encoded = encoded.ordered(order)
+            offsets = np.zeros(-(-len(order) // GROUP) * GROUP, np.uint16)
+            offsets[: len(order)] = order
+            streamed: list[NDArray[Any]] = [*encoded.norms, offsets]
             streamed += [encoded.groups(level) for level in range(min(GROUPED, layout.n_levels))]
             parts = [
                 (layout.streamed_at(part) + start * nbytes, values)
@@ -384,3 +419,52 @@ def write_codes(
     written[layout.checks_at :] = np.array(checks, np.uint32).view(np.uint8)
     written.flush()
     return longest
+
+
+def _segments(
+    blocks: Iterable[tuple[int, NDArray[np.floating]]], rotation: Rotation, what: str
+) -> Iterator[tuple[int, Encoded]]:
+    """The sketches of whole segments, each with its first row, from vectors that come in order."""
+    held: list[Encoded] = []
+    first = done = 0
+    for start, vectors in blocks:
+        done = start
+        while len(vectors):
+            part, vectors = np.split(vectors, [min(len(vectors), first + SEGMENT - done)])
+            try:
+                held.append(rotation.encode(part))
+            except NonFiniteError as error:
+                raise NonFiniteError(
+                    f"{what}, row {done + int(str(error))} holds a value that is not finite or too large for float32: "
+                    "run embstore verify"
+                ) from None
+            done += len(part)
+            if done == first + SEGMENT:
+                yield first, Encoded.joined(held)
+                first, held = done, []
+    if held:
+        yield first, Encoded.joined(held)
+
+
+def _by_cluster(rotation: Rotation, encoded: Encoded) -> NDArray[np.int64]:
+    """The rows of a segment ordered by clusters of their first level; k-means, always with the same result."""
+    codes, lengths = encoded.levels[0]
+    n_rows, n_clusters = len(codes), len(codes) // CLUSTER_ROWS
+    if n_clusters < 2:
+        return np.arange(n_rows)
+    values = (codes - np.float32(7.5)) * (rotation.steps[:LEVEL].astype(np.float32) * of_bfloat(lengths[:, :1]))
+    sample = values[:: max(1, n_rows // (CLUSTER_SAMPLE * n_clusters))]
+    centers = values[:: n_rows // n_clusters][:n_clusters].copy()
+    for _ in range(CLUSTER_STEPS):
+        nearest = _nearest(sample, centers)
+        counts = np.bincount(nearest, minlength=n_clusters)
+        sums = (np.arange(n_clusters)[:, None] == nearest).astype(np.float32) @ sample
+        centers[counts > 0] = sums[counts > 0] / counts[counts > 0, None]
+    return np.argsort(_nearest(values, centers), kind="stable")
+
+
+def _nearest(values: NDArray[np.float32], centers: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The nearest center of each row."""
+    halves = np.square(centers).sum(1) / 2
+    parts = [values[start : start + CHECKED_ROWS] @ centers.T - halves for start in range(0, len(values), CHECKED_ROWS)]
+    return np.concatenate([part.argmax(1) for part in parts])
