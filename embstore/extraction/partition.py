@@ -158,11 +158,6 @@ class Part:
     def n_rows(self) -> int:
         return self.stop - self.start
 
-    @property
-    def sentences(self) -> tuple[int, int]:
-        """The sentences `[first, last)` of the store that contain the rows."""
-        return self.first_sentence, self.first_sentence + len(self.index.texts)
-
     def passages(
         self,
         encoder: Encoder,

@@ -168,9 +168,6 @@ class Group:
         start = partition * self.rows
         return start, min(start + self.rows, self.task.part.stop)
 
-    def is_needed(self, start: int, stop: int) -> bool:
-        return is_needed(self.task, self.rows, start, stop)
-
     def complete(self, stop: int) -> Iterator[int]:
         """Yield the partitions whose rows all come before `stop`, each once."""
         while self._waiting and self.span(self._waiting[0])[1] <= stop:
@@ -300,6 +297,7 @@ class Worker:
                     self._timings.waited_for_disk += time.perf_counter() - read
                 for pooled in iter_encoded(self._encoder, passage, self._job):
                     self._take(group, passage, pooled, written)
+                    del pooled  # vectors are freed before the next batch is run
                 n_subwords += len(passage.tokenized.ids)
                 for partition in group.complete(passage.first_row + passage.n_rows):
                     yield Full(group, partition, n_subwords, written, self.fetch.mark())
@@ -446,6 +444,7 @@ def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Poole
     for pooled in encoder.encode(passage.tokenized, passage.spans, layers=job.layers, **arguments):
         seen[pooled.site][pooled.rows] = True
         yield pooled
+        del pooled
     if not all(rows.all() for rows in seen.values()):
         found = min(rows.sum() for rows in seen.values())
         raise StoreDamagedError(
@@ -514,7 +513,8 @@ def run_tasks(job: bytes, tasks: Sequence[Task]) -> Outcome:
                 done.update((one.partition, one) for one in worker.run(left))
             except Exception as error:
                 failed = portable(error)
-                done |= {number: Done(number, error=failed) for number in left[0].missing if number not in done}
+                stuck = next(one for task in left if (one := task.without(done)).missing)
+                done |= {number: Done(number, error=failed) for number in stuck.missing}
         return Outcome(list(done.values()), warnings)
 
 

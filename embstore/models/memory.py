@@ -84,6 +84,7 @@ class SplittingRunner(Generic[T]):
                 result, fits = self._try(one, run)
                 if fits:
                     yield result
+                    result = None  # is freed before the next batch is run
                     continue
                 yield None
                 if self._device.type == "cuda":

@@ -272,8 +272,10 @@ def launched(
     `waiting`: batches of this and earlier calls whose times are not added up, at most `ahead`; they hold no vectors.
     """
     for batch in batches:
+        most = 0 if batch is None else ahead
         if batch is not None:
             yield from batch.pooled()
             waiting.append(replace(batch, copy=replace(batch.copy, host=())))
-        while len(waiting) > (ahead if batch is not None else 0):
+        del batch  # its vectors are freed before the next one is run
+        while len(waiting) > most:
             waiting.popleft().add_times(clock, times)

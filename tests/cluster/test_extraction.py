@@ -92,7 +92,7 @@ def test_a_part_has_the_passages_of_the_whole_index(
         assert passages[0].first_row == start
         assert sum(passage.n_rows for passage in passages) == stop - start == part.n_rows
         rows.extend(passage.sentence_of_row for passage in passages)
-        assert part.sentences[0] == int(plan.index.sentence[start])
+        assert part.first_sentence == int(plan.index.sentence[start])
     np.testing.assert_array_equal(np.concatenate(rows), plan.index.sentence)
 
 

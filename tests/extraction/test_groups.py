@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.errors import DeviceMemoryError, NonFiniteError
+from embstore.errors import DeviceMemoryError, ExecutorError, NonFiniteError
 from embstore.extraction import extract_windows
 from embstore.extraction.cast import Cast
 from embstore.extraction.encoder_spec import EncoderSpec
@@ -171,6 +172,28 @@ def test_two_workers_write_the_same_bytes(tmp_path: Path, suffix: str, whole: di
     assert tree_bytes(path) == whole[suffix]
 
 
+def test_a_worker_runs_a_group_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups that it was sent before and after that one are written."""
+    made = Interrupted()
+    monkeypatch.setattr("embstore.extraction.extract.CALLS_PER_WORKER", 1)  # several groups a call
+    monkeypatch.setattr(EncoderSpec, "load", lambda *_: made)
+    error = pytest.raises(ExecutorError, match=r"4 of \d+ partitions of .* could not be written: .* broken")
+    with ThreadPoolExecutor(1) as executor, error:
+        es.extract(grouped(), tmp_path / "s.zarr", executor=executor, progress=False)
+    assert len(made.calls) == len(grouped().groups)
+
+
+class Interrupted(CallEncoder):
+    """Fails in the second group."""
+
+    def encode(self, *given: Any, **options: Any) -> Iterator[Pooled]:
+        vectors = super().encode(*given, **options)
+        yield next(vectors)
+        if len(self.calls) == 2:
+            raise RuntimeError("broken")
+        yield from vectors
+
+
 @pytest.mark.parametrize("n_writers", [2, 4])
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_several_threads_write_at_once_and_the_bytes_are_the_same(
@@ -247,6 +270,25 @@ class PlayedMemory(CallEncoder):
 
     def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         return 64 * batch_subwords
+
+
+class Freeing(CallEncoder):
+    """Expects that the vectors of a batch are dropped before the next one."""
+
+    def encode(self, *given: Any, **options: Any) -> Iterator[Pooled]:
+        seen: list[Any] = []
+        made = list(super().encode(*given, **options))
+        while made:
+            assert all(reference() is None for reference in seen)
+            seen.append(weakref.ref(made[0].vectors))
+            yield made.pop(0)
+        self.most = len(seen)
+
+
+def test_the_vectors_of_a_batch_are_dropped_before_the_next_one(tmp_path: Path) -> None:
+    encoder = Freeing()
+    es.extract(grouped(model=encoder), tmp_path / "s.zarr", progress=False)
+    assert encoder.most > 2
 
 
 @pytest.mark.parametrize(("free", "batch"), [(2**19, 1024), (2**20, 2048), (2**21, 4096)])

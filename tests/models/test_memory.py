@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from functools import partial
 
 import numpy as np
@@ -227,6 +228,22 @@ def test_the_default_batch_of_a_gpu_depends_on_its_memory(encoder, monkeypatch):
     monkeypatch.setattr(transformer, "free_nbytes", lambda device: 2 * 16384 * few)
     found = [encoder.batch_subwords_next_to(lambda size: 0, n_features=n * size) for n in (1, 4, 80)]
     assert found == [16384, 8192, 4096]  # one layer, all of them, all of several sites
+
+
+def test_vectors_on_a_device_are_freed_before_the_next_batch(encoder, monkeypatch):
+    run, seen = encoder._run, []
+
+    def checked(*given):
+        assert all(reference() is None for reference in seen)
+        return run(*given)
+
+    monkeypatch.setattr(encoder, "_run", checked)
+    tokenized = encoder.tokenize(SENTENCES * 20)
+    given = {"layers": (0, 3), "pooling": "mean", "batch_subwords": 128, "on_device": True}
+    for pooled in encoder.encode(tokenized, word_spans(tokenized)[0], **given):
+        seen.append(weakref.ref(pooled.vectors))
+        del pooled
+    assert len(seen) > 3
 
 
 def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeypatch):
