@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import shlex
 import shutil
 import sys
@@ -132,6 +133,36 @@ def test_what_is_not_run_has_commands_options_and_names_that_exist(block: Block)
         for _, words in commands_of(block):
             if words[0] == "embstore":
                 check_command(words)
+
+
+# Options of other programs of which the pages speak: allennlp, embedding-atlas, npm, pip, ray, Slurm, tensorboard.
+OTHERS = re.compile(
+    "--(all|average|top|use-sentence-keys|output|x|y|neighbors|no-deps|head|address|block|disable-usage-stats"
+    "|gpus-per-node|nodes|ntasks|ntasks-per-node|requeue|logdir|python)"
+)
+
+
+@pytest.mark.slow
+def test_options_and_settings_that_pages_name_exist() -> None:
+    import typer
+
+    from embstore_cli.main import app
+
+    commands, options, settings = [typer.main.get_command(app)], {"--help"}, set()
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        for parameter in command.params:
+            options |= {*parameter.opts, *parameter.secondary_opts}
+            if "--set" in parameter.opts:
+                settings |= set(re.findall(r"\w+", str(parameter.help)))
+    for page in PAGES:
+        if page.stem in ("changelog", "release"):
+            continue
+        text = page.read_text()
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) - options
+        assert not (wrong := [name for name in named if not OTHERS.fullmatch(name)]), f"{page.name}: {wrong}"
+        keys = set(re.findall(r"--set[ \n](\w+)=", text))
+        assert not (wrong := keys - settings), f"{page.name}: --set {wrong}"
 
 
 @pytest.mark.parametrize(
