@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -192,7 +194,12 @@ def test_latex_escapes_what_it_would_read_as_commands() -> None:
 
 @pytest.mark.slow
 def test_the_same_call_does_nothing_twice(
-    study: StudyResult, corpus: Path, settings: Ethayarajh2019, model: Path, monkeypatch: pytest.MonkeyPatch
+    study: StudyResult,
+    corpus: Path,
+    settings: Ethayarajh2019,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     import embstore.studies.ethayarajh2019.study as running
 
@@ -205,6 +212,13 @@ def test_the_same_call_does_nothing_twice(
     assert json.dumps([list(section.rows) for section in again.sections]) == json.dumps(
         [list(section.rows) for section in study.sections]
     )
+    copy = shutil.copytree(str(settings.benchmarks), tmp_path / "similarity")
+    with (copy / "SimLex.tsv").open("a") as file:
+        file.write("cat\triver\t9\n")
+    with pytest.raises(AssertionError, match="measured again"):
+        es.reproduce(
+            replace(settings, benchmarks=copy), corpus, model={"tiny": model}, out=study.folder, progress=False
+        )
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,12 @@ def evaluate_all(run: Run, stores: Mapping[str, Store]) -> dict[str, pl.DataFram
 
     Returns the scores on all words of each, "evaluation", and on the words that all of them have, "shared".
     """
-    settings, bars = run.settings, run.folder.bars
+    settings, bars, folder = run.settings, run.folder.bars, Path(run.settings.benchmarks or "")
     layers = {name: settings.evaluated(store.layers) for name, store in stores.items()}
     made_from = {
         "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
         "vectors": {name: digest_of(Path(path)) for name, path in settings.vectors.items()},
-        "benchmarks": [benchmark.name for benchmark in run.benchmarks],
+        "benchmarks": {path.name: digest_of(path) for path in (folder, *sorted(folder.rglob("*"))) if path.is_file()},
         "min_contexts": settings.min_contexts,
         "seed": settings.seed,
     }
