@@ -114,7 +114,8 @@ def log_cost(run: Run, name: str) -> None:
     """Log what a model will take, from a few sentences; a model without attention weights is refused here."""
     run.weights[name] = sha256_of(open_checkpoint(run.models[name], revision=None).files)
     sample = [list(sentence.words) for sentence in islice(run.treebank, TIMED)]
-    n_sentences = sum(1 for _ in run.treebank) if run.settings.sentences is None else run.settings.sentences
+    n_sentences = sum(1 for _ in run.treebank)
+    n_sentences = min(n_sentences, run.settings.sentences or n_sentences)
     began: list[float] = []
     attention(
         sample,
@@ -123,7 +124,7 @@ def log_cost(run: Run, name: str) -> None:
         batch_subwords=512,
         progress=lambda done, total: began.append(time.perf_counter()),
     )
-    took = (began[-1] - began[0]) * n_sentences / TIMED
+    took = (began[-1] - began[0]) * n_sentences / len(sample)
     LOG.info(f"{name}: {n_sentences:,} sentences, about {took:,.0f} s")
 
 
