@@ -78,7 +78,6 @@ def compare_stores(
     words: Iterable[str] | None,
     min_count: int,
     exchange: str | None,
-    names: tuple[str, str] | None = None,
 ) -> Compared:
     """The words that two stores share. Raises InvalidValueError for stores of different models or layers."""
     sides = [selected(data, layers) for data in (old, new)]
@@ -92,14 +91,13 @@ def compare_stores(
             raise InvalidValueError(
                 f"{first.path} and {second.path} differ in their {what}, {one} and {other}: compare what one model made"
             )
-    if names is None:
-        names = (first.path.stem, second.path.stem) if first.path.stem != second.path.stem else ("old", "new")
+    names = (first.path.stem, second.path.stem) if first.path.stem != second.path.stem else ("old", "new")
     forms = [list(store.index.words) for store in (first, second)]
     place = {form: number for number, form in enumerate(forms[1])}
     shared = [form for form in forms[0] if form in place]
     given = [(side, _numbers(of, shared), np.full(len(side), period)) for period, (side, of) in
              enumerate(zip(sides, forms, strict=True))]  # fmt: skip
-    return _compared(given, shared, names, words, min_count, 2, exchange)
+    return _compared(given, shared, names, words, min_count, exchange)
 
 
 def compare_periods(
@@ -111,13 +109,12 @@ def compare_periods(
     min_count: int,
     exchange: str | None,
     width: int | None = None,
-    least_periods: int = 2,
 ) -> Compared:
     """The words of the periods of one store: the values of a column of its table, or spans of `width` of a number."""
     side = selected(data, layers)
     periods, names = _periods_of(side.table(columns=[by])[by], by, width)
     forms = list(side.store.index.words)
-    return _compared([(side, np.arange(len(forms)), periods)], forms, names, words, min_count, least_periods, exchange)
+    return _compared([(side, np.arange(len(forms)), periods)], forms, names, words, min_count, exchange)
 
 
 @checked
@@ -165,10 +162,9 @@ def _compared(
     names: tuple[str, ...],
     words: Iterable[str] | None,
     min_count: int,
-    least_periods: int,
     exchange: str | None,
 ) -> Compared:
-    """Count the forms in each period, and list the occurrences of those with `min_count` in `least_periods`.
+    """Count the forms in each period, and list the occurrences of those with `min_count` in two of them.
 
     `given`: for each store its selection, the form of each type (-1: none), and the period of each selected row.
     """
@@ -187,11 +183,11 @@ def _compared(
         counts += count_codes(pairs, counts.size)[: counts.size].reshape(counts.shape)
         found.append((side, rows, codes, periods))
     wanted = _wanted(words, forms)
-    enough = wanted & ((counts >= min_count).sum(1) >= least_periods)
+    enough = wanted & ((counts >= min_count).sum(1) >= 2)
     chosen = np.flatnonzero(enough)
     if not len(chosen):
         raise InvalidValueError(
-            f"no word has {min_count} occurrences in {least_periods} of the periods {', '.join(names)}: "
+            f"no word has {min_count} occurrences in two of the periods {', '.join(names)}: "
             "allow fewer (min_count), or compare larger corpora"
         )
     few = np.flatnonzero(wanted & ~enough & ((counts > 0).sum(1) >= (2 if words is None else 0)))

@@ -224,9 +224,9 @@ def matched(
     return median, p
 
 
-def attainable(p_least: NDArray[np.float64], level: float = LEVEL) -> bool:
+def attainable(p_least: NDArray[np.float64]) -> bool:
     """Whether any word could be significant, given the least p-value that each could have."""
-    return bool(len(p_least)) and bool(false_discovery(p_least).min() <= level)
+    return bool(len(p_least)) and bool(false_discovery(p_least).min() <= LEVEL)
 
 
 def change_points(

@@ -78,9 +78,9 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
     return scores
 
 
-def linear_order(bank: Treebank, *, n_pairs: int = 2**20) -> Iterator[Predicted]:
+def linear_order(bank: Treebank) -> Iterator[Predicted]:
     """Yield the baseline of the word order: |i - j| as distance and i as depth (the first word is the root)."""
-    for sentences in equal_lengths(bank, n_pairs=n_pairs):
+    for sentences in equal_lengths(bank, n_pairs=2**20):
         places = np.arange(len(bank.trees[int(sentences[0])]), dtype=np.float32)
         shape = (1, len(sentences), len(places))
         distances = np.broadcast_to(np.abs(places[:, None] - places), (*shape, len(places)))
