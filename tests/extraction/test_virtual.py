@@ -367,6 +367,9 @@ def test_layers_that_were_dropped_cannot_be_kept(place: Path, model: Path) -> No
         thin(full.path, keep=[1], progress=False)
     with pytest.raises(InvalidValueError, match="layer 9"):
         thin(full.path, keep=[9], progress=False)
+    shutil.rmtree(full.path)
+    full = es.extract(plan(model), full.path, progress=False)
+    assert thin(full.path, keep=None, model=model, progress=False).metadata.kept == full.layers  # as elsewhere, all
 
 
 class Killed(BaseException):
