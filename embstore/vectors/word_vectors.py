@@ -36,7 +36,8 @@ class WordVectors:
     def __post_init__(self) -> None:
         given = as_matrix("word vectors", self.vectors)
         words: object = self.words
-        if isinstance(words, str) or not isinstance(words, Iterable) or getattr(words, "ndim", 1) < 1:
+        unordered = isinstance(words, str | set | frozenset) or not isinstance(words, Iterable)
+        if unordered or getattr(words, "ndim", 1) < 1:
             raise InvalidValueError(f"words {quoted(words)} are not allowed: give a list of words")
         with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, which is refused below
             object.__setattr__(self, "vectors", np.ascontiguousarray(given, np.float32))
@@ -76,8 +77,10 @@ class WordVectors:
         return np.fromiter((self._row_of.get(word, -1) for word in words), np.int64)
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Self:
-        """Return the words of these distinct rows, in this order."""
+        """Return the words of these distinct rows, in this order. Raises InvalidValueError for a row that is none."""
         chosen = np.asarray(rows, np.int64)
+        for row in chosen[(chosen < 0) | (chosen >= len(self))][:1].tolist():
+            raise InvalidValueError(f"there is no row {row}: the {len(self):,} words have rows 0 to {len(self) - 1}")
         return type(self)(tuple(self.words[row] for row in chosen.tolist()), self.vectors[chosen])
 
     def sha256(self) -> str:

@@ -164,6 +164,15 @@ def test_lookup() -> None:
     assert len(repr(table())) < 200
 
 
+def test_words_and_rows_that_would_get_the_vectors_of_others() -> None:
+    with pytest.raises(InvalidValueError, match=r"words .* are not allowed: give a list of words"):
+        WordVectors({"a", "b"}, np.eye(2))  # type: ignore[arg-type]  # in any order
+    vectors = WordVectors(("a", "b"), np.eye(2, dtype=np.float32))
+    for row in (-1, 2):
+        with pytest.raises(InvalidValueError, match=f"there is no row {row}: the 2 words have rows 0 to 1"):
+            vectors.take([0, row])
+
+
 def test_spaces_become_underscores_with_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -101,6 +101,8 @@ def on_shared_vocabulary(systems: Mapping[str, WordVectors], *, lowercase: bool 
     With `lowercase` words are the same if their lower-case forms are: each system gives the vector of the lower-case
     spelling, else of the first spelling that it has. Raises InvalidValueError if no word is shared.
     """
+    if not systems:
+        raise InvalidValueError("no system is given: give one or more by name")
     rows_of = {name: _rows_by_word(vectors, lowercase) for name, vectors in systems.items()}
     first, *others = rows_of.values()
     words = tuple(word for word in first if all(word in other for other in others))

@@ -92,6 +92,8 @@ def test_unknown_words_have_the_mean_vector(folder: Path) -> None:
 
 
 def test_shared_vocabulary(folder: Path) -> None:
+    with pytest.raises(InvalidValueError, match="no system is given"):
+        on_shared_vocabulary({})
     many = oracle.vectors(12)
     few = WordVectors(("W3", "w2", "w1", "x", "W1", "w0"), oracle.vectors(6, seed=3).vectors)
     shared = on_shared_vocabulary({"many": many, "few": few})
