@@ -258,6 +258,8 @@ def test_nan_is_no_label(made: Made, pandas: bool) -> None:
     [
         ("x", ["a"], "1 values of 'x' do not fit 3 rows"),
         ("x", ["a", "b", "c"], "a row is given two different labels of 'x'"),
+        ("x", {"a", "b", "c"}, "are not labels of 'x': give a list of strings"),
+        ("x", {5: "a", 7: "b", 6: "c"}, "are not labels of 'x': give a list of strings"),
         ("x", [0.5, 1.0, 2.0], "'x' has values of type Float64"),
         ("word", ["a", "b", "c"], "'word' cannot be the name of a label column"),
         ("", ["a", "b", "c"], "'' cannot be the name"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ def label_column(name: str, values: Any, rows: Rows | None, n_rows: int) -> Labe
     number or kind, and for a row with two different labels.
     """
     try:
+        if isinstance(values, set | frozenset | Mapping):  # in the order of no rows
+            raise TypeError
         labels = pl.Series(name, values if isinstance(values, pl.Series) else _listed(values), strict=False)
     except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError):
         raise InvalidValueError(f"{quoted(values)} are not labels of {name!r}: give a list of strings") from None
