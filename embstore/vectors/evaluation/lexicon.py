@@ -131,13 +131,9 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float | None:
     None if one side has fewer than two distinct values.
     """
     ranks = np.stack([pl.Series(np.asarray(side, np.float64)).rank("average").to_numpy() for side in (left, right)])
-    if ranks.shape[1] < 2:
+    if ranks.shape[1] < 2 or not np.ptp(ranks, axis=1).all():
         return None
-    centered = ranks - ranks.mean(1, keepdims=True)
-    norms = np.linalg.norm(centered, axis=1)
-    if not norms.all():
-        return None
-    return float(np.clip(centered[0] @ centered[1] / norms.prod(), -1, 1))
+    return float(np.corrcoef(ranks)[0, 1])
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
