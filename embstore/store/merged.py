@@ -71,14 +71,14 @@ class Members:
 
     def __getitem__(self, number: int) -> Store:
         """Open a member. Raises StoreDamagedError where it is no longer the store that was added."""
+        store = self._open.get(number)
+        if store is None:
+            store = self._opened(number)  # without the lock: several at a time in a bucket
         with self._lock:
-            store = self._open.get(number)
-            if store is None:
-                store = self._open[number] = self._opened(number)
-                if len(self._open) > self._most:
-                    self._open.popitem(last=False)
-            else:
-                self._open.move_to_end(number)
+            store = self._open.setdefault(number, store)
+            self._open.move_to_end(number)
+            if len(self._open) > self._most:
+                self._open.popitem(last=False)
             return store
 
     def _opened(self, number: int) -> Store:

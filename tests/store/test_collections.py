@@ -6,8 +6,10 @@ import json
 import pickle
 import shutil
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -519,6 +521,18 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(again.index.type.base, np.memmap)
     np.testing.assert_array_equal(again.select().vectors(), expected[1])
     assert len(again._members.opened()) == 2
+
+
+def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a bucket each needs several requests, one after the other."""
+    paths = [make_store(tmp_path / f"{number}.zarr", seed=number).store.path for number in range(2)]
+    store = collect(tmp_path / "collection.json", stores=paths)
+    both, opened = threading.Barrier(2, timeout=30), merged.Members._opened
+    monkeypatch.setattr(merged.Members, "_opened", lambda *given: (opened(*given), both.wait())[0])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(store._members.__getitem__, range(2)))
+    assert [each.path for each in found] == paths
+    assert store._members[0] is found[0]
 
 
 def test_the_file_of_a_collection_is_all_that_opening_it_reads(tmp_path: Path) -> None:
