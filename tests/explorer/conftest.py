@@ -62,7 +62,8 @@ def _sentences() -> list[Sentence]:
         f"she said {RIGHT_TO_LEFT} to him {EMOJI} twice".split(),
         [f"w{number % 97}" for number in range(LONG)],
     ]
-    return [Sentence(words, {"upos": ["NOUN" if word in nouns else "X" for word in words]}) for words in written]
+    tags = {**dict.fromkeys(nouns, "NOUN"), "w7": "it's"}  # a label with a quote
+    return [Sentence(words, {"upos": [tags.get(word, "X") for word in words]}) for words in written]
 
 
 @pytest.fixture(scope="session")

@@ -113,6 +113,23 @@ def test_a_third_click_ends_the_sorting_and_full_pages_end_with_the_last_row(vie
     expect(page.get_by_role("button", name="Next page")).to_be_disabled()
 
 
+def test_the_menu_writes_conditions_and_an_address_is_one_entry_of_the_history(view: Opened) -> None:
+    page = view(view="word", word="bank")
+    menu, where = page.get_by_label("Add a condition on a label"), page.get_by_role("textbox", name="Where")
+    for label, condition in (("it's", "upos = 'it''s'"), ("NOUN", "upos = 'it''s' AND upos = 'NOUN'")):
+        menu.select_option(label=label)
+        expect(where).to_have_value(condition)
+        becomes(page, lambda condition=condition: values(page).get("where"), condition)
+    entries = page.evaluate("history.length")
+    where.press("Enter")
+    where.fill("sentence < 20")
+    where.press("Escape")
+    expect(where).to_have_value("upos = 'it''s' AND upos = 'NOUN'")
+    assert page.evaluate("history.length") == entries
+    page.get_by_text("Clear", exact=True).click()
+    becomes(page, lambda: values(page).get("where"), None)
+
+
 def test_escape_closes_the_completion_and_then_restores_the_word(view: Opened) -> None:
     page = view(view="word", word="bank")
     box = page.get_by_role("combobox", name="Word")
