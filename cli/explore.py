@@ -13,12 +13,13 @@ from embstore.errors import InvalidValueError, MissingPackageError
 
 PASSWORD = "EMBSTORE_PASSWORD"
 MIN_PASSWORD = 8
+HOST = "127.0.0.1"
 
 
 def explore(
     stores: opt.StorePaths,
     *,
-    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: all.")] = "127.0.0.1",
+    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: all.")] = HOST,
     port: Annotated[int, opt.option("N", "The port; 0 for a free one.", min=0, max=65535)] = 0,
     model: Annotated[str | None, opt.option("MODEL", "Where the stores' model is now, for new sentences.")] = None,
     probes: Annotated[
@@ -44,6 +45,10 @@ def explore(
     Runs until Ctrl-C. Only who has the URL that is printed can read the stores, and nobody can change them.
     """
     if static is not None:
+        served = {"--host": host != HOST, "--port": port, "--model": model, "--probes": probes}
+        served |= {"--no-browser": not browser, "--password": password}
+        if given := next((name for name, value in served.items() if value), None):
+            raise InvalidValueError(f"{given} is of a server, and --static {static} writes a folder: leave one out")
         _write_static(stores, static, store_url, maps)
         return
     if store_url is not None or maps is not None:

@@ -46,7 +46,11 @@ def index(
     """
     if output.out is not None and not recall:
         raise InvalidValueError(f"--out {output.out} takes the table of --recall: give that too")
+    if recall and (list_ or remove is not None):
+        raise InvalidValueError("--recall is of an index that is built: leave it out with --list and --remove")
     chosen = opt.read_settings(settings, SETTINGS)
+    if given := [] if recall else [key for key in ("k", "queries") if key in chosen]:
+        raise InvalidValueError(f"--set {given[0]}={chosen[given[0]]} is for --recall: give that too")
     measured = {"k": chosen.pop("k", 10), "queries": chosen.pop("queries", 1000)}
     for key, value in measured.items():
         if value < 1:

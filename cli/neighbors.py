@@ -82,9 +82,11 @@ def neighbors(
     The search is exact unless --index is given. In a file of word vectors the neighbors are words.
     """
     words, vectors = _queries(word, batch, row, text, mean)
+    if model is not None and text is None:
+        raise InvalidValueError(f"--model {model} encodes the sentence of --text: give that too")
     space: dict[str, Any] = {"k": k, "metric": metric, "centered": centered, "n_components": components}
     if not _is_store(source):
-        if row is not None or text is not None or mean or layer != "last" or label or exclude:
+        if row is not None or text is not None or mean or layer != "last" or label or exclude or index:
             raise InvalidValueError(f"{source} holds word vectors: use WORD, -k, --metric, --centered or --components")
         table = es.neighbors(es.vectors.read_vectors(source), words, vectors=vectors, **space)
         _show(table, output)
@@ -121,8 +123,8 @@ def _queries(
         raise InvalidValueError(f"--batch {batch} names the queries: leave WORD, --row and --text out")
     if row is not None and (word is not None or text is not None):
         raise InvalidValueError(f"--row {row} names the query: leave WORD and --text out")
-    if text is not None and mean:
-        raise InvalidValueError("--mean is of a word of the store: leave --text or --mean out")
+    if mean and (text is not None or row is not None):
+        raise InvalidValueError("--mean is of a word of the store: leave it out, or --row and --text")
     if batch is None and word is None and row is None and text is None:
         raise InvalidValueError("there is no query: give a WORD, --row, --text or --batch")
     if batch is None:

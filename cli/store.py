@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
+SAMPLE = 100_000  # occurrences of a map
 Dtype = Annotated[str | None, opt.option("DTYPE", "float16, float32, bfloat16 or int8.")]
 
 
@@ -199,19 +200,25 @@ def export(
         bool, typer.Option("--projector", help="Write the new folder OUT for TensorBoard's projector.")
     ] = False,
     sample: Annotated[
-        int, opt.option("N", "With --atlas and --projector: a sample of N occurrences.", min=3)
-    ] = 100_000,
+        int | None, opt.option("N", "With --atlas and --projector: a sample of N occurrences (100,000).", min=3)
+    ] = None,
 ) -> None:
     """Copy a store or a part of it to another form or place.
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """
+    if sample is not None and not (atlas or projector):
+        raise InvalidValueError(f"--sample {sample} is for --atlas and --projector: give one of them too")
     chosen = [word] if word is not None else None
     if word_list is not None:
         chosen = [*(chosen or ()), *opt.read_words(word_list, option="--word-list")]
     part = es.open(store).select(words=chosen, layers=opt.layers_of(layers))
     if atlas or projector:
-        print(_handed_over(part, out, layers=layers, atlas=atlas, projector=projector, sample=sample, dtype=dtype))
+        print(
+            _handed_over(
+                part, out, layers=layers, atlas=atlas, projector=projector, sample=sample or SAMPLE, dtype=dtype
+            )
+        )
         return
     if Path(out).suffix in (".parquet", ".safetensors"):
         _refuse_dtype(dtype, out)
@@ -309,6 +316,8 @@ def label(
     """
     if (table is None) == (remove is None):
         raise InvalidValueError("give either FILE with labels to add, or --remove NAME")
+    if remove is not None and replace:
+        raise InvalidValueError(f"--replace is for labels that are added: leave it or --remove {remove} out")
     opened = es.open(store)
     if remove is not None:
         opened.remove_labels(remove)

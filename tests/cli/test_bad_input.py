@@ -63,6 +63,19 @@ CORPORA = {
     ),
 }
 
+IGNORED = {
+    "explore of both": Bad("explore s.zarr --static out --port 8000", ("--port is of a server", "--static out")),
+    "explore without a browser": Bad("explore s.zarr --static out --no-browser", ("--no-browser is of a server",)),
+    "probes of a folder": Bad("explore s.zarr --static out --probes p", ("--probes is of a server",)),
+    "sample of a copy": Bad("export s.zarr out.zarr --sample 10", ("--sample 10 is for --atlas and --projector",)),
+    "recall of a list": Bad("index s.zarr --list --recall", ("--recall is of an index that is built",)),
+    "k without recall": Bad("index s.zarr --set k=3", ("--set k=3 is for --recall",)),
+    "replacing what is removed": Bad("label s.zarr --remove a --replace", ("--replace", "--remove a")),
+    "mean of a row": Bad("neighbors s.zarr --row 3 --mean", ("--mean is of a word",)),
+    "model without text": Bad("neighbors s.zarr bank --model m", ("--model m", "--text")),
+    "index of word vectors": Bad("neighbors glove.txt bank --index a", ("glove.txt holds word vectors",)),
+}
+
 OPTIONS = {
     "unknown layer": option("--layers 0,9", "layer 9", "0", "3"),
     "layer below all": option("--layers -5", "layer -5", "0", "3"),
@@ -295,7 +308,7 @@ STORES = {
     "bench into a table": Bad("bench all --out report.csv", ("report.csv", ".json")),
 }
 
-BAD = CORPORA | OPTIONS | MODELS | STORES
+BAD = CORPORA | OPTIONS | IGNORED | MODELS | STORES
 
 
 @pytest.fixture(autouse=True, scope="module")
