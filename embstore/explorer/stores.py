@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 TABLE = "table"
 MAX_HEADER = 2**24
-KEPT = 64  # results by store
+KEPT, KEPT_NBYTES = 64, 2**30  # results by store, and bytes of their arrays and of the row numbers asked for
 
 
 class Explored:
@@ -55,7 +55,7 @@ class Explored:
         return self.store.digest
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned the first time; others who ask for it meanwhile wait. The last 64 are kept."""
+        """Return what `make` returned the first time; others who ask for it meanwhile wait. The last ones are kept."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
@@ -67,14 +67,19 @@ class Explored:
                     return self._kept[key]
             try:
                 value = make()
+                with self._lock:
+                    self._kept[key] = value
+                    while len(self._kept) > KEPT or (len(self._kept) > 1 and self._kept_nbytes > KEPT_NBYTES):
+                        self._kept.popitem(last=False)
+                return value
             finally:
                 with self._lock:
                     self._locks.pop(key, None)
-            with self._lock:
-                self._kept[key] = value
-                if len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            return value
+
+    @property
+    def _kept_nbytes(self) -> int:
+        numbers = sum(len(part) for key in self._kept if isinstance(key, tuple) for part in key if type(part) is tuple)
+        return 36 * numbers + sum(getattr(value, "nbytes", 0) for value in self._kept.values())  # of an int in a tuple
 
     def saved(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` returned the first time, a value that JSON can hold, kept in the user's cache."""

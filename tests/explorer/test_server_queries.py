@@ -404,6 +404,19 @@ def test_too_many_layers_are_refused(one: list[Explored], monkeypatch: pytest.Mo
         answer(one, "neighbors", {"row": 1, "layers": "0,2,5"})
 
 
+def test_large_results_take_the_place_of_older_ones(monkeypatch: pytest.MonkeyPatch, store: es.Store) -> None:
+    one = Explored(store)
+    monkeypatch.setattr(explored_stores, "KEPT_NBYTES", 1000)
+    for number in range(4):
+        one.once(("sorted", number), lambda: np.zeros(50))
+    assert list(one._kept) == [("sorted", 2), ("sorted", 3)]
+    one.once(("rows", tuple(range(20))), lambda: np.zeros(1))
+    assert list(one._kept) == [("rows", tuple(range(20)))]
+    whole = one.once("whole", lambda: np.zeros(500))
+    assert list(one._kept) == ["whole"], "the last one is kept however large it is"
+    assert one.once("whole", lambda: None) is whole
+
+
 def test_a_layer_is_a_number_or_a_name(one: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
     queries: list[tuple[str, dict[str, object]]] = [("map", {}), ("similarity", {"sentence": 0})]
     queries += [("senses", {"word": "bank"})]
