@@ -217,3 +217,20 @@ def test_the_cost_is_that_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
     cost = means_estimate(plan)
     assert plan.estimate.device_nbytes is not None
     assert (cost.device_nbytes, cost.pinned_nbytes) == (plan.estimate.device_nbytes + 8 * numbers, 0)
+
+
+def test_a_gpu_continues_with_the_recorded_batch_size(
+    tmp_path: Path, written: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.zarr"
+    monkeypatch.setattr(summing, "SAVE_SECONDS", 0)
+    monkeypatch.setattr(CallEncoder, "batch_depends_on_memory", True)
+    for size, encoder in ((512, Broken(2)), (256, CallEncoder())):
+        monkeypatch.setattr(CallEncoder, "default_batch_subwords", size)
+        plan = planned(encoder, batch_subwords=None, store=path)
+        assert plan.metadata.extraction["batch_subwords"] == 512
+        if size == 512:
+            with pytest.raises(RuntimeError, match="broken"):
+                extract_means(plan, path, progress=False)
+    extract_means(plan, path, progress=False)
+    assert tree_bytes(path) == written
