@@ -36,9 +36,9 @@ SPARSE = 16  # a search among fewer than one row in this many reads the vectors
 PART_SCORES, LEAST_ROWS = 2**20, 2**14  # of a part: with values and bounds, it fits the cache
 PENDING = 2**16  # rows that are left before the further levels are read
 MOST_QUERIES = 32  # at a time
-# A query of which the first levels leave more than 1 / OPEN of the rows (once 1 / OPEN_FROM are read), or all levels
-# more than 1 / UNDECIDED, reads the layer instead, but not up to LEAST_UNDECIDED rows.
-OPEN, OPEN_FROM, UNDECIDED, LEAST_UNDECIDED = 2, 4, 16, 2048
+# A query of which the first levels leave more than 1 / OPEN of all rows, or all levels more than 1 / UNDECIDED, reads
+# the layer instead, but not up to LEAST_UNDECIDED rows.
+OPEN, UNDECIDED, LEAST_UNDECIDED = 2, 16, 2048
 MOST_WEIGHT = 127, 32767  # of a query, in the first levels and in the others
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
@@ -105,13 +105,12 @@ class _Part(NamedTuple):
 class _SketchSearch:
     """One search of up to MOST_QUERIES queries; `best`: their nearest rows so far, of all that were scored.
 
-    `n_left`, `n_near` [q]: how many of the `n_read` rows the first levels left, and all levels.
+    `n_left`, `n_near` [q]: how many rows the first levels left, and all levels.
     """
 
     search: Search
     sketch: Sketch
     nbytes: int = 0
-    n_read: int = 0
     lock: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
@@ -240,10 +239,8 @@ class _SketchSearch:
         n_read = near.kernel.choose(groups, first, stop - first, SEGMENT, offsets, *given)
         with self.lock:
             self.nbytes += min(n_read, len(norms) // GROUP * len(groups)) * GROUP_NBYTES
-            self.n_read += stop - first
             self.n_left += near.filled - before
-            if OPEN_FROM * self.n_read >= len(search.rows):
-                self.active &= self.n_left <= max(LEAST_UNDECIDED, self.n_read // OPEN)
+            self.active &= self.n_left <= max(LEAST_UNDECIDED, len(search.rows) // OPEN)
 
     def refine(self, near: Found) -> None:
         """Leave out rows by the further levels, and score the others."""
