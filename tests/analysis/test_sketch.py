@@ -302,8 +302,9 @@ def test_neighbors_are_the_same_with_a_sketch(
 def test_a_sketch_of_another_state_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "FEW_ROWS", 0)
     store, other = word_store(tmp_path / "store.zarr"), word_store(tmp_path / "other.zarr", "float32")
-    with pytest.raises(InvalidValueError, match="n_components 1 is not for a sketch"):
-        build_index(store, layer=2, kind="sketch", n_components=1)
+    for given in ({"n_components": 1}, {"metric": "l2"}, {"centered": True}):  # its search would not take them
+        with pytest.raises(InvalidValueError, match="{} {} is not for a sketch".format(*next(iter(given.items())))):
+            build_index(store, layer=2, kind="sketch", **given)
     build_index(store, layer=2, kind="sketch")
     before = (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").read_bytes()
     build_index(store, layer=2, kind="sketch")

@@ -134,11 +134,13 @@ def _settings_of(
     check_whole("n_components", n_components, 0, data.hidden_size - 1)
     number = resolve_layer(layer, data.layers)
     if kind == kinds.SKETCH:
-        if n_components:
-            raise InvalidValueError(
-                f"n_components {n_components} is not for a sketch, which serves any metric, as stored or centered: "
-                "leave it out"
-            )
+        given = {"metric": (metric, "cosine"), "centered": (centered, False), "n_components": (n_components, 0)}
+        for option, (value, default) in given.items():
+            if value != default:
+                raise InvalidValueError(
+                    f"{option} {value} is not for a sketch, which serves any metric, as stored or centered: leave it "
+                    "out, and name the space when you search"
+                )
         metric, centered = ANY_METRIC, True
     if not data.finished:
         raise MissingRowsError(
