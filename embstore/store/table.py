@@ -23,10 +23,13 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
     known = [*COLUMNS[:-1], *index.fields, *index.own_labels, "text"]
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise InvalidValueError(f"columns must be a list of names, not {quoted(columns)}")
-    for name in known if columns is None else columns:
+    names = known if columns is None else list(columns)
+    for name in names:
         if name not in known:
             raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
-    return pl.DataFrame([column_of(index, name, rows) for name in (known if columns is None else columns)])
+        if names.count(name) > 1:
+            raise InvalidValueError(f"the column {name!r} is given twice: name each once")
+    return pl.DataFrame([column_of(index, name, rows) for name in names])
 
 
 def matching_rows(index: Index, where: Sequence[pl.Expr]) -> NDArray[np.int64]:

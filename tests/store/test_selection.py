@@ -85,6 +85,16 @@ def test_table(made: Made) -> None:
     assert few.to_dicts() == [{"upos": row["upos"], "occurrence": row["occurrence"]} for row in made.table]
 
 
+def test_columns_are_named_once_in_any_iterable(made: Made) -> None:
+    store = made.store
+    for columns in (["word", "position"], (name for name in ("word", "position"))):
+        assert store.table(columns=columns).equals(store.table().select("word", "position"))  # type: ignore[arg-type]
+    assert next(iter(store.to_arrow(columns=(name for name in ("word", "layer_2"))))).columns == ["word", "layer_2"]  # type: ignore[arg-type]
+    for read in (store.table, store.to_arrow):
+        with pytest.raises(InvalidValueError, match="the column 'word' is given twice: name each once"):
+            read(columns=["word", "position", "word"])
+
+
 def test_any_polars_expression_filters(made: Made) -> None:
     long_word = pl.col("word").cast(pl.String).str.len_chars() > 4
     rows = made.store.select(where=[long_word, pl.col("upos").is_null() | (pl.col("upos") == "X")]).rows.tolist()

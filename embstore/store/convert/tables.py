@@ -38,9 +38,12 @@ def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: 
     kind = pl.Array(pl.Float16 if store.vector_dtype == np.float16 else pl.Float32, store.hidden_size)
     layers = {f"layer_{layer}": layer for layer in dict.fromkeys(selection.layers)}
     schema = {**store.select(rows=[]).table().schema, **dict.fromkeys(layers, kind)}
-    for name in columns or ():
+    listed = list(schema if columns is None else columns)
+    for name in listed:
         if name not in schema:
             raise InvalidValueError(f"there is no column {name!r}: the store has {', '.join(schema)}")
+        if listed.count(name) > 1:
+            raise InvalidValueError(f"the column {name!r} is given twice: name each once")
 
     def read(
         wanted: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
@@ -63,7 +66,7 @@ def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: 
                     report(first + start + len(part))
 
     frame = register_io_source(read, schema=schema)
-    return frame if columns is None else frame.select(columns)
+    return frame.select(listed)
 
 
 def _batch_rows(selection: Any, n_layers: int) -> int:
