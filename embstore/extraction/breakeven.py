@@ -76,7 +76,7 @@ def bench_breakeven(
 
 def _beyond(few: BreakEven, part: BreakEven) -> BreakEven:
     """Return what a part takes without what even a few words do."""
-    seconds = [
+    compute, read, store = [
         max(one - other, LEAST * one) * part.n_rows / max(1, part.n_rows - few.n_rows)
         for one, other in (
             (part.compute_seconds, few.compute_seconds),
@@ -84,7 +84,7 @@ def _beyond(few: BreakEven, part: BreakEven) -> BreakEven:
             (part.store_seconds, few.store_seconds),
         )
     ]
-    return BreakEven(part.n_rows, part.nbytes, *seconds)
+    return BreakEven(part.n_rows, part.nbytes, compute, read, store)
 
 
 def _measured(made: Plan, path: Path | ObjectPath, folder: Path) -> BreakEven:
