@@ -81,14 +81,28 @@ def _write(files: Mapping[str, Sequence[Path]], folder: Path, progress: Progress
     """Write the tasks of files by split to a folder; returns the number of targets by task and split."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    opened: dict[Path, TextIO] = {}
+    counts: dict[str, dict[str, int]] = {}
+
+    def write(split: str, task: str, sentence: OntoNotesSentence) -> None:
+        path, targets = folder / task / f"{split}.jsonl", sentence.targets[task]
+        if path not in opened:
+            path.parent.mkdir(exist_ok=True)
+            opened[path] = stack.enter_context(path.open("w", encoding="utf-8"))
+        info = {"source": "OntoNotes 5", "document": sentence.document}
+        line = {"text": " ".join(sentence.words), "targets": list(map(_as_json, targets)), "info": info}
+        print(json.dumps(line, ensure_ascii=False), file=opened[path])
+        of_task = counts.setdefault(task, {})
+        of_task[split] = of_task.get(split, 0) + len(targets)
+
     with ExitStack() as stack, reporting(progress, total=sum(map(len, files.values())), unit="files") as report:
-        writer, done = _Writer(folder, stack, {}), 0
-        for split, paths in files.items():
-            for path in paths:
-                for sentence in read_ontonotes(path):
-                    writer.write(split, sentence)
-                report(done := done + 1)
-    return writer.counts
+        every = [(split, path) for split, paths in files.items() for path in paths]
+        for done, (split, path) in enumerate(every, 1):
+            for sentence in read_ontonotes(path):
+                for task in (task for task, targets in sentence.targets.items() if targets):
+                    write(split, task, sentence)
+            report(done)
+    return counts
 
 
 def ontonotes_files(folder: Path) -> dict[str, list[Path]]:
@@ -108,33 +122,6 @@ def ontonotes_files(folder: Path) -> dict[str, list[Path]]:
     splits = {"train": ("train",), "dev": ("development", "dev"), "test": ("test", "conll-2012-test")}
     chosen = {split: next((name for name in names if name in found), "") for split, names in splits.items()}
     return {split: found[name] for split, name in chosen.items() if name}
-
-
-@dataclass
-class _Writer:
-    """The files of all tasks, each opened with its first target, and the number of targets in them."""
-
-    folder: Path
-    stack: ExitStack
-    counts: dict[str, dict[str, int]]
-
-    def __post_init__(self) -> None:
-        self._files: dict[tuple[str, str], TextIO] = {}
-
-    def write(self, split: str, sentence: OntoNotesSentence) -> None:
-        for task, targets in sentence.targets.items():
-            if not targets:
-                continue
-            if (task, split) not in self._files:
-                path = self.folder / task / f"{split}.jsonl"
-                path.parent.mkdir(exist_ok=True)
-                self._files[task, split] = self.stack.enter_context(path.open("w", encoding="utf-8"))
-            made = [_as_json(target) for target in targets]
-            info = {"source": "OntoNotes 5", "document": sentence.document}
-            line = {"text": " ".join(sentence.words), "targets": made, "info": info}
-            print(json.dumps(line, ensure_ascii=False), file=self._files[task, split])
-            of_task = self.counts.setdefault(task, {})
-            of_task[split] = of_task.get(split, 0) + len(targets)
 
 
 def _as_json(target: EdgeTarget) -> dict[str, Any]:

@@ -13,14 +13,12 @@ from urllib.parse import quote, urlsplit
 
 import numpy as np
 
-from embstore.analysis import eligible_types
-from embstore.analysis.geometry.measure import geometry
 from embstore.analysis.projection import components, sample_rows
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
 from embstore.explorer.answers import as_json, encoded
 from embstore.explorer.queries.registry import answer, has
-from embstore.explorer.queries.words import columns, described
+from embstore.explorer.queries.words import columns, contextuality, described
 from embstore.explorer.stores import Explored, explored
 from embstore.progress import Progress, reporting
 from embstore.store import Collection, Store
@@ -225,13 +223,9 @@ def sense_words(store: Store) -> list[str]:
 
 def _self_similarities(store: Store) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """The self-similarity and anisotropy of the corpus by layer, and the self-similarity of its words by layer."""
-    least = 5 if len(eligible_types(store, 5)) else 1
-    metrics = ["selfsim", "anisotropy"]
-    frame = geometry(store, metrics=metrics, min_contexts=least, progress=False).sort("layer", maintain_order=True)
-    means = frame.filter(frame["item"] == "")
-    corpus = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
+    corpus, frame = contextuality(store, False)
     words = frame.filter((frame["item"] != "") & (frame["metric"] == "selfsim")).group_by("item").agg("value")
-    return {**corpus, "min_contexts": least}, dict(words.iter_rows())
+    return corpus, dict(words.iter_rows())
 
 
 def write_words(

@@ -16,6 +16,7 @@ from embstore.errors import InvalidValueError, quoted
 from embstore.explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore.explorer.queries.registry import Asked, NotFoundError
 from embstore.explorer.stores import Explored
+from embstore.progress import Progress
 from embstore.spacing import split_words
 from embstore.store import Selection, Store
 from embstore.vectors.kmeans import unit_rows
@@ -315,19 +316,18 @@ def corpus_means(asked: Asked, one: Explored) -> dict[str, Any]:
 
     Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none.
     """
-    found: dict[str, Any] = one.saved("corpus", lambda: _corpus_means(asked, one.store))
+    found: dict[str, Any] = one.saved("corpus", lambda: contextuality(one.store, asked.report)[0])
     return found
 
 
-def _corpus_means(asked: Asked, store: Store) -> dict[str, Any]:
+def contextuality(store: Store, progress: Progress) -> tuple[dict[str, Any], pl.DataFrame]:
+    """Return the self-similarity and anisotropy of a store by layer, and the frame that has them of every word."""
     from embstore.analysis import eligible_types
     from embstore.analysis.geometry.measure import geometry
 
     least = 5 if len(eligible_types(store, 5)) else 1
     metrics = ["selfsim", "anisotropy"]
-    frame = geometry(store, metrics=metrics, min_contexts=least, progress=asked.report)
-    means = frame.filter(frame["item"] == "").sort("layer")
-    return {
-        **{metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics},
-        "min_contexts": least,
-    }
+    frame = geometry(store, metrics=metrics, min_contexts=least, progress=progress).sort("layer", maintain_order=True)
+    means = frame.filter(frame["item"] == "")
+    by_metric = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
+    return {**by_metric, "min_contexts": least}, frame
