@@ -33,7 +33,7 @@ from embstore.kernels.compiled import pack_queries, padded_queries
 
 FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
-PART_SCORES, LEAST_ROWS = 2**20, 2**14  # of a part: with values and bounds, it fits the cache
+PART_SCORES, LEAST_ROWS = 2**20, 2**14  # of a part
 PENDING = 2**16  # rows that are left before the further levels are read
 MOST_QUERIES = 32  # at a time
 # A query of which the first levels leave more than 1 / OPEN of all rows, or all levels more than 1 / UNDECIDED, reads

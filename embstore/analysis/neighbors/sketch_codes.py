@@ -225,7 +225,7 @@ class Layout:
 class Codes:
     """The file of a sketch, of which a subclass reads bytes; `part_rows`: how many rows are best read at a time."""
 
-    part_rows = 2**16
+    part_rows = 2**18  # of fewer, the first are read with too low a k-th score; of more, bounds leave the cache
 
     def __init__(self, layout: Layout, where: str) -> None:
         self.layout, self.where = layout, where
