@@ -36,7 +36,14 @@ THREADS = 2
 @pytest.fixture(autouse=True)
 def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small searches go through the sketch, in several parts, however many rows it cannot decide."""
-    few = {"FEW_ROWS": 0, "LEAST_ROWS": 64, "PENDING": 50, "UNDECIDED": 1, "LEAST_UNDECIDED": 10**9}
+    few = {
+        "FEW_ROWS": 0,
+        "LEAST_ROWS": 64,
+        "PART_SCORES": 1000,
+        "PENDING": 50,
+        "UNDECIDED": 1,
+        "LEAST_UNDECIDED": 10**9,
+    }
     for name, value in few.items():
         monkeypatch.setattr(sketch, name, value)
     monkeypatch.setattr(sketch_codes.Codes, "part_rows", 128)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from embstore.models import Encoder
 
 POOLS = ("each", "mean")
-FEW_QUERIES = 4  # up to this number a sketch is faster than reading a layer that is in memory
+FEW_QUERIES = 3  # up to this number a sketch is faster than reading a layer that is in memory
 
 
 @checked

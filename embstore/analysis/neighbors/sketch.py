@@ -167,7 +167,7 @@ class _SketchSearch:
         start, last = int(rows[0]) // SEGMENT * SEGMENT, -(-(int(rows[-1]) + 1) // SEGMENT) * SEGMENT
         last = min(last, search.vectors.count)
         even = -(-(last - start) // (GROUP * search.threads)) * GROUP
-        most = min(self.sketch.codes.part_rows, PART_SCORES // len(search.queries))
+        most = min(self.sketch.codes.part_rows, PART_SCORES // len(search.queries) // GROUP * GROUP)
         size = max(LEAST_ROWS, min(most, even))
         parts = iter([(first, min(first + size, last)) for first in range(start, last, size)])
         n_workers = min(search.threads, -(-(last - start) // size))
