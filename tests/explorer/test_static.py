@@ -140,7 +140,7 @@ def test_rows_are_mapped_in_the_browser_in_step_with_the_layer_before(
         if before is not None:
             product = points.T @ before  # symmetric and positive after the best turn
             np.testing.assert_allclose(product, product.T, rtol=1e-3, atol=1e-2)
-            assert np.linalg.eigvalsh((product + product.T) / 2)[-1] > 0
+            assert np.linalg.eigvalsh((product + product.T) / 2)[0] > -1e-2  # by a turn or a mirror
         before = points
 
 
