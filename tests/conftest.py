@@ -88,7 +88,7 @@ def forked_command() -> Iterator[ForkedCommand]:
 def data() -> Path:
     """The folder of real data for tests, which is not part of the project."""
     default = Path(__file__).parents[2] / "shared" / "data"
-    folder = Path(os.environ.get("EMBSTORE_DATA", default))
+    folder = Path(os.environ.get("EMBSTORE_DATA") or default)
     if not folder.is_dir():
         pytest.skip(f"no test data at {folder}; name its folder in EMBSTORE_DATA")
     return folder
