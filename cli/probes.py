@@ -226,6 +226,13 @@ def structure(
     if sentence is not None and sentence >= len(trees["test"]):
         raise InvalidValueError(f"there is no test sentence {sentence}: give --sentence 0 to {len(trees['test']) - 1}")
     opened = open_stores(stores)
+    if sentence is not None and options["training"].patience == 0:
+        layers = next(iter(opened.values())).select(layers=options["layers"]).layers
+        if len(layers) > 1:
+            raise InvalidValueError(
+                f"--sentence {sentence} draws the layer of the lowest dev loss, which is not measured with "
+                f"--set patience=0: give one layer, such as --layers {layers[-1]}"
+            )
     files = save_files(save, opened)
     folder = None if checkpoints is None else create_folder(checkpoints, option="--checkpoints")
     probes, results = [], []

@@ -92,6 +92,7 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
             ("made.zarr", *ASK, "--sentence", 99, "--plot", "a.svg"),
             "there is no test sentence 99: give --sentence 0 to 9",
         ),
+        (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg"), "patience=0: give one layer, such as --layers 4"),
         (("made.zarr", *ASK, "--seeds", "one"), "--seeds 'one' is not allowed"),
         (("made.zarr", *ASK, "--save", "."), "is not a file of saved probes"),
     ],

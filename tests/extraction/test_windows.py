@@ -513,7 +513,7 @@ class MemoryBoundEncoder(FakeEncoder):
 
     batch_depends_on_memory, free = True, 64
 
-    def batch_subwords_next_to(self, held: Callable[[int], int]) -> int:
+    def batch_subwords_next_to(self, held: Callable[[int], int], *, n_features: int) -> int:
         return self.free
 
 

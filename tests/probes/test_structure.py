@@ -192,6 +192,7 @@ def test_without_early_stopping_no_layer_is_the_best(made: TreeStore) -> None:
     with pytest.raises(InvalidValueError, match="early stopping"):
         probe.predict(made.trees[0])
     assert probe.predict(made.trees[0], layer=PLANTED).layer == PLANTED
+    assert fit(made, Training(epochs=1, patience=0), rank=2, layers=[PLANTED]).best_layer() == PLANTED
 
 
 def test_depth_probes_alone_have_no_trees(made: TreeStore) -> None:

@@ -200,11 +200,11 @@ class StructuralProbe(Probe[FittedStructure]):
     def best_layer(self) -> int:
         """Return the layer whose distance probe (of the first seed) has the lowest dev loss.
 
-        Raises InvalidValueError without distance probes, and without early stopping, which measures it.
+        Raises InvalidValueError without distance probes, and without early stopping unless there is a single layer.
         """
         fitted = self.fitted
         losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)[:, self._distance_task(), 0]
-        if np.isnan(losses).any():
+        if len(losses) > 1 and np.isnan(losses).any():
             raise InvalidValueError("without early stopping there is no dev loss to choose the best layer by: give one")
         return fitted.shape.layers[int(losses.argmin())]
 
