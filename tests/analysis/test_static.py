@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import embstore as es
 from embstore.analysis.static import all_but_the_top, static_vectors, write_static_store
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.store.convert.words import word_metadata
 from embstore.vectors import WordVectors, read_vectors, write_vectors
 from tests.analysis.word_store import Written, awkward_words, one_line, write_words
 from tests.store_making import make_store
@@ -149,7 +151,7 @@ def test_progress_counts_every_occurrence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
-    source = make_store(tmp_path / "store.zarr").store
+    source = make_store(tmp_path / "store.zarr", years=True).store
     vectors = {layer: static_vectors(source, layer=layer, method="mean") for layer in (5, 0)}
     made = {"method": "mean", "min_contexts": 1}
     store = write_static_store(vectors, tmp_path / f"static{suffix}", source=source, made=made)
@@ -174,6 +176,13 @@ def test_a_store_of_static_vectors(tmp_path: Path, suffix: str) -> None:
     fewer = {0: vectors[0], 5: vectors[5].take([0, 1])}
     with pytest.raises(InvalidValueError, match="different words"):
         write_static_store(fewer, tmp_path / f"none{suffix}", source=source, made=made)
+
+
+def test_words_have_no_fields_and_sites_of_their_source_and_are_stored_whole(tmp_path: Path) -> None:
+    given = make_store(tmp_path / "store.zarr", years=True).store.metadata
+    given = replace(given, sites={"residual": 6, "query": 4}, kept=(2,))
+    made = word_metadata(given, given.layout, made={"method": "mean"})
+    assert (made.fields, made.sites, made.kept) == ({}, {}, None)
 
 
 @pytest.mark.parametrize(("name", "format"), [("v.txt", "text"), ("v.bin", "binary"), ("v.npy", "npy")])

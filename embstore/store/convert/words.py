@@ -28,6 +28,9 @@ def word_metadata(source: Metadata, layout: Layout, *, made: Mapping[str, Any]) 
         partition_rows=layout.partition_rows,
         extraction={**source.extraction, "static": dict(made)},
         dropped=(),
+        sites={},
+        fields={},
+        kept=None,
     )
 
 
