@@ -19,7 +19,7 @@ from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store, write_frame
-from embstore.store.storage.files import replacing, storing
+from embstore.store.storage.files import new_folder
 
 POINTS = 100_000  # what TensorBoard's projector shows
 
@@ -73,19 +73,15 @@ def write_projector(
     rows = sample_rows(chosen, sample, seed)
     frame = _texts(chosen.store.select(rows=rows)).select(pl.all().cast(pl.String).str.replace_all(r"[\t\r\n]", " "))
     config = []
-    with storing(path):
-        path.mkdir(parents=True)
-    for layer in dict.fromkeys(chosen.layers):
-        vectors = np.asarray(chosen.store.gather(rows, layer), "<f4")
-        with replacing(path / f"layer_{layer}.bytes") as partial:
-            partial.write_bytes(vectors.tobytes())
-        shape = " ".join(f"tensor_shape: {size}" for size in vectors.shape)
-        names = f'tensor_name: "layer {layer}" tensor_path: "layer_{layer}.bytes" metadata_path: "metadata.tsv"'
-        config.append(f"embeddings {{ {names} {shape} }}\n")
-    with replacing(path / "metadata.tsv") as partial:
-        frame.write_csv(partial, separator="\t", quote_style="never")
-    with replacing(path / "projector_config.pbtxt") as partial:
-        partial.write_text("".join(config), "utf-8")
+    with new_folder(path) as folder:
+        for layer in dict.fromkeys(chosen.layers):
+            vectors = np.asarray(chosen.store.gather(rows, layer), "<f4")
+            (folder / f"layer_{layer}.bytes").write_bytes(vectors.tobytes())
+            shape = " ".join(f"tensor_shape: {size}" for size in vectors.shape)
+            names = f'tensor_name: "layer {layer}" tensor_path: "layer_{layer}.bytes" metadata_path: "metadata.tsv"'
+            config.append(f"embeddings {{ {names} {shape} }}\n")
+        frame.write_csv(folder / "metadata.tsv", separator="\t", quote_style="never")
+        (folder / "projector_config.pbtxt").write_text("".join(config), "utf-8")
     return path
 
 

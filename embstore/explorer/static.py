@@ -22,7 +22,7 @@ from embstore.explorer.queries.words import columns, contextuality, described
 from embstore.explorer.stores import Explored, explored
 from embstore.progress import Progress, reporting
 from embstore.store import Collection, Store
-from embstore.store.storage.files import storing
+from embstore.store.storage.files import new_folder
 
 PAGE = Path(__file__).parent / "page"
 BLOCK = 2**18  # rows that are put in the order of the words at a time
@@ -78,17 +78,13 @@ def write_static(
         Explored(each.store, address=url if urlsplit(url).netloc else url.rsplit("/", 1)[-1], name=each.name)
         for each, url in zip(opened, urls, strict=True)
     ]
-    partial = path.with_name(f".{path.name}.new")
-    with storing(path):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    with new_folder(path) as partial:
         _write_page(partial, urls)
         if maps is None:
             maps = sum(maps_nbytes(each.store) for each in shown) < MAPS_NBYTES
         held = [_describe(each, number, urls[number], partial, maps) for number, each in enumerate(shown)]
         answers = _write_answers(shown, partial, maps, progress)
         (partial / "static.json").write_text(as_json({"stores": held, "answers": answers}), "utf-8")
-        os.replace(partial, path)
     return path
 
 

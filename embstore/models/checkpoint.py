@@ -30,7 +30,7 @@ from embstore.models.memory import memory_needed
 from embstore.models.placing import Device, Place, own_dtype, require_finite_weights, without_blocks
 from embstore.models.static.shorthand import require_name
 from embstore.models.tensor import Part, other_parts
-from embstore.store.storage.files import fsync_folder, fsync_tree, storing
+from embstore.store.storage.files import fsync_tree, new_folder
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -313,14 +313,10 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
             network = auto.from_config(checkpoint.config)
         except Exception as error:
             raise ModelError(f"the model {str(model)!r} cannot be initialized: {reason(error)}") from error
-        new = out.with_name(f".{out.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        with storing(out):
+        with new_folder(out) as new:
             network.save_pretrained(new, safe_serialization=True)
             checkpoint.tokenizer.save_pretrained(new)
             make_durable(new)
-            new.rename(out)
-            fsync_folder(out.absolute().parent)
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 import embstore as es
 from embstore.analysis.projection import project
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, StorageError
 from tests.store_making import make_store
 
 ARGUMENTS = ["--x", "x", "--y", "y", "--text", "text", "--neighbors", "neighbors"]
@@ -68,6 +69,17 @@ def test_projector_has_vectors_of_each_layer_and_their_table(store: es.Store, tm
         len((es.analysis.write_projector(store, tmp_path / "q", sample=7) / "metadata.tsv").read_text().split("\n"))
         == 9
     )
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "")
+
+
+def test_a_full_disk_leaves_no_folder(store: es.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pl.DataFrame, "write_csv", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        es.analysis.write_projector(store, tmp_path / "p")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_refused(store: es.Store, tmp_path: Path) -> None:

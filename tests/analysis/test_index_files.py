@@ -428,7 +428,7 @@ def test_a_damaged_index_is_refused_and_rebuilt(tmp_path: Path, suffix: str, dam
     with pytest.raises(SearchIndexError, match="is damaged") as raised:
         open_index(store, name=index.name)
     assert "\n" not in str(raised.value)
-    assert "build it again with embstore index (--name layer2-ivf-cosine-centered)" in str(raised.value)
+    assert "build it again with embstore index (--set name=layer2-ivf-cosine-centered)" in str(raised.value)
     build_index(store, layer=LAYER, kind="ivf", centered=True, threads=1)
     assert files_of(store, index.name) == before
 

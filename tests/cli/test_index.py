@@ -88,7 +88,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
     assert listed.status == 0
     assert "mean only" in listed.out
     assert "damaged" in listed.out
-    assert "build it again with embstore index (--name layer1-flat-cosine-centered)" in listed.out
+    assert "build it again with embstore index (--set name=layer1-flat-cosine-centered)" in listed.out
     assert [each["state"] for each in valid(work.run("index", store, "--list", "--json"), "index")] == [
         "ready", "damaged"
     ]  # fmt: skip

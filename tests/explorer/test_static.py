@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import embstore as es
 from embstore.analysis.projection import components
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, StorageError
 from embstore.explorer import Arrays, answer, explored, write_static
 from embstore.explorer import static as module
 from embstore.explorer.queries.words import described
@@ -354,6 +356,14 @@ def test_addresses_of_several_stores(tmp_path: Path) -> None:
     assert urls == ["https://host.example/stores/a%201.zarr", "https://host.example/stores/b%201.zarr"]
     assert "connect-src 'self' https://host.example;" in (out / "index.html").read_text("utf-8")
     assert {"map?layer=5&store=1", "cka?other=1&store=0", "geometry?store=1", "stores?"} <= set(held["answers"])
+
+
+def test_a_failure_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path / "s.zarr").store
+    monkeypatch.setattr(module, "_describe", Mock(side_effect=OSError(errno.ENOSPC, "")))
+    with pytest.raises(StorageError, match="the disk is full"):
+        write_static([store], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["s.zarr"]
 
 
 def test_stores_that_a_browser_cannot_read_are_refused(tmp_path: Path) -> None:

@@ -280,6 +280,7 @@ def test_a_writer_that_is_stopped_leaves_the_old_labels(
     with pytest.raises(KeyboardInterrupt):
         made.store.with_labels("x", ["b"] * made.store.n_rows, save=True, replace=True)
     monkeypatch.undo()
+    assert not (folder_of(made.store.path) / ".tmp").exists()
     names = list(es.open(made.store.path).index.labels["x"].names)
     assert names == ["a"] if failing < 3 else names in (["a"], ["b"])
     assert es.verify(made.store.path).ok

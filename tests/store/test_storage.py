@@ -14,7 +14,7 @@ import pytest
 from embstore.errors import StorageError, StoreBusyError, StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.cache import CachedStorage
-from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, opened, replacing
+from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, new_folder, opened, replacing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import StoreLock
@@ -280,6 +280,20 @@ def test_every_failure_of_the_disk_is_a_storage_error(
                 failed += 1
                 assert str(error).startswith("cannot "), name  # noqa: PT017
     assert failed
+
+
+def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    def write(error: str = "") -> None:
+        with new_folder(tmp_path / "new") as folder:
+            (folder / "a").touch()
+            if error:
+                raise OSError(error)
+
+    with pytest.raises(StorageError, match="the disk is full"):
+        write("No space left on device (os error 28)")  # as Polars says it
+    assert list(tmp_path.iterdir()) == []
+    write()
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["new", "new/a"]
 
 
 def test_the_checksum_of_spans_is_that_of_their_bytes(tmp_path: Path) -> None:

@@ -254,7 +254,7 @@ def require_types(document: Any) -> None:
 
 def remedy(folder: Path | ObjectPath) -> str:
     """What to do about an index that cannot be used."""
-    return f"build it again with embstore index (--name {folder.name}), or remove it (--remove {folder.name})"
+    return f"build it again with embstore index (--set name={folder.name}), or remove it (--remove {folder.name})"
 
 
 def require_fresh(store: Store, info: IndexInfo) -> None:

@@ -150,16 +150,18 @@ class LabelFiles:
         with ProcessLock(folder.with_name(f"{folder.name}.lock"), busy):
             with storing(folder):
                 make_folders(folder)
-            listed = change(self.listed())
-            fields = {
-                "format_version": FORMAT_VERSION,
-                "rows": self._rows,
-                "labels": {name: asdict(file) for name, file in sorted(listed.items())},
-            }
-            self._storage.put(LISTING, [canonical({**fields, "crc32c": document_crc32c(fields)})])
-            for key in set(self._storage.sizes()) - {LISTING, *(file.file for file in listed.values())}:
-                self._storage.delete(key)  # replaced, or left by a writer that was killed
-            self._storage.finish()
+            try:
+                listed = change(self.listed())
+                fields = {
+                    "format_version": FORMAT_VERSION,
+                    "rows": self._rows,
+                    "labels": {name: asdict(file) for name, file in sorted(listed.items())},
+                }
+                self._storage.put(LISTING, [canonical({**fields, "crc32c": document_crc32c(fields)})])
+                for key in set(self._storage.sizes()) - {LISTING, *(file.file for file in listed.values())}:
+                    self._storage.delete(key)  # replaced, or left by a writer that was killed
+            finally:
+                self._storage.finish()
 
     def _put(self, name: str, labels: Labels) -> LabelFile:
         arrays = {

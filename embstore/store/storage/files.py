@@ -65,8 +65,8 @@ def storing(path: object) -> Iterator[None]:
     except EmbstoreError:
         raise
     except OSError as error:
-        found = re.search(r"errno = (\d+)", str(error))  # as the HDF5 library reports it
-        number = error.errno or (int(found[1]) if found else 0)
+        found = re.search(r"errno = (\d+)|\(os error (28)\)", str(error))  # of the HDF5 library; of Polars
+        number = error.errno or (int(found[1] or found[2]) if found else 0)
         if number in _DISK_FULL:
             message = f"cannot write {path}: the disk is full; free some space and run the same command again"
         else:
@@ -222,6 +222,25 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder, which becomes `path` atomically and durably; nothing is left where the block fails.
+
+    `path`: where nothing is yet. Raises StorageError.
+    """
+    partial = path.with_name(f".{path.name}.new")
+    with storing(path):
+        try:
+            remove(partial)
+            partial.mkdir(parents=True)
+            yield partial
+            fsync_tree(partial)
+            os.rename(partial, path)
+        finally:
+            clean_up(partial)
+        fsync_folder(path.absolute().parent)
 
 
 @checked
