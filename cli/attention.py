@@ -145,8 +145,9 @@ def heads(
 
     The dev score without each head and without each layer's heads (Kovaleva et al. 2019), the importance of heads by
     the gradient of the loss on train, and the dev score as the least important are pruned (Michel et al. 2019).
-    Disabled heads have uniform weights, with --set how=zero no output; pruned heads have no output. n_sentences: of
-    each split. Intervals hold for all heads together; an effect whose interval has 0 in it may be noise.
+    Disabled heads have uniform weights, with --set how=zero no output; pruned heads have no output. --set n_sentences=N
+    takes N sentences of each split. Intervals hold for all heads together; an effect whose interval has 0 in it may be
+    noise.
     """
     import polars as pl
 

@@ -97,7 +97,8 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is None:
                 continue
-            name, text = record[0], re.sub(r"(; )?\bx>=\d+\b", "", record[1]).replace("  [", " [").removesuffix(" []")
+            name, text = record[0], re.sub(r"(; )?(\d+<=x<=\d+|x>=\d+)", "", record[1])
+            text = text.replace("  [", " [").removesuffix(" []")
             heading = getattr(parameter, "rich_help_panel", None) or "Options"
             if parameter.param_type_name == "argument":
                 heading, name, text = "Arguments", name.split(" <")[0], text.removesuffix(" [required]")

@@ -74,7 +74,8 @@ def edges(
 ) -> None:
     """Read labelled spans from mixes of the layers.
 
-    Edge probing of Tenney et al. 2019: F1 of P(0) to P(L), what each layer adds, the mixing weights of P(L), their
+    Edge probing of Tenney et al. 2019, where P(l) is the probe of a mix of layers 0 to l: F1 of P(0) to P(L), what each
+    layer adds, the mixing weights of P(L), their
     center of gravity and the expected layer, with 95 % intervals over resampled sentences. --set layerwise=true also
     trains a probe of each layer alone; dev=FILE and test=FILE go with a single file of train targets; repair=true
     lets a stray I-x start an entity.

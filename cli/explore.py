@@ -19,11 +19,12 @@ HOST = "127.0.0.1"
 def explore(
     stores: opt.StorePaths,
     *,
-    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: all.")] = HOST,
+    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: on all of this machine.")] = HOST,
     port: Annotated[int, opt.option("N", "The port; 0 for a free one.", min=0, max=65535)] = 0,
     model: Annotated[str | None, opt.option("MODEL", "Where the stores' model is now, for new sentences.")] = None,
     probes: Annotated[
-        str | None, opt.option("DIR", "Saved probes and tables of scores; `probes` next to the store by default.")
+        str | None,
+        opt.option("DIR", "A folder of saved probes and tables of scores, by default `probes` next to the store."),
     ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
     password: Annotated[
@@ -33,16 +34,22 @@ def explore(
         Path | None, opt.option("OUT", "Write a folder instead, which any web host shows without embstore.")
     ] = None,
     store_url: Annotated[
-        str | None, opt.option("URL", "With --static: where the store is; by default at its path from OUT.")
+        str | None,
+        opt.option(
+            "URL", "With --static: where the page will find the store; by default where it is now, seen from OUT."
+        ),
     ] = None,
     maps: Annotated[
         bool | None,
-        typer.Option("--maps/--no-maps", help="With --static: write maps of words; by default below 1 GiB."),
+        typer.Option(
+            "--maps/--no-maps",
+            help="With --static: write what draws maps of frequent words; by default if it is less than 1 GiB.",
+        ),
     ] = None,
 ) -> None:
     """Look at stores in the browser.
 
-    Runs until Ctrl-C. Only who has the URL that is printed can read the stores, and nobody can change them.
+    Runs until Ctrl-C. Only those who have the URL that is printed can read the stores, and nobody can change them.
     """
     if static is not None:
         served = {"--host": host != HOST, "--port": port, "--model": model, "--probes": probes}

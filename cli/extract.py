@@ -48,9 +48,25 @@ Corpus = Annotated[
         "A file or a folder of them: .txt, .jsonl, .parquet, .csv, .conllu, .conll, .pse or .tsv, also .gz or .zst.",
     ),
 ]
+Model = Annotated[
+    str,
+    opt.option(
+        "MODEL",
+        "A model of Hugging Face: its name, or its folder; vllm:NAME has vLLM run it. Vectors without context: a file "
+        "of word vectors, random:DIM or subwords:MODEL; bag: before these takes means of sentences.",
+        "--model",
+        "-m",
+    ),
+]
+Device = Annotated[
+    str,
+    opt.option("NAME", "auto, cpu, cuda or cuda:N; split and tensor divide a large model over all GPUs."),
+]
 Pooling = Annotated[
     Literal["mean", "first", "last", "max", "cls"],
-    opt.option("NAME", "How subword vectors become a word's vector: mean, first, last or max; a sentence's also cls."),
+    opt.option(
+        "NAME", "How the vectors of a word's subwords become one: mean, first, last or max; a sentence's also cls."
+    ),
 ]
 Dtype = Annotated[
     Literal["float16", "float32", "bfloat16", "int8"],
@@ -58,17 +74,22 @@ Dtype = Annotated[
 ]
 Sites = Annotated[
     str,
-    opt.option("LIST", "residual, attention_output, head_output, mlp_output, query, key, value; some, by commas."),
+    opt.option(
+        "LIST",
+        "residual (what a layer passes on), attention_output, head_output, mlp_output, query, key, value; or several.",
+    ),
 ]
 Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
 Where = Annotated[
     str | None,
-    opt.option("SQL", "Only words for which it is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
+    opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
 ]
 WordList = Annotated[
     Path | None, opt.option("FILE", "Only the words of this file, one a line.", "--word-list", panel=KEPT)
 ]
-Label = Annotated[str | None, opt.option("COLUMN", "Only words with a label in this column; any: in any.", panel=KEPT)]
+Label = Annotated[
+    str | None, opt.option("COLUMN", "Only words that have a label in this column; any: in any column.", panel=KEPT)
+]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[
     str | None,
@@ -76,15 +97,17 @@ Format = Annotated[
         "NAME", "text, jsonl, parquet, csv, conllu, conll, pse, edge, sts or pairs (by its suffix).", panel=READ
     ),
 ]
-Split = Annotated[str | None, opt.option("NAME", "Split text into sentences, or at its lines.", panel=READ)]
+Split = Annotated[
+    str | None, opt.option("NAME", "sentences: find them in running text; lines: each line is one.", panel=READ)
+]
 Words = Annotated[
-    str | None, opt.option("NAME", "Split sentences into words at punctuation too, or at spaces only.", panel=READ)
+    str | None, opt.option("NAME", "punctuation: split it from words; spaces: split at spaces only.", panel=READ)
 ]
 Context = Annotated[
     str,
     opt.option(
         "NAME",
-        "Give the model a sentence or a document at a time, or blocks of at most this many subwords of a document.",
+        "What the model is given at a time: sentence; document; or N, blocks of a document of at most N subwords.",
         panel=WINDOWS,
     ),
 ]
@@ -92,7 +115,8 @@ MinLeft = Annotated[
     int | None,
     opt.option(
         "K",
-        "Blocks overlap, so that each word has K words before it (a quarter of a block; 0 of blocks).",
+        "Let blocks overlap, so that each word has K words before it; by default by a quarter where a text is too long "
+        "for the model, and not with --context N.",
         panel=WINDOWS,
     ),
 ]
@@ -114,9 +138,11 @@ AttentionWindow = Annotated[
         panel=WINDOWS,
     ),
 ]
-Devices = Annotated[str | None, opt.option("LIST", "A process for each of these: GPUs as 0,1, or cpu.", panel=WORKERS)]
+Devices = Annotated[
+    str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.", panel=WORKERS)
+]
 Threads = Annotated[int | None, opt.option("N", "CPU threads of the model (one a core).", min=1)]
-Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "The workers of a Ray cluster.", panel=WORKERS)]
+Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "Run on the workers of a Ray cluster.", panel=WORKERS)]
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
@@ -126,7 +152,7 @@ Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; 
 class Extracting:
     """The options of an extraction."""
 
-    device: opt.Device = "auto"
+    device: Device = "auto"
     threads: Threads = None
     layers: opt.Layers = "all"
     sites: Sites = "residual"
@@ -235,15 +261,15 @@ class Extraction:
 def plan(
     corpus: Corpus,
     *,
-    model: opt.Model,
+    model: Model,
     extracting: Extracting,
-    store: Annotated[str | None, opt.option("STORE", "The store to come, for its free space.")] = None,
+    store: Annotated[str | None, opt.option("STORE", "Where the store will be, to see whether it fits there.")] = None,
     as_json: opt.AsJson = False,
 ) -> None:
     """Estimate what an extraction will cost, before it starts.
 
-    Reads the corpus once and times a hundredth of it, or three batches. Ends with status 1 if the store would not fit
-    on the disk.
+    Reads the corpus once, and runs the model on a hundredth of it, or on three batches, to time it. Ends with status 1
+    if the store would not fit on the disk. `embstore extract --help` says what --set takes.
     """
     made = Extraction(corpus, extracting).plan(model, store=store, device=extracting.device)
     if as_json:
@@ -258,7 +284,7 @@ def extract(
     corpus: Corpus,
     store: opt.NewStore,
     *,
-    model: opt.Model,
+    model: Model,
     extracting: Extracting,
     devices: Devices = None,
     cluster: Cluster = None,
@@ -269,13 +295,16 @@ def extract(
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
 
-    An existing store of another corpus, model or options is refused. Other settings: unit=subword or unit=sentence for
-    a row each; compute_dtype (float32, float16, bfloat16), batch_subwords, max_length (in subwords); min_contexts=N
-    keeps words of N sentences or more, per=COLUMN counts --max-contexts by label; encoding of the files (utf-8);
-    language=CODE of text (en); normalize (nfc, nfkc, lower); columns of a .conll file, or those of a table to store as
-    fields; text=COLUMN of a table, spans=COLUMN with spans of its characters that are occurrences; chat=MODEL, whose
-    chat template is applied to lists of messages; workers=N of the cluster; means=true stores the mean of each word
-    in place of its occurrences.
+    An existing store of another corpus, model or options is refused.
+
+    --set, what is stored: unit=subword or sentence, a row for each; means=true, a word's mean in place of its
+    occurrences; min_contexts=N, only words of N sentences or more; per=COLUMN, --max-contexts for each label; seed=N.
+
+    --set, how the corpus is read: encoding (utf-8); language (en) of text; normalize=nfc, nfkc or lower; text=COLUMN
+    of a table; columns=A,B of a table are stored as fields, of a .conll file are the names; spans=COLUMN, whose spans
+    of characters are the occurrences; chat=MODEL, whose template makes text of lists of messages.
+
+    --set, how it is computed: compute_dtype (float32, float16, bfloat16); batch_subwords; max_length; workers=N.
     """
     extraction = Extraction(corpus, extracting)
     if extraction.means and (virtual or append or repair or devices or cluster):

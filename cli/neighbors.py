@@ -41,7 +41,7 @@ LABEL = {
     "capped": bool,
     "averaged": bool,
 }
-AnyWord = Annotated[str | None, opt.argument("[WORD]", "The word, as written in the corpus.")]
+AnyWord = Annotated[str | None, opt.argument("WORD", "The word, as written in the corpus.")]
 Row = Annotated[int | None, opt.option("N", "Query: the occurrence in row N of the store.")]
 Text = Annotated[str | None, opt.option("TEXT", "Query: WORD, or the word in [brackets], in a new sentence.")]
 Batch = Annotated[Path | None, opt.option("FILE", "Queries: words of a file, one a line, or vectors of a .npy.")]
@@ -49,9 +49,9 @@ Queries = Annotated[int, opt.option("N", "Query the first N occurrences of a wor
 Labels = Annotated[list[str] | None, opt.option("COLUMN=VALUE", "Find only occurrences with this label.")]
 Exclude = Annotated[
     Literal["word", "sentence", "both"] | None,
-    opt.option("WHAT", "Leave out occurrences of the same word, of the same sentence, or both."),
+    opt.option("WHAT", "Leave out occurrences of the same word, of the same sentence, or both: word, sentence, both."),
 ]
-Index = Annotated[str | None, opt.option("NAME", "Search this index of the store: see embstore index.")]
+Index = Annotated[str | None, opt.option("NAME", "Search this index, which `embstore index` has built.")]
 StoreModel = Annotated[str | None, opt.option("MODEL", "With --text: where the store's model is now.")]
 Source = Annotated[str, opt.argument("STORE", "A store, or a file of word vectors.")]
 

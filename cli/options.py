@@ -38,16 +38,8 @@ StorePath = Annotated[str, argument("STORE", STORE)]
 StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]
 NewStore = Annotated[str, argument("STORE", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")]
 Word = Annotated[str, argument("WORD", "The word or phrase, as written in the corpus.")]
-Model = Annotated[
-    str,
-    option(
-        "MODEL",
-        "Model folder, hub name, vllm:NAME; a file of word vectors, random:DIM, subwords:MODEL, bag: before these.",
-        "--model",
-        "-m",
-    ),
-]
-Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N; in plan and extract also split, tensor.")]
+Model = Annotated[str, option("MODEL", "A model of Hugging Face: its name, or its folder.", "--model", "-m")]
+Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.")]
 Layer = Annotated[str, option("N", "The layer: a number, or -1 or last for the last one stored.", "--layer", "-l")]
 Layers = Annotated[str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.")]
 K = Annotated[int, option("N", "Number of nearest neighbors.", "--k", "-k", min=1)]
@@ -58,11 +50,11 @@ Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's
 Components = Annotated[int, option("N", "Also remove the first N principal components of the layer.", min=0)]
 MinContexts = Annotated[int, option("N", "Only words that occur in N different sentences or more.", min=1)]
 Seeds = Annotated[str, option("LIST", "Seeds of the initial weights, such as 0 or 1,2,3.")]
-Sentences = Annotated[int, option("N", "Use a random sample of N sentences of each split; 0: all sentences.", min=0)]
+Sentences = Annotated[int, option("N", "Use N sentences of each split, drawn at random; 0: all.", min=0)]
 Control = Annotated[
     bool, typer.Option("--control", help="Also train on the control task: random labels, the same for the same word.")
 ]
-Save = Annotated[Path | None, option("PATH", "Save the probes in this file, or one each in this folder where several.")]
+Save = Annotated[Path | None, option("PATH", "Save the probe in this file; several: one file each in this folder.")]
 Checkpoints = Annotated[Path | None, option("DIR", "Save a checkpoint after every epoch there, and resume from it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]

@@ -33,10 +33,12 @@ STRUCTURE = {
     "splits": tuple[str, ...],
 }
 Words = Annotated[Path, opt.option("FILE", "Words, one a line or as Wiki-PSE lists them with classes.")]
-MoreWords = Annotated[Path | None, opt.option("FILE", "Words, in the same form.")]
+MoreWords = Annotated[Path | None, opt.option("FILE", "Words to score, one a line, in place of those of the probes.")]
 By = Annotated[
     Literal["class", "frequency", "both"] | None,
-    opt.option("WHAT", "Also print F1 by class, by the frequency of words, or both.", "--by"),
+    opt.option(
+        "WHAT", "Also print F1 by class, by the frequency of words, or by both: class, frequency, both.", "--by"
+    ),
 ]
 METRICS = {
     "class": ("class_f1", "F1 by class"),

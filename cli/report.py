@@ -17,7 +17,7 @@ def report(
     sections: Annotated[
         str, opt.option("LIST", "all, or some of contents, geometry, words, senses, hubs, similarity, probes.")
     ] = "all",
-    seed: Annotated[int, opt.option("N", "Of samples, intervals, clusters and probes.", min=0)] = 0,
+    seed: Annotated[int, opt.option("N", "Seed of samples, intervals, clusters and probes.", min=0)] = 0,
 ) -> None:
     """Describe a store and its vectors on one HTML page.
 

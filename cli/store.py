@@ -253,7 +253,10 @@ def thin(
     keep: Annotated[str, opt.option("LIST", "The layers that stay, such as 6 or 0,6,last; none drops all.")] = "none",
     check: Annotated[
         Literal["all", "near", "sample"],
-        opt.option("NAME", "What is compared first: all bits, all but the last bits, or three partitions."),
+        opt.option(
+            "NAME",
+            "What has to agree before: all (every bit), near (all but the last bits), sample (three partitions only).",
+        ),
     ] = "all",
     model: Annotated[
         str | None, opt.option("MODEL", "The model of the store, if it is not found by its name.", "--model", "-m")
@@ -262,8 +265,9 @@ def thin(
     """Drop vectors that the model can compute again.
 
     The store then takes a few thousandths of its space. What was dropped is computed again when it is read, compared
-    with its checksum and cached, see EMBSTORE_CACHE. All is computed again once before anything is dropped, which takes
-    as long as the extraction: --check sample computes three partitions. Rerun to resume.
+    with its checksum and cached in the folder EMBSTORE_CACHE. Before anything is dropped, all is computed again once to
+    see that it agrees, which takes as long as the extraction; --check sample computes three partitions (blocks of rows)
+    only. Rerun to resume.
     """
     before = _nbytes(store)
     thinned = es.store.thin(store, keep=keep.removeprefix("layers="), check=check, model=model)

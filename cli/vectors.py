@@ -148,7 +148,8 @@ def evaluate(
     *,
     benchmarks: Annotated[Path, opt.option("DIR", "The folder of the benchmarks.")],
     oov: Annotated[
-        Literal["skip", "mean"], opt.option("NAME", "Items with unknown words: skip, or mean vector.")
+        Literal["skip", "mean"],
+        opt.option("NAME", "Items with a word that has no vector: skip them, or take the mean vector: skip, mean."),
     ] = "skip",
     shared_vocabulary: Annotated[
         bool, typer.Option("--shared-vocabulary", help="Keep only the words that all files have.")
@@ -158,9 +159,9 @@ def evaluate(
 ) -> None:
     """Score static word vectors on word benchmarks.
 
-    Prints systems by benchmarks, with the share of the items whose words all have a vector: Spearman's rho for
-    similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories. --out and
-    --json have every score, by section too. --set paper=true also prints Table 1 of Ethayarajh 2019.
+    Prints the score of each file on each benchmark, with the share of the items whose words all have a vector:
+    Spearman's rho for similarity and relations, the accuracy of 3CosAdd for analogies, cluster purity for categories.
+    --out and --json have every score, by section too. --set paper=true also prints Table 1 of Ethayarajh 2019.
     """
     options: dict[str, Any] = {"oov": oov, "lowercase": True, "shared_vocabulary": shared_vocabulary, "seed": 0}
     options |= opt.read_settings(settings, EVALUATION)

@@ -110,7 +110,7 @@ class BreakEven:
     def verdict(self) -> str:
         """The rates and the number of passes in one line, and how far parts are apart."""
         rates = (
-            f"a pass is read at {self.nbytes / self.read_seconds / 1e6:,.0f} MB/s or computed at "
+            f"vectors are read at {self.nbytes / self.read_seconds / 1e6:,.0f} MB/s or computed at "
             f"{self.n_rows / self.compute_seconds:,.0f} words/s"
         )
         between, shown = self.passes_between, when_cheaper(self.passes, "time")
@@ -127,11 +127,15 @@ class BreakEven:
 
 
 def when_cheaper(passes: float | None, what: str) -> str:
-    """Say after how many passes storing is cheaper than computing again, in `what`."""
+    """Say how often all vectors have to be read for storing to be cheaper than computing them again, in `what`."""
     if passes is None:
-        return f"computing again always takes less {what} than storing"
+        return f"computing at each reading always takes less {what} than storing"
+    return f"storing takes less {what} than computing at each reading if all is read more than {_times(passes)}"
+
+
+def _times(passes: float) -> str:
     count = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
-    return f"storing takes less {what} than computing again after {count} {'pass' if count == '1' else 'passes'}"
+    return "once" if count == "1" else f"{count} times"
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,9 @@ class Estimate:
         else:
             lines.append(("time", "not measured"))
         if self.break_even is not None:
-            lines.append(("break-even", when_cheaper(self.break_even.passes, "time")))
+            passes = self.break_even.passes
+            pays = "no time" if passes is None else f"time if all is read more than {_times(passes)}; if less"
+            lines.append(("storing", f"saves {pays}, see --virtual"))
         if self.threads is not None:
             lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
         return lines
