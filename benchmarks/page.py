@@ -1,8 +1,9 @@
-"""Write docs/results/benchmarks.md from the files in benchmarks/results: python benchmarks/page.py [--check]."""
+"""Write docs/results/benchmarks.md and the table of README.md from benchmarks/results: page.py [--check]."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,14 @@ ABOUT = {
     "probe": "Edge probes: `benchmarks/probe.py`",
 }
 ORDER = tuple(ABOUT)
+README, SPEED = ROOT / "README.md", re.compile(r"(<!-- [^>]*page.py[^>]* -->\n).*?(?=<!-- end -->)", re.S)
+SHOWN = {  # rows of `bench all` with their clocks: what the README calls them
+    ("extract 2,000 sentences, 7 layers", "wall"): "extract all layers of 2,000 sentences, two cores",
+    ("exact search, ip, k 10, 32 queries", "wall"): "exact 10 nearest of 32 vectors among 200,000, two cores",
+    ("geometry: selfsim, intrasim, anisotropy", "wall"): "three measures of geometry of a layer, two cores",
+    ("gather 100,000 rows", "processor"): "read 100,000 rows at random, one core",
+    ("200,000 vectors in shuffled batches", "processor"): "200,000 vectors in shuffled batches, one core",
+}
 HEAD = """# Benchmarks
 
 <!-- Written by `python benchmarks/page.py` from the files in benchmarks/results: change these, not this page. -->
@@ -205,12 +214,28 @@ def page(folder: Path = RESULTS) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def readme() -> str:
+    """Return the README with the rows of `bench all` that it shows."""
+    rows = {
+        (row.what, row.clock): row for row in map(Row.of_json, json.loads((RESULTS / "all.json").read_text())["rows"])
+    }
+    lines = []
+    for key, name in SHOWN.items():
+        _, _, ours, rival, *_ = row_line(rows[key])
+        lines.append([name, ours, rival])
+    return SPEED.sub(
+        lambda found: found[1] + table(["", "embstore", "the fastest rival"], lines) + "\n", README.read_text()
+    )
+
+
 def main() -> None:
-    made = page()
+    made = {PAGE: page(), README: readme()}
     if "--check" in sys.argv:
-        sys.exit(0 if PAGE.read_text() == made else "docs/results/benchmarks.md is old: run python benchmarks/page.py")
-    PAGE.write_text(made)
-    print(f"written: {PAGE.name}, {len(results())} files")
+        old = [path.name for path, text in made.items() if path.read_text() != text]
+        sys.exit(f"{' and '.join(old)}: older than benchmarks/results: run python benchmarks/page.py" if old else 0)
+    for path, text in made.items():
+        path.write_text(text)
+    print(f"written: {', '.join(path.name for path in made)}, {len(results())} files")
 
 
 if __name__ == "__main__":

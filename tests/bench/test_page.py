@@ -23,6 +23,8 @@ def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_the_page_is_made_of_the_result_files(page: ModuleType) -> None:
     assert page.PAGE.read_text() == page.page(), "run python benchmarks/page.py"
+    assert page.SPEED.search(page.README.read_text())
+    assert page.README.read_text() == page.readme(), "run python benchmarks/page.py"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.name)
