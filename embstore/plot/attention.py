@@ -68,6 +68,11 @@ def _means(part: pl.DataFrame, by: str = "layer") -> tuple[list[int], NDArray[np
     return names, np.array([values[of_name == name].mean() for name in names])
 
 
+def _legend_below(axis: Any, *, columns: int = 2) -> None:
+    """Give a panel a legend that covers no point."""
+    axis.legend(frameon=False, fontsize=7, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+
+
 def _draw_shares(axis: Any, frame: pl.DataFrame) -> None:
     part = _rows(frame, "share")
     shown = [item for item in SHARES if item in part["item"]] or part["item"].unique(maintain_order=True).to_list()
@@ -79,7 +84,7 @@ def _draw_shares(axis: Any, frame: pl.DataFrame) -> None:
         axis.scatter(x, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0)
         axis.plot(layers, means, markersize=4, linewidth=1.4, label=item, **look(number))
     style(axis, title="Where attention goes: heads and their mean", x="layer", y="share of attention", layers=layers)
-    axis.legend(frameon=False, fontsize=7, ncols=2)
+    _legend_below(axis, columns=3)
 
 
 def _draw_entropy(axis: Any, frame: pl.DataFrame) -> None:
@@ -91,7 +96,7 @@ def _draw_entropy(axis: Any, frame: pl.DataFrame) -> None:
         axis.scatter(rows["layer"], floats(rows, "value"), s=9, alpha=0.5, color=style_of["color"], linewidths=0)
         axis.plot(layers, means, label=names[item], markersize=4, linewidth=1.4, **style_of)
     style(axis, title="Entropy of attention: heads and their mean", x="layer", y="entropy (nats)", layers=layers)
-    axis.legend(frameon=False, fontsize=7)
+    _legend_below(axis)
 
 
 def _layer_colors(layers: list[int]) -> dict[int, Any]:
@@ -119,7 +124,7 @@ def _draw_importance(axis: Any, frame: pl.DataFrame) -> None:
         axis.plot(layers, means, label=item, markersize=4, linewidth=1.4, **look(number))
     style(axis, title="Importance of attention (mean of heads)", x="layer", y="|d loss / d attention|", layers=layers)
     axis.set_yscale("log")
-    axis.legend(frameon=False, fontsize=7)
+    _legend_below(axis)
 
 
 def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
@@ -131,7 +136,7 @@ def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
         below = below + means
     style(axis, title="Patterns of the heads' maps", x="layer", y="share of maps", layers=layers)
     axis.set_ylim(0, 1)
-    axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    _legend_below(axis)
 
 
 def _draw_plane(axis: Any, frame: pl.DataFrame) -> None:
@@ -162,7 +167,7 @@ def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
     axis.set_yticks(places, [literal(name) for name in names], fontsize=7)
     axis.invert_yaxis()
     axis.set_xlim(0, 1)
-    axis.legend(frameon=False, fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    _legend_below(axis)
 
 
 def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
