@@ -51,7 +51,8 @@ def demo(
     store = _extracted(link if link.exists() else model, out / "demo.zarr")
 
     agreement, words = _agreement(store)
-    print("3. Senses: is a word's nearest occurrence of the same sense? (percent, by layer)\n")
+    print("3. Senses: is the nearest other occurrence of a word of the same sense?\n")
+    print("Percent of n occurrences by layer; baseline: the most frequent of the others.\n")
     print_table(_by_layer(agreement, store.layers))
 
     print("\n4. Neighbors: an occurrence, and the nearest other one in the last layer\n")
@@ -80,14 +81,13 @@ def _extracted(model: Path, path: Path) -> es.Store:
         plan = es.plan(corpus, model=model, store=path)
         print(str(plan).replace(f"{model.name} (", f"{MODEL_NAME} ("))
         print("\n2. Extract: every layer of every word, in one pass\n")
-        if path.exists():
-            print("The store exists from an earlier run; what is written is not extracted again.")
-        begin = perf_counter()
+        existed, begin = path.exists(), perf_counter()
         store = es.extract(plan, path)
         seconds = perf_counter() - begin
-    print(
-        f"{store.n_rows:,} words in {seconds:.2f} s: {store.n_rows / seconds:,.0f} words/s (none if already stored)\n"
-    )
+    if existed:
+        print("The store exists from an earlier run: what is written is not extracted again.\n")
+    else:
+        print(f"{store.n_rows:,} words in {seconds:.2f} s: {store.n_rows / seconds:,.0f} words/s\n")
     return store
 
 

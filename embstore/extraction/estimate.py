@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,8 @@ class Estimate:
         else:
             lines.append(("time", "not measured"))
         if self.break_even is not None:
-            passes = self.break_even.passes
-            pays = "no time" if passes is None else f"time if all is read more than {_times(passes)}; if less"
+            times = None if self.break_even.passes is None else ceil(self.break_even.passes)
+            pays = "no time" if times is None else f"time if all is read {_times(max(1, times))} or more; if less"
             lines.append(("storing", f"saves {pays}, see --virtual"))
         if self.threads is not None:
             lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
