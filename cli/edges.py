@@ -121,7 +121,7 @@ def _print_edges(summary: pl.DataFrame, *, kind: str, resamples: int) -> None:
 def _scored(summary: pl.DataFrame) -> str:
     """Return the split to show: test if it was scored, else the first one but train."""
     splits = [split for split in summary["split"].unique(maintain_order=True).to_list() if split != "train"]
-    return "test" if "test" in splits else str(splits[0]) if splits else ""
+    return "test" if "test" in splits else str(next(iter(splits), ""))
 
 
 def _by_task(summary: pl.DataFrame) -> list[dict[str, Any]]:

@@ -54,8 +54,9 @@ def explore(
     if static is not None:
         served = {"--host": host != HOST, "--port": port, "--model": model, "--probes": probes}
         served |= {"--no-browser": not browser, "--password": password}
-        if given := next((name for name, value in served.items() if value), None):
-            raise InvalidValueError(f"{given} is of a server, and --static {static} writes a folder: leave one out")
+        for name, value in served.items():
+            if value:
+                raise InvalidValueError(f"{name} is of a server, and --static {static} writes a folder: leave one out")
         _write_static(stores, static, store_url, maps)
         return
     if store_url is not None or maps is not None:
@@ -73,10 +74,10 @@ def _write_static(stores: list[str], out: Path, store_url: str | None, maps: boo
     from embstore.explorer import write_static
 
     path = write_static(stores, out, store_url=store_url, maps=maps)
-    size = sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
-    drawn = sum(each.stat().st_size for each in path.glob("maps/*/*"))
-    said = f"{drawn / 2**20:,.1f} MiB of them maps of words" if drawn else "without maps of words: see --maps"
-    print(f"{path}: {size / 2**20:,.1f} MiB, {said}; copy it to a web host, and the store to its place")
+    nbytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    of_maps = sum(file.stat().st_size for file in path.glob("maps/*/*"))
+    parts = f"{of_maps / 2**20:,.1f} MiB of them maps of words" if of_maps else "without maps of words: see --maps"
+    print(f"{path}: {nbytes / 2**20:,.1f} MiB, {parts}; copy it to a web host, and the store to its place")
 
 
 def _password() -> str:

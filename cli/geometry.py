@@ -145,10 +145,13 @@ def cka(
 
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
-    one, two = es.open(store), None if other is None else es.open(other)
     chosen = opt.read_settings(settings, CKA) | {"layers": opt.layers_of(layers)}
-    table = es.analysis.linear_cka(one, two, other_layers=None if two is None else chosen["layers"], **chosen)
-    left, right = ("", "") if other is None else _names([store, other])
+    if other is None:
+        left = right = ""
+        table = es.analysis.linear_cka(es.open(store), **chosen)
+    else:
+        left, right = _names([store, other])
+        table = es.analysis.linear_cka(es.open(store), es.open(other), other_layers=chosen["layers"], **chosen)
     output.draw(lambda **look: es.plot.cka_map(table, names=(left, right), **look))
     if output.deliver(table):
         rows: dict[int, dict[str, Any]] = {}

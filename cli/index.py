@@ -49,10 +49,11 @@ def index(
     if recall and (list_ or remove is not None):
         raise InvalidValueError("--recall is of an index that is built: leave it out with --list and --remove")
     chosen = opt.read_settings(settings, SETTINGS)
-    if given := [] if recall else [key for key in ("k", "queries") if key in chosen]:
-        raise InvalidValueError(f"--set {given[0]}={chosen[given[0]]} is for --recall: give that too")
-    measured = {"k": chosen.pop("k", 10), "queries": chosen.pop("queries", 1000)}
-    for key, value in measured.items():
+    measured = {"k": 10, "queries": 1000}
+    for key in [key for key in measured if key in chosen]:
+        value = measured[key] = chosen.pop(key)
+        if not recall:
+            raise InvalidValueError(f"--set {key}={value} is for --recall: give that too")
         if value < 1:
             raise InvalidValueError(f"--set {key}={value} is not allowed: give 1 or more")
     opened = es.open(store)

@@ -86,12 +86,11 @@ def finetune(
 
 def _print_epochs(made: FineTuned) -> None:
     record = made.record
-    rows: list[dict[str, Any]] = [
-        {"epoch": str(row["epoch"]), "loss on train": row["train"]["loss"]}
-        | {f"{name} on dev": value for name, value in row["dev"].items()}
-        | {"": "best" if row["epoch"] == record["best_epoch"] else ""}
-        for row in record["epochs"]
-    ]
+    rows: list[dict[str, Any]] = []
+    for epoch in record["epochs"]:
+        row = {"epoch": str(epoch["epoch"]), "loss on train": epoch["train"]["loss"]}
+        row |= {f"{name} on dev": value for name, value in epoch["dev"].items()}
+        rows.append(row | {"": "best" if epoch["epoch"] == record["best_epoch"] else ""})
     train, dev = record["data"]["train"], record["data"]["dev"]
     print_table(rows, title=f"{record['task']}: {train['examples']:,} sentences, {len(record['labels'])} labels")
     for split, data in record["data"].items():
@@ -102,7 +101,7 @@ def _print_epochs(made: FineTuned) -> None:
         if data["labels_unknown"]:
             print(f"{data['labels_unknown']:,} labels of {split} do not occur in train: they count as errors")
     test = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
-    best = next(row["dev"] for row in record["epochs"] if row["epoch"] == record["best_epoch"])
+    best = next(epoch["dev"] for epoch in record["epochs"] if epoch["epoch"] == record["best_epoch"])
     print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")
 
 
@@ -184,16 +183,18 @@ def bench_breakeven(
     machine), gb_month (of storing 10^9 bytes for a month) and months (1).
     """
     prices = {"months": 1.0, **opt.read_settings(settings, PRICES)}
-    if len(prices) == 2 or not all(price >= 0 for price in prices.values()):
+    if ("hour" in prices) != ("gb_month" in prices) or not all(price >= 0 for price in prices.values()):
         raise InvalidValueError(f"--set {' '.join(settings or [])}: give hour and gb_month both, each 0 or more")
     result = es.extraction.bench_breakeven(corpus, folder=folder, **trial.arguments(model))
-    by_price = result.passes_at(**prices) if len(prices) == 3 else None
+    document, lines = result.as_json(), [result.verdict]
+    if "hour" in prices:
+        passes = result.passes_at(**prices)
+        document["passes_at_prices"] = passes
+        lines.append(es.extraction.when_cheaper(passes, "money"))
     if as_json:
-        print_json({**result.as_json(), **({"passes_at_prices": by_price} if len(prices) == 3 else {})})
-        return
-    print(result.verdict)
-    if len(prices) == 3:
-        print(es.extraction.when_cheaper(by_price, "money"))
+        print_json(document)
+    else:
+        print(*lines, sep="\n")
 
 
 def bench_all(

@@ -351,7 +351,8 @@ def _train_and_test(path: str, train: str | None, test: str | None) -> tuple[es.
         lists = {name: opt.read_words(Path(value), option=f"--{name}") for name, value in given.items()}
         return es.open(path), {f"{name}_words": sorted(words) for name, words in lists.items()}
     if len(given) < 2:
-        raise InvalidValueError(f"--{next(iter(given))} names occurrences: give --train and --test in this form")
+        ((name, value),) = given.items()
+        raise InvalidValueError(f"--{name} {value} names occurrences: give both --train and --test in this form")
     store = es.open(path)
     chosen = {name: _occurrences_of(store, value, f"--{name}") for name, value in given.items()}
     return chosen["test"], {"train": chosen["train"]}

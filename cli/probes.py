@@ -78,7 +78,7 @@ def classes(
     split = es.probes.split_words(**words, dev_share=dev_share, seed=options.get("seed", 0))
     if "dev" in splits and not split.dev:
         raise InvalidValueError(
-            f"--set splits={','.join(splits)} needs dev words: give --set dev or a dev_share above 0"
+            f"--set splits={','.join(splits)} needs dev words: give --set dev=FILE, or dev_share above 0"
         )
     opened = open_stores(stores)
     files = save_files(save, opened)

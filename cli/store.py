@@ -32,26 +32,29 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     if as_json:
         print_json(described)
         return
-    rows, written = described["n_rows"], described["n_committed_rows"]
+    rows, written, mib = described["n_rows"], described["n_committed_rows"], described["nbytes"] / 2**20
     state = "finished" if opened.finished else f"not finished: {written:,} of {rows:,} rows are written"
+    labels = [f"{name} ({count:,} labels)" for name, count in described["labels"].items()]
+    fields = [f"{name} ({field['values']:,} values, {field['kind']})" for name, field in described["fields"].items()]
+    dropped = [f"{each['count']:,} {each['reason']}" for each in described["dropped"]]
     lines = {
         "store": f"{described['path']} ({state})",
-        "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, "
-        f"{described['nbytes'] / 2**20:,.1f} MiB",
+        "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, {mib:,.1f} MiB",
         "layers": _plain(described["layers"]),
-        **({"kept": _plain(described["kept"]) or "none: vectors are computed again"} if "kept" in described else {}),
-        **({"sites": _plain(described["sites"])} if "sites" in described else {}),
-        "model": _plain(_readable(described["model"])),
-        "corpus": _plain(_readable(described["corpus"])),
+    }
+    if "kept" in described:
+        lines["kept"] = _plain(described["kept"]) or "none: vectors are computed again"
+    if "sites" in described:
+        lines["sites"] = _plain(described["sites"])
+    lines |= {
+        "model": _plain(described["model"]),
+        "corpus": _plain(described["corpus"]),
         "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences",
-        "labels": ", ".join(f"{name} ({count:,} labels)" for name, count in described["labels"].items()) or "none",
+        "labels": ", ".join(labels) or "none",
         "documents": f"{described['n_documents']:,}",
-        "fields": ", ".join(
-            f"{name} ({own['values']:,} values, {own['kind']})" for name, own in described["fields"].items()
-        )
-        or "none",
-        "extraction": _plain(_readable(described["extraction"])),
-        "dropped": ", ".join(f"{each['count']:,} {each['reason']}" for each in described["dropped"]) or "none",
+        "fields": ", ".join(fields) or "none",
+        "extraction": _plain(described["extraction"]),
+        "dropped": ", ".join(dropped) or "none",
         "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
         "format": described["format_version"],
     }

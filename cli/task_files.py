@@ -13,8 +13,6 @@ from embstore.errors import CorpusNotFoundError, InvalidValueError
 if TYPE_CHECKING:
     Edges = Path | list[es.corpus.EdgeSentence]
 
-SPLITS = ("train", "dev", "test")
-
 
 def find_tasks(
     paths: Sequence[Path],
@@ -63,17 +61,19 @@ def _require_exists(path: Path) -> None:
 def _targets_of(paths: Sequence[Path], task: str, split: str, is_only: bool, repair: bool) -> Edges:
     for path in paths:
         if path.is_dir():
-            inside = es.probes.split_file(path / task, split)
-            if inside is None and (is_only or path.absolute().name == task):
-                inside = es.probes.split_file(path, split)
-            if inside is not None:
-                return inside
+            files = es.probes.split_files(path / task)
+            if split not in files and (is_only or path.absolute().name == task):
+                files = es.probes.split_files(path)
+            if split in files:
+                return files[split]
             corpus = _corpora(path).get(split)
             if corpus is not None and task in es.corpus.derivable_tasks(corpus):
                 return _targets(corpus, task, repair)
-        elif task in (derivable := es.corpus.derivable_tasks(path)):
+            continue
+        derivable = es.corpus.derivable_tasks(path)
+        if task in derivable:
             return _targets(path, task, repair)
-        elif not derivable and (is_only or task in (path.name.split(".")[0], path.absolute().parent.name)):
+        if not derivable and (is_only or task in (path.name.split(".")[0], path.absolute().parent.name)):
             return path
     raise InvalidValueError(
         f"there are no {split} targets of {task} at {', '.join(map(str, paths))}: give its folder, a folder of such "
@@ -104,11 +104,10 @@ def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
 
 def _split_files(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by split."""
-    found = {split: path for split in SPLITS if (path := es.probes.split_file(folder, split)) is not None}
-    found = found or _corpora(folder)
-    if "train" not in found:
+    files = es.probes.split_files(folder) or _corpora(folder)
+    if "train" not in files:
         raise InvalidValueError(f"{folder} has no train.jsonl: give folders of a task, or its file of train targets")
-    return found
+    return files
 
 
 def _corpora(folder: Path) -> dict[str, Path]:

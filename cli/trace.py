@@ -81,7 +81,9 @@ def trace(
     listed = es.probes.ambiguous_sentences(traces, **limits)
     limit = f"{limits['limit']:g}"
     if output.plot is not None and listed.is_empty():
-        raise InvalidValueError(f"no sentence has two edges of {limit} or less to draw: give --sentence")
+        raise InvalidValueError(
+            f"no sentence to draw has two ambiguous edges, of probability {limit} or less: choose one by --sentence"
+        )
     output.draw(lambda **look: es.plot.trace_figure(shown(listed["sentence"].to_list()[0]), **look))
     if output.deliver(listed.head(most or SHOWN)):
         title = f"{len(listed):,} of {len(traces.sentences):,} sentences have more than one edge of {limit} or less"

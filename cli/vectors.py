@@ -181,7 +181,7 @@ def evaluate(
         _print_scores(frame)
         if paper:
             printed = es.vectors.paper_table1()
-            _print_columns(_scores(printed), printed.columns[1:], title="Ethayarajh 2019, Table 1, as printed")
+            _print_columns(_as_text(printed, ".3f"), printed.columns[1:], title="Ethayarajh 2019, Table 1, as printed")
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -200,30 +200,30 @@ def _names(paths: list[Path]) -> list[str]:
 
 def _print_scores(frame: pl.DataFrame) -> None:
     """Print the paper's benchmarks, then the others, each with the coverage: once if all systems have the same."""
-    scores = _scores(es.vectors.table1(frame))
-    coverage = [
-        {name: value if name == "system" else f"{value:.0%}" for name, value in row.items()}
-        for row in es.vectors.table1(frame, of="coverage").to_dicts()
-    ]
-    if len({tuple(row.values())[1:] for row in coverage}) == 1:
-        rows = [*scores, {**coverage[0], "system": "coverage"}]
+    scores = _as_text(es.vectors.table1(frame), ".3f")
+    coverage = _as_text(es.vectors.table1(frame, of="coverage").drop("system"), ".0%")
+    if all(row == coverage[0] for row in coverage):
+        rows = [*scores, {"system": "coverage", **coverage[0]}]
     else:
-        covered = ({**row, "system": "  coverage"} for row in coverage)
-        rows = [row for pair in zip(scores, covered, strict=True) for row in pair]
+        rows = []
+        for score, covered in zip(scores, coverage, strict=True):
+            rows += [score, {"system": "  coverage", **covered}]
     paper = es.vectors.paper_table1().columns
-    columns = list(rows[0])[1:]
+    columns = list(coverage[0])
     for part in ([name for name in columns if name in paper], [name for name in columns if name not in paper]):
         if part:
             _print_columns(rows, part)
 
 
-def _scores(table: pl.DataFrame) -> list[dict[str, str]]:
-    def shown(value: float | None) -> str:
-        return "none" if value is None else f"{value:.3f}"
+def _as_text(table: pl.DataFrame, form: str) -> list[dict[str, str]]:
+    """Return the rows of a table with its numbers as text in a format, "none" for none."""
 
-    return [
-        {name: value if name == "system" else shown(value) for name, value in row.items()} for row in table.to_dicts()
-    ]
+    def text(value: Any) -> str:
+        if value is None:
+            return "none"
+        return value if isinstance(value, str) else format(value, form)
+
+    return [{name: text(value) for name, value in row.items()} for row in table.to_dicts()]
 
 
 def _print_columns(rows: list[dict[str, str]], columns: list[str], title: str | None = None) -> None:

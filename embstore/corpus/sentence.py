@@ -70,11 +70,10 @@ def sentence_of_forms(
     if " " not in "".join(forms):
         return Sentence(forms, labels, attached=attached)
     words, spans = split_forms(forms)
-    form_at = {start: number for number, (start, _) in enumerate(spans)}
-    spread = {
-        name: [column[form_at[position]] if position in form_at else None for position in range(len(words))]
-        for name, column in labels.items()
-    }
+    spread: dict[str, list[str | None]] = {name: [None] * len(words) for name in labels}
+    for name, column in labels.items():
+        for (start, _), label in zip(spans, column, strict=True):
+            spread[name][start] = label
     targets = [(start, stop) for start, stop in spans if stop > start + 1]
     return Sentence(words, spread, targets, attached=[spans[form][0] for form in attached])
 

@@ -2,7 +2,7 @@ from .base import require_free as require_free
 from .classes.probe import ClassProbe as ClassProbe
 from .control import ControlTask as ControlTask
 from .edges.probe import EdgeProbe as EdgeProbe
-from .edges.tasks import split_file as split_file
+from .edges.tasks import split_files as split_files
 from .edges.tasks import task_name as task_name
 from .edges.traces import SentenceTrace as SentenceTrace
 from .edges.traces import Traces as Traces

@@ -10,10 +10,10 @@ from pathlib import Path
 from embstore.corpus import Sentence, read_edges
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.tasks import Sample, check_task, split_file
+from embstore.probes.edges.tasks import Sample, check_task, split_files
+from embstore.probes.splits import SPLITS
 
 Files = Mapping[str, Path]
-SPLITS = ("train", "dev", "test")
 ALL = Sample()
 # By the folders that tasks are in, as the figures of Tenney et al. call them and in their order.
 TASKS = {
@@ -36,18 +36,15 @@ def find_tasks(folder: Path, tasks: Sequence[str] | None, sample: Sample = ALL) 
     """
     if not folder.is_dir():
         raise InvalidValueError(f"{folder} is not a folder: give one with a folder per task")
-    found: dict[str, Files] = {}
-    for each in sorted(folder.iterdir()):
-        files: Files = {split: path for split in SPLITS if (path := split_file(each, split)) is not None}
-        if "train" in files:
-            found[each.name] = files
+    by_name: dict[str, Files] = {path.name: split_files(path) for path in sorted(folder.iterdir())}
+    found = {name: files for name, files in by_name.items() if "train" in files}
     if not found:
         raise InvalidValueError(f"{folder} has no task: give a folder of folders, each with train.jsonl and dev.jsonl")
     for name in tasks or ():
         if name not in found:
             raise InvalidValueError(f"there is no task {name!r} in {folder}: it has {', '.join(found)}")
-    order = dict.fromkeys((*TASKS, *found))
-    chosen: dict[str, Files] = {name: found[name] for name in order if name in found and name in (tasks or found)}
+    in_order = dict.fromkeys((*TASKS, *found))
+    chosen = {name: found[name] for name in in_order if name in found and name in (tasks or found)}
     for name, files in chosen.items():
         if "dev" not in files:
             raise InvalidValueError(f"{folder / name} has no dev.jsonl, which early stopping needs")

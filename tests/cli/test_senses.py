@@ -117,7 +117,7 @@ def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
     found = valid(folder.run(*ask, "--train", chosen[0], "--test", chosen[1], *more), "knn")
     assert {row["value"] for row in found if row["metric"] in ("accuracy", "coverage")} == {0.0}
     for words, message in (
-        (("--train", chosen[0]), "--train names occurrences: give --train and --test in this form"),
+        (("--train", chosen[0]), f"--train {chosen[0]} names occurrences: give both --train and --test in this form"),
         (("--train", chosen[0], "--test", "sentence=x"), "--test sentence=x is not sentence=FIRST-LAST"),
     ):
         ran = folder.run(*ask, *words)

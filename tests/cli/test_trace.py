@@ -116,7 +116,7 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("trace", "made.zarr", "saved", *targets, *settings(limit=2)), "limit 2.0 is not allowed"),
         (
             ("trace", "made.zarr", "saved", *targets, *settings(limit=0), "--plot", "a.svg"),
-            "no sentence has two edges of 0 or less",
+            "no sentence to draw has two ambiguous edges, of probability 0 or less",
         ),
         (("trace", "made.zarr", "saved/hues", "saved", *targets), "two tasks are called hues"),
         (("edges", "made.zarr", "tasks/colours", "--task", "pos"), "--task pos is for corpora"),

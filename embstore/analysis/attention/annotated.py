@@ -112,7 +112,10 @@ def _tree_sentences(source: Corpus) -> Iterator[Annotated]:
                 _, spans = split_forms(tree.words)
                 bounds = np.array([0, *(stop for _, stop in spans)])
             if bounds[-1] != len(words):
-                raise InvalidValueError(f"{source.name}: normalize={source.options['normalize']} changes the words")
+                raise InvalidValueError(
+                    f"{source.name}: normalize={source.options['normalize']} changes the number of words, which are "
+                    "then not those of the trees: open the corpus without it"
+                )
             yield Annotated(words, bounds, tree)
 
 

@@ -143,21 +143,22 @@ def _statistics(given: Sequence[Any] | None, source: Corpus | Store) -> list[Sta
     if given is None:
         missing = {need: check(source) for need, check in checks.items()}
         return [kind() for kind in STATISTICS.values() if kind.needs is None or missing[kind.needs] is None]
-    chosen: list[Statistic] = []
-    for each in given:
-        if isinstance(each, str):
-            check_choice("statistic", each, STATISTICS)
-            each = STATISTICS[each]()
-        check_type("statistics:", each, Statistic, f"names of {', '.join(STATISTICS)}, or statistics")
-        if each.name in [other.name for other in chosen]:
-            raise InvalidValueError(f"statistics: {each.name} is given twice")
-        if each.needs is not None and (problem := checks[each.needs](source)):
+    chosen: dict[str, Statistic] = {}
+    for statistic in given:
+        if isinstance(statistic, str):
+            check_choice("statistic", statistic, STATISTICS)
+            statistic = STATISTICS[statistic]()
+        check_type("statistics:", statistic, Statistic, f"names of {', '.join(STATISTICS)}, or statistics")
+        if statistic.name in chosen:
+            raise InvalidValueError(f"statistics: {statistic.name} is given twice")
+        problem = None if statistic.needs is None else checks[statistic.needs](source)
+        if problem:
             name = "the store" if isinstance(source, Store) else source.name
-            raise InvalidValueError(f"the statistic {each.name} cannot be measured: {name} {problem}")
-        chosen.append(each)
+            raise InvalidValueError(f"the statistic {statistic.name} cannot be measured: {name} {problem}")
+        chosen[statistic.name] = statistic
     if not chosen:
         raise InvalidValueError(f"statistics: none are given; choose some of {', '.join(STATISTICS)}")
-    return chosen
+    return list(chosen.values())
 
 
 class Reader:

@@ -116,7 +116,9 @@ class Change:
 
     def _draw(self, word: str, layer: int | str) -> tuple[int, Drawn]:
         if word not in self.compared.words:
-            raise InvalidValueError(f"the word {word!r} was not compared: skipped lists the words with too few")
+            raise InvalidValueError(
+                f"the word {word!r} was not compared: choose one of `frame`; `skipped` has those of too few occurrences"
+            )
         number = resolve_layer(layer, self.layers)
         return number, draw(self.compared, self.compared.words.index(word), number, self.tests, clustered=False)
 

@@ -156,7 +156,7 @@ def _reduced(
     report: Callable[[int], object],
 ) -> Sums:
     """The sums of each word and period over all stores."""
-    found: dict[int, NDArray[Any]] = {}
+    sums_of: dict[int, NDArray[Any]] = {}  # by period
     n_nonzero = np.zeros_like(counts)
     for given in givens:
         if not len(given.groups):
@@ -167,14 +167,13 @@ def _reduced(
         block_rows = max(1, BLOCK_NBYTES // (given.store.hidden_size * given.store.vector_dtype.itemsize))
         options: dict[str, Any] = {"parts": parts, "block_rows": block_rows, "threads": threads, "max_states": 4}
         reduced = reduce(selection, reducers, device="cpu", progress=False, **options)
-        sums, known = reduced[layer]["sums"]
-        by_period = sums.reshape(len(counts), len(given.periods), -1)
-        for place, period in enumerate(given.periods.tolist()):
-            n_nonzero[:, period] = known.reshape(len(counts), -1)[:, place]
-            found[period] = by_period[:, place]
+        sums, n_of_groups = reduced[layer]["sums"]
+        sums = sums.reshape(len(counts), len(given.periods), -1)
+        n_nonzero[:, given.periods] = n_of_groups.reshape(len(counts), len(given.periods))
+        sums_of |= {period: sums[:, at] for at, period in enumerate(given.periods.tolist())}
         report(len(given.groups))
-    none = np.zeros_like(next(iter(found.values())))  # of a period in which none of the words occurs
-    return Sums(tuple(found.get(period, none) for period in range(counts.shape[1])), counts, n_nonzero)
+    none = np.zeros_like(next(iter(sums_of.values())))  # of a period in which none of the words occurs
+    return Sums(tuple(sums_of.get(period, none) for period in range(counts.shape[1])), counts, n_nonzero)
 
 
 @dataclass(frozen=True)
@@ -193,13 +192,11 @@ class Products:
 
     def less(self, old: NDArray[Any], new: NDArray[Any], shift_old: Any, shift_new: Any, counts: Any) -> Products:
         """The products of `old` minus counts[0] times `shift_old` with `new` minus counts[1] times `shift_new`."""
-        n, m = (np.asarray(count, np.float64) for count in counts)
-        (old_old, old_new), (new_old, new_new) = ([side @ shift for shift in (shift_old, shift_new)]
-                                                  for side in (old, new))  # fmt: skip
+        n_old, n_new = (np.asarray(count, np.float64) for count in counts)
         return Products(
-            self.old - 2 * n * old_old + n**2 * (shift_old @ shift_old),
-            self.both - m * old_new - n * new_old + n * m * (shift_old @ shift_new),
-            self.new - 2 * m * new_new + m**2 * (shift_new @ shift_new),
+            self.old - 2 * n_old * (old @ shift_old) + n_old**2 * (shift_old @ shift_old),
+            self.both - n_new * (old @ shift_new) - n_old * (new @ shift_old) + n_old * n_new * (shift_old @ shift_new),
+            self.new - 2 * n_new * (new @ shift_new) + n_new**2 * (shift_new @ shift_new),
         )
 
     @property
@@ -263,19 +260,14 @@ def measures_of_sums(
 def _measures_of_block(
     sums: Sums, centers: NDArray[np.float64], old: int, new: int, words: NDArray[np.int64] | slice
 ) -> dict[str, NDArray[np.float64]]:
-    sides = (old, new)
-    counts = [sums.counts[words, side] for side in sides]
-    units = [sums.unit(side)[words].astype(np.float64) for side in sides]
-    one, other = (sums.plain(side)[words].astype(np.float64) for side in sides)
-    plain, unit = Products.of(one, other), Products.of(*units)
-    similar = [
-        mean_cosine(square, sums.n_nonzero[words, side].astype(np.float64), count.astype(np.float64))
-        for square, side, count in zip((unit.old, unit.new), sides, counts, strict=True)
-    ]
-    return measures(
-        unit,
-        plain,
-        plain.less(one, other, centers[old], centers[new], counts),
-        counts,
-        (similar[0], similar[1]),
-    )
+    def float64(values: NDArray[Any]) -> NDArray[np.float64]:
+        return values[words].astype(np.float64)
+
+    counts = float64(sums.counts[:, old]), float64(sums.counts[:, new])
+    unit = Products.of(float64(sums.unit(old)), float64(sums.unit(new)))
+    plain_old, plain_new = float64(sums.plain(old)), float64(sums.plain(new))
+    plain = Products.of(plain_old, plain_new)
+    centered = plain.less(plain_old, plain_new, centers[old], centers[new], counts)
+    similar_old = mean_cosine(unit.old, float64(sums.n_nonzero[:, old]), counts[0])
+    similar_new = mean_cosine(unit.new, float64(sums.n_nonzero[:, new]), counts[1])
+    return measures(unit, plain, centered, counts, (similar_old, similar_new))

@@ -89,25 +89,27 @@ def draw(compared: Compared, number: int, layer: int, tests: ChangeTests, *, clu
     """Read a word's occurrences in a layer, `tests.sample` of each period at most; the same ones in every layer."""
     word = compared.words[number]
     random = random_of(tests.seed, word, "sample")
-    columns: dict[str, list[NDArray[np.int64]]] = {"periods": [], "units": [], "rows": [], "parts": []}
-    vectors = []
-    for place, (part, positions) in enumerate(compared.of_word(number)):
-        periods = part.periods[positions]
-        chosen = [np.flatnonzero(periods == period) for period in np.unique(periods)]
-        kept = [each if len(each) <= tests.sample else np.sort(random.choice(each, tests.sample, replace=False))
-                for each in chosen]  # fmt: skip
-        found = positions[np.sort(np.concatenate([*kept, np.empty(0, np.int64)]).astype(np.int64))]
-        rows = part.rows[found]
-        vectors.append(gather_finite(part.store, rows, layer).astype(np.float64))
-        for name, values in (("periods", part.periods[found]), ("units", part.units[found]), ("rows", rows)):
-            columns[name].append(values)
-        columns["parts"].append(np.full(len(found), place))
+    vectors, periods, units, rows, parts = [], [], [], [], []
+    for part_number, (part, positions) in enumerate(compared.of_word(number)):
+        is_drawn = np.zeros(len(positions), bool)
+        for period in np.unique(part.periods[positions]):
+            members = np.flatnonzero(part.periods[positions] == period)
+            if len(members) > tests.sample:
+                members = random.choice(members, tests.sample, replace=False)
+            is_drawn[members] = True
+        drawn = positions[is_drawn]
+        vectors.append(gather_finite(part.store, part.rows[drawn], layer).astype(np.float64))
+        periods.append(part.periods[drawn])
+        units.append(part.units[drawn])
+        rows.append(part.rows[drawn])
+        parts.append(np.full(len(drawn), part_number))
     together = np.concatenate(vectors)
-    held = {name: np.concatenate(values) for name, values in columns.items()}
-    counts = compared.counts[number]
-    enough = clustered and np.sort(counts)[-2] >= tests.min_senses  # else no pair of periods has
-    clusters = sense_clusters(together, tests.n_clusters, tests.seed) if enough else None
-    return Drawn(together, clusters=clusters, **held)
+    n_second = np.sort(compared.counts[number])[-2]  # of the period with the second most occurrences
+    clusters = None
+    if clustered and n_second >= tests.min_senses:  # else no pair of periods has enough
+        clusters = sense_clusters(together, tests.n_clusters, tests.seed)
+    columns = (np.concatenate(column) for column in (periods, units, rows, parts))
+    return Drawn(together, *columns, clusters)
 
 
 @dataclass(frozen=True)

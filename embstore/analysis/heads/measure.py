@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.heads.network import HeadNetwork, Heads
@@ -14,11 +15,8 @@ from embstore.analysis.heads.scores import effects, resampled, score
 from embstore.arguments import checked
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, check_choice, check_columns, check_whole
-from embstore.models.transformer.heads import HOW, How
+from embstore.models.transformer.heads import HOW, Head, How
 from embstore.progress import Progress, reporting
-
-if TYPE_CHECKING:
-    import polars as pl
 
 TENTHS = 10
 
@@ -57,14 +55,12 @@ def disable_heads(
     with torch_threads(threads), reporting(progress, unit="sentences", label="heads") as report:
         network = HeadNetwork(model, choose_device(device))
         sentences = network.read(data, n_sentences=n_sentences, seed=seed)
-        layers = [[head for head in network.heads if head[0] == layer] for layer in network.layers]
-        variants: list[Heads] = [(), *([head] for head in network.heads), *layers]
-        counts = network.counts(sentences, variants, how, report)
-    places: dict[str, list[int | None]] = {
-        "layer": [None, *(layer for layer, _ in network.heads), *network.layers],
-        "head": [None, *(head for _, head in network.heads), *(None for _ in network.layers)],
-    }
-    return _frame(places, counts, network.tuned.task.metric, sentences.n_labels, resamples, seed)
+        disabled: dict[tuple[int | None, int | None], Heads] = {(None, None): ()}
+        disabled |= {head: [head] for head in network.heads}
+        disabled |= {(layer, None): [head for head in network.heads if head[0] == layer] for layer in network.layers}
+        counts = network.counts(sentences, list(disabled.values()), how, report)
+    variants = pl.DataFrame(list(disabled), {"layer": pl.Int64, "head": pl.Int64}, orient="row")
+    return _frame(variants, counts, network.tuned.task.metric, sentences.n_labels, resamples, seed)
 
 
 @checked
@@ -89,8 +85,6 @@ def head_importance(
     `layer, head, value, low, high, raw, count`: the normalised importance with a 95 % interval by a bootstrap over
     sentences, the mean before it was normalised, and the number of sentences. Raises what `disable_heads` does.
     """
-    import polars as pl
-
     _check_sizes(n_sentences, resamples, seed)
     with torch_threads(threads), reporting(progress, unit="sentences", label="importance") as report:
         network = HeadNetwork(model, choose_device(device))
@@ -148,20 +142,22 @@ def prune_heads(
                 f"{len(ranked)} rows: give what head_importance returns for this model"
             )
         sentences = network.read(data, n_sentences=n_sentences, seed=seed)
-        orders: list[tuple[str, int | None, list[Any]]] = [("importance", None, ranked)]
+        orders: list[tuple[str, int | None, list[Head]]] = [("importance", None, ranked)]
         for each in seeds:
             shuffled = np.random.default_rng(each).permutation(np.array(network.heads)).tolist()
             orders.append(("random", each, [(layer, head) for layer, head in shuffled]))
-        sizes = [round(len(network.heads) * tenth / TENTHS) for tenth in range(TENTHS + 1)]
-        variants: list[Heads] = [(), *(heads[:size] for _, _, heads in orders for size in sizes)]
-        counts = network.counts(sentences, variants, how, report)
-    places = {
-        "order": [None, *(order for order, _, _ in orders for _ in sizes)],
-        "seed": [None, *(each for _, each, _ in orders for _ in sizes)],
-        "share": [None, *(size / len(network.heads) for _ in orders for size in sizes)],
-        "n_disabled": [None, *(size for _ in orders for size in sizes)],
-    }
-    return _frame(places, counts, network.tuned.task.metric, sentences.n_labels, resamples, seed)[1:]
+        n_heads = len(network.heads)
+        sizes = [round(n_heads * tenth / TENTHS) for tenth in range(TENTHS + 1)]
+        disabled: list[Heads] = [()]  # the whole model, with which the others are compared
+        rows: list[tuple[Any, ...]] = [(None, None, None, None)]
+        for order, of_order, heads in orders:
+            for size in sizes:
+                disabled.append(heads[:size])
+                rows.append((order, of_order, size / n_heads, size))
+        counts = network.counts(sentences, disabled, how, report)
+    schema = {"order": pl.String, "seed": pl.Int64, "share": pl.Float64, "n_disabled": pl.Int64}
+    variants = pl.DataFrame(rows, schema, orient="row")
+    return _frame(variants, counts, network.tuned.task.metric, sentences.n_labels, resamples, seed)[1:]
 
 
 def _check_sizes(n_sentences: int | None, resamples: int, seed: int) -> None:
@@ -179,15 +175,16 @@ def _normalised(importance: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _frame(
-    places: dict[str, Any], counts: NDArray[np.int64], metric: str, n_labels: int, resamples: int, seed: int
+    variants: pl.DataFrame, counts: NDArray[np.int64], metric: str, n_labels: int, resamples: int, seed: int
 ) -> pl.DataFrame:
-    import polars as pl
-
+    """Add the score of each variant, and its effect next to the first one."""
     effect, low, high = effects(counts, resamples=resamples, seed=seed)
-    clear = (low > 0) | (high < 0)
-    columns = {"value": score(counts.sum(1)), "effect": effect, "low": low, "high": high, "clear": clear}
-    return (
-        pl.DataFrame({**places, **columns})
-        .with_columns(pl.col("low", "high").fill_nan(None), metric=pl.lit(metric), count=pl.lit(n_labels, pl.Int64))
-        .select(*places, "metric", *columns, "count")
+    return variants.with_columns(
+        metric=pl.lit(metric),
+        value=score(counts.sum(1)),
+        effect=effect,
+        low=pl.Series(low).fill_nan(None),
+        high=pl.Series(high).fill_nan(None),
+        clear=(low > 0) | (high < 0),
+        count=pl.lit(n_labels, pl.Int64),
     )

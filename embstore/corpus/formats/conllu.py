@@ -37,9 +37,9 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
         labels = {
             "upos": underscore_as_none(upos),
             "xpos": underscore_as_none(xpos),
-            "lemma": lemmas
-            if "_" not in lemmas
-            else [lemma if lemma != "_" or form == "_" else None for lemma, form in zip(lemmas, forms, strict=True)],
+            "lemma": [
+                None if lemma == "_" and form != "_" else lemma for lemma, form in zip(lemmas, forms, strict=True)
+            ],
             "deprel": underscore_as_none(deprel),
         }
         yield replace(sentence_of_forms(forms, labels, attached), document=document)

@@ -90,18 +90,17 @@ def rows_of_table(table: Any) -> Iterable[Any] | None:
 
 def _named(dataset: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of a data set with the names of its class labels."""
-    names = {}
+    names_of = {}
     for column, feature in (dataset.features or {}).items():
-        if (found := getattr(getattr(feature, "feature", feature), "names", None)) is not None:
-            names[column] = dict(enumerate(found))
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # of a list, those of its values
+        if names is not None:
+            names_of[column] = dict(enumerate(names))
     for row in dataset:
-        yield {
-            **row,
-            **{
-                column: [of.get(each) for each in row[column]] if isinstance(row[column], list) else of.get(row[column])
-                for column, of in names.items()
-            },
-        }
+        named = dict(row)
+        for column, names in names_of.items():
+            value = row[column]
+            named[column] = [names.get(each) for each in value] if isinstance(value, list) else names.get(value)
+        yield named
 
 
 PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, split="sentences", words="punctuation", is_table=True)

@@ -32,8 +32,8 @@ def read_rows(
     `error`: makes the error of a row from its number and a message. `name`: of the table, for the warning that rows
     have no text and are left out.
     """
-    empty: list[int] = []
-    n_empty, column = 0, ""
+    n_empty = first_empty = 0
+    column = ""
     for number, row in rows:
         try:
             if not isinstance(row, Mapping):
@@ -43,13 +43,14 @@ def read_rows(
         except InvalidValueError as reason:
             raise error(number, str(reason)) from None
         if not found:
-            n_empty, empty = n_empty + 1, empty or [number]
+            first_empty = first_empty if n_empty else number
+            n_empty += 1
         yield from found
     if n_empty:
-        many = "1 row has" if n_empty == 1 else f"{n_empty:,} rows have"
+        what = f"no text in {quoted(column)}"
+        rows_have = f"1 row has {what} and is" if n_empty == 1 else f"{n_empty:,} rows have {what} and are"
         warnings.warn(
-            f"{name}: {many} no text in {quoted(column)} and {'is' if n_empty == 1 else 'are'} left out "
-            f"(the first is number {empty[0]})",
+            f"{name}: {rows_have} left out (the first is number {first_empty})",
             SkippedRowsWarning,
             stacklevel=2,
         )
@@ -187,8 +188,10 @@ def _regrouped(
     text: str, pieces: list[Located], joined: set[int], ranges: list[tuple[int, int, str]], column: str
 ) -> Iterator[Sentence]:
     """Yield the sentences made of the pieces of a text, with `ranges` of pieces as targets."""
-    numbers = [piece.sentence for piece in pieces]
-    begins = [at for at, number in enumerate(numbers) if not at or (number != numbers[at - 1] and number not in joined)]
+    begins = [0] if pieces else []
+    for at, (before, piece) in enumerate(pairwise(pieces), 1):
+        if piece.sentence != before.sentence and piece.sentence not in joined:
+            begins.append(at)
     for begin, end in pairwise([*begins, len(pieces)]):
         inside = [(first - begin, last - begin, label) for first, last, label in ranges if begin <= first < end]
         labels: list[str | None] = [None] * (end - begin)
@@ -205,12 +208,14 @@ def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
         raise InvalidValueError(f"spans: {quoted(spans)} is not a list of [start, stop] or [start, stop, label]")
     found: list[tuple[int, int, str]] = []
     for span in spans:
-        given = span
+        values = span
         if isinstance(span, Mapping):
-            given = [span.get("start"), span.get("stop", span.get("end")), span.get("label")]
-        start, stop, label = (*given, None, None)[:3] if isinstance(given, list | tuple) else (None, None, None)
-        label = "span" if label is None else label
-        if not (type(start) is type(stop) is int and isinstance(label, str | int) and len(given) < 4):
+            values = [span.get("start"), span.get("stop", span.get("end")), span.get("label")]
+        if not isinstance(values, list | tuple) or len(values) not in (2, 3):
+            raise InvalidValueError(f"spans: {quoted(span)} is not [start, stop] or [start, stop, label]")
+        start, stop, *labels = values
+        label = labels[0] if labels and labels[0] is not None else "span"
+        if type(start) is not int or type(stop) is not int or not isinstance(label, str | int):
             raise InvalidValueError(f"spans: {quoted(span)} is not [start, stop] or [start, stop, label]")
         if not 0 <= start < stop <= len(text):
             raise InvalidValueError(

@@ -18,6 +18,7 @@ from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.reading import MAX_SEED
+from embstore.probes.splits import SPLITS
 from embstore.spacing import spaced, split_words
 from embstore.store import Store
 
@@ -112,7 +113,6 @@ def shown(text: str) -> str:
 
 Edges = str | os.PathLike[str] | Iterable[EdgeSentence]
 UNITS = ("word", "subword")
-SUFFIXES = ("", ".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,15 @@ class EdgeTask:
     notes: tuple[str, ...] = ()
 
 
-def split_file(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in the folder of a task (JSON lines, plain or compressed), None if there is none."""
-    return next((path for suffix in SUFFIXES if (path := folder / f"{split}.jsonl{suffix}").exists()), None)
+def split_files(folder: Path) -> dict[str, Path]:
+    """Return the files of a task's folder by split, train, dev and test: JSON lines, plain or compressed."""
+    files = {}
+    for split in SPLITS:
+        for suffix in ("", ".gz", ".zst"):
+            path = folder / f"{split}.jsonl{suffix}"
+            if path.exists():
+                files.setdefault(split, path)
+    return files
 
 
 def task_name(train: Edges) -> str:
@@ -210,17 +216,16 @@ def join_task(
     without targets, targets with one span among those with two, and spans outside their sentence.
     """
     name = task_name(train) if name is None else name
+    edges = {"train": train} if dev is None else {"train": train, "dev": dev}
     notes: list[str] = []
-    given = {"train": train} | ({} if dev is None else {"dev": dev})
-    drawn = {split: _drawn(edges, f"{name}: {split}", sample or Sample(), notes) for split, edges in given.items()}
+    drawn = {split: _drawn(own, f"{name}: {split}", sample or Sample(), notes) for split, own in edges.items()}
     pairs = _are_pairs(drawn, name)
-    stored = StoredSentences(store, (each.words for split in drawn.values() for each in split))
-    found = {split: _find(stored, each, f"{name}: {split}", notes) for split, each in drawn.items()}
-    labels = _labels(name, found["train"].targets)
-    single = all(len(set(target.labels)) == 1 for each in found.values() for target in each.targets)
-    known = EdgeLabels(name, labels, single, pairs)
-    splits = {split: _as_split(split, each, known, notes) for split, each in found.items()}
-    return EdgeTask(known, splits["train"], splits.get("dev"), tuple(notes))
+    stored = StoredSentences(store, (sentence.words for own in drawn.values() for sentence in own))
+    found = {split: _find(stored, own, f"{name}: {split}", notes) for split, own in drawn.items()}
+    single = all(len(set(target.labels)) == 1 for own in found.values() for target in own.targets)
+    labels = EdgeLabels(name, _labels(name, found["train"].targets), single, pairs)
+    splits = {split: _as_split(split, own, labels, notes) for split, own in found.items()}
+    return EdgeTask(labels, splits["train"], splits.get("dev"), tuple(notes))
 
 
 def join_edges(
@@ -234,11 +239,11 @@ def join_edges(
     notes: list[str] = []
     drawn = _drawn(edges, what, sample or Sample(), notes)
     if _are_pairs({split: drawn}, labels.name) != labels.pairs:
-        has, needs = ("one span", "two") if labels.pairs else ("two spans", "one")
-        raise InvalidValueError(f"{what}: the targets have {has} and the probes read {needs}: give their task")
-    found = _find(StoredSentences(store, (each.words for each in drawn)), drawn, what, notes)
-    joined = _as_split(split, found, labels, notes)
-    return JoinedEdges(joined, tuple(found.sentences), tuple(found.targets), tuple(notes))
+        counts = "one span and the probes read two" if labels.pairs else "two spans and the probes read one"
+        raise InvalidValueError(f"{what}: the targets have {counts}: give their task")
+    found = _find(StoredSentences(store, (sentence.words for sentence in drawn)), drawn, what, notes)
+    rows = _as_split(split, found, labels, notes)
+    return JoinedEdges(rows, tuple(found.sentences), tuple(found.targets), tuple(notes))
 
 
 def control_task(task: EdgeTask, store: Store, control: ControlTask) -> EdgeTask:
@@ -249,12 +254,13 @@ def control_task(task: EdgeTask, store: Store, control: ControlTask) -> EdgeTask
 
 def control_split(split: EdgeSplit, store: Store, control: ControlTask) -> EdgeSplit:
     """Return the same targets with the labels of a control task, which depend on the forms of their spans only."""
-    words = StoredSentences(store, ())
-    forms = [
-        "\t".join(" ".join(map(words.form, store.index.type[start:stop].tolist())) for start, stop in spans)
-        for spans in zip(*(kind.tolist() for kind in split.spans), strict=True)
-    ]
-    return replace(split, gold=control.gold(forms), unknown=np.zeros(len(split), np.int64))
+    stored = StoredSentences(store, ())
+
+    def text(span: NDArray[np.int64]) -> str:
+        return " ".join(map(stored.form, store.index.type[slice(*span.tolist())].tolist()))
+
+    texts = ["\t".join(map(text, spans)) for spans in zip(*split.spans, strict=True)]
+    return replace(split, gold=control.gold(texts), unknown=np.zeros(len(split), np.int64))
 
 
 def _labels(name: str, targets: Iterable[EdgeTarget]) -> tuple[str, ...]:
@@ -279,10 +285,10 @@ def _drawn(edges: Edges, what: str, sample: Sample, notes: list[str]) -> list[Ed
     """Read and sample the sentences of a split that have targets, and check their spans."""
     if isinstance(edges, str | os.PathLike):
         edges = read_edges(edges)
-    every = list(edges) if isinstance(edges, Iterable) else [edges]
-    if not all(isinstance(each, EdgeSentence) for each in every):
+    sentences = list(edges) if isinstance(edges, Iterable) else [edges]
+    if not all(isinstance(sentence, EdgeSentence) for sentence in sentences):
         raise InvalidValueError(f"{what}: {quoted(edges)} are no targets: give a file, or sentences of read_edges")
-    drawn = [each for each in sample.draw(every) if each.targets]
+    drawn = [sentence for sentence in sample.draw(sentences) if sentence.targets]
     if not drawn:
         raise InvalidValueError(f"{what} has no target: give sentences with labelled spans")
     for sentence in drawn:
@@ -294,26 +300,23 @@ def _drawn(edges: Edges, what: str, sample: Sample, notes: list[str]) -> list[Ed
                         f"{what}: the span {list(span)} is not within the {n_words} words of "
                         f"{shown(' '.join(sentence.words))}"
                     )
-    if sample.count is not None and sample.count < len(every):
-        notes.append(f"{what}: {sample.count:,} of {len(every):,} sentences, drawn with seed {sample.seed}")
+    if sample.count is not None and sample.count < len(sentences):
+        notes.append(f"{what}: {sample.count:,} of {len(sentences):,} sentences, drawn with seed {sample.seed}")
     return drawn
 
 
 def _are_pairs(splits: dict[str, list[EdgeSentence]], name: str) -> bool:
     """Return whether targets are pairs of spans; raises InvalidValueError if only some are."""
-    kinds = {
-        target.span2 is not None: (split, sentence)
-        for split, sentences in splits.items()
-        for sentence in sentences
-        for target in sentence.targets
-    }
-    if len(kinds) > 1:
-        split, sentence = kinds[False]
+    sentences = [(split, sentence) for split, own in splits.items() for sentence in own]
+    with_pairs = [each for each in sentences if any(target.span2 is not None for target in each[1].targets)]
+    with_single = [each for each in sentences if any(target.span2 is None for target in each[1].targets)]
+    if with_pairs and with_single:
+        split, sentence = with_single[0]
         raise InvalidValueError(
             f"{name}: {split}: some targets have two spans and some one, such as one of "
             f"{shown(' '.join(sentence.words))}: give all of them span2, or none"
         )
-    return True in kinds
+    return bool(with_pairs)
 
 
 def _find(stored: StoredSentences, sentences: Sequence[EdgeSentence], what: str, notes: list[str]) -> _Found:
@@ -321,20 +324,21 @@ def _find(stored: StoredSentences, sentences: Sequence[EdgeSentence], what: str,
     found = _Found([], [], [], [])
     n_missing = n_partial = 0
     for sentence in sentences:
-        place = stored.find(sentence.words, what=what)
-        before = len(found.targets)
+        in_store = stored.find(sentence.words, what=what)
+        n_before = len(found.targets)
         for target in sentence.targets:
             spans = [target.span1] if target.span2 is None else [target.span1, target.span2]
-            rows = tuple(place.rows(span) for span in spans)
+            rows = tuple(in_store.rows(span) for span in spans)
             if any(start == stop for start, stop in rows):
                 n_missing += 1
                 continue
-            n_partial += not all(place.is_complete(span) for span in spans)
+            if not all(in_store.is_complete(span) for span in spans):
+                n_partial += 1
             found.targets.append(target)
             found.spans.append(rows)
-        if len(found.targets) > before:
+        if len(found.targets) > n_before:
             found.sentences.append(sentence)
-            found.counts.append(len(found.targets) - before)
+            found.counts.append(len(found.targets) - n_before)
     if n_missing:
         notes.append(f"{what}: {n_missing:,} targets are left out: the store has no row of one of their spans")
     if n_partial:
@@ -345,21 +349,21 @@ def _find(stored: StoredSentences, sentences: Sequence[EdgeSentence], what: str,
 
 
 def _as_split(name: str, found: _Found, labels: EdgeLabels, notes: list[str]) -> EdgeSplit:
-    number = {label: place for place, label in enumerate(labels.labels)}
-    gold = np.zeros((len(found.targets), len(number)), bool)
+    columns = {label: column for column, label in enumerate(labels.labels)}
+    gold = np.zeros((len(found.targets), len(columns)), bool)
     unknown = np.zeros(len(found.targets), np.int64)
-    names = set()
-    for place, target in enumerate(found.targets):
+    unknown_labels = set()
+    for number, target in enumerate(found.targets):
         for label in set(target.labels):
-            if label in number:
-                gold[place, number[label]] = True
+            if label in columns:
+                gold[number, columns[label]] = True
             else:
-                unknown[place] += 1
-                names.add(label)
-    if names:
-        some = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+                unknown[number] += 1
+                unknown_labels.add(label)
+    if unknown_labels:
+        examples = ", ".join(sorted(unknown_labels)[:5]) + (", ..." if len(unknown_labels) > 5 else "")
         notes.append(
-            f"{labels.name}: {name}: {int(unknown.sum()):,} labels that train does not have count as missed: {some}"
+            f"{labels.name}: {name}: {int(unknown.sum()):,} labels that train does not have count as missed: {examples}"
         )
     rows = np.array(found.spans, np.int64).reshape(len(found.spans), 2 if labels.pairs else 1, 2)
     first = np.concatenate([[0], np.cumsum(found.counts, dtype=np.int64)])

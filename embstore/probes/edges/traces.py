@@ -182,37 +182,39 @@ def trace(
         raise InvalidValueError(f"tasks {quoted(tasks)} are not allowed: give a list of (probe, targets)")
     if not tasks:
         raise InvalidValueError("there are no probes to trace: give one or more tasks")
-    for each in tasks:
-        if not isinstance(each, tuple) or len(each) != 2 or not isinstance(each[0], EdgeProbe):
-            raise InvalidValueError(f"task {quoted(each)} is not allowed: give a fitted EdgeProbe and its targets")
+    for task in tasks:
+        if not isinstance(task, tuple) or len(task) != 2 or not isinstance(task[0], EdgeProbe):
+            raise InvalidValueError(f"task {quoted(task)} is not allowed: give a fitted EdgeProbe and its targets")
     layers = tasks[0][0].fitted.grid.layers
     _require_same_layers([probe.fitted for probe, _ in tasks])
     sample = Sample(sentences, sample_seed)
     joined = [probe.join(edges, data=data, split=split, sample=sample) for probe, edges in tasks]
-    found: dict[tuple[str, ...], dict[tuple[object, ...], Annotation]] = {}
-    for each in joined:
-        for sentence in each.sentences:
-            found.setdefault(tuple(sentence.words), {})
+    # By the words of a sentence: its edges by what tells them apart, so that an edge of a repeated text counts once.
+    edges_of: dict[tuple[str, ...], dict[tuple[object, ...], Annotation]] = {}
+    for found in joined:
+        for sentence in found.sentences:
+            edges_of.setdefault(tuple(sentence.words), {})
     done = 0
-    with reporting(progress, total=sum(len(each.split) for each in joined), unit="targets", label="trace") as report:
-        for (probe, _), each in zip(tasks, joined, strict=True):
-            words = [tuple(sentence.words) for sentence in each.sentences]
-            sentence_of = np.repeat(np.arange(len(words)), np.diff(each.split.first)).tolist()
-            for targets, annotations in _annotated(probe, store_of(data), each, seed):
-                for target, own in annotations:  # an edge of a repeated text counts once
-                    found[words[sentence_of[target]]].setdefault((own.task, own.span1, own.span2, own.right), own)
+    with reporting(progress, total=sum(len(found.split) for found in joined), unit="targets", label="trace") as report:
+        for (probe, _), found in zip(tasks, joined, strict=True):
+            words = [tuple(sentence.words) for sentence in found.sentences]
+            sentence_of = np.repeat(np.arange(len(words)), np.diff(found.split.first)).tolist()
+            for targets, annotations in _annotated(probe, store_of(data), found, seed):
+                for target, edge in annotations:
+                    key = (edge.task, edge.span1, edge.span2, edge.right)
+                    edges_of[words[sentence_of[target]]].setdefault(key, edge)
                 done += len(targets)
                 report(done)
-    if not any(found.values()):
+    if not any(edges_of.values()):
         raise InvalidValueError("no target has a label that the probes know: give targets of their tasks")
     return Traces(
         layers=layers,
         tasks=tuple(probe.fitted.labels.name for probe, _ in tasks),
         of_sentences=tuple(
             SentenceTrace(number, text, layers, tuple(edges.values()))
-            for number, (text, edges) in enumerate(found.items())
+            for number, (text, edges) in enumerate(edges_of.items())
         ),
-        notes=tuple(note for each in joined for note in each.notes),
+        notes=tuple(note for found in joined for note in found.notes),
     )
 
 
@@ -228,7 +230,8 @@ def _annotated(
         best = np.where(gold, -np.inf, average).argmax(1)
         edges = []
         for place, right in np.argwhere(gold).tolist():
-            number, wrong = int(targets[place]), None if gold[place].all() else int(best[place])
+            number = int(targets[place])
+            wrong = None if gold[place].all() else int(best[place])
             annotation = Annotation(
                 task=labels.name,
                 span1=joined.targets[number].span1,
@@ -247,16 +250,17 @@ def _annotated(
 def _require_same_layers(fitted: Sequence[FittedEdges]) -> None:
     """Raise InvalidValueError for probes of different layers, or two tasks of one name."""
     first = fitted[0]
-    for number, own in enumerate(fitted):
-        name = own.labels.name
-        if own.grid.layers != first.grid.layers:
-            known, other = (", ".join(map(str, each.grid.layers)) for each in (own, first))
+    names: set[str] = set()
+    for probe in fitted:
+        name = probe.labels.name
+        if probe.grid.layers != first.grid.layers:
             raise InvalidValueError(
-                f"the probes of {name} are over layers {known}, those of {first.labels.name} over {other}: give probes "
-                "of the same layers"
+                f"the probes of {name} are over layers {', '.join(map(str, probe.grid.layers))}, those of "
+                f"{first.labels.name} over {', '.join(map(str, first.grid.layers))}: give probes of the same layers"
             )
-        if name in (before.labels.name for before in fitted[:number]):
+        if name in names:
             raise InvalidValueError(f"two tasks are called {name}: give each once")
+        names.add(name)
 
 
 def ambiguous_sentences(
@@ -274,20 +278,22 @@ def ambiguous_sentences(
     """
     check_whole("more_than", more_than, 0)
     rows = []
-    for own in traces.of_sentences:
-        ambiguous = own.ambiguous(limit, rule).annotations
-        ahead = [each.right_probability > np.nan_to_num(each.wrong_probability) for each in ambiguous]
-        found = {each.task for each in ambiguous}
-        row = {
-            "sentence": own.number,
-            "ambiguous": len(ambiguous),
-            "turned": sum(bool(each[0] != each[-1]) for each in ahead),
-            "edges": len(own.annotations),
-            "tasks": ", ".join(task for task in traces.tasks if task in found),
-            "text": " ".join(own.words),
-        }
-        if len(ambiguous) > more_than:
-            rows.append(row)
+    for sentence in traces.of_sentences:
+        ambiguous = sentence.ambiguous(limit, rule).annotations
+        if len(ambiguous) <= more_than:
+            continue
+        is_ahead = [edge.right_probability > np.nan_to_num(edge.wrong_probability) for edge in ambiguous]
+        tasks = {edge.task for edge in ambiguous}
+        rows.append(
+            {
+                "sentence": sentence.number,
+                "ambiguous": len(ambiguous),
+                "turned": sum(bool(by_layer[0] != by_layer[-1]) for by_layer in is_ahead),
+                "edges": len(sentence.annotations),
+                "tasks": ", ".join(task for task in traces.tasks if task in tasks),
+                "text": " ".join(sentence.words),
+            }
+        )
     counts = dict.fromkeys(("sentence", "ambiguous", "turned", "edges"), pl.Int64)
     frame = pl.DataFrame(rows, schema={**counts, "tasks": pl.String, "text": pl.String})
     return frame.sort("ambiguous", "turned", descending=True, maintain_order=True)
@@ -305,36 +311,45 @@ def decision_reversals(traces: Traces, other: Traces | None = None) -> pl.DataFr
 
     Raises InvalidValueError for `other` with other edges or layers.
     """
+    answers = _answers(traces)
+    other_answers = None
+    if other is not None:
+        other_answers = _answers(other)
+        if answers.keys() != other_answers.keys() or traces.layers != other.layers:
+            raise InvalidValueError(
+                "the traces of two seeds are not of the same edges and layers: give the same targets"
+            )
     rows = []
-    own, others = _answered(traces), None if other is None else _answered(other)
-    if others is not None and (own.keys() != others.keys() or traces.layers != other.layers):  # type: ignore[union-attr]
-        raise InvalidValueError("the traces of two seeds are not of the same edges and layers: give the same targets")
     for task in traces.tasks:
-        keys = [key for key in own if key[1] == task]
-        right = np.array([own[key] for key in keys]).reshape(len(keys), len(traces.layers))
-        changed = right[:, 1:] != right[:, :-1]
-        has_changed = np.cumsum(changed, axis=1) > 1
-        apart = None if others is None else right != np.array([others[key] for key in keys]).reshape(right.shape)
-        for place, layer in enumerate(traces.layers[1:]):
-            now = right[:, place + 1]
-            row = {"task": task, "layer": layer, "edges": len(keys)}
-            row["gained"], row["lost"] = (int((changed[:, place] & is_it).sum()) for is_it in (now, ~now))
-            row["returned"] = int((changed[:, place] & has_changed[:, place]).sum())
-            rows.append(row | {"by_seed": None if apart is None else int(apart[:, place + 1].sum())})
-    counts = dict.fromkeys(("layer", "edges", "gained", "lost", "returned", "by_seed"), pl.Int64)
-    return pl.DataFrame(rows, schema={"task": pl.String, **counts})
+        edges = [edge for edge in answers if edge[1] == task]
+        shape = len(edges), len(traces.layers)
+        is_right = np.array([answers[edge] for edge in edges], bool).reshape(shape)
+        now, before = is_right[:, 1:], is_right[:, :-1]
+        changed = now != before
+        counts = {
+            "gained": now & ~before,
+            "lost": before & ~now,
+            "returned": changed & (np.cumsum(changed, axis=1) > 1),
+        }
+        if other_answers is not None:
+            counts["by_seed"] = now != np.array([other_answers[edge] for edge in edges], bool).reshape(shape)[:, 1:]
+        for at, layer in enumerate(traces.layers[1:]):
+            row = {"task": task, "layer": layer, "edges": len(edges)}
+            rows.append(row | {name: int(is_counted[:, at].sum()) for name, is_counted in counts.items()})
+    whole = dict.fromkeys(("layer", "edges", "gained", "lost", "returned", "by_seed"), pl.Int64)
+    return pl.DataFrame(rows, schema={"task": pl.String, **whole})
 
 
-def _answered(traces: Traces) -> dict[tuple[object, ...], NDArray[np.bool_]]:
+def _answers(traces: Traces) -> dict[tuple[object, ...], NDArray[np.bool_]]:
     """Return by edge whether each P(l) is right about it."""
     return {
-        (own.words, each.task, each.span1, each.span2, each.right): each.answered
-        for own in traces.of_sentences
-        for each in own.annotations
+        (sentence.words, edge.task, edge.span1, edge.span2, edge.right): edge.answered
+        for sentence in traces.of_sentences
+        for edge in sentence.annotations
     }
 
 
 def normalized(logits: torch.Tensor, *, single: bool) -> torch.Tensor:
     """Return probabilities float64 of logits [..., labels]: sigmoids, for a single label divided by their sum."""
-    own = torch.nn.functional.logsigmoid(logits.double())
-    return own.softmax(-1) if single else own.exp()
+    logs = torch.nn.functional.logsigmoid(logits.double())
+    return logs.softmax(-1) if single else logs.exp()

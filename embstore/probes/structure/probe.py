@@ -205,7 +205,9 @@ class StructuralProbe(Probe[FittedStructure]):
         fitted = self.fitted
         losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)[:, self._distance_task(), 0]
         if len(losses) > 1 and np.isnan(losses).any():
-            raise InvalidValueError("without early stopping there is no dev loss to choose the best layer by: give one")
+            raise InvalidValueError(
+                "without early stopping there is no dev loss to choose the best layer by: give the layer"
+            )
         return fitted.shape.layers[int(losses.argmin())]
 
     def predict(self, tree: Tree, *, data: Store | None = None, layer: int | None = None) -> RecoveredTree:

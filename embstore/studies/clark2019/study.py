@@ -18,7 +18,7 @@ from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.encoder_spec import software_versions
 from embstore.models import model_kind
 from embstore.models.checkpoint import open_checkpoint, sha256_of
-from embstore.probes.edges.tasks import split_file
+from embstore.probes.edges.tasks import split_files
 from embstore.studies.clark2019.published import CITATION
 from embstore.studies.clark2019.report import draw, sections
 from embstore.studies.clark2019.settings import Clark2019
@@ -101,7 +101,7 @@ def open_treebank(data: Path) -> Corpus:
 
 def open_mentions(data: Path) -> Corpus:
     """Open a file of coreferent spans, or dev.jsonl of a folder. Raises InvalidValueError for one without mentions."""
-    path = split_file(data, "dev") if data.is_dir() else data
+    path = split_files(data).get("dev") if data.is_dir() else data
     if path is None:
         raise InvalidValueError(f"coreference: {data} has no dev.jsonl: give a file of edge probing targets")
     corpus = open_corpus(path, format="edge")

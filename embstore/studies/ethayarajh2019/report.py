@@ -289,19 +289,21 @@ def static_findings(scores: Scores, model: str) -> dict[str, tuple[str, str]]:
     """Compare static vectors on the shared words: lower layers with upper ones, and with the given vectors."""
     if "shared" not in scores.frames:
         return {}
-    rows = {row.pop("system"): row for row in benchmark_scores(scores.frames["shared"])[0]}
-    own = [system for system in rows if system.rpartition(", layer ")[0] == model]
-    others = [system for system in rows if system in scores.settings.vectors]
-    lowest, highest = own[0], own[-1]
-    pairs = {"static vectors of a low layer beat those of the last": highest} if lowest != highest else {}
-    pairs |= {f"static vectors of a low layer beat {other}": other for other in others}
-    found = {}
-    for claim, other in pairs.items():
-        known = [name for name, value in rows[lowest].items() if value is not None and rows[other][name] is not None]
-        wins = sum(rows[lowest][name] > rows[other][name] for name in known)
-        verdict = "yes" if 2 * wins > len(known) else "no"
-        found[claim] = (f"on {wins} of {len(known)} benchmarks", verdict if known else "not determined")
-    return found
+    scores_of = {row.pop("system"): row for row in benchmark_scores(scores.frames["shared"])[0]}
+    layers = [system for system in scores_of if system.rpartition(", layer ")[0] == model]
+    rivals = {} if len(layers) == 1 else {"static vectors of a low layer beat those of the last": layers[-1]}
+    for system in scores_of:
+        if system in scores.settings.vectors:
+            rivals[f"static vectors of a low layer beat {system}"] = system
+    low_layer = scores_of[layers[0]]
+    findings = {}
+    for claim, rival in rivals.items():
+        pairs = [(low_layer[name], score) for name, score in scores_of[rival].items()]
+        pairs = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        wins = sum(ours > theirs for ours, theirs in pairs)
+        verdict = "yes" if 2 * wins > len(pairs) else "no"
+        findings[claim] = (f"on {wins} of {len(pairs)} benchmarks", verdict if pairs else "not determined")
+    return findings
 
 
 def draw(scores: Scores, folder: Path) -> dict[str, str]:

@@ -17,13 +17,14 @@ from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load
 from embstore.probes.edges.tasks import Sample, check_task
+from embstore.probes.splits import SPLITS
 from embstore.store import Store
 from embstore.studies.extract import extract_step, untrained_step
 from embstore.studies.hewitt2019.published import CITATION
 from embstore.studies.hewitt2019.report import Scores, draw, sections
 from embstore.studies.hewitt2019.settings import Hewitt2019
 from embstore.studies.study import Given, StudyResult, StudyRun, digest_of, methods
-from embstore.studies.tasks import SPLITS, treebank_files
+from embstore.studies.tasks import treebank_files
 
 MAX_DRAWN_WORDS = 15  # of a sentence whose tree is drawn
 

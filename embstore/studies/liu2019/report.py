@@ -178,34 +178,34 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
 
 
 def transfer_table(scores: Scores, model: str, suffix: str) -> Section:
-    held = Transfer.of(scores, model)
-    means, ends, gaps = held.normalized.mean(0), over_tasks(held.normalized), over_tasks(held.gaps())
+    transfer = Transfer.of(scores, model)
+    ranks, gaps = transfer.ranks, transfer.gaps()
+    interval, gap_interval = over_tasks(transfer.normalized), over_tasks(gaps)
     rows: list[Row] = []
-    for place, layer in enumerate(held.layers):
-        row: Row = {"layer": layer, "mean score": decimals(float(held.scores[:, place].mean()))}
-        row["normalized"] = f"{means[place]:.2f}" + ("" if ends is None else interval_text(ends, place))
-        row["mean rank"] = f"{held.ranks[:, place].mean():.1f}"
-        row["highest in"] = int((held.ranks[:, place] < 2).sum())
-        row[f"less layer {held.layers[held.best]}"] = (
-            "best on dev"
-            if place == held.best
-            else f"{held.gaps()[:, place].mean():+.2f}" + ("" if gaps is None else interval_text(gaps, place))
-        )
+    for at, layer in enumerate(transfer.layers):
+        row: Row = {"layer": layer, "mean score": decimals(float(transfer.scores[:, at].mean()))}
+        row["normalized"] = f"{transfer.normalized[:, at].mean():.2f}{interval_text(interval, at)}"
+        row["mean rank"] = f"{ranks[:, at].mean():.1f}"
+        row["highest in"] = int((ranks[:, at] < 2).sum())
+        gap = f"{gaps[:, at].mean():+.2f}{interval_text(gap_interval, at)}"
+        row[f"less layer {transfer.layers[transfer.best]}"] = "best on dev" if at == transfer.best else gap
         rows.append(row)
-    known = f"95 % intervals over {len(held.scores)} tasks by Student's t"
+    if interval is None:
+        brackets = f"nothing, as {LEAST_TASKS} tasks are needed"
+    else:
+        brackets = f"95 % intervals over {len(transfer.scores)} tasks by Student's t"
     note = (
         "Figure 5 of the survey (Rogers et al. 2020, after Liu et al.) as numbers. Normalized: from 0, the worst layer "
         "of a task, to 1, its best, on average over tasks; rank 1 is the best layer; highest in: the number of tasks. "
         "The last column is the difference of normalized scores from the layer that is best on dev; a layer whose "
         "interval includes 0 is not distinct from it. In brackets: "
-        f"{known if ends else f'nothing, as {LEAST_TASKS} tasks are needed'}; they are of tasks like these, and tasks "
-        "over the same sentences are not independent."
+        f"{brackets}; they are of tasks like these, and tasks over the same sentences are not independent."
     )
     return Section(f"Transferability of layers{suffix}", note, rows)
 
 
-def interval_text(ends: tuple[NDArray[np.float64], NDArray[np.float64]], place: int) -> str:
-    return f" [{ends[0][place]:.2f}, {ends[1][place]:.2f}]"
+def interval_text(interval: tuple[NDArray[np.float64], NDArray[np.float64]] | None, at: int) -> str:
+    return "" if interval is None else f" [{interval[0][at]:.2f}, {interval[1][at]:.2f}]"
 
 
 def order_curves(scores: Scores, model: str) -> dict[str, tuple[str, str, Curve]]:
@@ -261,13 +261,19 @@ def findings(scores: Scores, model: str, suffix: str) -> Section:
     if scores.probed:
         add(published.MIDDLE, *middle_finding(Transfer.of(scores, model)))
     for task in ("pos", "upos"):
-        best = scores.rows(model, task, "best_layer") if task in scores.tasks else None
-        if best is not None and (curve := scores.curve(model, task)) is not None:
-            low, high, last = best["low"][0], best["high"][0], curve.layers[-1]
-            at_end = low == high in (curve.layers[0], last)
-            is_inner = curve.layers[0] < low and high < last
+        curve = scores.curve(model, task) if task in scores.tasks else None
+        if curve is not None:
+            best = scores.rows(model, task, "best_layer")
+            low, high = best["low"][0], best["high"][0]
+            first, last = curve.layers[0], curve.layers[-1]
             here = f"{title_of(task)}: layer {curve.layers[curve.best]} of {last}, interval {low:.1f} to {high:.1f}"
-            add(published.POS, here, "holds" if is_inner else "does not hold" if at_end else "not determined")
+            if first < low and high < last:
+                verdict = "holds"
+            elif low == high:  # the first layer or the last
+                verdict = "does not hold"
+            else:
+                verdict = "not determined"
+            add(published.POS, here, verdict)
     curves = order_curves(scores, model)
     if "index, mean of positions" in curves:
         curve = curves["index, mean of positions"][2]
@@ -292,17 +298,18 @@ def findings(scores: Scores, model: str, suffix: str) -> Section:
     return Section(f"What of the papers holds here{suffix}", note, rows)
 
 
-def middle_finding(held: Transfer) -> tuple[str, str]:
+def middle_finding(transfer: Transfer) -> tuple[str, str]:
     """Return what is found of the layers that transfer, and the verdict."""
-    best, last, ends = held.best, len(held.layers) - 1, over_tasks(held.gaps())
-    here = f"layer {held.layers[best]} of {held.layers[last]} is best on dev, over {len(held.scores)} tasks"
-    if ends is None:
+    best, last, interval = transfer.best, len(transfer.layers) - 1, over_tasks(transfer.gaps())
+    here = f"layer {transfer.layers[best]} of {transfer.layers[last]} is best on dev, over {len(transfer.scores)} tasks"
+    if interval is None:
         return here, f"not determined: {LEAST_TASKS} tasks are needed"
-    close = [str(held.layers[place]) for place in range(last + 1) if place != best and ends[1][place] >= 0]
+    is_lower = interval[1] < 0
+    close = [str(layer) for at, layer in enumerate(transfer.layers) if at != best and not is_lower[at]]
     here += f"; not distinct from it: {', '.join(close)}" if close else "; all others are lower"
     if best in (0, last):
-        return here, "not determined" if len(close) else "does not hold"
-    return here, "holds" if ends[1][0] < 0 and ends[1][last] < 0 else "not determined"
+        return here, "not determined" if close else "does not hold"
+    return here, "holds" if is_lower[0] and is_lower[last] else "not determined"
 
 
 def compared(curve: Curve, lower: int, higher: int) -> str:
@@ -320,16 +327,14 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
         figures["layers.png"] = ("Linear probes by layer", curves_figure(scores, panels, "score (test)"))
         figures["transfer.png"] = ("Scores of each layer, by task", transfer_figure(scores))
         figures["mean.png"] = ("Transferability of layers", mean_figure(scores))
-    order = {task: title_of(task) for task in ORDER_TASKS if task in scores.tasks}
+    order: dict[str, list[Line]] = {}
+    if "index" in scores.tasks:
+        order[title_of("index")] = [("index", "sentence_accuracy", "test", "")]
+    for task, (element, _) in ELEMENTS.items():
+        if task in scores.tasks:
+            order[title_of(task)] = [(task, "sentence_accuracy", split, element) for split in SPLIT_NAMES]
     if order:
-        panels = {
-            name: [
-                (task, "sentence_accuracy", split, "" if task == "index" else ELEMENTS[task][0])
-                for split in (SPLIT_NAMES if task != "index" else ["test"])
-            ]
-            for task, name in order.items()
-        }
-        figures["order.png"] = ("Linear order and hierarchy", curves_figure(scores, panels, "share of sentences"))
+        figures["order.png"] = ("Linear order and hierarchy", curves_figure(scores, order, "share of sentences"))
     for name, (_, figure) in figures.items():
         plot.save(figure, folder / name)
     return {name: title for name, (title, _) in figures.items()}
@@ -371,19 +376,19 @@ def thinned(layers: Sequence[int]) -> Sequence[int]:
 
 def transfer_figure(scores: Scores) -> Any:
     """Draw the normalized scores of layers (rows) and tasks (columns), darker where higher, with the scores."""
-    held = {model: Transfer.of(scores, model) for model in scores.models}
-    height = max(len(each.layers) for each in held.values())
-    size = ((0.62 * len(scores.probed) + 1.2) * len(held) + 0.6, 0.36 * height + 1.6)
-    figure, axes = plot.subplots(1, len(held), figsize=size)
-    for axis, (model, each) in zip(axes[0], held.items(), strict=True):
-        image = axis.imshow(each.normalized.T, cmap="Blues", vmin=0, vmax=1, origin="lower", aspect="auto")
-        for (task, place), value in np.ndenumerate(each.scores):
-            color = "white" if each.normalized[task, place] > 0.6 else "black"
-            is_best = place == each.dev[task].argmax()
-            weight = "bold" if is_best else "normal"
-            axis.text(task, place, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color, weight=weight)
+    transfers = {model: Transfer.of(scores, model) for model in scores.models}
+    height = max(len(transfer.layers) for transfer in transfers.values())
+    size = ((0.62 * len(scores.probed) + 1.2) * len(transfers) + 0.6, 0.36 * height + 1.6)
+    figure, axes = plot.subplots(1, len(transfers), figsize=size)
+    for axis, (model, transfer) in zip(axes[0], transfers.items(), strict=True):
+        shades, best = transfer.normalized, transfer.dev.argmax(1)
+        image = axis.imshow(shades.T, cmap="Blues", vmin=0, vmax=1, origin="lower", aspect="auto")
+        for (task, at), value in np.ndenumerate(transfer.scores):
+            color = "white" if shades[task, at] > 0.6 else "black"
+            weight = "bold" if at == best[task] else "normal"
+            axis.text(task, at, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color, weight=weight)
         axis.set_xticks(range(len(scores.probed)), [title_of(task) for task in scores.probed], rotation=45, ha="right")
-        axis.set_yticks(range(len(each.layers)), [str(layer) for layer in each.layers])
+        axis.set_yticks(range(len(transfer.layers)), [str(layer) for layer in transfer.layers])
         axis.tick_params(labelsize=8, length=0)
         axis.set_title(model, fontsize=11)
         axis.set_ylabel("layer", fontsize=9)
@@ -394,17 +399,18 @@ def transfer_figure(scores: Scores) -> Any:
 
 def mean_figure(scores: Scores) -> Any:
     """Draw the mean normalized score over tasks by layer, with its interval over tasks; by depth for other depths."""
-    held = {model: Transfer.of(scores, model) for model in scores.models}
-    is_same = len({each.layers for each in held.values()}) == 1
+    transfers = {model: Transfer.of(scores, model) for model in scores.models}
+    is_same = len({transfer.layers for transfer in transfers.values()}) == 1
     figure, axes = plot.subplots(figsize=(5.6, 3.8))
     axis = axes[0, 0]
-    for number, (model, each) in enumerate(held.items()):
-        x = np.array(each.layers) / (1 if is_same else each.layers[-1])
+    for number, (model, transfer) in enumerate(transfers.items()):
+        x = np.array(transfer.layers) / (1 if is_same else transfer.layers[-1])
         color, marker = plot.PALETTE[number % len(plot.PALETTE)], plot.MARKERS[number % len(plot.MARKERS)]
-        axis.plot(x, each.normalized.mean(0), color=color, marker=marker, label=model)
-        if (ends := over_tasks(each.normalized)) is not None:
-            axis.fill_between(x, *ends, color=color, alpha=0.18, linewidth=0)
-    layers = thinned(next(iter(held.values())).layers) if is_same else ()
+        axis.plot(x, transfer.normalized.mean(0), color=color, marker=marker, label=model)
+        interval = over_tasks(transfer.normalized)
+        if interval is not None:
+            axis.fill_between(x, *interval, color=color, alpha=0.18, linewidth=0)
+    layers = thinned(transfer.layers) if is_same else ()
     x_name = "layer" if is_same else "layer / last layer"
     plot.style(axis, title="Mean over tasks", x=x_name, y="from worst (0) to best layer (1)", layers=layers)
     if not is_same:

@@ -11,10 +11,11 @@ from embstore.corpus import EdgeSentence, Sentence, derived_edges, read_edges
 from embstore.corpus.edge_tasks import LAST_INDEX
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.tasks import Sample, split_file
+from embstore.probes.edges.tasks import Sample, split_files
+from embstore.probes.splits import SPLITS
 from embstore.studies.liu2019.settings import Liu2019
 from embstore.studies.study import digest_of
-from embstore.studies.tasks import SPLITS, find_tasks, treebank_files
+from embstore.studies.tasks import find_tasks, treebank_files
 
 PROBED = ("upos", "arcs", "dependencies")
 # Of tasks of word order: the labels to find in a sentence. Generalisation: of sentences where the first word of the
@@ -52,26 +53,29 @@ def load_tasks(settings: Liu2019, data: Path) -> dict[str, Task]:
     if not data.is_dir():
         raise InvalidValueError(f"{data} is not a folder: give one with a folder per task, or a treebank in CoNLL-U")
     sample = Sample(settings.sentences, settings.seed)
-    own = [each.name for each in sorted(data.iterdir()) if split_file(each, "train") is not None]
+    in_folder = [folder.name for folder in sorted(data.iterdir()) if "train" in split_files(folder)]
     treebank = settings.treebank or (data if any(data.glob("*.conllu")) else None)
-    if not own and treebank is None:
+    if not in_folder and treebank is None:
         raise InvalidValueError(
             f"{data} has no folder of a task with train.jsonl and no treebank, train, dev and test in CoNLL-U: give one"
         )
-    derived = [name for name in (*PROBED, *ORDER_TASKS) if name not in own] if treebank is not None else []
+    from_treebank = [] if treebank is None else [name for name in (*PROBED, *ORDER_TASKS) if name not in in_folder]
+    known = (*in_folder, *from_treebank)
     for name in settings.tasks:
-        if name not in (*own, *derived):
-            raise InvalidValueError(f"there is no task {name!r}: choose {', '.join((*own, *derived))}")
-    wanted = settings.tasks or (*own, *derived)
+        if name not in known:
+            raise InvalidValueError(f"there is no task {name!r}: choose {', '.join(known)}")
+    wanted = settings.tasks or known
+    in_folder = [name for name in in_folder if name in wanted]
+    from_treebank = [name for name in from_treebank if name in wanted]
     tasks = {}
-    if chosen := [name for name in own if name in wanted]:
-        for name, files in find_tasks(data, chosen).items():
+    if in_folder:
+        for name, files in find_tasks(data, in_folder).items():
             splits = {split: sample.draw(with_targets(list(read_edges(path)))) for split, path in files.items()}
             tasks[name] = Task(splits, {split: digest_of(path) for split, path in files.items()})
-    if chosen := [name for name in derived if name in wanted]:
+    if from_treebank:
         files = treebank_files(Path(treebank or data))
         digests = {split: digest_of(path) for split, path in files.items()}
-        tasks |= {name: Task(derived_splits(name, files, sample), digests) for name in chosen}
+        tasks |= {name: Task(derived_splits(name, files, sample), digests) for name in from_treebank}
     return tasks
 
 
@@ -81,20 +85,18 @@ def with_targets(sentences: list[EdgeSentence]) -> list[EdgeSentence]:
 
 def derived_splits(name: str, files: Mapping[str, Path], sample: Sample) -> dict[str, list[EdgeSentence]]:
     """Derive a task from a treebank and draw its sentences."""
-    held = {split: with_targets(derived_edges(files[split], name)) for split in SPLITS}
+    splits = {split: with_targets(derived_edges(files[split], name)) for split in SPLITS}
     if name == "index":
-        held = {split: [each for each in found if len(each.targets) in INDEXED] for split, found in held.items()}
+        splits = {split: [each for each in own if len(each.targets) in INDEXED] for split, own in splits.items()}
     if name in ELEMENTS:
-        first = {split: [is_first(name, each) for each in found] for split, found in held.items()}
-        others = [each for split in SPLITS for each, ok in zip(held[split], first[split], strict=True) if not ok]
-        held = {
-            split: [each for each, ok in zip(found, first[split], strict=True) if ok] for split, found in held.items()
-        }
-        held |= {GENERALISATION: others} if others else {}
-    for split, found in held.items():
-        if not found:
+        not_first = [each for own in splits.values() for each in own if not is_first(name, each)]
+        splits = {split: [each for each in own if is_first(name, each)] for split, own in splits.items()}
+        if not_first:
+            splits[GENERALISATION] = not_first
+    for split, sentences in splits.items():
+        if not sentences:
             raise InvalidValueError(f"{files[split]} has no sentence for the task {name}: choose other tasks")
-    return {split: sample.draw(found) for split, found in held.items()}
+    return {split: sample.draw(sentences) for split, sentences in splits.items()}
 
 
 def is_first(name: str, sentence: EdgeSentence) -> bool:

@@ -44,8 +44,13 @@ class Scores:
 
     def of(self, part: str, **where: Any) -> pl.DataFrame:
         """Return the choices of ambiguous pronouns, or of phrases."""
-        frame = self.frames[part]
-        return frame.filter(pl.col("ambiguous"), **where) if part == "pronouns" else frame.filter(**where)
+        frame = self.frames[part].filter(**where)
+        return frame.filter("ambiguous") if part == "pronouns" else frame
+
+    def main(self, part: str, model: str) -> pl.DataFrame:
+        """Return the choices of figures and examples: by one pooling of vectors that are not centered."""
+        frame = self.of(part, model=model, pooling=MAIN[part])
+        return frame.filter(~pl.col("centered")) if part == "pronouns" else frame
 
     def layers(self, part: str, model: str) -> list[int]:
         return self.frames[part].filter(model=model)["layer"].unique().sort().to_list()
@@ -93,11 +98,11 @@ def claims(scores: Scores) -> Section:
             if not half:
                 row[model] = "not determined: fewer than two layers with context"
                 continue
-            plain = {"centered": False} if part == "pronouns" else {}
-            frame = scores.of(part, model=model, pooling=MAIN[part], **plain)
-            upper, lower = (frame.filter(pl.col("layer").is_in(each)) for each in (layers[-half:], layers[:half]))
-            both = pl.concat([upper, lower.with_columns(value=-pl.col("value"))])
-            difference = tuple(None if each is None else 2 * each for each in scores.mean(both, "value"))
+            frame = scores.main(part, model)
+            upper = frame.filter(pl.col("layer").is_in(layers[-half:]))
+            lower = frame.filter(pl.col("layer").is_in(layers[:half]))
+            signed = pl.concat([upper, lower.with_columns(value=-pl.col("value"))])  # its mean is half the difference
+            difference = tuple(None if end is None else 2 * end for end in scores.mean(signed, "value"))
             row[model] = f"{_shown(difference)}: {_verdict(difference, part == 'pronouns')}"  # type: ignore[arg-type]
         rows.append(row)
     note = (
@@ -144,20 +149,22 @@ def pronouns(scores: Scores, model: str, centered: bool) -> Section:
 
 def examples(scores: Scores, model: str, marked: Shown) -> Section:
     """Pronouns that the best layer resolves and layer 0 does not, those of the shortest sentences."""
-    frame = scores.of("pronouns", model=model, centered=False, pooling=MAIN["pronouns"])
+    frame = scores.main("pronouns", model)
     means = frame.group_by("layer").agg(pl.col("value").mean()).sort(["value", "layer"], descending=[True, False])
     best, first = means["layer"][0], scores.layers("pronouns", model)[0]
     pair = frame.filter(layer=best).join(frame.filter(layer=first), on="pronoun", suffix="_first")
-    found = pair.filter((pl.col("value") == 1) & (pl.col("value_first") == 0))["pronoun"].to_list()
-    shown = []
-    for number in found:
-        each = scores.pronouns[number]
-        right = [span for span, good in zip(each.candidates, each.right, strict=True) if good]
-        shown.append(marked(each.sentence, each.span, right[-1]))
-    rows = [{"pronoun and antecedent": text} for text in sorted(shown, key=lambda text: (len(text), text))]
-    counts = f"{len(found):,} pronouns are right in layer {best} alone of the two"
-    lost = len(pair.filter((pl.col("value") == 0) & (pl.col("value_first") == 1)))
-    note = f"{counts}, {lost:,} in layer {first} alone. The shortest sentences of the former, with the last antecedent."
+    gained = pair.filter((pl.col("value") == 1) & (pl.col("value_first") == 0))["pronoun"].to_list()
+    lost = pair.filter((pl.col("value") == 0) & (pl.col("value_first") == 1))["pronoun"].to_list()
+    texts = []
+    for number in gained:
+        pronoun = scores.pronouns[number]
+        antecedents = [span for span, right in zip(pronoun.candidates, pronoun.right, strict=True) if right]
+        texts.append(marked(pronoun.sentence, pronoun.span, antecedents[-1]))
+    rows = [{"pronoun and antecedent": text} for text in sorted(texts, key=lambda text: (len(text), text))]
+    note = (
+        f"{len(gained):,} pronouns are right in layer {best} alone of the two, {len(lost):,} in layer {first} alone. "
+        "The shortest sentences of the former, with the last antecedent."
+    )
     return Section(
         f"Resolved in layer {best} and not in layer {first} ({model})", note, rows[: scores.settings.examples]
     )
@@ -183,7 +190,7 @@ def phrases(scores: Scores, model: str) -> Section:
 def neighbours(scores: Scores, model: str, marked: Shown) -> Section:
     """The nearest phrases of some short phrases in the first, a middle and the last layer."""
     layers = _chosen(scores.layers("phrases", model))
-    frame = scores.of("phrases", model=model, pooling=MAIN["phrases"]).filter(pl.col("layer").is_in(layers))
+    frame = scores.main("phrases", model).filter(pl.col("layer").is_in(layers))
 
     def text(number: int) -> str:
         start, stop = scores.phrases[number].span
@@ -240,20 +247,17 @@ def layer_figure(scores: Scores) -> Any:
     titles = {"pronouns": "Antecedents of pronouns", "phrases": "Label of the nearest phrase"}
     for part, axis in zip(parts, axes[0], strict=True):
         for number, model in enumerate(scores.models):
-            frame = scores.of(
-                part, model=model, pooling=MAIN[part], **({"centered": False} if part == "pronouns" else {})
-            )
-            found = [(layer, *scores.mean(frame.filter(layer=layer), "value")) for layer in scores.layers(part, model)]
-            rows = pl.DataFrame(found, schema=["layer", "value", "low", "high"], orient="row")
+            frame = scores.main(part, model)
+            means = [(layer, *scores.mean(frame.filter(layer=layer), "value")) for layer in scores.layers(part, model)]
+            rows = pl.DataFrame(means, schema=["layer", "value", "low", "high"], orient="row")
             draw_line(axis, rows, number=number, label=model, columns=("value", "low", "high"))
         if part == "pronouns":
-            one = scores.of(part, model=scores.models[0], pooling=MAIN[part], centered=False)
-            for line, (key, name) in zip(("--", "-.", ":"), BASELINES.items(), strict=True):
-                axis.axhline(one[key].mean(), color="#555555", linestyle=line, linewidth=1, label=name)
+            baselines = scores.main(part, scores.models[0])
+            for line, (column, name) in zip(("--", "-.", ":"), BASELINES.items(), strict=True):
+                axis.axhline(baselines[column].mean(), color="#555555", linestyle=line, linewidth=1, label=name)
         else:
-            counts = Counter(each.label for each in scores.phrases)
-            usual = max(counts.values()) / len(scores.phrases)
-            axis.axhline(usual, color="#999999", linewidth=1, label="most frequent label")
+            share = max(Counter(phrase.label for phrase in scores.phrases).values()) / len(scores.phrases)
+            axis.axhline(share, color="#999999", linewidth=1, label="most frequent label")
         plot.style(axis, title=f"{titles[part]} ({MAIN[part]})", x="layer", y="accuracy")
     add_legend(figure, axes)
     return figure

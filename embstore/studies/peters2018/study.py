@@ -24,14 +24,13 @@ from embstore.analysis.spans import (
 from embstore.corpus import EdgeSentence, Sentence, read_edges
 from embstore.corpus.sentence import distinct_sentences
 from embstore.errors import InvalidValueError
-from embstore.probes.edges.tasks import Sample, split_file
+from embstore.probes.edges.tasks import Sample, split_files
 from embstore.store import Store
 from embstore.studies.extract import extract_step
 from embstore.studies.peters2018.published import CITATION
 from embstore.studies.peters2018.report import Scores, draw, sections
 from embstore.studies.peters2018.settings import Peters2018
 from embstore.studies.study import LOG, Given, StudyResult, StudyRun, methods
-from embstore.studies.tasks import SPLITS
 
 NOTES = (
     "The text of the paper was not at hand. Choices made here: mentions are those that the data names, in the sentence "
@@ -54,7 +53,7 @@ class Spans:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all of it."""
+        """A hash of the sentences, pronouns and phrases."""
         return blake2b(repr((self.sentences, self.pronouns, self.phrases)).encode(), digest_size=6).hexdigest()
 
     def __iter__(self) -> Iterator[Sentence]:
@@ -80,30 +79,30 @@ class Spans:
 
 def read_spans(data: Path, settings: Peters2018) -> Spans:
     """Read coreference and constituents; raises InvalidValueError, CorpusError."""
-    held = _sentences(data / "coreference")
-    if not held:
+    coreference = _sentences(data / "coreference")
+    if not coreference:
         raise InvalidValueError(f"{data} has no coreference/train.jsonl: give a folder with that of edge probing files")
-    named = {each.sentence for each in find_pronouns(held)}
     sample = Sample(settings.sentences, settings.seed)
-    sentences = sorted(sample.draw([held[number] for number in named]), key=lambda each: " ".join(each.words))
+    with_pronouns = {pronoun.sentence for pronoun in find_pronouns(coreference)}
+    sentences = sample.draw([coreference[number] for number in with_pronouns])
+    sentences.sort(key=lambda sentence: " ".join(sentence.words))
     pronouns = find_pronouns(sentences)
-    if not any(each.is_ambiguous for each in pronouns):
+    if not any(pronoun.is_ambiguous for pronoun in pronouns):
         raise InvalidValueError(
             f"{data / 'coreference'}: no pronoun has a right and a wrong earlier mention: give more"
         )
-    parsed = sample.draw(_sentences(data / "constituents"))
-    spans = {(" ".join(each.words), target.span1, target.labels[0]): each for each in parsed for target in each.targets}
-    drawn = sorted(spans, key=lambda each: blake2b(f"{settings.seed} {each}".encode(), digest_size=8).digest())
-    chosen = sorted(drawn[: settings.phrases])
-    texts = {text: number for number, text in enumerate(sorted({each[0] for each in chosen}), len(sentences))}
-    phrases = [Phrase(texts[text], span, label) for text, span, label in chosen]
-    by_text = {" ".join(each.words): each for each in parsed}
-    return Spans((*sentences, *(by_text[text] for text in texts)), pronouns, phrases)
+    parsed = [(" ".join(each.words), each) for each in sample.draw(_sentences(data / "constituents"))]
+    spans = {(text, target.span1, target.labels[0]) for text, sentence in parsed for target in sentence.targets}
+    shuffled = sorted(spans, key=lambda span: blake2b(f"{settings.seed} {span}".encode(), digest_size=8).digest())
+    chosen = sorted(shuffled[: settings.phrases])
+    numbers = {text: number for number, text in enumerate(sorted({text for text, *_ in chosen}), len(sentences))}
+    phrases = [Phrase(numbers[text], span, label) for text, span, label in chosen]
+    by_text = dict(parsed)
+    return Spans((*sentences, *(by_text[text] for text in numbers)), pronouns, phrases)
 
 
 def _sentences(task: Path) -> list[EdgeSentence]:
-    files = [path for split in SPLITS if (path := split_file(task, split)) is not None]
-    return [sentence for path in files for sentence in read_edges(path)]
+    return [sentence for path in split_files(task).values() for sentence in read_edges(path)]
 
 
 def run(given: Given[Peters2018], data: Path) -> StudyResult:

@@ -58,10 +58,12 @@ class SenseCorpus:
         return all(name.startswith(SUPERSENSES) for name in self.table["sense"].unique())
 
     def require_both(self, source: Path, k: int) -> None:
-        """Raise InvalidValueError for an empty train or test part, no ambiguous word, or a k above all."""
+        """Raise InvalidValueError for an empty train or test part, no ambiguous word, or too large a k."""
         table = self.table
         if not len(table):
-            raise InvalidValueError(f"{source} has no word with a sense: give a corpus with @word@-class, or another")
+            raise InvalidValueError(
+                f"{source} has no word with a sense: mark senses as @word@-class, or give CoarseWSD-20"
+            )
         for split in (TRAIN, TEST):
             if not len(table.filter(split=split)):
                 raise InvalidValueError(f"the {split} part of {source} is empty: draw more sentences")
@@ -101,10 +103,11 @@ def _draw(seed: int, sentence: Sentence) -> float:
 
 def _split(sentence: Sentence, is_test: bool) -> Sentence:
     """Label each target with its form, in lower case, and the part that its sentence is in."""
-    stops = dict(sentence.targets)
-    targets = [" ".join(sentence.words[at : stops.get(at, at + 1)]).lower() for at in range(len(sentence.words))]
-    senses = sentence.labels["class"]
-    return Sentence(sentence.words, _columns(senses, targets, TEST if is_test else TRAIN), sentence.targets)
+    forms = [word.lower() for word in sentence.words]
+    for start, stop in sentence.targets:
+        forms[start] = " ".join(forms[start:stop])
+    split = TEST if is_test else TRAIN
+    return Sentence(sentence.words, _columns(sentence.labels["class"], forms, split), sentence.targets)
 
 
 def _columns(senses: Sequence[str | None], targets: Iterable[str], split: str) -> dict[str, list[str | None]]:

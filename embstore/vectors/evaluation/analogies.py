@@ -125,7 +125,9 @@ def read_analogies(path: Path, *, name: str) -> Analogies:
             f"{path}: no question in {'its last section' if questions else 'it'}: give four words a line"
         )
     if starts and starts[0][1] > 0:
-        raise BenchmarkError(f"{path}: there are questions before the first section, {starts[0][0]!r}: name theirs")
+        raise BenchmarkError(
+            f"{path}: there are questions before the first section, {starts[0][0]!r}: name theirs in a line before them"
+        )
     stops = [start for _, start in starts[1:]] + [len(questions)]
     sections = tuple((title, start, stop) for (title, start), stop in zip(starts, stops, strict=False))
     return Analogies(name, tuple(questions), sections)
