@@ -17,6 +17,7 @@ from embstore.studies.clark2019 import report
 from tests.analysis.test_attention import trees, write_conllu
 from tests.analysis.test_attention_importance import language_model
 from tests.models import tiny
+from tests.studies.sections import rows_of
 
 MENTIONS = {
     "text": "the cat sat because the cat was cold and it was the bank",
@@ -48,11 +49,6 @@ def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return es.reproduce(
         settings, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), device="cpu", progress=False
     )
-
-
-def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
-    (found,) = (section for section in study.sections if section.title.startswith(title))
-    return [dict(row) for row in found.rows]
 
 
 @pytest.mark.slow

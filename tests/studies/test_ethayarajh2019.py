@@ -20,7 +20,7 @@ from embstore.errors import InvalidValueError
 from embstore.studies import Ethayarajh2019, StudyResult
 from embstore.studies.ethayarajh2019 import report
 from embstore.studies.study import Section
-from tests.models import tiny
+from tests.studies.sections import rows_of
 
 WORDS = ("the", "of", "to", "cat", "sat", "mat", "river", "hill", "money", "people", "sea", "bank", ",")
 
@@ -50,18 +50,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Ethayarajh2019:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
-
-
-@pytest.fixture(scope="module")
 def study(corpus: Path, settings: Ethayarajh2019, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return es.reproduce(settings, corpus, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
-
-
-def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
-    (found,) = (section for section in study.sections if section.title.startswith(title))
-    return [dict(row) for row in found.rows]
 
 
 def test_geometry_is_that_of_the_words_without_punctuation(study: StudyResult, settings: Ethayarajh2019) -> None:

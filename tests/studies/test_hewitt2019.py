@@ -18,7 +18,7 @@ from embstore.probes import EdgeProbe, StructuralProbe, code_length
 from embstore.studies import Hewitt2019, StudyResult
 from embstore.studies.hewitt2019.study import Treebank
 from embstore.studies.tasks import SPLITS, treebank_files
-from tests.models import tiny
+from tests.studies.sections import rows_of
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
 TAGS = ("NOUN", "VERB", "ADJ")
@@ -44,18 +44,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
-
-
-@pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
-
-
-def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
-    (found,) = (section for section in study.sections if section.title.startswith(title))
-    return [dict(row) for row in found.rows]
 
 
 def store_of(study: StudyResult, name: str = "tiny") -> es.Store:

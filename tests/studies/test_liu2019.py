@@ -18,7 +18,6 @@ from embstore.studies import Liu2019, StudyResult
 from embstore.studies.liu2019 import report
 from embstore.studies.liu2019.study import found_words
 from embstore.studies.liu2019.tasks import GENERALISATION, ORDER_TASKS, load_tasks
-from tests.models import tiny
 from tests.probes.edge_store import make, write_edges
 
 SETTINGS = Liu2019(sentences=12, epochs=2, seeds=(0, 1), resamples=50)
@@ -61,11 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         write_edges(path / "pos" / f"{split}.jsonl", held)
     return path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from embstore.errors import InputError, InvalidValueError
 from embstore.studies import Peters2018, StudyResult
 from embstore.studies.peters2018.report import Scores, claims, examples
 from embstore.studies.peters2018.study import NOTES, read_spans
-from tests.models import tiny
+from tests.studies.sections import rows_of
 
 SETTINGS = Peters2018(sentences=20, phrases=30, examples=2, resamples=50)
 NOUNS = ("cat", "river", "hill", "people", "sea", "bank")
@@ -51,18 +51,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
-
-
-@pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
-
-
-def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
-    (found,) = (section for section in study.sections if section.title.startswith(title))
-    return [dict(row) for row in found.rows]
 
 
 def test_tables_are_those_of_the_similarities(study: StudyResult, data: Path) -> None:

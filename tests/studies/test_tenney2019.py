@@ -31,7 +31,6 @@ from embstore.studies import StudyResult, Tenney2019
 from embstore.studies.tasks import Sentences, find_tasks
 from embstore.studies.tenney2019 import report
 from embstore.studies.tenney2019.study import rank
-from tests.models import tiny
 from tests.probes.edge_store import write_edges
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
@@ -61,11 +60,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_edges(folder / task / f"{split}.jsonl", held)
     (folder / "notes").mkdir()
     return folder
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 @pytest.fixture(scope="module")

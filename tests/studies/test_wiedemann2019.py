@@ -16,7 +16,7 @@ from embstore.errors import InputError, InvalidValueError
 from embstore.studies import StudyResult, Wiedemann2019
 from embstore.studies.wiedemann2019.report import Scores
 from embstore.studies.wiedemann2019.senses import read_senses
-from tests.models import tiny
+from tests.studies.sections import rows_of
 
 SETTINGS = Wiedemann2019(sentences=60, test_share=0.3, ks=(1, 3), last=2, maps=2, resamples=50)
 CONTEXTS = {"noun.artifact": ("warm", "mat"), "noun.object": ("sea", "hill"), "noun.group": ("money", "people")}
@@ -44,18 +44,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
-
-
-@pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
-
-
-def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
-    (found,) = (section for section in study.sections if section.title.startswith(title))
-    return [dict(row) for row in found.rows]
 
 
 def by_hand(store: es.Store, layers: tuple[int, ...], k: int, capped: bool) -> dict[str, tuple[int, float]]:

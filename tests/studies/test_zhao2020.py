@@ -22,7 +22,6 @@ from embstore.studies import StudyResult, Zhao2020
 from embstore.studies.study import StudyFolder
 from embstore.studies.zhao2020 import figures, pairs, published, report, words
 from embstore.studies.zhao2020.study import read_words
-from tests.models import tiny
 from tests.models.finetuning import planted
 
 WORDS = [
@@ -70,11 +69,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "few.txt").write_text("\n".join(rows) + "\n")
     (folder / "none.txt").write_text("cat 1 0 0\n")
     return folder / "corpus.txt"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
 @pytest.fixture(scope="module")
