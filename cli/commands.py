@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import UserDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from importlib import import_module
@@ -142,20 +143,18 @@ class _Value:
     def _converted(self, value: Any, param: Any, ctx: Any) -> Any:
         if self._kind in (bool, str, Path):
             return self._kind(value)
-        shown = value
         if get_origin(self._kind) is Literal:
-            shown, allowed = repr(value), ", ".join(map(str, get_args(self._kind)))
-            if value in get_args(self._kind):
+            choices = get_args(self._kind)
+            if value in choices:
                 return value
+            shown, allowed = repr(value), ", ".join(map(str, choices))
         else:
-            allowed = "a whole number" if self._kind is int else "a number"
-            allowed = allowed if self._least is None else f"{self._least} or more"
-            try:
+            with suppress(ValueError):
                 number = self._kind(value)
                 if self._least is None or number >= self._least:
                     return number
-            except ValueError:
-                pass
+            shown, allowed = value, "a whole number" if self._kind is int else "a number"
+            allowed = allowed if self._least is None else f"{self._least} or more"
         name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
         raise InvalidValueError(f"{name} {shown} is not allowed: give {allowed}; see {ctx.command_path} --help")
 

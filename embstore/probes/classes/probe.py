@@ -17,7 +17,7 @@ from embstore.analysis.scan import selected
 from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
-from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
+from embstore.probes.classes.examples import ClassExamples, ExampleOptions, LabelledExamples, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
@@ -123,22 +123,17 @@ class ClassProbe(Probe[FittedClasses]):
         if self.control:
             control = ControlTask.of(train.gold, self.seed, counts=train.contexts)
         examples = {name: part.labelled(_control_gold(control, part)) for name, part in parts.items()}
-        balance = None
-        if self.balance:
-            counts = np.bincount(examples["train"].group, minlength=len(examples["train"].targets))
-            n_positive = counts @ examples["train"].targets.astype(np.float64)
-            balance = np.asarray((counts.sum() - n_positive) / np.maximum(n_positive, 1))
-        if "dev" in parts:
-            unseen = np.array(classes, object)[~parts["dev"].gold.any(0)].tolist()
+        unseen = [] if "dev" not in parts else np.array(classes, object)[~parts["dev"].gold.any(0)].tolist()
+        if unseen:
             what = f"{store_of(data).path.stem}: classes without a dev word, whose probes keep the weights of the first"
-            notes += (f"{what} epoch ({len(unseen):,}): {_some(unseen)}",) if unseen else ()
+            notes = (*notes, f"{what} epoch ({len(unseen):,}): {_some(unseen)}")
         shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
         trained = train_bank(
             shape,
             examples["train"],
             examples.get("dev"),
             schedule=schedule,
-            positive_weight=balance,
+            positive_weight=_balance(examples["train"]) if self.balance else None,
             checkpoint=checkpoint,
             progress=progress,
         )
@@ -327,20 +322,27 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
+def _balance(examples: LabelledExamples) -> NDArray[np.float64]:
+    """Return how many negative examples each output has for one that is positive; float64 [outputs]."""
+    counts = np.bincount(examples.group, minlength=len(examples.targets))
+    n_positive = counts @ examples.targets.astype(np.float64)
+    return np.asarray((counts.sum() - n_positive) / np.maximum(n_positive, 1))
+
+
 def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:
     return None if control is None else control.gold(part.words)
 
 
 def _rows(tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, classes: tuple[str, ...]) -> Iterator[Row]:
-    for place, layer in enumerate(shape.layers):
-        for number, seed in enumerate(shape.seeds):
-            f1: list[Row] = []
-            for task, decisions in tasks.items():
-                for row in scored(decisions, place, number, part.corpus_frequency, classes):
-                    yield {"layer": layer, "seed": seed, "task": task, **row}
-                    if row["metric"] == "f1":
-                        f1.append({"layer": layer, "seed": seed, "task": task, **row})
-            if len(f1) == 2:
-                own, control = f1[0]["value"], f1[1]["value"]
-                value = None if own is None or control is None else own - control
-                yield {**f1[0], "metric": "selectivity", "value": value}
+    for (place, layer), (number, seed) in product(enumerate(shape.layers), enumerate(shape.seeds)):
+        f1: list[Row] = []
+        for task, decisions in tasks.items():
+            for scores in scored(decisions, place, number, part.corpus_frequency, classes):
+                row = {"layer": layer, "seed": seed, "task": task, **scores}
+                yield row
+                if row["metric"] == "f1":
+                    f1.append(row)
+        if len(f1) == 2:
+            own, control = f1[0]["value"], f1[1]["value"]
+            value = None if own is None or control is None else own - control
+            yield {**f1[0], "metric": "selectivity", "value": value}
