@@ -49,7 +49,7 @@ def index(
     if recall and (list_ or remove is not None):
         raise InvalidValueError("--recall is of an index that is built: leave it out with --list and --remove")
     chosen = opt.read_settings(settings, SETTINGS)
-    measured = {"k": 10, "queries": 1000}
+    measured: dict[str, Any] = {"k": 10, "queries": 1000}
     for key in [key for key in measured if key in chosen]:
         value = measured[key] = chosen.pop(key)
         if not recall:

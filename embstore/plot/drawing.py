@@ -113,9 +113,11 @@ def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) ->
         width = TWO_COLUMNS
     height = before[1] * width / before[0]
     if style == "paper" and not is_inches:
-        square = any(axis.get_aspect() == 1 for axis in figure.axes)
-        # Text shrinks less than the panels, and many rows of large ones must fit on a page.
-        height *= 0.75 if is_large else 1.15 if square or len(figure.axes) < 3 else 1.4
+        is_square = any(axis.get_aspect() == 1 for axis in figure.axes)
+        if is_large:
+            height *= 0.75  # many rows of large panels must fit on a page
+        else:
+            height *= 1.15 if is_square or len(figure.axes) < 3 else 1.4  # text shrinks less than the panels
         height += 0.17 * sum(len(legend.texts) for legend in figure.legends)
     figure.set_size_inches(*(size or (width, height)))
     if is_inches:

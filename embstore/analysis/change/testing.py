@@ -108,8 +108,14 @@ def draw(compared: Compared, number: int, layer: int, tests: ChangeTests, *, clu
     clusters = None
     if clustered and n_second >= tests.min_senses:  # else no pair of periods has enough
         clusters = sense_clusters(together, tests.n_clusters, tests.seed)
-    columns = (np.concatenate(column) for column in (periods, units, rows, parts))
-    return Drawn(together, *columns, clusters)
+    return Drawn(
+        vectors=together,
+        periods=np.concatenate(periods),
+        units=np.concatenate(units),
+        rows=np.concatenate(rows),
+        parts=np.concatenate(parts),
+        clusters=clusters,
+    )
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ class EdgeTask:
 
 def split_files(folder: Path) -> dict[str, Path]:
     """Return the files of a task's folder by split, train, dev and test: JSON lines, plain or compressed."""
-    files = {}
+    files: dict[str, Path] = {}
     for split in SPLITS:
         for suffix in ("", ".gz", ".zst"):
             path = folder / f"{split}.jsonl{suffix}"
