@@ -17,12 +17,8 @@ METRICS = (
     *("selfsim_old", "selfsim_new", "selfsim_change", "jsd"),
 )
 SHOWN = ("apd_excess", "apd", "prt", "prt_centered", "selfsim_change", "jsd")
-TESTS = {
-    **dict.fromkeys(
-        ("permutations", "resamples", "sample", "n_clusters", "min_senses", "matched", "seed"), int
-    ),
-    "exchange": str,
-}  # fmt: skip
+COUNTS = ("permutations", "resamples", "sample", "n_clusters", "min_senses", "matched", "seed")
+TESTS = {**dict.fromkeys(COUNTS, int), "exchange": str}
 TWO_SIDES = ("sentences", "n_clusters", "min_senses", "matched")
 SETTINGS = {"min_count": int, "width": int, "top": int, "sentences": int, "rank": str, "memory": str, **TESTS}
 

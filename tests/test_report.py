@@ -14,7 +14,7 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.reports.sections import SECTIONS, _best_probe, _senses
+from embstore.reports.sections import SECTIONS, _best_probe, _clusterings
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from tests.store_making import make_store
 
@@ -171,9 +171,8 @@ def test_repeated_contexts_count_once(tmp_path: Path, monkeypatch: pytest.Monkey
     store = make_store(tmp_path / "s.zarr").store
     source: Any = SimpleNamespace(data=store, seed=0)
     monkeypatch.setattr("embstore.reports.sections.SAMPLE", 1000)
-    found = _senses(source, "bank")
-    assert found is not None
+    (found,) = _clusterings(source, ["bank"])
     assert found.occurrences.equals(es.senses(store, "bank", sample=1000, distinct=True).occurrences)
     assert len(found.occurrences) < len(store.select(words="bank"))
     monkeypatch.setattr("embstore.reports.sections.MIN_OCCURRENCES", len(found.occurrences) + 1)
-    assert _senses(source, "bank") is None
+    assert not list(_clusterings(source, ["bank"]))

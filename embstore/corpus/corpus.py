@@ -103,8 +103,9 @@ def open_corpus(
     given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table, "encoding": encoding}
     _check_text(given)
     if isinstance(source, Corpus):
-        if named := [name for name, value in given.items() if value is not None]:
-            raise InvalidValueError(f"{named[0]}: a Corpus has its options already; give them where it is opened")
+        for name, value in given.items():
+            if value is not None:
+                raise InvalidValueError(f"{name}: a Corpus has its options already; give them where it is opened")
         return source
     steps = ",".join(parse_normalize(normalize)) or None
     paths = _paths(source, format)
@@ -272,7 +273,8 @@ def _shown(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if not name.startswith(".") and (file := Path(parent, name)).is_file():
+            file = Path(parent, name)
+            if not name.startswith(".") and file.is_file():
                 yield file
 
 

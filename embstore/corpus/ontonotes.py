@@ -84,24 +84,28 @@ def _write(files: Mapping[str, Sequence[Path]], folder: Path, progress: Progress
     opened: dict[Path, TextIO] = {}
     counts: dict[str, dict[str, int]] = {}
 
-    def write(split: str, task: str, sentence: OntoNotesSentence) -> None:
-        path, targets = folder / task / f"{split}.jsonl", sentence.targets[task]
-        if path not in opened:
-            path.parent.mkdir(exist_ok=True)
-            opened[path] = stack.enter_context(path.open("w", encoding="utf-8"))
+    def write(split: str, sentence: OntoNotesSentence) -> None:
         info = {"source": "OntoNotes 5", "document": sentence.document}
-        line = {"text": " ".join(sentence.words), "targets": list(map(_as_json, targets)), "info": info}
-        print(json.dumps(line, ensure_ascii=False), file=opened[path])
-        of_task = counts.setdefault(task, {})
-        of_task[split] = of_task.get(split, 0) + len(targets)
+        for task, targets in sentence.targets.items():
+            if not targets:
+                continue
+            path = folder / task / f"{split}.jsonl"
+            if path not in opened:
+                path.parent.mkdir(exist_ok=True)
+                opened[path] = stack.enter_context(path.open("w", encoding="utf-8"))
+            line = {"text": " ".join(sentence.words), "targets": list(map(_as_json, targets)), "info": info}
+            print(json.dumps(line, ensure_ascii=False), file=opened[path])
+            of_task = counts.setdefault(task, {})
+            of_task[split] = of_task.get(split, 0) + len(targets)
 
     with ExitStack() as stack, reporting(progress, total=sum(map(len, files.values())), unit="files") as report:
-        every = [(split, path) for split, paths in files.items() for path in paths]
-        for done, (split, path) in enumerate(every, 1):
-            for sentence in read_ontonotes(path):
-                for task in (task for task, targets in sentence.targets.items() if targets):
-                    write(split, task, sentence)
-            report(done)
+        done = 0
+        for split, paths in files.items():
+            for path in paths:
+                for sentence in read_ontonotes(path):
+                    write(split, sentence)
+                done += 1
+                report(done)
     return counts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -185,9 +185,10 @@ def meanings(source: Source) -> Section:
         raise InvalidValueError(
             f"no word occurs {MIN_OCCURRENCES} times or more, and in at most {MAX_SHARE:.0%} of the sentences"
         )
-    every = [each for word in pool if (each := _senses(source, word)) is not None and each.silhouette is not None]
-    found = sorted(every, key=lambda each: -(each.silhouette or 0))[:TESTED]
-    high = [each for each in found if (each.silhouette or 0) >= SUPPORTED]
+    clustered = [(each.silhouette, each) for each in _clusterings(source, pool) if each.silhouette is not None]
+    ranked = sorted(clustered, key=lambda pair: -pair[0])[:TESTED]
+    found = [each for _, each in ranked]
+    high = [each for silhouette, each in ranked if silhouette >= SUPPORTED]
     support = {each.word: sense_support(each, draws=DRAWS, seed=source.seed) for each in high}
     clear = [each for each in high if support[each.word] <= P_VALUE]
     rows = [
@@ -232,13 +233,15 @@ def meanings(source: Source) -> Section:
     )
 
 
-def _senses(source: Source, word: str) -> Clusters | None:
-    """Cluster the distinct contexts of a word; None if they are too few."""
-    try:
-        found = senses(source.data, word, sample=SAMPLE, distinct=True, seed=source.seed)
-    except InvalidValueError:  # all contexts are equal
-        return None
-    return found if len(found.occurrences) >= MIN_OCCURRENCES else None
+def _clusterings(source: Source, words: Sequence[str]) -> Iterator[Clusters]:
+    """Cluster the distinct contexts of each word that has enough of them."""
+    for word in words:
+        try:
+            found = senses(source.data, word, sample=SAMPLE, distinct=True, seed=source.seed)
+        except InvalidValueError:  # all contexts are equal
+            continue
+        if len(found.occurrences) >= MIN_OCCURRENCES:
+            yield found
 
 
 def _pool(source: Source) -> list[str]:
@@ -342,11 +345,11 @@ def probes(source: Source) -> Section:
     classes = tuple(counts[label].head(CLASSES).to_list())
     forms = sorted(table["word"].unique().to_list())
     drawn = np.random.default_rng(source.seed).permutation(len(forms))[:PROBED_WORDS]
-    train, test = ({forms[i]: () for i in part} for part in np.split(drawn, [len(drawn) * 3 // 5]))
-    probe = ClassProbe(
-        label=label, classes=classes, layers=layers, seeds=SEEDS, max_contexts=5, control=True,
-        training=Training(epochs=EPOCHS), seed=source.seed,
-    )  # fmt: skip
+    n_train = len(drawn) * 3 // 5
+    train: dict[str, tuple[str, ...]] = {forms[number]: () for number in drawn[:n_train]}
+    test: dict[str, tuple[str, ...]] = {forms[number]: () for number in drawn[n_train:]}
+    options: dict[str, Any] = {"layers": layers, "seeds": SEEDS, "max_contexts": 5, "control": True}
+    probe = ClassProbe(label=label, classes=classes, training=Training(epochs=EPOCHS), seed=source.seed, **options)
     result = probe.fit(source.data, split_words(train, test, seed=source.seed), progress=False).score()
     summary = result.summary()
     test_f1 = summary.filter((pl.col("split") == "test") & (pl.col("metric") == "f1") & (pl.col("item") == ""))

@@ -88,8 +88,11 @@ def _open(path: Path, format: str, limit: int | None) -> VectorTable:
         if start.startswith(NPY_MAGIC):
             return _open_npy(path)
         first, _, rest = start.partition(b"\n")
-        numbers = rest.partition(b" ")[2].partition(b"\n")[0]
-        format = "glove" if header_counts(first) is None else "text" if _NUMBERS.issuperset(numbers) else "binary"
+        if header_counts(first) is None:
+            format = "glove"
+        else:
+            after_word = rest.partition(b" ")[2].partition(b"\n")[0]
+            format = "text" if _NUMBERS.issuperset(after_word) else "binary"
     if format == "binary":
         return open_binary(file, limit=limit)
     return open_text(file, header=format == "text", limit=limit)

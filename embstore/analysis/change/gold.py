@@ -175,9 +175,9 @@ def evaluate_change(
         raise InvalidValueError(
             f"fewer than three words of {gold.name} were compared: extract these words, or allow fewer"
         )
-    schema = {"layer": pl.Int64, "metric": pl.String, "score": pl.String, "value": pl.Float64, "low": pl.Float64,
-              "high": pl.Float64, "count": pl.Int64, "threshold": pl.Float64}  # fmt: skip
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    kinds = {"layer": pl.Int64, "metric": pl.String, "score": pl.String, "count": pl.Int64}
+    columns = ("layer", "metric", "score", "value", "low", "high", "count", "threshold")
+    return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in columns}, orient="row")
 
 
 Score = tuple[str, float | None, float | None, float | None, float | None]

@@ -80,23 +80,26 @@ def compare_stores(
     exchange: str | None,
 ) -> Compared:
     """The words that two stores share. Raises InvalidValueError for stores of different models or layers."""
-    sides = [selected(data, layers) for data in (old, new)]
-    first, second = (side.store for side in sides)
-    for what, one, other in (
+    sides = selected(old, layers), selected(new, layers)
+    first, second = sides[0].store, sides[1].store
+    for what, of_first, of_second in (
         ("hidden size", first.hidden_size, second.hidden_size),
         ("layers", sides[0].layers, sides[1].layers),
         ("model", _model_of(first), _model_of(second)),
     ):
-        if one != other:
+        if of_first != of_second:
             raise InvalidValueError(
-                f"{first.path} and {second.path} differ in their {what}, {one} and {other}: compare what one model made"
+                f"{first.path} and {second.path} differ in their {what}, {of_first} and {of_second}: compare what one "
+                "model made"
             )
     names = (first.path.stem, second.path.stem) if first.path.stem != second.path.stem else ("old", "new")
-    forms = [list(store.index.words) for store in (first, second)]
-    place = {form: number for number, form in enumerate(forms[1])}
-    shared = [form for form in forms[0] if form in place]
-    given = [(side, _numbers(of, shared), np.full(len(side), period)) for period, (side, of) in
-             enumerate(zip(sides, forms, strict=True))]  # fmt: skip
+    first_forms, second_forms = list(first.index.words), list(second.index.words)
+    known = set(second_forms)
+    shared = [form for form in first_forms if form in known]
+    given = [
+        (sides[0], _numbers(first_forms, shared), np.zeros(len(sides[0]), np.int64)),
+        (sides[1], _numbers(second_forms, shared), np.ones(len(sides[1]), np.int64)),
+    ]
     return _compared(given, shared, names, words, min_count, exchange)
 
 
@@ -169,19 +172,19 @@ def _compared(
     `given`: for each store its selection, the form of each type (-1: none), and the period of each selected row.
     """
     check_whole("min_count", min_count, 1)
-    found = []
+    occurrences = []
     counts = np.zeros((len(forms), len(names)), np.int64)
-    for side, numbers, periods in given:
+    for side, form_of_type, periods in given:
         index = side.store.index
         rows, first = np.unique(side.rows, return_index=True)  # ascending, and each once
-        codes, periods = numbers[index.type[rows]], periods[first]
-        codes[periods < 0] = -1
+        form, periods = form_of_type[index.type[rows]], periods[first]
+        form[periods < 0] = -1
         if SPECIAL in index.labels:
-            codes[index.labels[SPECIAL].codes[rows] >= 0] = -1
-        known = np.flatnonzero(codes >= 0)
-        pairs = codes[known] * len(names) + periods[known]
+            form[index.labels[SPECIAL].codes[rows] >= 0] = -1
+        counted = np.flatnonzero(form >= 0)
+        pairs = form[counted] * len(names) + periods[counted]
         counts += count_codes(pairs, counts.size)[: counts.size].reshape(counts.shape)
-        found.append((side, rows, codes, periods))
+        occurrences.append((side, rows, form, periods))
     wanted = _wanted(words, forms)
     enough = wanted & ((counts >= min_count).sum(1) >= 2)
     chosen = np.flatnonzero(enough)
@@ -195,18 +198,18 @@ def _compared(
         {"word": pl.Series([forms[number] for number in few.tolist()], dtype=pl.String)}
         | {f"count_{name}": counts[few, period] for period, name in enumerate(names)}
     ).with_columns(reason=pl.lit(f"fewer than {min_count} occurrences"))
-    place = np.full(len(forms) + 1, -1)
-    place[chosen] = np.arange(len(chosen))
-    exchange = _exchange_of([side.store for side, *_ in found], exchange)
+    number_of_form = np.full(len(forms) + 1, -1)  # the last one is that of no form, -1
+    number_of_form[chosen] = np.arange(len(chosen))
+    exchange = _exchange_of([side.store for side, *_ in occurrences], exchange)
     parts = []
-    for side, rows, codes, periods in found:
-        numbers = place[codes]
-        known = np.flatnonzero(numbers >= 0)
-        units = _units(side.store, rows[known], exchange)
-        columns = (rows[known], numbers[known], periods[known], units)
+    for side, rows, form, periods in occurrences:
+        number = number_of_form[form]
+        kept = np.flatnonzero(number >= 0)
+        units = _units(side.store, rows[kept], exchange)
+        columns = (rows[kept], number[kept], periods[kept], units)
         parts.append(Part(side.store, *columns, is_whole=side.is_whole))
-    kept = tuple(forms[number] for number in chosen.tolist())
-    return Compared(names, kept, counts[chosen], given[0][0].layers, tuple(parts), skipped, exchange)
+    compared = tuple(forms[number] for number in chosen.tolist())
+    return Compared(names, compared, counts[chosen], given[0][0].layers, tuple(parts), skipped, exchange)
 
 
 def _wanted(words: Iterable[str] | None, forms: Sequence[str]) -> NDArray[np.bool_]:

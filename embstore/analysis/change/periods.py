@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -131,30 +132,29 @@ def measure_periods(
     chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for metric in chosen:
         check_choice("metric", metric, SUMMED)
-    compared = compare_periods(data, by, width=width, layers=layers, words=words, min_count=min_count,
-                               exchange=tests.exchange)  # fmt: skip
+    options: dict[str, Any] = {"layers": layers, "words": words, "min_count": min_count, "exchange": tests.exchange}
+    compared = compare_periods(data, by, width=width, **options)
     nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
-    frames, points, centers = [], [], {}
+    frames, centers = [], {}
     for layer, span, sums, center in scan_sums(compared, nbytes, threads=threads):
         centers[layer] = center
         frames += _series(compared, layer, span, sums, center, chosen, min_count)
-    frame, ends, n_words = pl.concat(frames), [], len(compared.words)
+    test = partial(_test, compared, metrics=chosen, tests=tests, min_count=min_count)
+    ends, points = [], []
+    n_words = len(compared.words)
     with reporting(progress, total=n_words * len(compared.layers), unit="words", label="tests") as report:
         for number, layer in enumerate(compared.layers):
-            test = partial(_test, compared, layer=layer, center=centers[layer], metrics=chosen, tests=tests,
-                           min_count=min_count)  # fmt: skip
-            found = list(each_word(test, range(n_words), threads=threads, report=lambda _: None))
+            test_word = partial(test, layer=layer, center=centers[layer])
+            results = list(each_word(test_word, range(n_words), threads=threads, report=lambda _: None))
             report((number + 1) * n_words)
-            ends += [row for rows, _ in found for row in rows]
-            points.append(_points(compared, layer, [each for _, each in found]))
-    names = {name: SCHEMA[name] for name in ("word", "layer", "metric", "period", "reference", "low", "high")}
-    joined = frame.join(pl.DataFrame(ends, schema=names, orient="row"), how="left", maintain_order="left",
-                        on=["word", "layer", "metric", "period", "reference"])  # fmt: skip
-    final = joined.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
-    floats = [pl.col(name).fill_nan(None) for name in ("value", "low", "high")]
-    return ChangeSeries(
-        final.with_columns(floats), pl.concat(points), compared.skipped, compared.periods, compared.exchange, compared
-    )
+            ends += [row for rows, _ in results for row in rows]
+            points.append(_points(compared, layer, [found for _, found in results]))
+    key = ["word", "layer", "metric", "period", "reference"]
+    low_high = pl.DataFrame(ends, schema={name: SCHEMA[name] for name in (*key, "low", "high")}, orient="row")
+    joined = pl.concat(frames).join(low_high, on=key, how="left", maintain_order="left")
+    frame = joined.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
+    frame = frame.with_columns(pl.col("value", "low", "high").fill_nan(None))
+    return ChangeSeries(frame, pl.concat(points), compared.skipped, compared.periods, compared.exchange, compared)
 
 
 def _pairs(counts: NDArray[np.int64], min_count: int) -> list[tuple[int, int]]:
@@ -228,8 +228,9 @@ def _test(
 
 def _points(compared: Compared, layer: int, found: list[list[tuple[int, float, float]]]) -> pl.DataFrame:
     """The change points of all words of a layer; the q of a word is that of its first test."""
-    first = false_discovery(np.array([each[0][2] if each else np.nan for each in found], np.float64))
-    rows = [(word, layer, compared.periods[period], gain, p, q)
-            for word, each, q in zip(compared.words, found, first.tolist(), strict=True)
-            for period, gain, p in sorted(each)]  # fmt: skip
+    first_p = [points[0][2] if points else np.nan for points in found]
+    q_of_words = false_discovery(np.array(first_p, np.float64)).tolist()
+    rows = []
+    for word, points, q in zip(compared.words, found, q_of_words, strict=True):
+        rows += [(word, layer, compared.periods[period], gain, p, q) for period, gain, p in sorted(points)]
     return pl.DataFrame(rows, schema={**POINTS, "q": pl.Float64}, orient="row")
