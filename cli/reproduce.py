@@ -120,7 +120,8 @@ def named_models(given: Sequence[str]) -> dict[str, str]:
     for each in given:
         name, sign, model = each.partition("=")
         if not sign or "/" in name:
-            name, model = Path(each).name or each, each
+            model = each
+            name = Path(each).name or each
         if not name or not model:
             raise InvalidValueError(f"--model {each!r} is not allowed: give MODEL or NAME=MODEL")
         if not re.fullmatch(r"[\w.+-]+", name):

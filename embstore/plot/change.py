@@ -129,7 +129,8 @@ def series_figure(
     figure, axes = panels(len(chosen), columns=3, size=(3.4, 2.4), margin=(0.3, 1.1), sharex=True, sharey=True)
     for word, axis in zip(chosen, axes.flat, strict=False):
         part = rows.filter(rows["word"] == word)
-        x, (value, low, high) = [places[each] for each in part["period"]], (floats(part, name) for name in INTERVAL)
+        x = [places[period] for period in part["period"]]
+        value, low, high = (floats(part, name) for name in INTERVAL)
         axis.plot(x, value, markersize=4.5, linewidth=1.6, label="measure", **look(0))
         axis.vlines(x, low, high, color=PALETTE[0], linewidth=1.2, alpha=0.6, label="interval of 95 %")
         points = best.filter(best["word"] == word, best["q"] <= LEVEL)

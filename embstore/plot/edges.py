@@ -117,7 +117,8 @@ def _draw_expectation(
     axis: Any, known: list[dict[str, dict[str, Any]]], metric: str, y: NDArray[Any], layers: list[int], *, color: str
 ) -> None:
     """Draw a bar for each task from layer 0 to an expectation, with its error bar and value."""
-    rows, top = [each.get(metric, {}) for each in known], max(layers, default=1)
+    rows = [scores.get(metric, {}) for scores in known]
+    top = max(layers, default=1)
     values = np.array([_position(row, layers) for row in rows])
     low, high, spread = (np.array([_number(row.get(name)) for row in rows]) for name in ("low", "high", "deviation"))
     errors = np.stack([np.where(np.isnan(low), spread, values - low), np.where(np.isnan(high), spread, high - values)])

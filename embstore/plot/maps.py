@@ -218,7 +218,8 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     axis = axes[0, 0]
     if is_written:
         for (row, column), value in np.ndenumerate(values):
-            text, color = "–" if np.isnan(value) else f"{value:.2f}", "#111111" if value > 0.6 else "white"
+            text = "–" if np.isnan(value) else f"{value:.2f}"
+            color = "#111111" if value > 0.6 else "white"
             axis.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
     if names is not None and (not isinstance(names, tuple | list) or len(names) != 2):
         raise InvalidValueError(f"names {quoted(names)} are not allowed: give two names, of the stores")

@@ -89,7 +89,8 @@ def annotated(source: Corpus | Store, *, trees: bool, mentions: bool) -> Iterato
     elif mentions:
         normalized = iter(source)
         for sentence in _edges(source):
-            yield Annotated(words := _marked(next(normalized)), np.arange(len(words) + 1), None, _mentions(sentence))
+            words = _marked(next(normalized))
+            yield Annotated(words, np.arange(len(words) + 1), None, _mentions(sentence))
     else:
         yield from (_plain(_marked(sentence)) for sentence in source)
 

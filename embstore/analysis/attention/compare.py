@@ -51,20 +51,20 @@ def attention_similarity(
     where = choose_device(device)
     opened = open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
-        first, second = (load_attention_model(model, device=where) for model in (model_a, model_b))
+        first = load_attention_model(model_a, device=where)
+        second = load_attention_model(model_b, device=where)
         _require_same_shape(first, second)
         reader = Reader(opened, first, max_length=max_length, n_sentences=n_sentences, seed=seed)
         held, cosines = _Held(), _Cosines()
-        one, other = (
-            Pass(model, [each], layers=None, heads=None) for model, each in ((first, held), (second, cosines))
-        )
+        first_pass = Pass(first, [held], layers=None, heads=None)
+        second_pass = Pass(second, [cosines], layers=None, heads=None)
         cosines.others = held.values
         for tokens, batch, inputs in reader.batches(batch_subwords or BATCH_SUBWORDS.get(where.type, 2048), "padded"):
             held.values.clear()
-            one.add(tokens, batch, inputs, packed=False)
-            other.add(tokens, batch, inputs, packed=False)
+            first_pass.add(tokens, batch, inputs, packed=False)
+            second_pass.add(tokens, batch, inputs, packed=False)
             report(reader.n_done, reader.total)
-    return frame_of([cosines], other.shape).select("layer", "head", "value")
+    return frame_of([cosines], second_pass.shape).select("layer", "head", "value")
 
 
 class _Held(Statistic):

@@ -136,9 +136,8 @@ class Patterns(Statistic):
         length = tokens.n_positions
         most = np.partition(maps.columns, max(0, length - 2))[:, :, -2:].sum(-1) / lengths[:, None]
         near = maps.offsets[:, :, max(0, length - 2) : length + 1].sum(-1) / lengths[:, None]
-        vertical, diagonal = (
-            _beyond(share, expected) for share, expected in zip((most, near), self._chance(lengths), strict=True)
-        )
+        expected_most, expected_near = self._chance(lengths)
+        vertical, diagonal = _beyond(most, expected_most), _beyond(near, expected_near)
         own = self._own(maps) if tokens.pairs.any() else np.zeros_like(vertical)
         share, least = self.rule.share, self.rule.least
         mixed = (vertical + diagonal >= share) & (np.minimum(vertical, diagonal) >= least)

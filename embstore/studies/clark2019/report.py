@@ -145,11 +145,9 @@ def clusters(frame: pl.DataFrame, model: str) -> Section:
     )
     rows: list[Row] = []
     for layer in part["layer"].unique().sort():
-        own = part.filter(~pl.col("itself"), layer=layer)
-        same, other = (
-            own.filter(mask)["value"].mean()
-            for mask in (pl.col("other_layer") == layer, pl.col("other_layer") != layer)
-        )
+        pairs = part.filter(~pl.col("itself"), layer=layer)
+        same = pairs.filter(other_layer=layer)["value"].mean()
+        other = pairs.filter(pl.col("other_layer") != layer)["value"].mean()
         rows.append({"layer": layer, "same layer": decimals(same), "other layers": decimals(other)})  # type: ignore[arg-type]
     note = (
         "Mean Jensen-Shannon divergence of a head to those of its layer and to those of other layers, in nats (Figure "

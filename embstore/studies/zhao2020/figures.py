@@ -103,12 +103,12 @@ def changes(scores: Scores) -> Any:
     """Draw the pairs that become right above the axis, and those that become wrong below, by layer and by context."""
     frame = scores.frames["flips"]
     parts = {"layer": frame.filter(by="layer"), "context": frame.filter(by="context", layer=scores.best_layer)}
-    parts = {
-        by: part.head(max(1, len(part) - 1)) for by, part in parts.items() if len(part)
-    }  # without the last: both ends
+    # The last row compares both ends.
+    parts = {by: part.head(max(1, len(part) - 1)) for by, part in parts.items() if len(part)}
     figure, axes = plot.subplots(1, len(parts), figsize=(4.2 * len(parts) + 0.6, 3.4), sharey=True)
     for (by, part), axis in zip(parts.items(), axes[0], strict=True):
-        places, names = range(len(part)), [f"{row['from']} → {row['to']}" for row in part.iter_rows(named=True)]
+        places = range(len(part))
+        names = [f"{first} → {second}" for first, second in part.select("from", "to").iter_rows()]
         plot.style(axis, title=f"by {by}", x=by if by == "layer" else "words of context", y="word-class pairs (dev)")
         gained, lost = part["wrong_to_right"], part["right_to_wrong"]
         axis.bar(places, gained, color=plot.PALETTE[0], label="wrong to right")
