@@ -64,8 +64,8 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
 
 def _readable(described: dict[str, Any]) -> dict[str, Any]:
     """Return what people read of a description: values without checksums, the name first."""
-    held = {name: value for name, value in described.items() if "sha256" not in name and value not in (None, {}, [])}
-    return {"name": held.pop("name"), **held} if "name" in held else held
+    shown = {name: value for name, value in described.items() if "sha256" not in name and value not in (None, {}, [])}
+    return {"name": shown.pop("name"), **shown} if "name" in shown else shown
 
 
 def _plain(value: Any) -> str:

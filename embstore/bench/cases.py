@@ -77,8 +77,8 @@ class Setting:
 
     def reading(self, nbytes: int) -> Callable[[int], Spent]:
         """Return the case of reading `nbytes` of memory once, with all threads."""
-        held = self.vectors.reshape(-1).view(np.uint8)
-        words = held[: len(held) // 8 * 8].view(np.int64)
+        data = self.vectors.reshape(-1).view(np.uint8)
+        words = data[: len(data) // 8 * 8].view(np.int64)
         parts = np.array_split(words, self.threads)
 
         def read(number: int) -> Spent:
@@ -153,9 +153,9 @@ def scan_rows(setting: Setting) -> Iterator[Row]:
     buffer = np.empty((4096, setting.vectors.shape[1]), setting.vectors.dtype)
 
     def mapped(number: int) -> None:
-        held = np.load(npy, mmap_mode="r")
-        for first in range(0, len(held), len(buffer)):
-            part = held[first : first + len(buffer)]
+        stored = np.load(npy, mmap_mode="r")
+        for first in range(0, len(stored), len(buffer)):
+            part = stored[first : first + len(buffer)]
             np.copyto(buffer[: len(part)], part)
 
     bring_in(setting.path)
@@ -191,12 +191,12 @@ def store_rows(setting: Setting) -> Iterator[Row]:
     }
     yield setting.row("open a store", setting.times(cases, repeats=5 * setting.repeats))
     bring_in(path)
-    held = setting.vectors.tobytes()
+    data = setting.vectors.tobytes()
     nbytes = sum(file.stat().st_size for file in files_of(path))
     cases = {
         "ours": in_each_round(verify, path, progress=False),
         "read and google_crc32c": in_each_round(read_in_order, path, lambda block: google_crc32c.value(bytes(block))),
-        "limit": lambda number: spent(lambda: google_crc32c.value(held)).scaled(nbytes / len(held)),
+        "limit": lambda number: spent(lambda: google_crc32c.value(data)).scaled(nbytes / len(data)),
     }
     limit = "crc32c of as many bytes in memory"
     yield setting.row("verify", setting.times(cases), limit, targets={"to_limit": 1 / 0.6})

@@ -80,8 +80,8 @@ class Row:
         return {**vars(self), "rivals": dict(self.rivals), "targets": dict(self.targets), **derived}
 
     @classmethod
-    def of_json(cls, held: Mapping[str, Any]) -> Row:
-        return cls(**{name: held[name] for name in cls.__dataclass_fields__})
+    def of_json(cls, document: Mapping[str, Any]) -> Row:
+        return cls(**{name: document[name] for name in cls.__dataclass_fields__})
 
     def table_row(self) -> dict[str, Any]:
         """Return the row as it is printed."""
@@ -238,14 +238,14 @@ def _version(package: str) -> str | None:
 @contextmanager
 def watched_load() -> Iterator[dict[str, Any]]:
     """Yield a dict that holds, after the block, the load averages and how many cores other processes used in it."""
-    held: dict[str, Any] = {"start": os.getloadavg()[0], "end": None, "cores_of_others": None, "quiet": None}
+    load: dict[str, Any] = {"start": os.getloadavg()[0], "end": None, "cores_of_others": None, "quiet": None}
     began, busy, own = time.perf_counter(), _busy_seconds(), _own_seconds()
-    yield held
-    held["end"] = os.getloadavg()[0]
+    yield load
+    load["end"] = os.getloadavg()[0]
     if busy is not None:
         others = (_busy_seconds() or busy) - busy - (_own_seconds() - own)
-        held["cores_of_others"] = max(0.0, others / (time.perf_counter() - began))
-        held["quiet"] = held["cores_of_others"] <= QUIET
+        load["cores_of_others"] = max(0.0, others / (time.perf_counter() - began))
+        load["quiet"] = load["cores_of_others"] <= QUIET
 
 
 def _busy_seconds() -> float | None:

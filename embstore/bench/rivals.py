@@ -88,8 +88,8 @@ def _tensordict(module: Any, data: ReadData) -> Gather:
     folder = data.folder / "tensordict"
     if not folder.exists():
         module.TensorDict({"x": torch.from_numpy(data.vectors)}, [len(data.vectors)]).memmap(folder)
-    held = module.TensorDict.load_memmap(folder)["x"]
-    return lambda rows: np.asarray(held[torch.from_numpy(rows)])
+    stored = module.TensorDict.load_memmap(folder)["x"]
+    return lambda rows: np.asarray(stored[torch.from_numpy(rows)])
 
 
 def _lance(module: Any, data: ReadData) -> Gather:

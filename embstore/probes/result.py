@@ -47,8 +47,8 @@ class ProbeResult:
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], notes: Sequence[str] = (), **common: Any) -> ProbeResult:
         """Build a result from rows; `common` are columns that all rows share."""
-        held = [{"item": "", **common, **row} for row in rows]
-        return cls(pl.DataFrame(held, schema=SCHEMA), tuple(dict.fromkeys(notes)))
+        complete = [{"item": "", **common, **row} for row in rows]
+        return cls(pl.DataFrame(complete, schema=SCHEMA), tuple(dict.fromkeys(notes)))
 
     @classmethod
     def concat(cls, results: Iterable[ProbeResult]) -> ProbeResult:

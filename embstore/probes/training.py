@@ -328,10 +328,10 @@ class _Run:
         state |= {f"weights/{name}": tensor for name, tensor in self._trainer.weights().items()}
         state |= {f"best_weights/{name}": tensor for name, tensor in self.best_weights.items()}
         for number, optimizer in enumerate(self._trainer.optimizers):
-            held = optimizer.state_dict()
-            rates = [group["lr"] for group in held["param_groups"]]
+            state_dict = optimizer.state_dict()
+            rates = [group["lr"] for group in state_dict["param_groups"]]
             state[f"rates/{number}"] = torch.tensor(rates, dtype=torch.float64)
-            for place, moments in held["state"].items():
+            for place, moments in state_dict["state"].items():
                 state |= {f"optimizer/{number}/{place}/{name}": tensor for name, tensor in moments.items()}
         return state
 
@@ -380,17 +380,17 @@ class _Run:
 
 def _restore(optimizer: torch.optim.Optimizer, number: int, state: Tensors) -> None:
     """Give an optimizer the learning rates and the moments of a checkpoint."""
-    held = optimizer.state_dict()
-    for group, rate in zip(held["param_groups"], state[f"rates/{number}"].tolist(), strict=True):
+    state_dict = optimizer.state_dict()
+    for group, rate in zip(state_dict["param_groups"], state[f"rates/{number}"].tolist(), strict=True):
         group["lr"] = rate
-    places = [place for group in held["param_groups"] for place in group["params"]]
+    places = [place for group in state_dict["param_groups"] for place in group["params"]]
     moments = {place: f"optimizer/{number}/{place}" for place in places}
-    held["state"] = {
+    state_dict["state"] = {
         place: {name: state[f"{prefix}/{name}"] for name in ("step", "exp_avg", "exp_avg_sq")}
         for place, prefix in moments.items()
         if f"{prefix}/step" in state
     }
-    optimizer.load_state_dict(held)
+    optimizer.load_state_dict(state_dict)
 
 
 def digest_of(*parts: object) -> str:

@@ -82,11 +82,11 @@ def contents(source: Source) -> Section:
 
 def _facts(described: dict[str, Any]) -> str:
     """Return what people read of a description: no name, checksum or empty value."""
-    held = {name: each for name, each in described.items() if "sha256" not in name and each not in (None, {}, [], "")}
-    held.pop("name", None)
+    shown = {name: each for name, each in described.items() if "sha256" not in name and each not in (None, {}, [], "")}
+    shown.pop("name", None)
     return ", ".join(
         f"{name.replace('_', ' ')} {f'({_facts(each)})' if isinstance(each, dict) else each}"
-        for name, each in held.items()
+        for name, each in shown.items()
     )
 
 

@@ -64,8 +64,8 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
             whole[task] += there
             if length in LENGTHS:
                 of_words = spearman(predicted, gold[None])
-                held = correlations[task].setdefault(length, [])
-                held.extend((of_words.mean(2) if task == "distance" else of_words).T)  # [probe] of each sentence
+                of_length = correlations[task].setdefault(length, [])
+                of_length.extend((of_words.mean(2) if task == "distance" else of_words).T)  # [probe] of each sentence
     scores = []
     for task in METRICS:
         if task in tasks:

@@ -62,10 +62,10 @@ def sections(scores: Scores) -> list[Section]:
 
 def _shown(rows: pl.DataFrame) -> Row:
     """The four scores of one probe, with their deviation over the seeds if there are several."""
-    held = {row["metric"]: row for row in rows.to_dicts()}
+    by_metric = {row["metric"]: row for row in rows.to_dicts()}
     cells: Row = {}
     for metric, name in METRICS.items():
-        row = held.get(metric, {})
+        row = by_metric.get(metric, {})
         deviation = row.get("deviation")
         cells[name] = decimals(row.get("value")) + ("" if deviation is None else f" ± {deviation:.3f}")
     return cells

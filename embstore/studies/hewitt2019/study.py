@@ -45,13 +45,17 @@ class Treebank:
     @cached_property
     def trees(self) -> dict[str, list[Tree]]:
         """The gold trees by split."""
-        held = {split: read_trees(path) for split, path in self.files.items()}
-        return {split: [trees[number] for number in self.drawn(split, len(trees))] for split, trees in held.items()}
+        all_trees = {split: read_trees(path) for split, path in self.files.items()}
+        return {
+            split: [trees[number] for number in self.drawn(split, len(trees))] for split, trees in all_trees.items()
+        }
 
     def edges(self, task: str) -> dict[str, list[EdgeSentence]]:
         """Return the targets of a task by split."""
-        held = {split: derived_edges(path, task) for split, path in self.files.items()}
-        return {split: [edges[number] for number in self.drawn(split, len(edges))] for split, edges in held.items()}
+        all_edges = {split: derived_edges(path, task) for split, path in self.files.items()}
+        return {
+            split: [edges[number] for number in self.drawn(split, len(edges))] for split, edges in all_edges.items()
+        }
 
     def __iter__(self) -> Iterator[Sentence]:
         return distinct_sentences(each.words for each in chain.from_iterable(self.edges("dependencies").values()))

@@ -105,11 +105,11 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, name: str) -> p
         checkpoint = run.folder.path / "probes" / f"{step}.checkpoint"
         train, dev = task.splits["train"], task.splits["dev"]
         probe.fit(store, train, dev, name=name, checkpoint=checkpoint, progress=run.folder.bars)
-        held = {split: found for split, found in task.splits.items() if split != "train"}
-        result = probe.score(held, resamples=run.settings.resamples)
+        splits = {split: found for split, found in task.splits.items() if split != "train"}
+        result = probe.score(splits, resamples=run.settings.resamples)
         if name in ORDER_TASKS:
             labels = POSITIONS if name == "index" else ELEMENTS[name][:1]
-            rows = [row for split in held for row in sentence_rows(run, probe, held[split], split, labels)]
+            rows = [row for split in splits for row in sentence_rows(run, probe, splits[split], split, labels)]
             found = ProbeResult.of(rows, store=store.path.stem, task=name)
             result = ProbeResult.concat([result, found])
         write_text(notes, "\n".join(note for note in result.notes if "the expected layer" not in note))

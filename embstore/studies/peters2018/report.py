@@ -219,8 +219,9 @@ def draw(
     for name, store in stores.items():
         layers = _chosen(store.layers)
         if scores.phrases:
-            held = [phrase_map(scores, vectors[name], layers)]
-            plot.save(plot.sense_map(held, layers=layers, title="Phrases by label"), folder / f"{name}-phrases.png")
+            by_label = phrase_map(scores, vectors[name], layers)
+            figure = plot.sense_map([by_label], layers=layers, title="Phrases by label")
+            plot.save(figure, folder / f"{name}-phrases.png")
             titles[f"{name}-phrases.png"] = f"Phrases by label ({name})"
         lengths = np.array([len(split_words(text)) for text in store.index.texts])
         sentence = int(np.abs(lengths - MAX_WORDS).argmin())
@@ -236,8 +237,8 @@ def phrase_map(scores: Scores, vectors: SpanVectors, layers: Sequence[int]) -> L
     common = [name for name, _ in sorted(Counter(labels.tolist()).items(), key=lambda each: (-each[1], each[0]))]
     rows: NDArray[np.int64] = np.flatnonzero(np.isin(labels, common[:MAX_LABELS]))
     rows = np.sort(np.random.default_rng(scores.settings.seed).permutation(rows)[:MAX_DRAWN])
-    held = np.stack([vectors.at(layer, pooling=MAIN["phrases"])[rows] for layer in layers])
-    return LabelledOccurrences("phrases", tuple(layers), held.astype(np.float32), labels[rows].tolist(), rows)
+    by_layer = np.stack([vectors.at(layer, pooling=MAIN["phrases"])[rows] for layer in layers])
+    return LabelledOccurrences("phrases", tuple(layers), by_layer.astype(np.float32), labels[rows].tolist(), rows)
 
 
 def layer_figure(scores: Scores) -> Any:

@@ -177,8 +177,8 @@ def draw(scores: Scores, stores: Mapping[str, Store], folder: Path) -> dict[str,
     for name, store in stores.items() if words else ():
         inner = store.layers
         chosen = sorted({inner[0], inner[len(inner) // 2], inner[-1]})
-        held = [occurrences(store, word, scores.settings.seed) for word in words]
-        plot.save(plot.sense_map(held, layers=chosen), folder / f"{name}-map.png")
+        panels = [occurrences(store, word, scores.settings.seed) for word in words]
+        plot.save(plot.sense_map(panels, layers=chosen), folder / f"{name}-map.png")
         titles[f"{name}-map.png"] = f"Occurrences of a word by sense, the {MAX_SENSES} most frequent ({name})"
     return titles
 
