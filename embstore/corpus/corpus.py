@@ -6,7 +6,7 @@ import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -122,8 +122,7 @@ def open_corpus(
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
     name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    sources = _sources(paths, files)
-    return Corpus(name, form.name, options, files, lambda: _read_files(form, sources, options, chat))
+    return Corpus(name, form.name, options, files, partial(_read_files, form, _sources(paths, files), options, chat))
 
 
 def _check_text(given: Mapping[str, object]) -> None:
