@@ -249,6 +249,8 @@ def test_importance_is_the_difference_of_losses_by_a_weight_of_each_head(ner: Pa
     np.testing.assert_allclose(frame["value"].to_numpy().reshape(3, 4), wanted)
     assert (frame["low"] < frame["high"]).all()
     assert frame["count"].to_list() == [len(plain.examples.examples)] * 12
+    alone = es.analysis.head_importance(ner / "data" / "dev.conll", model=ner / "tuned", resamples=20, n_sentences=1)
+    assert alone["low"].null_count() == alone["high"].null_count() == 12
 
 
 @pytest.mark.slow
@@ -320,6 +322,9 @@ def test_intervals_hold_for_all_heads_together() -> None:
 def test_an_effect_that_samples_cannot_vary_has_no_interval() -> None:
     counts = np.array([[[3, 4, 4]], [[2, 4, 4]], [[3, 4, 4]]])
     effect, low, high = effects(counts, resamples=10, seed=0)
+    assert effect.tolist() == [0, -0.25, 0]
+    assert np.isnan([low, high]).all(), "a single sentence says nothing of others"
+    effect, low, high = effects(counts.repeat(2, axis=1), resamples=10, seed=0)
     assert effect.tolist() == [0, -0.25, 0]
     assert np.isnan(low).tolist() == np.isnan(high).tolist() == [False, True, False]
 

@@ -162,6 +162,13 @@ def test_an_expected_layer_outside_the_layers_is_not_determined() -> None:
         assert undetermined(values, ends, layers) == f"not determined: {why}"
 
 
+def test_a_single_sentence_has_no_intervals() -> None:
+    counts = EdgeCounts(np.array([[1], [2], [3]]), np.full((3, 1), 4), np.array([4]))
+    rows = list(SplitCounts(counts, counts, counts).rows(ProbeGrid((0, 1, 2), (0,), False), n_resamples=9, seed=0))
+    assert [row.get("low") for row in rows] == [row.get("high") for row in rows] == [None] * len(rows)
+    assert next(row["value"] for row in rows if row["metric"] == "expected_layer") == 1.5
+
+
 def test_an_expected_layer_that_is_determined_has_its_interval() -> None:
     """Every sentence gains one label from layer 1 on, so that the expected layer is 1 in all resamples."""
     grid, full = ProbeGrid((0, 1, 2), (3, 8), layerwise=False), np.full((6, 9), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from embstore.errors import InputError, InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, Training, summary
 from embstore.studies import Liu2019, StudyResult
 from embstore.studies.liu2019 import report
-from embstore.studies.liu2019.study import found_words
+from embstore.studies.liu2019.study import found_words, sentence_rows
 from embstore.studies.liu2019.tasks import GENERALISATION, ORDER_TASKS, load_tasks
 from tests.probes.edge_store import make, write_edges
 
@@ -133,6 +134,17 @@ def scores_of(
 
 
 TASKS = {"pos": [0.5, 0.9, 0.7], "arcs": [0.2, 0.4, 0.4], "x": [0.1, 0.3, 0.2]}
+
+
+def test_a_single_sentence_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    run: Any = SimpleNamespace(settings=SETTINGS)
+    probe: Any = SimpleNamespace(fitted=SimpleNamespace(grid=SimpleNamespace(seeds=(0,), layers=(0, 1))))
+    for count, has_none in ((1, True), (2, False)):
+        monkeypatch.setattr(
+            "embstore.studies.liu2019.study.found_words", lambda *_, count=count: np.ones((1, 2, count))
+        )
+        rows = list(sentence_rows(run, probe, (), "test", ("nsubj",)))
+        assert [(row["low"] is None, row["high"] is None) for row in rows] == [(has_none, has_none)] * 2
 
 
 def test_layers_are_compared_over_tasks_by_normalized_scores() -> None:

@@ -92,8 +92,8 @@ def head_importance(
         found = network.gradients(sentences, report)
     raw = found.mean(0)
     low = high = np.full_like(raw, np.nan)
-    if resamples:
-        n = len(found)
+    n = len(found)
+    if resamples and n > 1:  # else every sample would be that sentence
         parts = [np.tensordot(drawn, found, 1) / n for drawn in resampled(n, resamples, seed)]
         low, high = np.quantile(_normalised(np.concatenate(parts)), [0.025, 0.975], axis=0)
     columns = {"value": _normalised(raw), "low": low, "high": high, "raw": raw}

@@ -56,13 +56,13 @@ def effects(
     `counts`: int64 [variants, sentences, 3]; the first variant is the whole model, with which the others are compared.
     The intervals are from a paired bootstrap over sentences: effect - c s and effect + c s, where s is the deviation
     over the samples and c the .95 quantile of the largest |effect of the sample - effect| / s of all variants. So in
-    95 % of cases all intervals hold together, however many heads are compared. They are NaN without samples, and where
-    an effect is the same in all samples, as that of a single sentence is.
+    95 % of cases all intervals hold together, however many heads are compared. They are NaN without samples, of a
+    single sentence, and where an effect other than 0 is the same in all samples.
     """
     n_variants, n_sentences, _ = counts.shape
     values = score(counts.sum(1))
     effect = values - values[0]
-    if not resamples:
+    if not resamples or n_sentences < 2:
         return effect, effect * np.nan, effect * np.nan
     flat = counts.transpose(1, 0, 2).reshape(n_sentences, -1).astype(np.float64)
     parts = [score((drawn @ flat).reshape(-1, n_variants, 3)) for drawn in resampled(n_sentences, resamples, seed)]

@@ -199,8 +199,9 @@ class SplitCounts:
     control: EdgeCounts | None = None
 
     def rows(self, grid: ProbeGrid, *, n_resamples: int, seed: int) -> Iterator[Row]:
-        """Yield the metrics of each seed; intervals are of the mean over the seeds."""
+        """Yield the metrics of each seed; intervals are of the mean over the seeds, none of a single sentence."""
         count = int(self.own.wanted.sum())
+        n_resamples = n_resamples if len(self.own.wanted) > 1 else 0  # every resample would be that sentence
         counts = {"own": self.own, "half": self.half, "constant": self.constant}
         if self.control is not None:
             counts["control"] = self.control

@@ -138,7 +138,7 @@ def sentence_rows(
         right = {seed: values[places].mean(0) for seed, values in found.items()}
         resampled = weights @ np.mean(list(right.values()), 0).T
         for number, layer in enumerate(probe.fitted.grid.layers):
-            low, high = interval(resampled[:, number])
+            low, high = interval(resampled[:, number]) if count > 1 else (None, None)
             row = {"split": split, "metric": "sentence_accuracy", "item": item, "layer": layer, "count": count}
             for seed, values in right.items():
                 yield {**row, "seed": seed, "value": float(values[number].mean()), "low": low, "high": high}
