@@ -136,6 +136,10 @@ class Rewriter:
             return False
         if any(node[part] for part in ("group_expressions", "group_sets", "having", "qualify", "sample")):
             return False
+        if any(each["expression"]["class"] == "STAR" for each in node["modifiers"][0]["orders"]):  # ORDER BY ALL
+            return False
+        if any(_is_shadowed(each, node["select_list"]) for each in node["select_list"]):
+            return False
         many = {*self.engine.aggregates, *AGGREGATES, "unnest"}
         return not any(
             each["class"] == "WINDOW" or (each["class"] == "FUNCTION" and each["function_name"].lower() in many)
@@ -327,6 +331,12 @@ class Rewriter:
             or self._slot(each, [[source]]) is not None
             for each in _expressions(value)
         )
+
+
+def _is_shadowed(column: Node, select_list: list[Node]) -> bool:
+    """Whether another column of the result has the name of this one in its table, which it would mean in ORDER BY."""
+    names = {each["alias"].lower() for each in select_list if each is not column}
+    return column["class"] == "COLUMN_REF" and column["column_names"][-1].lower() in names
 
 
 def _keeps_rows(table: Node) -> bool:

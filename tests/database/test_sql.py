@@ -244,6 +244,18 @@ def test_groups_without_a_vector_have_none(made: Made, pushdown: bool) -> None:
             es.sql(made.store, f"select {call} from occurrences", pushdown=pushdown)
 
 
+@pytest.mark.parametrize("pushdown", [True, False])
+def test_rows_are_sorted_by_all_columns_and_by_the_names_of_the_result(made: Made, pushdown: bool) -> None:
+    """ORDER BY ALL was taken for the order of the occurrences, and a name for another column's of the table."""
+    pairs = sorted((str(word), row) for row, word in enumerate(made.store.table()["word"]))
+    for query, wanted in {
+        "select word, occurrence from occurrences order by all limit 5": pairs[:5],
+        "select word, occurrence from occurrences order by all desc limit 5": pairs[:-6:-1],
+        "select word as occurrence, occurrence as word from occurrences order by occurrence, word limit 5": pairs[:5],
+    }.items():
+        assert es.sql(made.store, query, pushdown=pushdown).rows() == wanted
+
+
 @pytest.mark.parametrize("name", ["select", "temp", "pg_catalog"])
 def test_names_of_schemas_that_are_taken(made: Made, name: str) -> None:
     with pytest.raises(InvalidValueError, match=f"'{name}' cannot be the name of a schema in DuckDB: choose"):
