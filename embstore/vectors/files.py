@@ -25,7 +25,7 @@ from embstore.errors import (
 )
 from embstore.store.storage.files import regular_file, replacing, storing
 from embstore.vectors.fasttext import MAGIC, FastTextTable
-from embstore.vectors.mapped import MappedFile, header_counts, sha256_of_files
+from embstore.vectors.mapped import BOM, MappedFile, header_counts, sha256_of_files
 from embstore.vectors.word2vec import open_binary, open_text
 from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_nonfinite, first_repeated
 
@@ -210,6 +210,8 @@ def _write_text(words: Sequence[str], vectors: WordVectors, file: BinaryIO, *, h
 
     if header:
         file.write(f"{len(vectors)} {vectors.dimensions}\n".encode())
+    elif words[0].encode().startswith(BOM):
+        file.write(BOM)  # reading takes one off
     names = [f"{number}" for number in range(vectors.dimensions)]
     for start in range(0, len(vectors), BLOCK_ROWS):
         stop = start + BLOCK_ROWS

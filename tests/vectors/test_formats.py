@@ -70,6 +70,13 @@ def test_any_words_round_trip(
         assert same(read_vectors(path), given_)
 
 
+def test_a_first_word_that_begins_like_a_byte_order_mark(tmp_path: Path) -> None:
+    for format in NAMES:
+        written = table(("\ufeff", "\ufeffb", "c"))
+        write_vectors(written, tmp_path / NAMES[format], format=format)
+        assert same(read_vectors(tmp_path / NAMES[format], format=format), written)
+
+
 def test_files_of_many_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word2vec, "BLOCK_NBYTES", 1000)
     monkeypatch.setattr(word2vec, "ROWS_AT_ONCE", 700)
