@@ -148,10 +148,11 @@ def evaluate_change(
     """Compare each measure with a gold standard: `layer, metric, score, value, low, high, count, threshold`.
 
     `score`: `spearman`, the rank correlation with the graded change (Subtask 2), with a percentile interval of 95 %
-    over words; `auc`, the area under the ROC curve of the binary change, which is the share of pairs of a changed and
-    an unchanged word in their right order; `accuracy`, at the `threshold` that gives the best one on these words: an
-    upper bound, since it is chosen on them (Subtask 1). Words that were not compared are left out; `count` says how
-    many remain. `selfsim_change` counts by its magnitude.
+    over words, null where more than one resample in twenty has no correlation, as of three words; `auc`, the area under
+    the ROC curve of the binary change, which is the share of pairs of a changed and an unchanged word in their right
+    order; `accuracy`, at the `threshold` that gives the best one on these words: an upper bound, since it is chosen on
+    them (Subtask 1). Words that were not compared are left out; `count` says how many remain. `selfsim_change` counts
+    by its magnitude.
 
     Raises InvalidValueError where fewer than three words were compared.
     """
@@ -188,7 +189,7 @@ def _graded(values: NDArray[np.float64], truth: NDArray[np.float64], resamples: 
     drawn = random.integers(len(values), size=(resamples, len(values)))
     found = np.array([_spearman(values[some], truth[some]) for some in drawn])
     found = found[np.isfinite(found)]
-    ends = np.quantile(found, [0.025, 0.975]).tolist() if len(found) else [None, None]
+    ends = np.quantile(found, [0.025, 0.975]).tolist() if len(found) >= 0.95 * resamples else [None, None]
     return [("spearman", _known(_spearman(values, truth)), *ends, None)]
 
 
