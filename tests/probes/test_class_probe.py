@@ -294,6 +294,8 @@ def test_frequencies_are_of_the_corpus_and_not_of_a_store_of_some_occurrences(tm
     counted = [{word: dict.fromkeys(names, 400) for word, names in words.items()} for words in (train, test)]
     words = split_words(*counted)
     assert words.frequency == {word: 400 * len(names) for each in (train, test) for word, names in each.items()}
-    found = ClassProbe(training=Training(epochs=1, patience=0)).fit(made.store, words).score()
-    assert set(found.frame.filter(metric="frequency_f1")["item"]) == {"300-999"}
-    assert not any("no F1 by frequency" in note for note in found.notes)
+    probe = ClassProbe(training=Training(epochs=1, patience=0)).fit(made.store, words)
+    for found in (probe.score(), probe.score(counted[1]), probe.score(test)):  # dev words keep their counts
+        dev = found.frame.filter(metric="frequency_f1", split="dev")
+        assert set(dev["item"]) == {"300-999"}
+        assert not any("no F1 by frequency" in note for note in found.notes)

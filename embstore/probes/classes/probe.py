@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, ClassVar, Literal, get_args
 
@@ -287,7 +287,8 @@ class ClassProbe(Probe[FittedClasses]):
         known = fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
-            known = split_words(known.train, words, dev=dev)
+            given = split_words(known.train, words, dev=dev)
+            known = replace(given, frequency={**known.frequency, **given.frequency})
         source = ClassExamples(selected(data, wanted), known, self._examples(label))  # type: ignore[arg-type]  # not None
         return source, fitted.bank.at_layers(wanted).to(self.schedule().device), fitted.control
 
