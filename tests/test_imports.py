@@ -172,11 +172,19 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield "cli", path
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield every statement under a node; expressions, which are most nodes, are left out."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for each in getattr(node, name, ()):
+            yield each
+            yield from statements(each)
+
+
 @cache
 def imported(path: Path) -> list[str]:
     """Return the dotted name of everything imported anywhere in a file, inside functions and for typing included."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found += [name.name for name in node.names]
         elif isinstance(node, ast.ImportFrom):

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from tests.test_imports import statements
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("embstore", "cli", "tests", "benchmarks", "examples", "docs", "schemas")
 SUFFIXES = {".py", ".pyi", ".md", ".json"}
@@ -44,12 +46,12 @@ def texts() -> list[Path]:
 
 
 def test_plain_words() -> None:
-    banned = {re.compile(pattern): better for pattern, better in BANNED.items()}
+    any_of_them = re.compile("|".join(BANNED))
     found = []
     for path in texts():
         text = path.read_text().replace("_", " ").lower()
-        for word, better in banned.items():
-            for match in word.finditer(text):
+        for word, better in BANNED.items() if any_of_them.search(text) else ():  # all at once take a tenth of the time
+            for match in re.finditer(word, text):
                 line = text.count("\n", 0, match.start()) + 1
                 found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]}; write: {better}")
     assert not found, "\n".join(found[:20]) + f"\n{len(found)} in all"
@@ -59,7 +61,7 @@ def test_a_function_fits_a_screen() -> None:
     long = []
     for folder in ("embstore", "cli"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in statements(ast.parse(path.read_text())):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     lines = (node.end_lineno or 0) - node.lineno + 1
                     if lines > MAX_FUNCTION_LINES:

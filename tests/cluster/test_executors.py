@@ -55,6 +55,18 @@ def fail_in_the_block_of(executor: Executor) -> None:
         raise KeyboardInterrupt
 
 
+@pytest.fixture(scope="module", autouse=True)
+def torch_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A torch that takes no time to import, which is most of the start of a process; no worker here runs a model."""
+    import torch  # noqa: F401  (this process keeps the real one)
+
+    folder = tmp_path_factory.mktemp("torch")
+    (folder / "torch.py").write_text("def set_num_threads(number): print('threads', number, flush=True)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)  # processes that are started afresh get the path of this one
+        yield folder
+
+
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Executor]:
     with Processes(2) as executor:
@@ -106,11 +118,13 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_end_with_the_coordinator(tmp_path: Path) -> None:
+def test_workers_end_with_the_coordinator(tmp_path: Path, torch_of_workers: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    coordinator = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": str(torch_of_workers), "OMP_NUM_THREADS": "3"}
+    coordinator = subprocess.Popen([sys.executable, str(script)], env=env, stdout=subprocess.PIPE, text=True)
     assert coordinator.stdout is not None
+    assert coordinator.stdout.readline() == "threads 3\n", "torch is given its threads before any task"
     number = int(coordinator.stdout.readline())
     coordinator.kill()
     coordinator.wait()

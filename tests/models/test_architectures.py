@@ -17,6 +17,7 @@ MASKED = {"deberta_v2": "padded", "xlnet": "padded", "t5": "packed"}
 OF_PAIRS = set(MASKED)  # their positions are biases of pairs
 FINAL_NORM = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe", "modernbert", "t5"}
 WHOLE = {"albert", "deberta_v2", "xlnet"}  # one block for all; relative positions in a linear layer; [position, batch]
+QUICK = ("bert", "deberta_v2", "llama", "t5")
 
 
 class Case:
@@ -41,19 +42,20 @@ class Case:
         return np.stack(vectors, axis=1)
 
 
-@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+@pytest.fixture(
+    scope="module",
+    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES],
+)
 def case(request, tmp_path_factory):
     return Case(request.param, save(request.param, tmp_path_factory.mktemp(request.param)))
 
 
-@pytest.mark.quick(3)
 def test_batching_is_the_fastest_exact_one(case):
     assert case.encoder.batching == MASKED.get(case.name, "varlen")
     assert case.error < 2e-5
     assert case.encoder.network.packed_nbytes > 0
 
 
-@pytest.mark.quick(3)
 def test_all_layers_of_words_equal_a_plain_script(case):
     spans, names = word_spans(case.tokenized)
     assert case.layers == (0, 1, 2, 3)
@@ -77,7 +79,6 @@ def test_the_final_norm_of_the_last_layer_is_recorded(case):
     assert case.encoder.info.final_norm == (case.name in FINAL_NORM)
 
 
-@pytest.mark.quick(3)
 def test_pooling_of_runs_of_words(case):
     spans, names = word_spans(case.tokenized, width=2)
     some = np.arange(0, len(names), 9)
@@ -87,7 +88,6 @@ def test_pooling_of_runs_of_words(case):
         assert relative_error(case.encode(spans, pooling=pooling), expected) < 2e-5
 
 
-@pytest.mark.quick(3)
 def test_chosen_layers_are_the_same_as_all(case):
     spans, _ = word_spans(case.tokenized)
     full = case.encode(spans)
@@ -109,7 +109,6 @@ def test_no_layer_beyond_the_deepest_is_computed(case):
     assert len(reached) == passes
 
 
-@pytest.mark.quick(3)
 def test_the_last_block_computes_only_what_is_pooled(case):
     spans, names = word_spans(case.tokenized)
     some = np.arange(0, len(names), 15)
@@ -126,7 +125,6 @@ def test_the_last_block_computes_only_what_is_pooled(case):
         rows.clear()
 
 
-@pytest.mark.quick(3)
 def test_batch_size_and_order_change_only_the_last_bits(case):
     spans, names = word_spans(case.tokenized)
     full = case.encode(spans)
@@ -151,7 +149,6 @@ def test_only_sentences_with_spans_are_run(case):
     assert list(case.encoder.encode(case.tokenized, none, layers=(0,), pooling="mean", batch_subwords=512)) == []
 
 
-@pytest.mark.quick(3)
 def test_sentences_beyond_the_limit_are_cut(case):
     long = case.encoder.tokenize([["cat", "bank"] * 400, ["river"]])
     limit = case.encoder.info.max_subwords
@@ -173,6 +170,11 @@ def test_sentences_beyond_the_limit_are_cut(case):
         assert relative_error(vectors[:, words - 1 : words], expected[:, None]) < 2e-5
 
 
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return load_encoder(save("bert", tmp_path_factory.mktemp("bert")))
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -187,13 +189,12 @@ def test_sentences_beyond_the_limit_are_cut(case):
         *({"spans": wrong} for wrong in ((0, 0, 0), (0, 2, 1), (0, -2, 1), (0, 0, 10_000), (9_999, 0, 1), (-1, 0, 1))),
     ],
 )
-def test_wrong_arguments_are_refused(options, tmp_path):
-    encoder = load_encoder(save("bert", tmp_path))
-    tokenized = encoder.tokenize(SENTENCES)
+def test_wrong_arguments_are_refused(options, bert):
+    tokenized = bert.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
     if "spans" in options:
         spans = Spans(*(np.array([value], np.int64) for value in options["spans"]))
     arguments = {"layers": (0,), "pooling": "mean", "batch_subwords": 512, **options}
     arguments.pop("spans", None)
     with pytest.raises(InvalidValueError):
-        encoder.encode(tokenized, spans, **arguments)
+        bert.encode(tokenized, spans, **arguments)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -185,8 +187,18 @@ DECODERS: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
 
 def save(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a tiny model of that architecture, with weights large enough that attention matters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in _files(name, (DECODERS | ARCHITECTURES)[name], seed).items():
+        (folder / file).write_bytes(content)
+    torch.manual_seed(seed)  # the same after the first time and after others
+    return folder
+
+
+@cache
+def _files(name: str, make: Callable[[], tuple[Any, Tokenizer]], seed: int) -> dict[str, bytes]:
+    """Return the files of a model, made once in a process."""
     torch.manual_seed(seed)
-    model, tokenizer = (DECODERS | ARCHITECTURES)[name]()
+    model, tokenizer = make()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -194,15 +206,16 @@ def save(name: str, folder: Path, *, seed: int = 0) -> Path:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
             else:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    transformers.utils.logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    transformers.utils.logging.enable_progress_bar()
     names = ["input_ids", "attention_mask"]
     if name in ("bert", "albert", "electra", "deberta_v2", "xlnet"):
         names.insert(1, "token_type_ids")
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names)
-    fast.save_pretrained(folder)
-    return folder
+    with TemporaryDirectory() as folder:
+        transformers.utils.logging.disable_progress_bar()
+        model.save_pretrained(folder)
+        transformers.utils.logging.enable_progress_bar()
+        fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=names)
+        fast.save_pretrained(folder)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
 
 
 def random_sentences(count: int, *, seed: int) -> list[list[str]]:
