@@ -22,13 +22,14 @@ from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.spool import BLOCK
-from embstore.extraction.sums import MOST_CONTEXTS, UNITS, Sums, sums_file
+from embstore.extraction.sums import MOST_CONTEXTS, UNITS, Sums, sums_file, sums_lock
 from embstore.extraction.worker import Destination, Done, Full, Job, Task, Timings, Worker
 from embstore.progress import Progress, reporting
-from embstore.store import Layout, Metadata, Store
+from embstore.store import Layout, Metadata, Store, StoreWriter
 from embstore.store.backend import exists, open_reader, require_writable
 from embstore.store.convert.words import fill_words, word_metadata
 from embstore.store.layout import RESIDUAL
+from embstore.store.storage.files import clean_up, storing
 
 SUM_NBYTES, MEAN_NBYTES = 8, 4
 
@@ -63,33 +64,54 @@ def extract_means(plan: Plan, path: str | Path, *, progress: Progress = None, ti
         If the sums do not fit, 8 bytes for each word, layer and feature.
     NonFiniteError
         If a hidden state cannot be stored.
+    StoreBusyError
+        If another process adds up the same words.
     StoreDamagedError
         If the file of sums is damaged.
     """
     path = Path(path)
     require_writable(path)
-    file = sums_file(path)
     plan.use_recorded_batching(path)
-    counts = _counts(plan)
-    metadata = _metadata(plan)
-    if exists(path):
-        store = Store(open_reader(path))
-        require_same_plan(metadata, store.metadata, path=path)
-        if store.finished:
-            return store
+    file, lock, counts, metadata = sums_file(path), sums_lock(path), _counts(plan), _metadata(plan)
+    with storing(path):
+        is_tidy = not (file.exists() or lock.file.exists())
+    if is_tidy and (store := _existing(path, metadata)) is not None and store.finished:  # perhaps on a read-only disk
+        return store
+    with lock:
+        store = _existing(path, metadata)
+        if store is None or not store.committed.all():
+            store = _made(plan, path, metadata, counts, progress, timings or Timings())
+        elif not store.finished:
+            with StoreWriter(path) as writer:
+                writer.finish()
+        clean_up(file)
+    return store
+
+
+def _existing(path: Path, metadata: Metadata) -> Store | None:
+    """Return the store if there is one. Raises StoreMismatchError for that of another plan."""
+    if not exists(path):
+        return None
+    store = Store(open_reader(path))
+    require_same_plan(metadata, store.metadata, path=path)
+    return store
+
+
+def _made(
+    plan: Plan, path: Path, metadata: Metadata, counts: NDArray[np.int64], progress: Progress, timings: Timings
+) -> Store:
+    """Add up all that is not among the sums yet, and write the store."""
     means_estimate(plan).require_space()
     device = plan.encoder.device if plan.encoder.casts_on_device else CPU
-    sums = Sums(file, plan.metadata, len(counts), device)
-    _add_up(plan, sums, progress=progress, timings=timings or Timings())
+    sums = Sums(sums_file(path), plan.metadata, len(counts), device)
+    _add_up(plan, sums, progress=progress, timings=timings)
     units = sums.units.cpu().numpy()
     layers = {layer: number for number, layer in enumerate(metadata.layers)}
 
     def means(layer: int, rows: slice) -> NDArray[np.float32]:
         return (units[layers[layer], rows] / UNITS / counts[rows, None]).astype(np.float32)
 
-    store = fill_words(path, plan.index.words, metadata, means)
-    file.unlink(missing_ok=True)
-    return store
+    return fill_words(path, plan.index.words, metadata, means)
 
 
 def means_estimate(plan: Plan) -> Estimate:

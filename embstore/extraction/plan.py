@@ -24,7 +24,7 @@ from embstore.extraction.reading import N_SHOWN, advice, first_sentences
 from embstore.extraction.resume import check_choice, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
-from embstore.extraction.sums import read_sums, sums_file
+from embstore.extraction.sums import recorded_plan, sums_file
 from embstore.extraction.survey import Survey, survey
 from embstore.html import html_table
 from embstore.models import load_encoder
@@ -372,7 +372,7 @@ def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mappin
             if exists(place):
                 return open_reader(place).metadata.extraction
             if isinstance(place, Path) and sums_file(place).is_file():
-                return read_sums(sums_file(place))[0].extraction
+                return recorded_plan(sums_file(place)).extraction
     return {}
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import time
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +21,7 @@ from embstore.models.running import to_device
 from embstore.store import Metadata
 from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing, storing
+from embstore.store.storage.lock import ProcessLock
 
 UNITS = 2.0**24  # of 1: float16 values are multiples of 2^-24, so that as integers their sums are exact in any order
 MOST_CONTEXTS = 2**23 - 1  # of a word: float16 values are below 2^16, so that no sum of these is beyond an int64
@@ -38,8 +42,8 @@ class Sums:
         advice = "choose fewer layers, or fewer words by --word-list or min_contexts"
         with memory_needed(f"the sums of {n_types:,} words", device, advice=advice):
             if file.is_file():
-                recorded, self.done, units = read_sums(file)
-                require_same_plan(metadata, recorded, path=file)
+                require_same_plan(metadata, recorded_plan(file), path=file)
+                self.done, units = read_sums(file)
                 self.units = torch.from_numpy(units).to(device)
             else:
                 shape = (len(metadata.layers), n_types, metadata.hidden_size)
@@ -71,12 +75,31 @@ def sums_file(store: Path) -> Path:
     return store.with_name(f"{store.name}.sums")
 
 
-def read_sums(file: Path) -> tuple[Metadata, int, NDArray[np.int64]]:
-    """Return the metadata of the plan, the partitions that are added, and the sums. Raises StoreDamagedError."""
+def sums_lock(store: Path) -> ProcessLock:
+    """Return the lock of that file, which one process holds at a time."""
+    file = sums_file(store)
+    busy = f"another process is adding up the words of {store}; wait until it ends, or stop it"
+    return ProcessLock(file.with_name(f"{file.name}.lock"), busy)
+
+
+@contextmanager
+def _arrays(file: Path) -> Iterator[Any]:
+    """Open a file of sums; what is wrong with it in the block raises StoreDamagedError."""
     try:
         with storing(file), np.load(file) as arrays:
-            fields = json.loads(arrays["plan"].tobytes())
-            metadata = Metadata(**{**fields, "layers": tuple(fields["layers"]), "dropped": ()})
-            return metadata, int(arrays["done"]), arrays["units"]
+            yield arrays
     except (TypeError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise StoreDamagedError(f"{file} is damaged: remove it, and begin again") from error
+
+
+def recorded_plan(file: Path) -> Metadata:
+    """Return the metadata of the plan whose sums a file keeps. Raises StoreDamagedError."""
+    with _arrays(file) as arrays:
+        fields = json.loads(arrays["plan"].tobytes())
+        return Metadata(**{**fields, "layers": tuple(fields["layers"]), "dropped": ()})
+
+
+def read_sums(file: Path) -> tuple[int, NDArray[np.int64]]:
+    """Return how many partitions are added in a file, and the sums. Raises StoreDamagedError."""
+    with _arrays(file) as arrays:
+        return int(arrays["done"]), arrays["units"]

@@ -11,11 +11,19 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.errors import DeviceMemoryError, InvalidValueError, NonFiniteError, StoreDamagedError, StoreMismatchError
+from embstore.errors import (
+    DeviceMemoryError,
+    InvalidValueError,
+    NonFiniteError,
+    StoreBusyError,
+    StoreDamagedError,
+    StoreMismatchError,
+)
 from embstore.extraction import means as making
 from embstore.extraction import sums as summing
 from embstore.extraction.means import extract_means, means_estimate
-from embstore.extraction.sums import Sums, sums_file
+from embstore.extraction.sums import Sums, sums_file, sums_lock
+from embstore.store.storage.lock import ProcessLock
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.extraction.test_groups import CallEncoder
@@ -91,6 +99,40 @@ def test_an_interrupted_pass_continues(
     assert len(encoder.calls) == (n_groups - at if seconds == 0 else n_groups)
     assert seen[-1] == planned().layout.n_rows
     extract_means(planned(Broken(0)), path, progress=False)  # nothing is left to do
+
+
+def test_one_process_adds_up_at_a_time(tmp_path: Path, written: dict[str, bytes]) -> None:
+    path = tmp_path / "s.zarr"
+    with sums_lock(path), pytest.raises(StoreBusyError, match=r"another process is adding up the words of .*s\.zarr;"):
+        extract_means(planned(Broken(0)), path, progress=False)
+    assert list(tmp_path.iterdir()) == []
+    extract_means(planned(), path, progress=False)
+    assert tree_bytes(path) == written
+
+
+def test_what_another_process_has_finished_is_not_done_again(
+    tmp_path: Path, written: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.zarr"
+
+    class AfterAnother(ProcessLock):
+        def __enter__(self) -> ProcessLock:
+            monkeypatch.setattr(making, "sums_lock", sums_lock)
+            extract_means(planned(), path, progress=False)
+            return super().__enter__()
+
+    monkeypatch.setattr(making, "sums_lock", lambda store: AfterAnother(sums_lock(store).file, "busy"))
+    extract_means(planned(Broken(0)), path, progress=False)
+    assert tree_bytes(path) == written
+
+
+def test_what_a_kill_left_next_to_a_finished_store_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "s.zarr"
+    extract_means(planned(), path, progress=False)
+    for left in (sums_file(path), sums_lock(path).file):
+        left.touch()
+        extract_means(planned(Broken(0)), path, progress=False)
+        assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_kill_while_the_means_are_written(

@@ -21,7 +21,9 @@ import torch
 import embstore as es
 from embstore.errors import AppendedTwiceWarning, UnfinishedStoreWarning
 from embstore.executors import Processes
+from embstore.extraction import sums
 from embstore.extraction.encoder_spec import EncoderSpec
+from embstore.extraction.means import extract_means
 from embstore.plot.drawing import save as save_figure
 from embstore.plot.drawing import subplots
 from embstore.probes.result import ProbeResult
@@ -427,6 +429,39 @@ def _compute_again() -> Scene:
     )
 
 
+def _means() -> Scene:
+    """Means of words in one pass, whose sums are saved after each partition."""
+    name = "store.zarr"
+
+    def work(folder: Path, progress: Progress) -> None:
+        with mock.patch.multiple(sums, SAVE_SECONDS=0, SAVE_TIMES=0):
+            extract_means(make_plan(dtype="float16"), folder / name, progress=progress)
+
+    def state(folder: Path, whole: Whole) -> str:
+        """What is saved are the sums of the first partitions of a full store, and a finished store is whole."""
+        assert whole.reference is not None
+        path, file, vectors = folder / name, sums.sums_file(folder / name), whole.reference.vectors
+        done = 0
+        if file.exists():
+            done, units = sums.read_sums(file)
+            types, expected = es.open(whole.reference.path).index.type[: done * 256], np.zeros_like(units)
+            for layer, rows in enumerate(vectors[:, : len(types)]):
+                np.add.at(expected[layer], types, (rows.astype(np.float64) * 2**24).astype(np.int64))
+            np.testing.assert_array_equal(units, expected)
+        if not path.exists():
+            return f"{done} of 5 partitions are added"
+        assert done == 5 or not file.exists()
+        store, _ = open_quietly(path)
+        assert es.verify(path).ok
+        if not store.committed.all():
+            return "the means are being written"
+        found = tree(folder)
+        assert [each for each, data in whole.after.items() if found[each] != data] == []
+        return "finished"
+
+    return Scene(work, state, store=(".zarr", "float16"), final=("finished",))
+
+
 SCENES: dict[str, Scene] = {
     "extraction to Zarr": _extraction(".zarr"),
     "extraction to HDF5": _extraction(".h5"),
@@ -447,6 +482,7 @@ SCENES: dict[str, Scene] = {
     "computing again": _compute_again(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),
+    "means of words": _means(),
     "saved probes": _replacement("probes", _probes),
     "table of a study": _table(),
     "result": _replacement("result.csv", _result, warm=False),
