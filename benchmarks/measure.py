@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "write_json",
 ]
 
+_run = cache(run_of)
 _LOAD = watched_load()
 LOAD = _LOAD.__enter__()  # from the start of the script to its result
 
@@ -134,7 +136,7 @@ def show_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return held
 
 
-def write_json(path: str | Path | None, result: Mapping[str, Any]) -> None:
+def write_json(path: str | Path | None, result: Mapping[str, Any], *, tell: bool = True) -> None:
     """Write a result with its run and the load of the machine; without a path it is only shown.
 
     `rows`, where the script has some, are those of `embstore.bench`; see `schemas/bench.schema.json`.
@@ -144,9 +146,12 @@ def write_json(path: str | Path | None, result: Mapping[str, Any]) -> None:
     _LOAD.__exit__(None, None, None)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    ended = {**run_of(), "load": LOAD, "rows": [], **result}
-    path.write_text(json.dumps(_finite(ended), indent=1, ensure_ascii=False) + "\n")
-    print(f"\nwritten: {path.name}")
+    ended = {**_run(), "load": LOAD, "rows": [], **result}
+    partial = path.with_name(f".{path.name}.new")
+    partial.write_text(json.dumps(_finite(ended), indent=1, ensure_ascii=False) + "\n")
+    partial.replace(path)
+    if tell:
+        print(f"\nwritten: {path.name}")
 
 
 def _finite(value: Any) -> Any:

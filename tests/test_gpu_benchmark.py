@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +26,9 @@ def ran(script: str, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
-STEPS = ("rates", "correctness", "forward, base", "storing, base", "zhao", "trace", "busy", "lengths", "sanitizer",
-         "halving", "baselines", "geometry", "neighbors", "bank", "probes", "decoder", "devices", "forward, large",
-         "storing, large")  # fmt: skip
+STEPS = ("rates", "forward, base", "storing, base", "zhao", "correctness", "baselines", "sanitizer", "busy", "lengths",
+         "decoder", "forward, large", "storing, large", "means", "trace", "bank", "neighbors", "geometry", "halving",
+         "probes", "devices")  # fmt: skip
 
 
 def test_the_steps_run_without_a_gpu(tmp_path: Path) -> None:
@@ -54,6 +57,7 @@ def test_the_steps_run_without_a_gpu(tmp_path: Path) -> None:
     assert figures["sanitizer"]["rows"] == 1400
     assert figures["halving"]["parts_of_at_most"] < figures["halving"]["batch_subwords"]
     assert figures["devices"]["relative difference"] < 3e-3
+    assert figures["means"]["largest_difference"] == 0
     assert figures["decoder"]["causal"]
     assert {case["batching"] for case in figures["decoder"]["cases"]} == {"varlen", "packed", "padded", "equal"}
     zhao = figures["zhao"]
@@ -108,9 +112,81 @@ def test_a_step_is_skipped_or_fails_by_itself(tmp_path: Path, monkeypatch: pytes
     assert run.exit_status(result["steps"]) == 1
     assert run.exit_status({"1": kept["1"]}) == 3
     assert run.exit_status({"0": kept["0"]}) == 0
-    arguments.seconds = 1.0
+    arguments.seconds, result["steps"] = 1.0, {}
     run.run_steps(setting, arguments, result)
     assert {step["reason"] for step in result["steps"].values()} == {"the time of the whole run is over"}
+
+
+def test_a_step_that_takes_too_long_keeps_what_it_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "gpu"):
+        monkeypatch.syspath_prepend(str(folder))
+    import run
+    from setting import TINY, Setting
+
+    out = tmp_path / "out.json"
+
+    def slow(setting: Any) -> dict[str, Any]:
+        for number in range(1000):
+            case = {"number": number}
+            setting.found.setdefault("cases", []).append(case)
+            with setting.noting(case):
+                time.sleep(0.05)
+        raise AssertionError("was not stopped")
+
+    monkeypatch.setattr(run, "GRACE", 1.0)
+    monkeypatch.setattr(run, "STEPS", [run.Step("slow", 0.5, slow), run.Step("next", 1, lambda setting: {"rate": 1})])
+    result: dict[str, Any] = {"gpu": "none", "steps": {}}
+    arguments = argparse.Namespace(seconds=60.0, steps=None, out=str(out))
+    run.run_steps(Setting(torch.device("cpu"), tmp_path, TINY, 0, None), arguments, result)
+    kept = json.loads(out.read_text())["steps"]
+    assert kept["slow"]["reason"].startswith("stopped after 0 s; the figures")
+    assert [case["number"] for case in kept["slow"]["figures"]["cases"]][:2] == [0, 1]
+    assert [step["status"] for step in kept.values()] == ["skipped", "done"]
+
+
+def test_another_process_goes_on_where_one_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results of a process that was killed in a step are kept, and the other steps follow, with what they need."""
+    for folder in (BENCHMARKS.parent, BENCHMARKS, BENCHMARKS / "gpu"):
+        monkeypatch.syspath_prepend(str(folder))
+    import run
+
+    def first(setting: Any) -> dict[str, Any]:
+        setting.figures["rate"] = 3.0
+        setting.targets.append(run.Target("a rate", 3.0, 2.0, True))
+        return {"rate": 3.0}
+
+    def killed(setting: Any) -> dict[str, Any]:
+        setting.found["case"] = 1
+        setting.save()
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def broken(setting: Any) -> dict[str, Any]:
+        monkeypatch.setattr(run, "free", lambda *_: (_ for _ in ()).throw(run.Broken("illegal memory access")))
+        raise RuntimeError("illegal memory access")
+
+    made = {
+        "first": first,
+        "killed": killed,
+        "broken": broken,
+        "last": lambda setting: {"twice": 2 * setting.need("rate")},
+    }
+    monkeypatch.setattr(run, "STEPS", [run.Step(name, 10, call) for name, call in made.items()])
+    out = tmp_path / "out.json"
+    arguments = argparse.Namespace(
+        seconds=600.0, steps=None, out=str(out), device="cpu", tiny=True, seed=0, data=None, tmp=None
+    )
+    result = run.run_all(arguments, tmp_path)
+    outcomes = {
+        name: (step["status"], step.get("reason"), step.get("figures")) for name, step in result["steps"].items()
+    }
+    assert outcomes == {
+        "first": ("done", None, {"rate": 3.0}),
+        "killed": ("failed", "its process ended with status -9", {"case": 1}),
+        "broken": ("failed", "RuntimeError: illegal memory access", None),
+        "last": ("done", None, {"twice": 6.0}),
+    }
+    assert [target["what"] for target in result["targets"]] == ["a rate"]
 
 
 def test_what_a_machine_does_not_have_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ PIECE_NBYTES = 16 * 2**20
 
 def rates(setting: Setting) -> dict[str, Any]:
     """Measure matrix products and copies of the GPU, and the disk, per second."""
-    found: dict[str, Any] = {"products": {}}
+    found = setting.found
+    found["products"] = {}
     for name in (*HALVES, "float32"):
         with setting.noting(found["products"].setdefault(name, {})):
             found["products"][name] |= _products(setting, getattr(torch, name))
@@ -91,7 +92,7 @@ def _disk_rate(setting: Setting) -> float:
 
 def correctness(setting: Setting) -> dict[str, Any]:
     """Compare the GPU's vectors in half precision with those of a CPU in float32, by word and layer."""
-    cases = []
+    cases = setting.found.setdefault("cases", [])
     for shape in dict.fromkeys(setting.size.shapes[:2]):
         sentences = setting.sentences[: setting.size.correctness_sentences]
         reference = setting.encoder(shape, dtype="float32", device="cpu")
@@ -102,15 +103,15 @@ def correctness(setting: Setting) -> dict[str, Any]:
             encoder = setting.encoder(shape, dtype=dtype)
             for batching in encoder.candidate_batchings():
                 case: dict[str, Any] = {"shape": shape, "dtype": dtype, "batching": batching}
+                cases.append(case)
                 with setting.noting(case):
                     encoder.use_batching(batching)
                     case |= closest(vectors_of(encoder, tokenized, shape, 4096), right)
-                cases.append(case)
     worst = [case["relative"] for case in cases if case["dtype"] == "float16" and "relative" in case]
     if worst:
         what = "float16 compared with CPU float32: largest relative difference of a vector"
         setting.targets.append(Target(what, max(worst), RELATIVE_ALLOWED, False))
-    return {"cases": cases}
+    return {}
 
 
 def forward(setting: Setting, shape: str) -> dict[str, Any]:
@@ -120,7 +121,8 @@ def forward(setting: Setting, shape: str) -> dict[str, Any]:
     tokenized = encoder.tokenize(sentences)
     flops, words = needed_flops(tokenized, shape), int(tokenized.sentence_indptr[-1])
     last = layers_of(shape)[-1:]
-    cases: list[dict[str, Any]] = []
+    cases = setting.found.setdefault("cases", [])
+    setting.found |= {"words": words, "subwords": len(tokenized.ids)}
     batchings = [batching for batching in encoder.candidate_batchings() if batching != "equal"]
     grid = [(batching, size) for batching in batchings for size in setting.size.batches]
     tried = grid if shape == setting.base else [setting.need("best")]
@@ -137,7 +139,7 @@ def forward(setting: Setting, shape: str) -> dict[str, Any]:
             case |= _speed(setting, words, flops, seconds)
     done = [case for case in cases if "seconds" in case]
     if not done:
-        return {"words": words, "subwords": len(tokenized.ids), "cases": cases}
+        return {}
     best = max(done, key=lambda case: case["words_per_second"])
     encoder.use_batching(best["batching"])
     size, layers = best["batch_subwords"], layers_of(shape)
@@ -153,7 +155,7 @@ def forward(setting: Setting, shape: str) -> dict[str, Any]:
         setting.targets.append(target)
         what = f"{shape} without storing, all layers copied: share of fp16 products"
         setting.targets.append(Target(what, whole["share"], FORWARD_SHARE, True))
-    return {"words": words, "subwords": len(tokenized.ids), "cases": cases}
+    return {}
 
 
 def _speed(setting: Setting, words: int, flops: float, seconds: float) -> dict[str, float]:
@@ -211,10 +213,30 @@ def storing(setting: Setting, shape: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def means(setting: Setting) -> dict[str, Any]:
+    """The means of words in one pass, next to storing all vectors, and how far they are from the means of these."""
+    sentences, found = setting.some(setting.size.stored_words // 4), setting.found
+    encoder, size = setting.encoder(setting.base), setting.figures.get("best", ("padded", setting.size.batches[0]))[1]
+    made = es.plan(
+        sentences, model=encoder, options=es.ExtractionOptions(batch_subwords=size), calibrate=False, progress=False
+    )
+    full, store = setting.folder / "full.zarr", setting.folder / "means.zarr"
+    found["words"], found["types"] = made.layout.n_rows, len(made.index.words)
+    found["store_s"] = setting.timed(lambda: es.extract(made, full, progress=False))
+    found["means_s"] = setting.timed(lambda: es.extraction.extract_means(made, store, progress=False))
+    layer = layers_of(setting.base)[-1]
+    right = es.static_vectors(es.open(full), layer=layer, method="mean", progress=False).vectors
+    found["largest_difference"] = float(np.abs(es.open(store).select(layers=[layer]).vectors()[0] - right).max())
+    shutil.rmtree(full)
+    if found["largest_difference"]:
+        raise ValueError(f"sums on {setting.device} are not exact")
+    return {}
+
+
 def baselines(setting: Setting, shape: str) -> dict[str, Any]:
     """The plain script, and one sentence per forward pass as in NeuroX, on the same GPU and the same sentences."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(setting.model(shape))
-    found: dict[str, Any] = {}
+    found = setting.found
     path, device = setting.folder / "plain.h5", str(setting.device)
     for name in ("float32", "float16"):
         model = transformers.AutoModel.from_pretrained(setting.model(shape), dtype=getattr(torch, name)).eval()

@@ -36,7 +36,7 @@ def trace(setting: Setting) -> dict[str, Any]:
     """A batch of every batching under torch's profiler: its longest kernels, its attention, how long the GPU idles."""
     from torch.profiler import ProfilerActivity, profile
 
-    encoder, found = setting.encoder(setting.base), {}
+    encoder, found = setting.encoder(setting.base), setting.found
     size = setting.size.batches[-1]
     tokenized = encoder.tokenize(setting.some(size // 2))
     on_gpu = setting.device.type == "cuda"
@@ -67,6 +67,7 @@ def trace(setting: Setting) -> dict[str, Any]:
                                            or event.name.startswith("torch_attn::")})) or "embstore's own",
             "longest": [{"name": name[:80], "us": us} for name, us in microseconds.most_common(KERNELS)],
         }  # fmt: skip
+        setting.save()
         if setting.trace is not None:
             seen.export_chrome_trace(str(setting.trace.with_suffix(f".{batching}.json.gz")))
     return found
@@ -75,7 +76,7 @@ def trace(setting: Setting) -> dict[str, Any]:
 def lengths(setting: Setting) -> dict[str, Any]:
     """Positions per second of each batching, for sentences that all have one length."""
     encoder, size = setting.encoder(setting.base), setting.size.batches[-1]
-    cases: list[dict[str, Any]] = []
+    cases = setting.found.setdefault("cases", [])
     for words in setting.size.lengths:
         sentences = [setting.made[:words]] * max(3, 3 * size // words)
         tokenized = encoder.tokenize(sentences)
@@ -89,8 +90,9 @@ def lengths(setting: Setting) -> dict[str, Any]:
             case[batching] = len(tokenized.ids) / seconds
         case["fastest"] = max((name for name in BATCHINGS if name in case), key=case.__getitem__)
         cases.append(case)
+        setting.save()
     encoder.self_check(encoder.tokenize(setting.sentences[:32]), layers=layers_of(setting.base), pooling="mean")
-    return {"cases": cases, "the self-check takes": encoder.batching}
+    return {"the self-check takes": encoder.batching}
 
 
 def decoder(setting: Setting) -> dict[str, Any]:
@@ -98,9 +100,9 @@ def decoder(setting: Setting) -> dict[str, Any]:
     shape = setting.size.shapes[3]
     encoder = setting.encoder(shape, dtype="bfloat16" if setting.device.type == "cuda" else "auto")
     tokenized = encoder.tokenize(setting.some(setting.size.forward_words // 8))
-    size, cases = setting.size.batches[0], []
+    size, cases = setting.size.batches[0], setting.found.setdefault("cases", [])
     sample = encoder.tokenize(setting.sentences[:16])
-    difference = encoder.self_check(sample, layers=layers_of(shape), pooling="mean")
+    setting.found["difference_from_plain"] = encoder.self_check(sample, layers=layers_of(shape), pooling="mean")
     for batching in encoder.candidate_batchings():
         for layers in (layers_of(shape)[-1:], layers_of(shape)):
             encoder.use_batching(batching)
@@ -108,7 +110,8 @@ def decoder(setting: Setting) -> dict[str, Any]:
             cases.append(
                 {"batching": batching, "layers": len(layers), "subwords_per_second": len(tokenized.ids) / seconds}
             )
-    return {"shape": shape, "difference_from_plain": difference, "causal": encoder.causal, "cases": cases}
+            setting.save()
+    return {"shape": shape, "causal": encoder.causal}
 
 
 def halving(setting: Setting) -> dict[str, Any]:
@@ -193,7 +196,8 @@ def probes(setting: Setting) -> dict[str, Any]:
     train, dev = (es.corpus.read_trees(folder / f"{name}.conllu") for name in ("train", "dev"))
     files = folder / "train.jsonl", folder / "dev.jsonl"
     options: dict[str, Any] = {"training": es.Training(epochs=2)}
-    found: dict[str, dict[str, float]] = {"structure": {}, "edges": {}}
+    found = setting.found
+    found |= {"structure": {}, "edges": {}}
     for device in dict.fromkeys((str(setting.device), "cpu")):
         tree = partial(es.StructuralProbe, rank=16, device=device, **options)
         edge = partial(es.EdgeProbe, projection=16, hidden_size=16, device=device, **options)
@@ -248,7 +252,7 @@ def zhao(setting: Setting) -> dict[str, Any]:
 
 def busy(setting: Setting) -> dict[str, Any]:
     """How much of the time of a pass the GPU computes, by batch size: below some size Python binds."""
-    encoder, cases = setting.encoder(setting.base), []
+    encoder, cases = setting.encoder(setting.base), setting.found.setdefault("cases", [])
     tokenized = encoder.tokenize(setting.some(3 * setting.size.batches[-1]))
     best = setting.figures.get("best", (BATCHINGS[-1], 0))[0]
     encoder.use_batching(best)
@@ -257,4 +261,5 @@ def busy(setting: Setting) -> dict[str, Any]:
         seconds = setting.best(once)
         computed = busy_seconds(once, setting.device)
         cases.append({"batching": best, "batch_subwords": size, "seconds": seconds, "busy_share": computed / seconds})
-    return {"cases": cases}
+        setting.save()
+    return {}

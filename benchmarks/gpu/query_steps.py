@@ -31,7 +31,8 @@ def different(found: NDArray[np.float64], right: NDArray[np.float64]) -> float:
 def geometry(setting: Setting) -> dict[str, Any]:
     """The cosines and spectra of words and sentences in every layer, on the GPU and on the CPU."""
     store = es.open(setting.need("store"))
-    found: dict[str, Any] = {"rows": store.n_rows, "layers": len(store.layers)}
+    found = setting.found
+    found |= {"rows": store.n_rows, "layers": len(store.layers)}
     tables = {}
     for device in dict.fromkeys((str(setting.device), "cpu")):
         call = partial(_kept, tables, device, partial(es.geometry, store, device=device))
@@ -49,7 +50,8 @@ def neighbors(setting: Setting) -> dict[str, Any]:
     store = es.open(setting.need("store"))
     rng = np.random.default_rng(setting.seed)
     asked = np.sort(rng.choice(store.n_rows, min(setting.size.queries, store.n_rows), replace=False)).tolist()
-    found: dict[str, Any] = {"rows": store.n_rows, "queries": len(asked), "k": 10}
+    found = setting.found
+    found |= {"rows": store.n_rows, "queries": len(asked), "k": 10}
     tables = {}
     for device in dict.fromkeys((str(setting.device), "cpu")):
         ask = partial(es.neighbors, store, occurrence=asked, layer=store.layers[-1], k=10, device=device)

@@ -7,12 +7,20 @@ python benchmarks/gpu/run.py --device cpu --tiny
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import gc
+import json
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +29,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from extraction_steps import baselines, correctness, forward, rates, storing
+from extraction_steps import baselines, correctness, forward, means, rates, storing
 from measure import Target, machine, table, targets_table, write_json
 from model_steps import busy, decoder, devices, halving, lengths, probes, sanitizer, trace, zhao
 from query_steps import bank, geometry, neighbors
-from setting import ON_GPU, TINY, Setting, SkipError, one_line
+from setting import ON_GPU, TINY, OverTimeError, Setting, SkipError, one_line
 
+SECONDS = 540.0  # for the whole; with more, each step may take as many times longer
 MIN_SECONDS = 5.0  # with less time left a step is not begun
+GRACE, STUCK = 1.5, 30.0  # a step is stopped after 1.5 times its seconds, its process 30 s later
+BROKEN = 4  # the exit status of a process that cannot go on
 
 
 @dataclass(frozen=True)
@@ -39,65 +50,120 @@ class Step:
     run: Callable[[Setting], dict[str, Any]]
 
 
-STEPS = (
+STEPS = (  # the first ones say most; later ones use what these have found
     Step("rates", 25, rates),
-    Step("correctness", 70, correctness),
     Step("forward, base", 80, lambda setting: forward(setting, setting.base)),
     Step("storing, base", 60, lambda setting: storing(setting, setting.base)),
     Step("zhao", 5, zhao),
-    Step("trace", 20, trace),
-    Step("busy", 20, busy),
-    Step("lengths", 40, lengths),
+    Step("correctness", 60, correctness),
+    Step("baselines", 50, lambda setting: baselines(setting, setting.base)),
     Step("sanitizer", 40, sanitizer),
-    Step("halving", 20, halving),
-    Step("baselines", 60, lambda setting: baselines(setting, setting.base)),
-    Step("geometry", 50, geometry),
-    Step("neighbors", 30, neighbors),
+    Step("busy", 20, busy),
+    Step("lengths", 30, lengths),
+    Step("decoder", 40, decoder),
+    Step("forward, large", 40, lambda setting: forward(setting, setting.large)),
+    Step("storing, large", 40, lambda setting: storing(setting, setting.large)),
+    Step("means", 25, means),
+    Step("trace", 20, trace),
     Step("bank", 60, bank),
+    Step("neighbors", 30, neighbors),
+    Step("geometry", 50, geometry),
+    Step("halving", 20, halving),
     Step("probes", 40, probes),
-    Step("decoder", 60, decoder),
     Step("devices", 60, devices),
-    Step("forward, large", 50, lambda setting: forward(setting, setting.large)),
-    Step("storing, large", 50, lambda setting: storing(setting, setting.large)),
 )
 
 
+class Broken(Exception):
+    """The GPU answers no more in this process: the steps that are left need another one."""
+
+
 def run_steps(setting: Setting, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Run the steps in order, each within its own time, and write the results after each."""
-    ends = time.perf_counter() + arguments.seconds
+    """Run the steps that have no result yet, in order, each within its own time; results are written as they come.
+
+    Raises Broken after a step that has left the GPU unusable.
+    """
+    ends, scale = time.perf_counter() + arguments.seconds, max(1.0, arguments.seconds / SECONDS)
     for step in STEPS:
-        if arguments.steps and step.name not in arguments.steps:
+        if (arguments.steps and step.name not in arguments.steps) or step.name in result["steps"]:
             continue
         began = time.perf_counter()
-        setting.deadline = min(began + step.seconds, ends)
-        result["steps"][step.name] = entry = done(step, setting, ends - began)
-        entry["seconds"] = time.perf_counter() - began
-        result["targets"] = [target.as_json() for target in setting.targets]
-        print(f"{step.name}: {entry['status']}, {entry['seconds']:.1f} s", file=sys.stderr, flush=True)
-        written(arguments.out, result, setting.targets)
-        if setting.device.type == "cuda":
+        setting.deadline = min(began + scale * step.seconds, ends)
+        setting.found, setting.save = {}, partial(written, arguments.out, result, setting)
+        result["steps"][step.name] = entry = {"status": "running", "seconds": 0.0, "figures": setting.found}
+        setting.save()
+        try:
+            outcome = done(step, setting, ends - began)
+        except BaseException as error:
+            outcome = {"status": "failed", "reason": f"ended by {one_line(error)}"}
+            raise
+        finally:
+            entry.update({**entry, **outcome}, seconds=time.perf_counter() - began)
+            if not entry["figures"]:
+                del entry["figures"]
+            print(f"{step.name}: {entry['status']}, {entry['seconds']:.1f} s", file=sys.stderr, flush=True)
+            setting.save()
+        free(setting.device, entry)
+
+
+def free(device: torch.device, entry: dict[str, Any]) -> None:
+    """Note the most memory of a step, and free all of it. Raises Broken where the GPU answers no more."""
+    gc.collect()
+    if device.type == "cuda":
+        try:
+            torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
+        except RuntimeError as error:
+            raise Broken(one_line(error)) from error
+        entry["peak_nbytes"] = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def done(step: Step, setting: Setting, left: float) -> dict[str, Any]:
     """Return the outcome of a step: "done" with its figures, "skipped" with the reason, or "failed" with a traceback.
 
-    A package that is missing is a failure: the step was to be measured.
+    A package that is missing is a failure: the step was to be measured. A step that takes too long is stopped, and
+    keeps what it has found.
     """
     if left < min(MIN_SECONDS, step.seconds):
         return {"status": "skipped", "reason": "the time of the whole run is over"}
     setting.failures, setting.left_out = [], []
     try:
-        entry: dict[str, Any] = {"status": "done", "figures": step.run(setting)}
-        if setting.failures:
-            entry |= {"status": "failed", "reason": "some cases", "traceback": "\n".join(setting.failures)}
-        elif setting.left_out:
-            entry |= {"status": "skipped", "reason": "; ".join(setting.left_out)}
-        return entry
+        with stopped_after(min(GRACE * max(setting.left, step.seconds), left)):
+            figures = step.run(setting)
+        entry: dict[str, Any] = {"status": "done", "figures": {**setting.found, **figures}}
     except SkipError as error:
         return {"status": "skipped", "reason": one_line(error)}
+    except OverTimeError as error:
+        return {"status": "skipped", "reason": f"{error}; the figures are what it had found"}
     except Exception as error:
         return {"status": "failed", "reason": one_line(error), "traceback": traceback.format_exc()}
+    if setting.failures:
+        entry |= {"status": "failed", "reason": "some cases", "traceback": "\n".join(setting.failures)}
+    elif setting.left_out:
+        entry |= {"status": "skipped", "reason": "; ".join(setting.left_out)}
+    return entry
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise OverTimeError in the block after some seconds, and end the process if even that does not help."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise OverTimeError(f"stopped after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(seconds + STUCK, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def exit_status(steps: dict[str, Any]) -> int:
@@ -109,14 +175,18 @@ def exit_status(steps: dict[str, Any]) -> int:
     return 0
 
 
-def written(out: str | None, result: dict[str, Any], targets: list[Target]) -> None:
-    if out is not None:
-        write_json(out, result)
-        Path(out).with_suffix(".md").write_text(markdown(result, targets), encoding="utf-8")
+def written(out: str, result: dict[str, Any], setting: Setting) -> None:
+    """Write what was found so far; `known` is what later steps need of it."""
+    result["targets"] = [target.as_json() for target in setting.targets]
+    figures = {name: str(each) if isinstance(each, Path) else each for name, each in setting.figures.items()}
+    result["known"] = {"figures": figures, "targets": [vars(target) for target in setting.targets]}
+    write_json(out, result, tell=False)
+    Path(out).with_suffix(".md").write_text(markdown(result), encoding="utf-8")
 
 
-def markdown(result: dict[str, Any], targets: list[Target]) -> str:
+def markdown(result: dict[str, Any]) -> str:
     """Return the results as Markdown: the targets, then a table for each step."""
+    targets = [Target(**each) for each in result["known"]["targets"]]
     lines = [f"# {result['gpu']}", "", "```", targets_table(targets) if targets else "no target was measured", "```"]
     for name, entry in result["steps"].items():
         lines += ["", f"## {name}: {entry['status']}, {entry['seconds']:.1f} s", ""]
@@ -149,7 +219,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models and few words: does every line run?")
-    parser.add_argument("--seconds", type=float, default=540.0, help="for the whole; what does not fit is skipped")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for the whole; what does not fit is skipped")
     parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="run only these")
     parser.add_argument("--data", help="a corpus whose sentence lengths are used instead of those of EWT")
     parser.add_argument("--tmp", help="folder for models and stores (default: the system's)")
@@ -158,20 +228,66 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def main() -> None:
-    arguments = parse()
+def run_here(arguments: argparse.Namespace, folder: Path) -> None:
+    """Run the steps without a result in this process; the exit status is BROKEN where others must run in another."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU: --device cpu --tiny runs the script without one")
     settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "tmp")}
     result: dict[str, Any] = {"benchmark": "gpu", "gpu": device_name(device), "machine": machine()}
-    result |= {"settings": settings, "steps": {}, "targets": []}
-    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        size = TINY if arguments.tiny else ON_GPU
-        trace = None if arguments.out is None or device.type != "cuda" else Path(arguments.out).with_suffix(".trace")
-        setting = Setting(device, Path(folder), size, arguments.seed, arguments.data, trace=trace)
+    result |= {"settings": settings, "steps": {}}
+    known: dict[str, Any] = {"figures": {}, "targets": []}
+    if Path(arguments.out).is_file() and (before := json.loads(Path(arguments.out).read_text())).get("steps"):
+        result["steps"], known = before["steps"], before["known"]
+    size = TINY if arguments.tiny else ON_GPU
+    trace = Path(arguments.out).with_suffix(".trace") if device.type == "cuda" else None
+    setting = Setting(device, folder, size, arguments.seed, arguments.data, trace=trace)
+    setting.figures, setting.targets = known["figures"], [Target(**each) for each in known["targets"]]
+    try:
         run_steps(setting, arguments, result)
-    print(markdown(result, setting.targets))
+    except Broken as error:
+        print(f"the GPU answers no more, another process goes on: {error}", file=sys.stderr)
+        sys.exit(BROKEN)
+
+
+def run_all(arguments: argparse.Namespace, folder: Path, run: Callable[..., None] = run_here) -> dict[str, Any]:
+    """Run all steps in a process, and those that are left in another one where it broke, crashed or was stuck."""
+    ends, out = time.perf_counter() + arguments.seconds, Path(arguments.out)
+    while True:
+        before = names_in(out)
+        given = argparse.Namespace(**{**vars(arguments), "seconds": ends - time.perf_counter()})
+        child = get_context("fork").Process(target=run, args=(given, folder))  # nothing has used the GPU here
+        child.start()
+        try:
+            child.join()
+        except BaseException:
+            child.terminate()
+            child.join(STUCK)
+            raise
+        result = json.loads(out.read_text()) if out.is_file() else {"steps": {}}
+        for entry in result["steps"].values():
+            if entry["status"] == "running":
+                entry |= {"status": "failed", "reason": f"its process ended with status {child.exitcode}"}
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        if child.exitcode == 0 or names_in(out) == before:
+            return result
+
+
+def names_in(out: Path) -> set[str]:
+    return set(json.loads(out.read_text())["steps"]) if out.is_file() else set()
+
+
+def main() -> None:
+    arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the process of the steps too
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
+        arguments.out = arguments.out or str(Path(folder) / "result.json")
+        Path(arguments.out).unlink(missing_ok=True)
+        result = run_all(arguments, Path(folder))
+    if not result["steps"]:
+        raise SystemExit(1)
+    print(markdown(result))
     raise SystemExit(exit_status(result["steps"]))
 
 

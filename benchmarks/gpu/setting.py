@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -33,6 +33,10 @@ DISTINCT_WORDS = 60_000
 
 class SkipError(Exception):
     """A step that cannot be done here, and why."""
+
+
+class OverTimeError(BaseException):
+    """A step has had its time; what handles the errors of a case lets it pass."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ TINY = Size(("tiny", "tiny, wide", "tiny, deep", "tiny, decoder"), 6, 300, 300, 
 class Setting:
     """`figures`: what steps have found, for later ones; `deadline`: when the present step should be done.
 
+    `found`: the figures of the present step so far, and `save()` writes them to the result.
     `failures`: the tracebacks of cases of the present step that failed; `left_out`: its cases that were not run.
     `trace`: the name of files for what the profiler records, None for none.
     """
@@ -79,6 +84,8 @@ class Setting:
     trace: Path | None = None
     failures: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+    save: Callable[[], object] = lambda: None
 
     def __post_init__(self) -> None:
         self.made = made_words(DISTINCT_WORDS)
@@ -136,6 +143,7 @@ class Setting:
         except Exception as error:
             case["failed"] = one_line(error)
             self.failures.append(traceback.format_exc())
+        self.save()
 
     def need(self, name: str) -> Any:
         """What an earlier step has found; the present one is skipped where it has not."""

@@ -22,6 +22,7 @@ from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
 from embstore.extraction.options import ExtractionOptions, Window
 from embstore.extraction.partition import (
+    MAX_POOLED,
     Groups,
     Part,
     Passage,
@@ -236,7 +237,9 @@ def estimate(
         sample = truncated(encoder.tokenize(found.sample), text.limit)
     seconds = None
     if calibrate:
-        rate = calibrated_rate(encoder, sample, positions, text=text, layers=metadata.layers, options=options)
+        rate = calibrated_rate(
+            encoder, sample, positions, metadata=metadata, text=text, options=options, n_stores=n_stores
+        )
         seconds = None if rate is None else positions / rate
     of_text, of_batches = memory_needed(metadata, encoder, text, n_stores=n_stores, longest=found.longest)
     on_device = encoder.casts_on_device
@@ -360,37 +363,69 @@ def calibrated_rate(
     sample: Tokenized,
     positions: int,
     *,
+    metadata: Metadata,
     text: TextOptions,
-    layers: Sequence[int],
     options: ExtractionOptions,
+    n_stores: int = 1,
 ) -> float | None:
     """Measure positions per second of the encoder over typical sentences of a sample, special subwords included.
 
-    They are a small share of the `positions` of the extraction; returns None if even a few sentences would be too
-    many. A GPU runs them twice, the first time as a warm-up; the self-check has been that of a CPU. On a CPU the same
-    threads cast what is stored, which is timed too.
+    They are a small share of the `positions` of the extraction, with as many vectors as these positions give; returns
+    None if even a few sentences would be too many. A GPU runs them twice, the first time as a warm-up; the self-check
+    has been that of a CPU. On a CPU the same threads cast what is stored, which is timed too.
     """
-    from embstore.extraction.cast import TORCH_DTYPE
+    from embstore.extraction.cast import Cast
 
-    stored = TORCH_DTYPE[options.dtype]
     share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
     size = min(text.batch_subwords, int(share) // CALIBRATION_BATCHES)
     chosen = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=size)
     lengths = np.diff(chosen.sentence_bounds)
-    sentences = np.flatnonzero(lengths)
-    n_positions = int(lengths.sum()) + len(sentences) * encoder.n_specials
+    n_positions = int(lengths.sum()) + int((lengths > 0).sum()) * encoder.n_specials
     if n_positions > MOST_CALIBRATION_SHARE * positions:
         return None
-    spans = Spans(sentences, np.zeros(len(sentences), np.int64), np.ones(len(sentences), np.int64))
+    spans = _typical_spans(chosen, text.unit)
+    spans = spans.where(~encoder.without_vector(chosen, spans))
+    if not len(spans.sentence):
+        return None
+    spans = _evenly(spans, round(metadata.n_rows * n_stores * n_positions / positions))
+    on_cpu = encoder.device.type == "cpu"
+    casts = {each.site: Cast(each, center=_no_center(each)) for each in metadata.layouts if on_cpu}
+    buffers = {site: cast.buffer(1) for site, cast in casts.items()}
     seconds = 0.0
-    for _ in range(1 if encoder.device.type == "cpu" else 2):
+    for _ in range(1 if on_cpu else 2):
         start = time.perf_counter()
-        for pooled in encoder.encode(chosen, spans, layers=layers, **options.encoding):
-            if encoder.device.type == "cpu":
-                pooled.vectors.aminmax(dim=1)
-                pooled.vectors.to(stored)
+        for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **options.encoding):
+            if on_cpu:
+                rows = pooled.rows % min(metadata.partition_rows, metadata.n_rows)
+                casts[pooled.site].into(buffers[pooled.site], pooled.vectors, rows, None)
         seconds = time.perf_counter() - start
     return n_positions / seconds
+
+
+def _typical_spans(tokenized: Tokenized, unit: str) -> Spans:
+    """Return the spans of all units of some sentences."""
+    from embstore.models.batched import word_spans
+
+    bounds = tokenized.sentence_bounds
+    if unit == "sentence":
+        some = np.flatnonzero(np.diff(bounds))
+        return Spans(some, np.zeros_like(some), np.minimum(np.diff(bounds)[some], MAX_POOLED))
+    if unit == "subword":
+        sentence = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        start = np.arange(bounds[-1]) - bounds[sentence]
+        return Spans(sentence, start, start + 1)
+    return word_spans(tokenized, MAX_POOLED)
+
+
+def _evenly(spans: Spans, count: int) -> Spans:
+    """Return about `count` of some spans, at equal distances; all of them where there are no more."""
+    n_spans = len(spans.sentence)
+    some = np.unique(np.linspace(0, n_spans - 1, min(n_spans, max(1, count))).astype(np.int64))
+    return Spans(spans.sentence[some], spans.start[some], spans.stop[some])
+
+
+def _no_center(layout: Layout) -> NDArray[np.float32] | None:
+    return np.zeros((len(layout.layers), layout.hidden_size), np.float32) if layout.dtype == "int8" else None
 
 
 def index_nbytes(index: Index) -> int:

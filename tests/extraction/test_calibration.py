@@ -12,6 +12,7 @@ import torch
 
 import embstore as es
 from embstore import devices
+from embstore.corpus import Keep
 from embstore.models.encoder import Spans, Tokenized
 from tests.extraction.fake import FakeEncoder
 
@@ -22,10 +23,12 @@ class Recording(FakeEncoder):
     def __init__(self) -> None:
         super().__init__(max_subwords=60)
         self.runs: list[np.ndarray] = []
+        self.spans: list[Spans] = []
         self.checked: dict[str, Any] = {}
 
     def encode(self, tokenized: Tokenized, spans: Spans, **options: Any) -> Iterator[Any]:
         self.runs.append(np.diff(tokenized.sentence_bounds))
+        self.spans.append(spans)
         return super().encode(tokenized, spans, **options)
 
     def self_check(self, tokenized: Tokenized, **options: Any) -> float:
@@ -49,6 +52,22 @@ def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
     assert plan.estimate.seconds is not None
     assert plan.estimate.subwords_per_second is not None
     assert plan.estimate.seconds == pytest.approx(plan.n_subwords / plan.estimate.subwords_per_second)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "int8"}, {"unit": "subword"}, {"unit": "sentence"}, {"keep": Keep(max_contexts=900)}]
+)
+def test_a_calibration_makes_as_many_vectors_as_the_extraction(options: dict[str, Any]) -> None:
+    """Of few positions the last block is computed for these alone, and few vectors are pooled and cast quickly."""
+    encoder = Recording()
+    some = [["extraordinary", *words] for words in sentences(3000)]
+    plan = es.plan(some, model=encoder, options=es.ExtractionOptions(batch_subwords=2048, **options), progress=False)
+    (run,), (spans,) = encoder.runs, encoder.spans
+    positions = plan.estimate.subwords_to_run + plan.n_sentences_to_run * encoder.n_specials
+    share = (run.sum() + len(run) * encoder.n_specials) / positions
+    assert len(spans.sentence) == pytest.approx(share * plan.layout.n_rows, rel=0.25)
+    n_subwords = int(np.asarray(plan.index.subwords).sum())
+    assert (spans.stop - spans.start).sum() == pytest.approx(share * n_subwords, rel=0.4)
 
 
 def test_no_batch_of_a_calibration_is_larger_than_those_of_the_extraction() -> None:
