@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -37,6 +38,7 @@ SHARE = 32  # a table of some rows has at most one in this many
 FEW = 100  # rows that a search leaves out afterwards
 SMALL = 2**20  # rows of a store whose index is held whole
 DEFAULT = "main"  # DuckDB's schema for tables without one
+VECTOR_MEAN = re.compile(r"'(avg|mean)\(FLOAT\[")  # which DuckDB alone does not have
 
 
 @checked
@@ -240,10 +242,10 @@ class Database:
         try:
             self._connection.execute(f"explain {query}").fetchall()
         except self._error as original:
-            error = original if '"position"' in str(original) else error
-            query = f"explain {query}"
-            return _refused(str(error), query, shift=len("explain "))
-        return _refused(str(error), query)
+            message = str(original)
+            if '"position"' in message and not VECTOR_MEAN.search(message):
+                return _refused(message, f"explain {query}", shift=len("explain "))
+        return _refused(str(error))  # its places are those of the statement as it was run
 
     def _rows(self, text: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self._connection.execute(text, list(parameters)).fetchall()
@@ -491,15 +493,15 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
-def _refused(message: str, query: str, *, shift: int = 0) -> InvalidValueError:
-    """DuckDB's error as one line, with the place in the query."""
+def _refused(message: str, query: str = "", *, shift: int = 0) -> InvalidValueError:
+    """DuckDB's error as one line, with the place in the query if it is given."""
     try:
         given = json.loads(message[message.index("{") :])
     except ValueError:
         return InvalidValueError(f"the query cannot be run: {message.splitlines()[0]}")
     text, place = str(given["exception_message"]).partition(". You might need to add explicit type casts")[0], ""
     text = " ".join(text.split())
-    if str(given.get("position", "")).isdigit():
+    if query and str(given.get("position", "")).isdigit():
         before = query.encode()[: int(given["position"])].decode(errors="ignore")[shift:]
         place = f" (line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))})"
     return InvalidValueError(f"the query cannot be run{place}: {text}")

@@ -391,6 +391,8 @@ def test_an_index_answers_on_request(tmp_path: Path) -> None:
         ("select 'é', foo from occurrences", r"\(line 1, column 13\): Referenced column \"foo\""),
         ("select cos(h5, vec(2, 5)), nofunction(h5) from occurrences", r"\(line 1, column 28\): .* nofunction"),
         ("select * from nowhere", r"\(line 1, column 15\): Table with name nowhere does not exist"),
+        ("select word, avg(h5) from occurrences", "cannot be run: .*GROUP BY"),
+        ("select cos(h5, h2) from occurrences where cast(word as int) > 0", "cannot be run: Could not convert string"),
         ("select * from 'nofile.parquet'", "nofile.parquet"),
         ("select 1; select 2", "has 2 statements"),
         ("copy (select 1) to 'copy.csv'", "must be a SELECT"),
