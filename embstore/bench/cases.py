@@ -110,40 +110,39 @@ def scanned(store: Store | Path, layer: int) -> None:
 def gather_rows(setting: Setting, counts: Sequence[int], rivals: Mapping[str, Rival] = GATHER) -> Iterator[Row]:
     """Random rows of one layer in random order, in the page cache; `out=` into an array that is used again."""
     ready, missing = made(rivals, setting.read)
+    for count in counts:
+        if count <= setting.store.n_rows:
+            yield from _gather_some(setting, count, ready, missing)
+
+
+def _gather_some(setting: Setting, count: int, ready: dict[str, Any], missing: dict[str, None]) -> Iterator[Row]:
     vectors, layer = setting.vectors, setting.layer
-    for count in (count for count in counts if count <= setting.store.n_rows):
-        bring_in(setting.path)
-        out = np.empty((count, vectors.shape[1]), vectors.dtype)
-        sets: dict[Any, int] = {}  # of rows, as many as each tool reads in some milliseconds
+    out = np.empty((count, vectors.shape[1]), vectors.dtype)
+    n_sets: dict[Any, int] = {}  # by tool: sets of rows, as many as it reads in some milliseconds
 
-        def repeated(
-            case: int,
-            read: Callable[[NDArray[np.int64]], Any],
-            number: int,
-            count: int = count,
-            sets: dict[Any, int] = sets,
-        ) -> Spent:
-            drawn = [setting.rows(count, MANY * number + at, case) for at in range(sets.get(read, 1))]
-            read(setting.rows(count, MANY * (number + 1) - 1, case))  # not timed: it follows another tool's reads
-            taken = spent(lambda: [read(rows) is None for rows in drawn])  # a result is freed before the next
-            if number < 0 and np.asarray(read(drawn[-1])).tobytes() != vectors[drawn[-1]].tobytes():
-                raise RuntimeError(f"wrong vectors for {count} rows")
-            sets[read] = sets.get(read) or max(1, min(MANY, int(SOME_SECONDS / taken.seconds)))
-            return taken.scaled(1 / len(drawn))
+    def repeated(case: int, read: Callable[[NDArray[np.int64]], Any], number: int) -> Spent:
+        sets = [setting.rows(count, MANY * number + at, case) for at in range(n_sets.get(read, 1))]
+        read(setting.rows(count, MANY * (number + 1) - 1, case))  # not timed: it follows another tool's reads
+        time = spent(lambda: [read(rows) is None for rows in sets])  # a result is freed before the next
+        if number < 0 and np.asarray(read(sets[-1])).tobytes() != vectors[sets[-1]].tobytes():
+            raise RuntimeError(f"wrong vectors for {count} rows")
+        n_sets[read] = n_sets.get(read) or max(1, min(MANY, int(SOME_SECONDS / time.seconds)))
+        return time.scaled(1 / len(sets))
 
-        reads: dict[str, Callable[..., Any]] = {
-            "ours": lambda rows: setting.store.gather(rows, layer),
-            "ours, out=": lambda rows, out=out: setting.store.gather(rows, layer, out=out),
-            "limit": lambda rows, out=out: vectors.take(rows, 0, out, "clip"),
-            **ready,
-        }
-        cases = {name: partial(repeated, case, read) for case, (name, read) in enumerate(reads.items())}
-        times = setting.times(cases, repeats=3 * setting.repeats, warm=2)
-        with_out = times.pop("ours, out=")
-        what, limit = f"gather {count:,} rows", "x.take(rows, out=), in memory"
-        more: dict[str, Any] = {"missing": missing, "targets": GATHER_TARGETS.get(count, {})}
-        yield setting.row(what, times, limit, **more)
-        yield setting.row(f"{what}, out=", {**times, "ours": with_out}, limit, **more)
+    bring_in(setting.path)
+    reads: dict[str, Callable[..., Any]] = {
+        "ours": lambda rows: setting.store.gather(rows, layer),
+        "ours, out=": lambda rows: setting.store.gather(rows, layer, out=out),
+        "limit": lambda rows: vectors.take(rows, 0, out, "clip"),
+        **ready,
+    }
+    cases = {name: partial(repeated, case, read) for case, (name, read) in enumerate(reads.items())}
+    times = setting.times(cases, repeats=3 * setting.repeats, warm=2)
+    with_out = times.pop("ours, out=")
+    what, limit = f"gather {count:,} rows", "x.take(rows, out=), in memory"
+    more: dict[str, Any] = {"missing": missing, "targets": GATHER_TARGETS.get(count, {})}
+    yield setting.row(what, times, limit, **more)
+    yield setting.row(f"{what}, out=", {**times, "ours": with_out}, limit, **more)
 
 
 def scan_rows(setting: Setting) -> Iterator[Row]:

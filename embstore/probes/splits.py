@@ -33,13 +33,13 @@ class WordSplit:
     frequency: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        for one, other in combinations(SPLITS, 2):
-            both = sorted(set(self.of(one)) & set(self.of(other)))
-            if both:
-                more = f" and {len(both) - 3:,} more" if len(both) > 3 else ""
+        for first, second in combinations(SPLITS, 2):
+            shared = sorted(set(self.of(first)) & set(self.of(second)))
+            if shared:
+                more = f" and {len(shared) - 3:,} more" if len(shared) > 3 else ""
                 raise InvalidValueError(
-                    f"the {one} and the {other} words must not overlap: both have "
-                    f"{', '.join(map(repr, both[:3]))}{more}"
+                    f"the {first} and the {second} words must not overlap: both have "
+                    f"{', '.join(map(repr, shared[:3]))}{more}"
                 )
 
     def of(self, split: str) -> Mapping[str, tuple[str, ...]]:
@@ -83,8 +83,10 @@ def split_words(
     for name, given in (("train", words), ("test", tested)):
         if not given:
             raise InvalidValueError(f"there are no {name} words: give some")
-    lists = [each for each in (train, test, dev) if each is not None]
-    frequency = {word: count for each in lists for word, own in each.items() if (count := _count(own))}
+    frequency = {}
+    for given in filter(None, (train, test, dev)):
+        counts = {word: _count(classes) for word, classes in given.items()}
+        frequency |= {word: count for word, count in counts.items() if count}
     if dev is not None:
         return WordSplit(words, _sorted("dev", dev), tested, frequency)
     n_dev = round(dev_share * len(words))

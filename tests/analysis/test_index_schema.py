@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from embstore.analysis.neighbors.index import build_index
 from tests.analysis.index_store import LAYER, hard_store
+from tests.json_schemas import validator_of
 
+VALIDATOR = validator_of("index_file")
 FIXTURES = Path(__file__).parents[1] / "schemas" / "index_file"
 VALID = sorted((FIXTURES / "valid").glob("*.json"))
 INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
@@ -31,25 +31,18 @@ WHERE = {
 }
 
 
-@pytest.fixture(scope="module")
-def validator() -> jsonschema.Draft202012Validator:
-    schema = json.loads(resources.files("embstore.schemas").joinpath("index_file.schema.json").read_text("utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
 def load(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
-def test_valid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
-    validator.validate(load(path))
+def test_valid(path: Path) -> None:
+    VALIDATOR.validate(load(path))
 
 
 @pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
-def test_invalid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
-    errors = list(validator.iter_errors(load(path)))
+def test_invalid(path: Path) -> None:
+    errors = list(VALIDATOR.iter_errors(load(path)))
     assert [error.json_path for error in errors] == [WHERE[path.stem]]
 
 
@@ -60,9 +53,7 @@ def test_every_defect_has_its_fixture() -> None:
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "IVF4,SQ8"])
 @pytest.mark.quick(2)
-def test_metadata_of_new_indexes_is_valid(
-    validator: jsonschema.Draft202012Validator, tmp_path: Path, kind: str
-) -> None:
+def test_metadata_of_new_indexes_is_valid(tmp_path: Path, kind: str) -> None:
     store = hard_store(tmp_path / "s.zarr").store
     index = build_index(store, layer=LAYER, kind=kind, n_components=1, threads=1)
-    validator.validate(load(index.path / "index.json"))
+    VALIDATOR.validate(load(index.path / "index.json"))

@@ -24,7 +24,7 @@ from embstore.bench.probe_cases import epoch_of_baddbmm, epoch_of_linear_layers
 from embstore.bench.rivals import GATHER, SEARCH, ReadData, Rival, SearchData, cosines_in_torch, made
 from embstore.bench.run import QUICK, Sizes
 from embstore.errors import InvalidValueError
-from tests.bench.reports import validate
+from tests.json_schemas import validator_of
 from tests.models.tiny import save
 from tests.store_making import make_store
 
@@ -129,7 +129,7 @@ def test_the_whole_table_on_tiny_data(tmp_path: Path) -> None:
     report.save(tmp_path / "report.json")
     held = json.loads((tmp_path / "report.json").read_text())
     assert held == json.loads(json.dumps(report.as_json()))
-    validate(held)
+    validator_of("bench").validate(held)
     what = [row.what for row in report.rows if row.threads == 1]
     begins = ("gather 50", "gather 1,000", "scan a layer", "scan a layer, cold", "open", "verify", "exact search")
     begins += ("geometry", "1,500 vectors in shuffled", "82 linear probes", "stream of edge", "embstore info")
@@ -138,7 +138,7 @@ def test_the_whole_table_on_tiny_data(tmp_path: Path) -> None:
     assert any(row.what.startswith("extract 12 sentences") and row.to_rival for row in report.rows)
     assert all(row.ours > 0 and (row.limit is None or row.limit > 0) for row in report.rows)
     with pytest.raises(jsonschema.ValidationError):
-        validate({**held, "rows": [{**held["rows"][0], "ours": -1.0}]})
+        validator_of("bench").validate({**held, "rows": [{**held["rows"][0], "ours": -1.0}]})
 
 
 @pytest.mark.slow

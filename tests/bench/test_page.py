@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from embstore.bench.measure import Row
-from tests.bench.reports import validate
+from tests.json_schemas import validator_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def test_the_page_is_made_of_the_result_files(page: ModuleType) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "results").glob("*.json")), ids=lambda path: path.name)
 @pytest.mark.quick(3)
 def test_result_files_are_valid(path: Path) -> None:
-    validate(json.loads(path.read_text()))
+    validator_of("bench").validate(json.loads(path.read_text()))
 
 
 def test_a_row_names_the_best_rival_the_run_and_what_misses_its_target(page: ModuleType, tmp_path: Path) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
-from typing import Any
 
-import jsonschema
 import polars as pl
 import pytest
 
 import embstore as es
 from tests.cli.conftest import Work
 from tests.drawn import svg_texts
+from tests.json_schemas import validator_of
 
 TREES = """\
 1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
@@ -25,10 +23,6 @@ TREES = """\
 3\twas\t_\tVERB\t_\t_\t0\troot\t_\t_
 
 """
-
-
-def schema() -> Any:
-    return json.loads(resources.files("embstore.schemas").joinpath("attention.schema.json").read_text())
 
 
 @pytest.mark.slow
@@ -45,7 +39,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
         work / "a.svg"
     )
     rows = json.loads(work.run(*command, "--json", "--set", "statistics=trees,shares", "--layers", "-1,1").out)
-    jsonschema.validate(rows, schema())
+    validator_of("attention").validate(rows)
     assert {row["metric"] for row in rows} == {"uuas", "share"}
     assert {row["layer"] for row in rows} == {1, 3, None}
 

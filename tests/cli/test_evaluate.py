@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import polars as pl
 import pytest
 
 from embstore.vectors import WordVectors, evaluate, write_vectors
 from tests.cli.conftest import Ran
+from tests.json_schemas import validator_of
 from tests.vectors.evaluation import oracle
 
 Run = Callable[..., Ran]
+VALIDATOR = validator_of("evaluate")
 ALL = ("one.txt", "two.bin", "--benchmarks", "benchmarks")
 
 
@@ -38,13 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def validator() -> jsonschema.Draft202012Validator:
-    schema = json.loads(resources.files("embstore.schemas").joinpath("evaluate.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
 
 
 def systems() -> dict[str, WordVectors]:
@@ -94,13 +87,13 @@ def test_a_narrow_terminal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         {"seed": 7, "oov": "mean"},
     ],
 )
-def test_json(options: dict[str, Any], run: Run, validator: jsonschema.Draft202012Validator) -> None:
+def test_json(options: dict[str, Any], run: Run) -> None:
     flags = {"oov": "--oov=mean", "shared_vocabulary": "--shared-vocabulary"}
     given = [flags.get(name, f"--set={name}={str(value).lower()}") for name, value in options.items()]
     ran = run("evaluate", *ALL, *given, "--json")
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
-    validator.validate(printed)
+    VALIDATOR.validate(printed)
     assert printed["scores"] == evaluate(systems(), "benchmarks", **options).to_dicts()
     assert printed["systems"][1] == {"name": "two", "path": "two.bin", "words": 8, "dimensions": 6}
     assert {name: printed[name] for name in options} == options
@@ -122,9 +115,7 @@ INVALID: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize(("break_", "where"), INVALID.values(), ids=INVALID)
-def test_the_schema_refuses(
-    break_: Callable[[Any], object], where: str, validator: jsonschema.Draft202012Validator
-) -> None:
+def test_the_schema_refuses(break_: Callable[[Any], object], where: str) -> None:
     score = {"system": "s", "benchmark": "b", "task": "similarity", "metric": "spearman"}
     good = {
         "systems": [{"name": "s", "path": "s.txt", "words": 3, "dimensions": 2}],
@@ -135,10 +126,10 @@ def test_the_schema_refuses(
         "seed": 0,
         "scores": [{**score, "value": None, "count": 0, "coverage": 0.0}],
     }
-    validator.validate(good)
+    VALIDATOR.validate(good)
     bad = copy.deepcopy(good)
     break_(bad)
-    assert [error.json_path for error in validator.iter_errors(bad)] == [where]
+    assert [error.json_path for error in VALIDATOR.iter_errors(bad)] == [where]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])

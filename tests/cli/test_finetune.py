@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
-from typing import Any
 
-import jsonschema
 import polars as pl
 import pytest
 
 from tests.cli.conftest import Work
 from tests.drawn import svg_texts
+from tests.json_schemas import validator_of
 from tests.models.finetuning import planted
 
 TUNE = ("--set", "batch_size=10", "--set", "learning_rate=2e-3", "--epochs", 2, "--device", "cpu")
 
 COMPARE = ("attention", "corpus.txt", "-m", "model", "--other")
-
-
-def schema(name: str) -> Any:
-    return json.loads(resources.files("embstore.schemas").joinpath(f"{name}.schema.json").read_text())
 
 
 @pytest.mark.slow
@@ -34,7 +28,7 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
 
     again = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--json")
     assert (again.status, again.err) == (0, "")
-    jsonschema.validate(json.loads(again.out), schema("finetune_output"))
+    validator_of("finetune_output").validate(json.loads(again.out))
     other = work.run("finetune", "ner", "data", "-m", "model", "--out", "tuned", *TUNE, "--set", "max_length=64")
     assert (other.status, other.out) == (2, "")
     assert "max length 128, this command has 64" in other.err
@@ -43,7 +37,7 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
     maps = work.run(*COMPARE, "tuned", "--json", "--plot", "maps.svg", "--out", "maps.csv")
     assert (maps.status, maps.err) == (0, "")
     rows = json.loads(maps.out)
-    jsonschema.validate(rows, schema("attention"))
+    validator_of("attention").validate(rows)
     assert len(rows) == 12
     assert {"head", "layer", "cosine similarity"} <= svg_texts(work / "maps.svg")
     assert pl.read_csv(work / "maps.csv").height == 12

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 
-import jsonschema
 import polars as pl
 import pytest
 
 import embstore as es
 from tests.cli.conftest import Work
 from tests.drawn import svg_texts
+from tests.json_schemas import validator_of
 
 
 def test_a_figure_has_the_title_and_size_that_are_given(work: Work) -> None:
@@ -60,8 +59,7 @@ def test_json_of_two_stores_follows_the_schema(work: Work) -> None:
     ran = work.run("geometry", "store.zarr", "other.h5", "--min-contexts", "1", "--metrics", "all", "--json")
     assert (ran.status, ran.err) == (0, "")
     rows = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("geometry.schema.json").read_text())
-    jsonschema.validate(rows, schema)
+    validator_of("geometry").validate(rows)
     assert {row["store"] for row in rows} == {"store", "other"}
 
 

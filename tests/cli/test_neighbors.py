@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from importlib import resources
 
-import jsonschema
 import numpy as np
 import polars as pl
 import pytest
@@ -15,6 +13,7 @@ import pytest
 import embstore as es
 from embstore.vectors import WordVectors, write_vectors
 from tests.cli.conftest import Work
+from tests.json_schemas import validator_of
 
 
 def word_of(work: Work) -> str:
@@ -43,9 +42,7 @@ def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
     ran = work.run(*arguments, "--json")
     assert (ran.status, ran.err) == (0, "")
     rows = json.loads(ran.out)
-    schema = json.loads(resources.files("embstore.schemas").joinpath("neighbors.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(rows, schema)
+    validator_of("neighbors").validate(rows)
     assert (
         rows
         == es.neighbors(es.open(work / "store.zarr"), word, k=4, same_word=False)

@@ -6,12 +6,10 @@ import errno
 import json
 import re
 import shutil
-from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jsonschema
 import polars as pl
 import pytest
 from rich.cells import cell_len
@@ -19,6 +17,7 @@ from rich.cells import cell_len
 import embstore as es
 from embstore_cli.output import concordance
 from tests.cli.conftest import Ran, Work
+from tests.json_schemas import validator_of
 from tests.store_making import make_store
 from tests.test_public_names import commands, wrong_words
 
@@ -29,9 +28,7 @@ def valid(ran: Ran, schema: str) -> Any:
     """What was printed, held against a schema."""
     assert (ran.status, ran.err) == (0, "")
     printed = json.loads(ran.out)
-    against = json.loads(resources.files("embstore.schemas").joinpath(f"{schema}.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(against)
-    jsonschema.validate(printed, against)
+    validator_of(schema).validate(printed)
     return printed
 
 

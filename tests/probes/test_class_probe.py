@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import polars as pl
 import pytest
@@ -21,6 +18,7 @@ from embstore.probes.classes.scores import decide
 from embstore.probes.classes.training import train_bank
 from embstore.probes.splits import SPLITS
 from embstore.probes.training import Schedule
+from tests.json_schemas import validator_of
 from tests.probes.class_store import CLASSES, Made, make
 from tests.probes.oracle import rule_of_half
 from tests.store_making import make_store
@@ -85,8 +83,7 @@ def test_scores_are_those_of_the_logits_counted_slowly(made: Made, probe: ClassP
 
 
 def test_the_frame_is_tidy_and_valid(result: ProbeResult, tmp_path: Path) -> None:
-    schema = json.loads(resources.files("embstore.schemas").joinpath("probe_output.schema.json").read_text("utf-8"))
-    jsonschema.validate(result.frame.to_dicts(), schema)
+    validator_of("probe_output").validate(result.frame.to_dicts())
     assert not result.frame.select("store", "task", "layer", "split", "metric", "item", "seed").is_duplicated().any()
     assert set(result.summary()["seeds"]) == {2}
     two = result.frame.filter(metric="f1", layer=1, task="class")

@@ -8,11 +8,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -23,6 +21,7 @@ from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, lo
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store.metadata import document_crc32c
 from embstore.store.storage import files
+from tests.json_schemas import validator_of
 from tests.probes import class_store, edge_store, tree_store
 
 FAST = Training(epochs=2, batch_size=4)
@@ -76,13 +75,12 @@ def test_loaded_probes_equal_the_saved_ones(stores: Any, tmp_path: Path, kind: s
     other.save(file)  # replaces the first
     assert score(load(file)).frame.equals(frame)
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["probes"]
-    schema = json.loads(resources.files("embstore.schemas").joinpath("saved_probes.schema.json").read_text("utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = validator_of("saved_probes")
     fields, _ = read_tensors(file)
-    jsonschema.validate(fields, schema)
+    validator.validate(fields)
     assert fields["store"]["digest"] == probe.fitted.store["digest"]
     for wrong in ({"probe": "deep"}, {"settings": {}}, {"fitted": {}}, {"more": 1}, {"crc32c": -1}):
-        assert not jsonschema.Draft202012Validator(schema).is_valid(fields | wrong)
+        assert not validator.is_valid(fields | wrong)
 
 
 def test_tensors_are_plain_weights(stores: Any, tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -16,6 +13,7 @@ from numpy.typing import NDArray
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, Traces, Training, ambiguous_sentences, decision_reversals, trace
+from tests.json_schemas import validator_of
 from tests.probes.edge_store import Made, make
 
 SMALL: dict[str, Any] = {"device": "cpu", "projection": 6, "hidden_size": 5}
@@ -258,11 +256,10 @@ def test_bad_input_is_one_line(single: Made, traces: Traces) -> None:
 
 
 def test_the_rows_are_of_the_schema(traces: Traces) -> None:
-    schema = json.loads(resources.files("embstore.schemas").joinpath("trace_output.schema.json").read_text("utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = validator_of("trace_output")
     frame = traces.trace(1).frame
     assert len(frame) == 5 * 3
-    jsonschema.validate(frame.to_dicts(), schema)
-    jsonschema.validate(ambiguous_sentences(traces, limit=0.9).to_dicts(), schema)
+    validator.validate(frame.to_dicts())
+    validator.validate(ambiguous_sentences(traces, limit=0.9).to_dicts())
     assert frame["span2"].to_list()[-3:] == [traces.sentences[1][0]] * 3
-    assert not jsonschema.Draft202012Validator(schema).is_valid([frame.to_dicts()[0] | {"right_probability": 2}])
+    assert not validator.is_valid([frame.to_dicts()[0] | {"right_probability": 2}])

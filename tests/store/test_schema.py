@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from embstore.store import verify
 from embstore.store.metadata import parse
+from tests.json_schemas import validator_of
 from tests.store.example import DTYPES, example
 
+VALIDATOR = validator_of("store")
 FIXTURES = Path(__file__).parents[1] / "schemas" / "store"
 VALID = sorted((FIXTURES / "valid").glob("*.json"))
 INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
@@ -42,21 +42,14 @@ WHERE = {
 }
 
 
-@pytest.fixture(scope="module")
-def validator() -> jsonschema.Draft202012Validator:
-    schema = json.loads(resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8"))
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
-
-
 def load(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
 @pytest.mark.parametrize("path", VALID, ids=lambda path: path.stem)
-def test_valid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
+def test_valid(path: Path) -> None:
     document = load(path)
-    validator.validate(document)
+    VALIDATOR.validate(document)
     if path.stem != "full-model-nothing-dropped":  # edited by hand, its checksum is another's
         metadata, arrays = parse(document, path=str(path))
         assert metadata.n_rows == 40
@@ -64,8 +57,8 @@ def test_valid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
-def test_invalid(validator: jsonschema.Draft202012Validator, path: Path) -> None:
-    errors = list(validator.iter_errors(load(path)))
+def test_invalid(path: Path) -> None:
+    errors = list(VALIDATOR.iter_errors(load(path)))
     assert [error.json_path for error in errors] == [WHERE[path.stem]]
 
 
@@ -74,7 +67,7 @@ def test_every_defect_has_its_fixture() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_written_is_valid(validator: jsonschema.Draft202012Validator, tmp_path: Path, dtype: str) -> None:
+def test_what_is_written_is_valid(tmp_path: Path, dtype: str) -> None:
     path = example(dtype=dtype).make(tmp_path / "s.zarr").path
-    validator.validate(load(path / "zarr.json")["attributes"]["embstore"])
+    VALIDATOR.validate(load(path / "zarr.json")["attributes"]["embstore"])
     assert verify(path).ok

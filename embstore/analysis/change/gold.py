@@ -14,6 +14,7 @@ from embstore.analysis.change.measure import Change
 from embstore.arguments import checked
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_whole
 from embstore.store.layout import resolve_layer
+from embstore.vectors.evaluation.lexicon import spearman
 
 USES = ("lemma", "grouping", "identifier", "context", "indexes_target_token")
 
@@ -187,18 +188,10 @@ Score = tuple[str, float | None, float | None, float | None, float | None]
 def _graded(values: NDArray[np.float64], truth: NDArray[np.float64], resamples: int, seed: int) -> list[Score]:
     random = np.random.default_rng(seed)
     drawn = random.integers(len(values), size=(resamples, len(values)))
-    found = np.array([_spearman(values[some], truth[some]) for some in drawn])
-    found = found[np.isfinite(found)]
-    ends = np.quantile(found, [0.025, 0.975]).tolist() if len(found) >= 0.95 * resamples else [None, None]
-    return [("spearman", _known(_spearman(values, truth)), *ends, None)]
-
-
-def _spearman(values: NDArray[np.float64], truth: NDArray[np.float64]) -> float:
-    """Spearman's rank correlation, ties with their mean rank; NaN where one side is constant."""
-    ranks = [pl.Series(each).rank("average").to_numpy() for each in (values, truth)]
-    one, other = (each - each.mean() for each in ranks)
-    length = float(np.sqrt((one @ one) * (other @ other)))
-    return float(one @ other) / length if length else float("nan")
+    resampled = [spearman(values[numbers], truth[numbers]) for numbers in drawn]
+    known = [value for value in resampled if value is not None]
+    ends = np.quantile(known, [0.025, 0.975]).tolist() if len(known) >= 0.95 * resamples else [None, None]
+    return [("spearman", spearman(values, truth), *ends, None)]
 
 
 def _binary(values: NDArray[np.float64], truth: NDArray[np.float64], resamples: int, seed: int) -> list[Score]:
@@ -211,7 +204,3 @@ def _binary(values: NDArray[np.float64], truth: NDArray[np.float64], resamples: 
     accuracies = [(float(((values >= limit) == (truth > 0)).mean()), float(limit)) for limit in limits]
     best, limit = max(accuracies)
     return [("auc", area, None, None, None), ("accuracy", best, None, None, limit)]
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value

@@ -90,21 +90,20 @@ class Change:
         unit = unit_rows(drawn.vectors)
         is_new = drawn.periods == 1
         tables = []
-        for name, mask in zip(self.names, (~is_new, is_new), strict=True):
-            own, other = unit[mask], unit[~mask]
-            inside = (own @ own.sum(0) - np.square(own).sum(1)) / max(len(own) - 1, 1)
-            scores = inside - own @ other.mean(0)
-            best = np.lexsort((drawn.rows[mask], -scores))[:count]
-            rows, part = drawn.rows[mask][best], self.compared.parts[drawn.parts[mask][0]]
-            table = part.store.select(rows=rows).table()
+        for name, is_inside in zip(self.names, (~is_new, is_new), strict=True):
+            inside, outside = unit[is_inside], unit[~is_inside]
+            to_others = (inside @ inside.sum(0) - np.square(inside).sum(1)) / max(len(inside) - 1, 1)
+            scores = to_others - inside @ outside.mean(0)
+            best = np.lexsort((drawn.rows[is_inside], -scores))[:count]
+            rows = drawn.rows[is_inside][best]
+            store = self.compared.parts[drawn.parts[is_inside][0]].store
+            table = store.select(rows=rows).table().select("occurrence", "sentence", "position", "text")
+            table = table.with_columns(pl.Series("marked", mark_words(store, rows)))
             columns = [pl.lit(word).alias("word"), pl.lit(number).alias("layer"), pl.lit(name).alias("side")]
             ranked = [pl.Series("rank", np.arange(1, len(best) + 1)), pl.Series("score", scores[best])]
-            kept = table.select(
-                "occurrence", "sentence", "position", "text", pl.Series("marked", mark_words(part.store, rows))
-            )
-            tables.append(kept.select(*columns, *ranked, pl.all()))
-        found: pl.DataFrame = pl.concat(tables)
-        return found
+            tables.append(table.select(*columns, *ranked, pl.all()))
+        sides: pl.DataFrame = pl.concat(tables)
+        return sides
 
     def occurrences(self, word: str, *, layers: Sequence[int] | None = None) -> LabelledOccurrences:
         """The occurrences of a word, labelled with their side, for `embstore.plot.sense_map`."""

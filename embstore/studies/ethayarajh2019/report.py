@@ -98,15 +98,15 @@ def by_layer(scores: Scores, model: str) -> Section:
     for layer in scores.models[model].layers:
         row: Row = {"layer": layer}
         for metric, title in METRICS.items():
-            own = next(each for each in scores.layers(model, metric) if each["layer"] == layer)
+            ours = next(each for each in scores.layers(model, metric) if each["layer"] == layer)
             name = title.split(". ")[1]
-            row[name] = decimals(own["shown"])
-            if own["adjusted_low"] is not None:
-                row[name] += f" [{own['adjusted_low']:.3f}, {own['adjusted_high']:.3f}]"
+            row[name] = decimals(ours["shown"])
+            if ours["adjusted_low"] is not None:
+                row[name] += f" [{ours['adjusted_low']:.3f}, {ours['adjusted_high']:.3f}]"
             if theirs is not None:
-                known = theirs.filter(metric=metric, layer=layer)["shown"].to_list()
-                row[f"paper, {metric}"] = decimals(known[0]) if known else ""
-                row[f"difference, {metric}"] = f"{own['shown'] - known[0]:+.3f}" if known else ""
+                values = theirs.filter(metric=metric, layer=layer)["shown"].to_list()
+                row[f"paper, {metric}"] = decimals(values[0]) if values else ""
+                row[f"difference, {metric}"] = f"{ours['shown'] - values[0]:+.3f}" if values else ""
         rows.append(row)
     same = f"Paper: the author's means of {paper}." if paper else "The paper has no model of this size."
     note = (

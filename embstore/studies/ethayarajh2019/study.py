@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -98,7 +99,7 @@ def evaluate_all(run: Run, stores: Mapping[str, Store]) -> dict[str, pl.DataFram
 
     Returns the scores on all words of each, "evaluation", and on the words that all of them have, "shared".
     """
-    settings, bars, folder = run.settings, run.folder.bars, Path(run.settings.benchmarks or "")
+    settings, folder = run.settings, Path(run.settings.benchmarks or "")
     layers = {name: settings.evaluated(store.layers) for name, store in stores.items()}
     made_from = {
         "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
@@ -110,21 +111,20 @@ def evaluate_all(run: Run, stores: Mapping[str, Store]) -> dict[str, pl.DataFram
 
     @cache
     def systems() -> dict[str, WordVectors]:
-        return {
-            f"{name}, layer {layer}": static_vectors(
-                words_of(store), layer=layer, min_contexts=settings.min_contexts, device=run.device, progress=bars
-            )
+        options: dict[str, Any] = {"min_contexts": settings.min_contexts, "device": run.device}
+        vectors = {
+            f"{name}, layer {layer}": static_vectors(words_of(store), layer=layer, progress=run.folder.bars, **options)
             for name, store in stores.items()
             for layer in layers[name]
-        } | dict(run.vectors)
+        }
+        return vectors | dict(run.vectors)
+
+    def scores(shared: bool) -> pl.DataFrame:
+        return evaluate(
+            systems(), run.benchmarks, shared_vocabulary=shared, seed=settings.seed, progress=run.folder.bars
+        )
 
     return {
-        table: run.folder.table(
-            table,
-            made_from,
-            lambda table=table: evaluate(  # type: ignore[misc]
-                systems(), run.benchmarks, shared_vocabulary=table == "shared", seed=settings.seed, progress=bars
-            ),
-        )
-        for table in ("evaluation", "shared")
+        "evaluation": run.folder.table("evaluation", made_from, partial(scores, False)),
+        "shared": run.folder.table("shared", made_from, partial(scores, True)),
     }

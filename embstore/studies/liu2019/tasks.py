@@ -87,10 +87,10 @@ def derived_splits(name: str, files: Mapping[str, Path], sample: Sample) -> dict
     """Derive a task from a treebank and draw its sentences."""
     splits = {split: with_targets(derived_edges(files[split], name)) for split in SPLITS}
     if name == "index":
-        splits = {split: [each for each in own if len(each.targets) in INDEXED] for split, own in splits.items()}
+        splits = {split: [s for s in sentences if len(s.targets) in INDEXED] for split, sentences in splits.items()}
     if name in ELEMENTS:
-        not_first = [each for own in splits.values() for each in own if not is_first(name, each)]
-        splits = {split: [each for each in own if is_first(name, each)] for split, own in splits.items()}
+        not_first = [s for sentences in splits.values() for s in sentences if not is_first(name, s)]
+        splits = {split: [s for s in sentences if is_first(name, s)] for split, sentences in splits.items()}
         if not_first:
             splits[GENERALISATION] = not_first
     for split, sentences in splits.items():
