@@ -125,7 +125,7 @@ class Keep:
             distinct = words[rank == 0]
             seeds = np.zeros(int(distinct[-1] - distinct[0]) + 1, np.uint64)
             seeds[distinct - distinct[0]] = [self._word_seed(forms[word]) for word in distinct.tolist()]
-            numbers = _splitmix(seeds[words - distinct[0]] + rank.astype(np.uint64) * _GOLDEN)
+            numbers = splitmix(seeds[words - distinct[0]] + rank.astype(np.uint64) * _GOLDEN)
             if labels is None:
                 order = np.lexsort((numbers, words))
                 groups = words[order].astype(np.int64)
@@ -207,7 +207,7 @@ def _rank_in_run(values: NDArray[Any]) -> IntArray:
     return np.arange(len(values)) - np.repeat(starts, lengths)
 
 
-def _splitmix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def splitmix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the output function of the SplitMix64 generator for these states."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.static import static_vectors
+from embstore.corpus.keep import splitmix
 from embstore.errors import InvalidValueError, check_whole
 from embstore.probes.reading import READ_AHEAD, check_choice
 from embstore.probes.splits import SPLITS, WordSplit
@@ -351,7 +352,4 @@ class ClassExamples:
 def _scattered(source: NDArray[np.int64], position: NDArray[np.int32], seed: int) -> NDArray[np.uint64]:
     """Return a pseudorandom number for each position of the corpus (splitmix64 of it and the seed)."""
     key = source.astype(np.uint64) * np.uint64(2**16) + position.astype(np.uint64)
-    key += np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
-    return key ^ (key >> np.uint64(31))
+    return splitmix(key + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64))
