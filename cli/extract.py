@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -324,8 +323,9 @@ def extract(
         with executor or nullcontext():
             if isinstance(made, es.Plan):
                 (path,) = paths.values()
-                with_vectors = partial(es.extract, append=append, repair=repair, virtual=virtual, executor=executor)
-                stores = {path: (es.extraction.extract_means if extraction.means else with_vectors)(made, path)}
+                how: dict[str, Any] = {"append": append, "repair": repair, "virtual": virtual, "executor": executor}
+                means = extraction.means
+                stores = {path: es.extraction.extract_means(made, path) if means else es.extract(made, path, **how)}
             else:
                 written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
                 stores = {paths[window]: one for window, one in written.items()}
@@ -347,15 +347,18 @@ def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int
         raise InvalidValueError(
             f"--context-window {context} and --attention-window {attention} exclude each other: give one of them"
         )
-    kind, text = ("attention", attention) if attention is not None else ("context", context or "full")
+    kind = "context" if attention is None else "attention"
+    text = (context or "full") if attention is None else attention
     parts = [part.strip() for part in text.split(",")]
     for part in parts:
         if part != "full" and not part.isdecimal():
             raise InvalidValueError(
                 f"--{kind}-window {part!r} is not allowed: give 0 or more words, full, or several joined by commas"
             )
-    widths = sorted({int(part) for part in parts if part != "full"})
-    return kind, (*widths, *([None] if "full" in parts else []))
+    widths: list[int | None] = [*sorted({int(part) for part in parts if part != "full"})]
+    if "full" in parts:
+        widths.append(None)
+    return kind, tuple(widths)
 
 
 def _paths(store: str, kind: str, windows: tuple[int | None, ...]) -> dict[int | None, str]:
