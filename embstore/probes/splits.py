@@ -83,9 +83,9 @@ def split_words(
     for name, given in (("train", words), ("test", tested)):
         if not given:
             raise InvalidValueError(f"there are no {name} words: give some")
-    frequency = {}
-    for given in filter(None, (train, test, dev)):
-        counts = {word: _count(classes) for word, classes in given.items()}
+    frequency: dict[str, int] = {}
+    for listed in filter(None, (train, test, dev)):
+        counts = {word: _count(classes) for word, classes in listed.items()}
         frequency |= {word: count for word, count in counts.items() if count}
     if dev is not None:
         return WordSplit(words, _sorted("dev", dev), tested, frequency)
