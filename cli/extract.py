@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -323,9 +324,8 @@ def extract(
         with executor or nullcontext():
             if isinstance(made, es.Plan):
                 (path,) = paths.values()
-                how: dict[str, Any] = {"append": append, "repair": repair, "virtual": virtual, "executor": executor}
-                means = extraction.means
-                stores = {path: es.extraction.extract_means(made, path) if means else es.extract(made, path, **how)}
+                with_vectors = partial(es.extract, append=append, repair=repair, virtual=virtual, executor=executor)
+                stores = {path: (es.extraction.extract_means if extraction.means else with_vectors)(made, path)}
             else:
                 written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
                 stores = {paths[window]: one for window, one in written.items()}
