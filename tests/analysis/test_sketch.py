@@ -261,6 +261,35 @@ def test_what_cannot_be_decided_is_read_and_said(tmp_path: Path, monkeypatch: py
     assert found.nbytes == 0
 
 
+@pytest.mark.parametrize(("scale", "scanned"), [(1e9, True), (30, False)])
+def test_a_sketch_of_random_vectors_is_not_read(scale: float, scanned: bool, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(5).normal(size=(1500, 256)) * np.exp(-np.arange(256) / scale)
+    made = sketched(vectors.astype(np.float32), tmp_path / "sketch")
+    found = searched(made, vectors.astype(np.float32), vectors[:2], 5, Space(), range(1500))
+    assert found.scanned.all() == scanned
+    assert (found.nbytes == 0) == scanned
+
+
+def test_a_process_requests_what_it_reads_from_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(5).normal(size=(600, 4 * 64)).astype(np.float32) * np.exp(-np.arange(256) / 60)
+    sketched(vectors, tmp_path / "sketch")
+    made, requested = sketched(vectors, tmp_path / "sketch"), []
+    start = made.codes._bytes.ctypes.data
+    monkeypatch.setattr(
+        sketch_codes, "will_need", lambda starts, nbytes: requested.extend((int(at) - start, nbytes) for at in starts)
+    )
+    first = searched(made, vectors, vectors[:2], 5, Space(), range(600))
+    layout = made.layout
+    streamed = [(layout.streamed_at(part), each * 4096) for part, each in enumerate(layout.row_nbytes)]
+    assert set(streamed) < set(requested)
+    at = layout.records_at(3)
+    assert {nbytes for _, nbytes in set(requested) - set(streamed)} == {40}
+    assert all(at <= each < at + 600 * 40 and not (each - at) % 40 for each, _ in set(requested) - set(streamed))
+    requested.clear()
+    require_same(searched(made, vectors, vectors[:2], 5, Space(), range(600)), first)
+    assert not requested
+
+
 def word_store(path: Path, dtype: str = "float16") -> es.Store:
     rng = np.random.default_rng(6)
     centers = rng.normal(size=(40, 1, 80)) + 2

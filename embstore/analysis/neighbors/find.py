@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from embstore.models import Encoder
 
 POOLS = ("each", "mean")
-FEW_QUERIES = 3  # up to this number a sketch is faster than reading a layer that is in memory
+FEATURES_A_QUERY = 48  # with fewer, reading a layer that is in memory is faster than a sketch
 
 
 @checked
@@ -251,7 +251,8 @@ class _Candidates:
 
     def sketch(self, n_queries: int) -> LayerSketch | None:
         """The sketch of the layer, if there is one and it is faster than reading the layer."""
-        few = n_queries <= FEW_QUERIES or not isinstance(self.store.path, Path)
+        few = n_queries * FEATURES_A_QUERY <= max(self.store.hidden_size, FEATURES_A_QUERY)
+        few = few or not isinstance(self.store.path, Path)
         return find_sketch(self.store, self.layer) if few and len(self.rows) > FEW_ROWS else None
 
     def is_sketched(self, space: dict[str, Any]) -> bool:

@@ -68,6 +68,7 @@ def can_decide(search: Search, sketch: Sketch) -> bool:
         and search.k <= n_rows // UNDECIDED
         and n_rows * SPARSE >= spread
         and not len(search.components)
+        and not sketch.rotation.is_flat
         and (mean is None or np.array_equal(mean, sketch.rotation.mean))
         and max(1.0, longest) * max(1.0, sketch.longest) < TOO_LONG
     )
@@ -192,6 +193,7 @@ class _SketchSearch:
             if not stop or not self.active.any():
                 break
             codes = self.sketch.codes
+            codes.expect(first, stop + size)
             part = _Part(first, stop, codes.offsets(first, stop), codes.norms(self.centered, first, stop))
             own = values[..., : len(part.norms)]
             self.scan(likely, own, part)

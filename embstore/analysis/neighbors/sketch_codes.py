@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError, SearchIndexError, StoreDamagedError, quoted
+from embstore.kernels.compiled import will_need
 from embstore.store.storage.base import Storage
 from embstore.store.storage.files import crc32c, regular_file
 
@@ -31,6 +32,7 @@ SEGMENT, CLUSTER_ROWS = 2**16, 256  # rows that are ordered by what they are lik
 CLUSTER_SAMPLE, CLUSTER_STEPS = 32, 3  # rows for each center, and times that the centers are moved
 CHECKED_ROWS = 4096  # rows of a part of the file that has a checksum
 MAX_LEVELS = 16
+FLAT = 1.5  # the largest deviation of a component, in medians, up to which no component is much larger than others
 STEP = 0.335  # between codes, in standard deviations: the least squared error of 16 codes of a normal distribution
 LEAST_DEVIATION = 1e-3  # of a component, of the largest
 LONGEST = 1e15  # of a vector: its square, and products with it, fit float32
@@ -51,6 +53,11 @@ class Rotation:
     @property
     def n_levels(self) -> int:
         return len(self.directions) // LEVEL
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether no component is much larger than others: as of random vectors, the first levels tell too little."""
+        return self.n_levels > GROUPED and bool(self.steps.max() < FLAT * np.median(self.steps[self.steps > 0]))
 
     def as_bytes(self) -> bytes:
         buffer = io.BytesIO()
@@ -236,6 +243,9 @@ class Codes:
         """Some bytes of the file."""
         raise NotImplementedError
 
+    def expect(self, first: int, stop: int) -> None:
+        """Start reading these rows of the streamed parts, where the file is on a disk; returns at once."""
+
     def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
         """The bytes of whole groups of rows in a streamed part, checked where they are wanted and were not yet."""
         at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
@@ -298,17 +308,37 @@ class MappedCodes(Codes):
     def __init__(self, path: Path, layout: Layout) -> None:
         super().__init__(layout, str(path))
         state = path.stat()
-        self._sound = _sound(str(path), state.st_ino, state.st_mtime_ns, self._sound.shape)
+        self._sound, self._asked, self._asked_records = _known(str(path), state.st_ino, state.st_mtime_ns, layout)
         self._bytes = np.asarray(np.memmap(regular_file(path), np.uint8, "r", shape=(layout.nbytes,)))
 
     def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
         return self._bytes[start:stop]
 
+    def expect(self, first: int, stop: int) -> None:
+        checks = slice(first // CHECKED_ROWS, -(-min(stop, self.layout.n_padded) // CHECKED_ROWS))
+        for part, nbytes in enumerate(self.layout.row_nbytes):
+            new = checks.start + np.flatnonzero(~self._asked[part, checks])
+            self._asked[part, checks] = True
+            self._request(self.layout.streamed_at(part) + new * CHECKED_ROWS * nbytes, CHECKED_ROWS * nbytes)
+
+    def records(
+        self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        if not self._asked_records[level]:
+            wanted = np.unique(rows[np.arange(rows.shape[1]) < filled[:, None]])
+            self._request(self.layout.records_at(level) + wanted * RECORD_NBYTES, RECORD_NBYTES)
+            self._asked_records[level] = True
+        return super().records(level, rows, filled)
+
+    def _request(self, starts: NDArray[np.int64], nbytes: int) -> None:
+        will_need((self._bytes.ctypes.data + starts).astype(np.uint64), nbytes)
+
 
 @lru_cache(64)
-def _sound(path: str, inode: int, modified: int, shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Which parts of this file the process has checked, however often it is opened."""
-    return np.zeros(shape, bool)
+def _known(path: str, inode: int, modified: int, layout: Layout) -> tuple[NDArray[np.bool_], ...]:
+    """Which parts of this file the process has checked, and requested, and of which further levels it has read."""
+    shape = len(layout.row_nbytes), layout.n_checks
+    return np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(layout.n_levels, bool)
 
 
 class StoredCodes(Codes):
