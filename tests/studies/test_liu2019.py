@@ -136,6 +136,16 @@ def scores_of(
 TASKS = {"pos": [0.5, 0.9, 0.7], "arcs": [0.2, 0.4, 0.4], "x": [0.1, 0.3, 0.2]}
 
 
+def test_a_report_of_scores_without_intervals() -> None:
+    scores = scores_of(TASKS)
+    empty = scores.frame.with_columns(pl.lit(None, pl.Float64).alias(name) for name in ("low", "high"))
+    scores = replace(scores, frame=empty)
+    row = report.tasks_table(scores, "m", "").rows[0]
+    assert [row[name] for name in ("best layer", "its score", "mix")] == ["1", "0.900", "0.700"]
+    found = {row["here"]: row["verdict"] for row in report.findings(scores, "m", "").rows}
+    assert found["POS: layer 1 of 2, interval not determined"] == "not determined"
+
+
 def test_a_single_sentence_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     run: Any = SimpleNamespace(settings=SETTINGS)
     probe: Any = SimpleNamespace(fitted=SimpleNamespace(grid=SimpleNamespace(seeds=(0,), layers=(0, 1))))

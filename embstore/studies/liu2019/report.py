@@ -41,7 +41,12 @@ class Curve:
         return int(self.dev.argmax())
 
     def shown(self, place: int) -> str:
-        return f"{self.value[place]:.3f} [{self.low[place]:.3f}, {self.high[place]:.3f}]"
+        return f"{self.value[place]:.3f}{bracketed(self.low[place], self.high[place])}"
+
+
+def bracketed(low: float | None, high: float | None, form: str = ".3f") -> str:
+    """Return an interval in brackets; nothing for one that is null or NaN, as that of a single sentence."""
+    return f" [{low:{form}}, {high:{form}}]" if low == low and low is not None else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +166,9 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
         mix, last = scores.rows(model, task, "f1").sort("layer"), len(curve.layers) - 1
         row: Row = {"task": title_of(task), "targets": majority["count"][0], "majority": decimals(majority["value"][0])}
         row |= {str(layer): decimals(float(value)) for layer, value in zip(curve.layers, curve.value, strict=True)}
-        row["best layer"] = f"{curve.layers[curve.best]} [{best['low'][0]:.1f}, {best['high'][0]:.1f}]"
+        row["best layer"] = f"{curve.layers[curve.best]}{bracketed(best['low'][0], best['high'][0], '.1f')}"
         row["its score"] = curve.shown(curve.best)
-        row["mix"] = f"{mix['value'][last]:.3f} [{mix['low'][last]:.3f}, {mix['high'][last]:.3f}]"
+        row["mix"] = f"{mix['value'][last]:.3f}{bracketed(mix['low'][last], mix['high'][last])}"
         random = scores.rows(model, task, "f1", encoder="untrained")
         if len(random):
             row["random weights"] = decimals(random.sort("layer")["value"][-1])
@@ -266,8 +271,11 @@ def findings(scores: Scores, model: str, suffix: str) -> Section:
             best = scores.rows(model, task, "best_layer")
             low, high = best["low"][0], best["high"][0]
             first, last = curve.layers[0], curve.layers[-1]
-            here = f"{title_of(task)}: layer {curve.layers[curve.best]} of {last}, interval {low:.1f} to {high:.1f}"
-            if first < low and high < last:
+            here = f"{title_of(task)}: layer {curve.layers[curve.best]} of {last}, interval "
+            here += "not determined" if low is None else f"{low:.1f} to {high:.1f}"
+            if low is None:
+                verdict = "not determined"
+            elif first < low and high < last:
                 verdict = "holds"
             elif low == high:  # the first layer or the last
                 verdict = "does not hold"
