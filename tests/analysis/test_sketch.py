@@ -48,6 +48,7 @@ def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sketch, name, value)
     monkeypatch.setattr(sketch_codes.Codes, "part_rows", 128)
     monkeypatch.setattr(sketch_codes, "CLUSTER_ROWS", 32)
+    monkeypatch.setattr(find, "FEATURES_A_QUERY", 1)
     for module in (sketch, sketch_codes):
         monkeypatch.setattr(module, "SEGMENT", 256)
 
@@ -325,6 +326,14 @@ def test_neighbors_are_the_same_with_a_sketch(
             np.testing.assert_allclose(found["score"], table["score"], rtol=1e-12, atol=1e-13)
             searched_by = "scan" if options["centered"] and data is rows else "sketch"
             assert found["search"].unique().to_list() == [searched_by]
+    one, other = find_sketch(store, 5), find_sketch(store, 5)
+    assert one is not None
+    assert other is not None
+    assert one.sketch.rotation is other.sketch.rotation  # read once
+    monkeypatch.setattr(find, "FEATURES_A_QUERY", 40)  # of 80: two queries, not three
+    for occurrence, how in (([3, 500], "sketch"), ([3, 500, 700], "scan")):
+        found = es.neighbors(store, occurrence=occurrence, layer=5, k=7)
+        assert found["search"].unique().to_list() == [how]
     without = es.neighbors(store, occurrence=3, layer=5, k=7, n_components=1)
     assert without["search"].unique().to_list() == ["scan"]
     many = es.neighbors(store, occurrence=range(20), layer=5, k=7)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from embstore.analysis.neighbors.index_files import (
     SPACE,
     IndexInfo,
     IndexSettings,
+    StoredFile,
     check_files,
     checked_name,
     ensure_index,
@@ -213,7 +214,12 @@ def open_index(
         layout = Layout(settings.n_rows, info.parameters["levels"])
         if info.files[SKETCH].nbytes != layout.nbytes:
             raise SearchIndexError(f"the index {folder} is damaged: {SKETCH} has another size; {remedy(folder)}")
-        rotation = regular_file(folder / SPACE).read_bytes()
+        file = regular_file(folder / SPACE)
+        state = file.stat()
+        with _not_damaged(folder):
+            rotation = _read_rotation(
+                file, state.st_ino, state.st_mtime_ns, info.files[SPACE], data.hidden_size, layout
+            )
         return _sketch_of(data, info, folder, rotation, MappedCodes(folder / SKETCH, layout))
     index = kinds.on_device(kinds.read_index(str(folder / FAISS), mapped=True), device)
     if (index.ntotal, index.d) != (settings.n_rows, settings.hidden_size):
@@ -398,21 +404,39 @@ def _stored_sketch(data: Store, name: str) -> LayerSketch:
     layout = Layout(settings.n_rows, info.parameters.get("levels", 0))
     if settings.kind != kinds.SKETCH or info.files[SKETCH].nbytes != layout.nbytes:
         raise SearchIndexError(f"the index {name} of {data.path} is no sketch, and others are not read from a bucket")
-    rotation = bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE].nbytes))
+    content = bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE].nbytes))
+    with _not_damaged(data.path / folder):
+        rotation = _checked_rotation(content, info.files[SPACE], data.hidden_size, layout)
     return _sketch_of(data, info, data.path / folder, rotation, StoredCodes(storage, f"{folder}/{SKETCH}", layout))
 
 
-def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: bytes, codes: Codes) -> LayerSketch:
-    layout = codes.layout
+def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: Rotation, codes: Codes) -> LayerSketch:
+    vector_nbytes = data.layout.row_nbytes // len(data.layout.layers)
+    sketch = Sketch(rotation, codes, codes.layout, info.longest, vector_nbytes)
+    return LayerSketch(data, info, Space("cosine", rotation.mean), path, None, sketch)
+
+
+@lru_cache(4)
+def _read_rotation(
+    path: Path, inode: int, modified: int, expected: StoredFile, hidden_size: int, layout: Layout
+) -> Rotation:
+    """The rotation in this state of a file: reading and checking it takes milliseconds, which each search would."""
+    return _checked_rotation(path.read_bytes(), expected, hidden_size, layout)
+
+
+def _checked_rotation(content: bytes, expected: StoredFile, hidden_size: int, layout: Layout) -> Rotation:
+    if crc32c(content) != expected.crc32c:
+        raise StoreDamagedError(f"{SPACE} was changed")
+    return Rotation.read(BytesIO(content), hidden_size, layout.n_levels)
+
+
+@contextmanager
+def _not_damaged(path: Any) -> Iterator[None]:
+    """Raise SearchIndexError for the index at a path where its rotation is damaged."""
     try:
-        if crc32c(rotation) != info.files[SPACE].crc32c:
-            raise StoreDamagedError(f"{SPACE} was changed")
-        learned = Rotation.read(BytesIO(rotation), info.settings.hidden_size, layout.n_levels)
+        yield
     except StoreDamagedError as error:
         raise SearchIndexError(f"the index {path} is damaged ({error}): {remedy(path)}") from None
-    vector_nbytes = data.layout.row_nbytes // len(data.layout.layers)
-    sketch = Sketch(learned, codes, layout, info.longest, vector_nbytes)
-    return LayerSketch(data, info, Space("cosine", learned.mean), path, None, sketch)
 
 
 class _IndexSearch:
