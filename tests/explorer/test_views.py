@@ -278,6 +278,35 @@ def test_errors_say_one_line_and_can_be_tried_again(view: Opened) -> None:
     view.complaints.clear()
 
 
+def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened) -> None:
+    page = view(view="word", word="bankk")
+    expect(page.get_by_role("alert")).to_have_count(1)
+    expect(page.get_by_role("alert")).to_contain_text("did you mean 'bank'")
+    page.get_by_role("complementary", name="Frequent words").get_by_role("link", name="bank", exact=True).click()
+    expect(page.get_by_role("alert")).to_have_count(0)
+    page.get_by_role("complementary", name="The word").wait_for()
+    assert all("Failed to load resource" in complaint for complaint in view.complaints)
+    view.complaints.clear()
+
+
+def test_a_concordance_shows_both_sides_on_a_phone(view: Opened) -> None:
+    page = view(view="word", word="bank", width=390, height=844)
+    table = page.locator(".scroll").first.bounding_box()
+    right = page.locator("td.right").first.bounding_box()
+    assert right["x"] + right["width"] <= table["x"] + table["width"]
+
+
+def test_the_similarity_of_layers_is_the_stronger_the_greater(view: Opened) -> None:
+    page = view(view="layers", theme="light")
+    cells = page.locator("section", has=page.get_by_role("heading", name="Similarity of layers")).locator(
+        "[data-mark=cell] rect"
+    )
+    colours = [cell.evaluate("cell => getComputedStyle(cell).fill") for cell in cells.all()]
+    assert len(set(colours)) > 1, "the cells have the colours of their numbers"
+    diagonal = colours[0]
+    assert colours.count(diagonal) >= round(len(colours) ** 0.5), "1 is the strongest"
+
+
 def test_the_theme_is_chosen_and_remembered(view: Opened) -> None:
     page = view(view="word")
     ground = "getComputedStyle(document.body).backgroundColor"

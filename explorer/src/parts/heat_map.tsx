@@ -11,13 +11,14 @@ interface Props {
   domain?: [number, number];
 }
 
-/** A matrix as coloured cells (cividis: lightness alone orders it), with the numbers in the cells where they fit. */
+/** A matrix as cells that are the stronger the greater their number, which they show where it fits. */
 export function HeatMap({ title, rows, columns, values, rowLabel, columnLabel, domain }: Props) {
   const cells = values.flatMap((line, row) => line.map((value, column) => ({ row: rows[row]!, column: columns[column]!, value })));
   const known = cells.filter((cell) => cell.value !== null);
   const options = (width: number): Plot.PlotOptions => {
     const size = Math.min(48, (width - 60) / columns.length, 620 / rows.length);
     const [low, high] = domain ?? [Math.min(...known.map((cell) => cell.value!)), Math.max(...known.map((cell) => cell.value!))];
+    const share = (value: number) => Math.max(0, Math.min(1, (value - low) / (high - low || 1)));
     return {
       width: size * columns.length + 60,
       height: size * rows.length + 56,
@@ -25,12 +26,14 @@ export function HeatMap({ title, rows, columns, values, rowLabel, columnLabel, d
       padding: 0.03,
       x: { type: "band", domain: columns, label: columnLabel, labelAnchor: "center", tickSize: 0 },
       y: { type: "band", domain: rows, label: rowLabel, labelAnchor: "center", reverse: true, tickSize: 0 },
-      color: { type: "linear", scheme: "cividis", domain: [low, high] },
+      color: { type: "identity" },
       marks: [
-        Plot.cell(known, { x: "column", y: "row", fill: "value" }),
+        Plot.cell(known, {
+          x: "column", y: "row", fill: (cell) => `color-mix(in srgb, var(--heat-high) ${(100 * share(cell.value)).toFixed(1)}%, var(--heat-low))`,
+        }),
         ...(size >= 32 ? [Plot.text(known, {
           x: "column", y: "row", text: (cell) => cell.value.toFixed(2).replace(/^0/, ""),
-          fill: (cell) => ((cell.value - low) / (high - low || 1) > 0.55 ? "#111" : "#fff"), fontSize: 11,
+          fill: (cell) => (share(cell.value) > 0.62 ? "var(--ground)" : "var(--text)"), fontSize: 11,
         })] : []),
         Plot.tip(known, Plot.pointer({
           x: "column", y: "row", fill: "var(--raised)", stroke: "var(--line)",

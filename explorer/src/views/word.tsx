@@ -24,6 +24,7 @@ function WordView() {
   const waiting = sense !== undefined && word !== undefined && senses.status === "loading" && rows === undefined;
   const params = { store: index, word, where: values.where, rows, sort: values.sort, descending: values.desc ? true : undefined };
   const occurrences = useQuery<Occurrences>("occurrences", waiting ? null : { ...params, offset: Number(values.offset) || 0, limit: SIZE });
+  const unknown = senses.status === "error" && senses.error === occurrences.error; // one message is enough
   const coded: Column<Occurrence>[] = codes.size
     ? [{ name: "sense", title: <span class="sr">Sense</span>, class: "sense", cell: (row) => <Code code={codes.get(row.row)} /> }]
     : [];
@@ -53,8 +54,8 @@ function WordView() {
             )}
           </Answer>
         </section>
-        <aside class="secondary" aria-label={word ? "The word" : "Frequent words"}>
-          {word ? (
+        <aside class="secondary" aria-label={word && !unknown ? "The word" : "Frequent words"}>
+          {word && !unknown ? (
             <>
               <SelfSimilarity word={word} />
               {source.has("senses", { store: index, word }) && <SenseList of={senses} />}
@@ -126,7 +127,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
                       <button type="button" aria-pressed={chosen} onClick={() => go({ sense: chosen ? null : one.cluster, offset: null })}>
                         <span class="line">
                           <Code code={one.cluster} />
-                          <span class="markers">{one.markers.length ? one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>) : <span class="muted">no word marks it</span>}</span>
+                          <span class="markers">{one.markers.length ? one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>) : <span class="muted">Sense {one.cluster + 1}</span>}</span>
                           <span class="number">{one.count.toLocaleString("en")} · {Math.round((100 * one.count) / Math.max(1, total))} %</span>
                         </span>
                         {one.examples.slice(0, 1).map((example) => (
@@ -141,7 +142,8 @@ function SenseList({ of }: { of: Query<Senses> }) {
               </ol>
               <p class="note">
                 {answer.silhouette !== null && `Silhouette ${answer.silhouette.toFixed(2)}. `}
-                Clusters of vectors of layer {answer.layer}; the words are those that mark each.
+                {`Clusters of vectors of layer ${answer.layer}`}
+                {answer.clusters.some((one) => one.markers.length) ? "; the words are those that mark each." : ": no word is significantly more frequent around one of them."}
               </p>
               <PythonCall folded code={answer.python} />
             </>
