@@ -232,6 +232,20 @@ def test_attention_of_a_sentence_fits_a_column() -> None:
     assert figure.get_tightbbox().width <= figure.get_size_inches()[0]
 
 
+def test_a_line_of_attention_has_the_color_of_the_head_that_attends_most() -> None:
+    values = np.zeros((1, 2, 2, 2))
+    values[0, :, 0, 1] = (0.9, 0.5)
+    values[0, :, 1, 0] = (0.1, 0.3)
+    values[0, :, 1, 1] = 0.01
+    sentence = SimpleNamespace(subwords=("a", "b"), layers=(1,), heads=(0, 1), values=values)
+    [axis] = plot.sentence_figure(sentence).axes  # type: ignore[arg-type]
+    [lines] = axis.collections
+    assert [np.asarray(line).tolist() for line in lines.get_segments()] == [[[0, 1], [1, 0]], [[0, 0], [1, 1]]]
+    np.testing.assert_allclose(
+        lines.get_colors(), [(*plot.colormap("tab20")(1)[:3], 0.3), (*plot.colormap("tab20")(0)[:3], 0.9)]
+    )
+
+
 def test_long_sentences_have_upright_words_and_a_tree_of_a_page() -> None:
     words = tuple(f"word{number}" for number in range(60))
     edges = frozenset((number, number + 1) for number in range(59))

@@ -201,7 +201,7 @@ PANELS: dict[str, Callable[[Any, Any], None]] = {
 def sentence_figure(attention: SentenceAttention) -> Figure:
     """Draw the attention of a sentence: lines from each subword to those it attends to, a panel for each layer.
 
-    Colors are heads; the stronger a line, the more attention.
+    A line has the color of the head that attends most; the stronger it is, the more attention.
     """
     check_drawable(attention, ("subwords", "layers", "heads", "values"), "what sentence_attention returns")
     subwords = [literal(each) for each in attention.subwords]
@@ -214,10 +214,11 @@ def sentence_figure(attention: SentenceAttention) -> Figure:
     colors = [colormap("tab20")(number % 20) for number in range(n_heads)]
     fontsize = 8 if length <= 40 else 5
     for number, axis in enumerate(axes.flat[: len(attention.layers)]):
-        lines, strengths = [], []
-        for head, query, key in np.argwhere(attention.values[number] >= LEAST_WEIGHT).tolist():
-            lines.append([(0, query), (1, key)])
-            strengths.append((*colors[head][:3], float(attention.values[number, head, query, key])))
+        most = attention.values[number].max(0)
+        pairs = sorted(np.argwhere(most >= LEAST_WEIGHT).tolist(), key=lambda pair: float(most[tuple(pair)]))
+        lines = [[(0, query), (1, key)] for query, key in pairs]
+        heads = attention.values[number].argmax(0)
+        strengths = [(*colors[heads[query, key]][:3], float(most[query, key])) for query, key in pairs]
         axis.add_collection(LineCollection(lines, colors=strengths, linewidths=1.1))
         for place, text in enumerate(subwords):
             axis.text(-0.04, place, text, ha="right", va="center", fontsize=fontsize)
@@ -226,8 +227,15 @@ def sentence_figure(attention: SentenceAttention) -> Figure:
         axis.set_title(f"layer {attention.layers[number]}", fontsize=10)
         axis.spines[:].set_visible(False)
     figure.suptitle("Attention from each subword (left) to others (right)", fontsize=12)
-    heads = zip(attention.heads, colors, strict=True)
-    handles = [Line2D([], [], color=color, linewidth=3, label=str(head)) for head, color in heads]
+    named = zip(attention.heads, colors, strict=True)
+    handles = [Line2D([], [], color=color, linewidth=3, label=str(head)) for head, color in named]
     columns = min(n_heads, 4 if on_paper() else 12)
-    figure.legend(handles=handles, title="head", loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    figure.legend(
+        handles=handles,
+        title="the head that attends most",
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize=8,
+    )
     return figure  # type: ignore[no-any-return]
