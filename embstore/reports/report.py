@@ -59,18 +59,18 @@ def report(
     Raises InvalidValueError for an unknown section, MissingPackageError without matplotlib (the extra `plots`).
     """
     check_whole("seed", seed, 0, MAX_SEED)
-    chosen = list(SECTIONS) if sections is None else [sections] if isinstance(sections, str) else list(sections)
-    for name in chosen:
+    names = (sections,) if isinstance(sections, str) else tuple(SECTIONS if sections is None else sections)
+    for name in names:
         check_choice("section", name, SECTIONS)
-    if not chosen:
+    if not names:
         raise InvalidValueError(f"no section is chosen: name some of {', '.join(SECTIONS)}")
     source, made = Source(store, seed), []
+    chosen = {name: section for name, section in SECTIONS.items() if name in names}
     with reporting(progress, total=len(chosen), unit="sections", label="report") as done:
-        for name, (title, make) in SECTIONS.items():
-            if name in chosen:
-                try:
-                    made.append(make(source))
-                except (InvalidValueError, NonFiniteError) as error:
-                    made.append(Section(name, title, problem=str(error)))
-                done(len(made))
+        for name, (title, make) in chosen.items():
+            try:
+                made.append(make(source))
+            except (InvalidValueError, NonFiniteError) as error:
+                made.append(Section(name, title, problem=str(error)))
+            done(len(made))
     return Report(tuple(made), page(store, made, seed=seed))
