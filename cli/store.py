@@ -215,7 +215,7 @@ def export(
     chosen = [word] if word is not None else None
     if word_list is not None:
         chosen = [*(chosen or ()), *opt.read_words(word_list, option="--word-list")]
-    part = es.open(store).select(words=chosen, layers=opt.layers_of(layers))
+    part = es.open(store, verify="lazy" if check else None).select(words=chosen, layers=opt.layers_of(layers))
     if atlas or projector:
         print(
             _handed_over(

@@ -8,6 +8,7 @@ import pytest
 
 from embstore.errors import InvalidValueError
 from embstore_cli.options import layer_of, layers_of, read_settings, seeds_of
+from tests.cli.conftest import Work
 
 
 def test_layers_are_numbers_ranges_and_the_last() -> None:
@@ -28,3 +29,12 @@ def test_settings_have_the_types_of_their_keys() -> None:
     for pair in ("n=1.5", "n=-1", "kind=c", "windows=0,x", "rate=fast", "n=true"):
         with pytest.raises(InvalidValueError, match="is not allowed: give"):
             read_settings([pair], keys)
+
+
+@pytest.mark.parametrize("out", ["new.parquet", "new.safetensors", "new --projector"])
+def test_what_is_exported_is_checked_whatever_its_form(out: str, work: Work) -> None:
+    shard = work / "store.zarr" / "hidden_states" / "c" / "0" / "0" / "0"
+    data = shard.read_bytes()
+    shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    work.refuses(f"export store.zarr {out}", "the rows of partition 0 of store.zarr were changed", status=1)
+    assert work.run("export", "store.zarr", *out.split(), "--no-check").status == 0
