@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import polars as pl
@@ -13,7 +14,7 @@ import safetensors.torch
 import torch
 
 import embstore as es
-from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.errors import InvalidValueError, MissingRowsError, StorageError, UnfinishedStoreWarning
 from embstore.store.convert import tables
 from tests.store.example import DTYPES, SUFFIXES, example
 
@@ -119,6 +120,21 @@ def test_torch_is_the_same_dataset(store: es.Store) -> None:
     same = es.TorchDataset(store.select(), batch_size=100, shuffle=True, seed=3)
     assert all(torch.equal(one.vectors, other.vectors) for one, other in zip(made, same, strict=True))
     assert isinstance(store.select(layers=-1).to_torch(), es.TorchDataset)
+
+
+@pytest.mark.parametrize("method", ["write_parquet", "sink_parquet"])
+def test_a_full_disk_leaves_no_table(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = example().make(tmp_path / "s.zarr")
+    kind, full = (
+        (pl.DataFrame, lambda: es.store.write_frame(pl.DataFrame({"a": [1]}), tmp_path / "t.parquet"))
+        if method == "write_parquet"
+        else (pl.LazyFrame, lambda: es.store.write_table(store.select(), tmp_path / "t.parquet"))
+    )
+    text = "parquet: File out of specification: Invalid thrift: transport error"  # as of Polars where its disk is full
+    monkeypatch.setattr(kind, method, Mock(side_effect=pl.exceptions.ComputeError(text)))
+    with pytest.raises(StorageError, match=r"cannot write .*t.parquet .*is the disk full\?"):
+        full()
+    assert [path.name for path in tmp_path.iterdir()] == ["s.zarr"]
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

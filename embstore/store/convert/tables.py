@@ -16,7 +16,7 @@ from polars.io.plugins import register_io_source
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import Progress, reporting
 from embstore.store.metadata import as_json
-from embstore.store.storage.files import replacing, write_file
+from embstore.store.storage.files import replacing_table, write_file
 from embstore.store.storage.safetensors import header
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progre
     about = {"embstore": json.dumps(as_json(store.metadata))}
     is_parquet = path.suffix == ".parquet"
     total = len(selection) * (1 if is_parquet else len(selection.layers))
-    with replacing(path) as partial, reporting(progress, total=total, label="export") as report:
+    with replacing_table(path) as partial, reporting(progress, total=total, label="export") as report:
         if is_parquet:
             row_nbytes = store.hidden_size * store.vector_dtype.itemsize * len(selection.layers)
             group = max(1024, min(TABLE_ROWS, GROUP_NBYTES // row_nbytes))

@@ -243,6 +243,18 @@ def new_folder(path: Path) -> Iterator[Path]:
         fsync_folder(path.absolute().parent)
 
 
+@contextmanager
+def replacing_table(path: Path) -> Iterator[Path]:
+    """`replacing` for what Polars writes: its ComputeError, as of Parquet on a full disk, becomes a StorageError."""
+    from polars.exceptions import ComputeError
+
+    try:
+        with replacing(path) as partial:
+            yield partial
+    except ComputeError as error:
+        raise StorageError(f"cannot write {path} ({str(error).splitlines()[0]}): is the disk full?") from error
+
+
 @checked
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
     """Write a frame to a .csv, .parquet or .json file, atomically and durably.
@@ -259,7 +271,7 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
     nested = [name for name, dtype in frame.schema.items() if dtype.is_nested()]
     if nested and path.suffix == ".csv":
         raise InvalidValueError(f"{path} cannot hold the lists of the column {nested[0]!r}: choose .parquet or .json")
-    with replacing(path) as partial:
+    with replacing_table(path) as partial:
         writers[path.suffix](partial)
 
 
