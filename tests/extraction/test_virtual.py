@@ -419,6 +419,7 @@ def test_thinning_that_is_interrupted_is_resumed(
             break
         except Killed:
             assert es.verify(path).ok
+            assert es.open(path).finished
             forget(place)
             assert_same(es.open(path), full)
             thin(path, keep=keeps[-1], check="sample", progress=False)

@@ -70,9 +70,13 @@ def thin(
     if not isinstance(location, Path) or location.suffix != ".zarr" or len(members_at(location)) > 1:
         raise InvalidValueError(f"{location} cannot be thinned: only one .zarr on a disk can, without appended parts")
     check_choice("check", check, ("all", "near", "sample"))
+    storage = LocalStorage(location, temporary=TEMPORARY)
     with StoreLock(location), storing(location):
-        _thin(LocalStorage(location, temporary=TEMPORARY), keep, check, model, progress)
-    return Store(ZarrReader(LocalStorage(location, temporary=TEMPORARY)))
+        try:
+            _thin(storage, keep, check, model, progress)
+        finally:
+            storage.finish()
+    return Store(ZarrReader(storage))
 
 
 def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None, progress: Progress) -> None:
