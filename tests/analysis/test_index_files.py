@@ -261,6 +261,13 @@ def test_another_process_resumes_after_a_kill(tmp_path: Path) -> None:
     assert parts["index.faiss"] == files_of(store, "whole")["index.faiss"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_the_last_bytes_of_an_index_on_a_full_disk_are_an_error() -> None:
+    index = index_kinds.faiss_package().IndexFlatL2(2)
+    with pytest.raises(OSError, match="No space left on device"):
+        index_kinds.write_index(index, "/dev/full")
+
+
 def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = fresh(tmp_path / "s.zarr")
 

@@ -32,6 +32,7 @@ FLAT_ROWS = 50_000  # up to this number a flat index answers in a few millisecon
 HALF_LIMIT = 65504.0
 LINKS = 32  # of an HNSW node in each level; twice as many in the lowest
 KINDS = ("flat", "ivf", "ivfpq", "rabitq", "hnsw", SKETCH)
+WRITTEN_NBYTES = 2**24  # of an index at a time
 RABITQ_BITS = 4  # of a code of each feature
 POINTS_PER_LIST = 50  # of the training sample for each list of an IVF index; faiss requires 39
 POINTS_PER_CODE = 64  # of the training sample for each code of ivfpq; 256 would dominate the build time
@@ -328,10 +329,16 @@ def read_index(path: str, *, mapped: bool) -> Any:
 
 
 def write_index(index: Any, path: str) -> None:
+    """Write an index by Python's file: of a disk that is full at the last bytes faiss's own would only print a line.
+
+    Raises OSError, StorageError for an index that cannot be written.
+    """
+    faiss = faiss_package()
     try:
-        faiss_package().write_index(index, path)
+        with open(path, "wb") as file:
+            faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, WRITTEN_NBYTES))
     except RuntimeError as error:
-        raise StorageError(f"cannot write {path} ({cause_of(error)}): is the disk full?") from None
+        raise StorageError(f"cannot write {path}: {cause_of(error)}") from None
 
 
 @contextmanager
