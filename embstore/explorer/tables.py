@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embstore.explorer.answers import Arrays
+from embstore.explorer.answers import Arrays, as_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +40,12 @@ def table(answer: Any) -> pl.DataFrame:
         ((name, array),) = answer.arrays.items()
         places = {f"axis_{axis}": each.ravel() for axis, each in enumerate(np.indices(array.shape, np.int32))}
         return pl.DataFrame({**places, name: array.ravel()})
-    return pl.DataFrame(list(_flat(answer)), infer_schema_length=None)
+    rows = [{name: _cell(each) for name, each in row.items()} for row in _flat(answer)]
+    return pl.DataFrame(rows, infer_schema_length=None)
+
+
+def _cell(value: Any) -> Any:
+    return as_json(value) if isinstance(value, list) else value
 
 
 def _flat(value: Any) -> Iterator[dict[str, Any]]:

@@ -38,6 +38,7 @@ def test_items_that_mark_a_group_are_in_the_order_of_class_based_tf_idf() -> Non
         for group, own in enumerate(found):
             assert own == by_hand(counts, group)
     assert [own[:2] for own in found] == marking(counts, count=2)
+    assert marking(np.empty((0, 30)), count=30) == []
 
 
 def test_function_words_mark_no_cluster_and_repeated_contexts_count_once() -> None:

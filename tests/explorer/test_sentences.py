@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 import embstore as es
@@ -13,6 +14,7 @@ from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError
 from embstore.explorer import Explored, answer
+from embstore.explorer.tables import as_file
 from embstore.probes import EdgeProbe, StructuralProbe
 from tests.store_making import Made, make_store
 
@@ -102,6 +104,10 @@ def test_a_parse_is_what_the_probe_predicts(explored: Explored, made: Made, prob
     for one, other, distance in found["edges"]:
         assert distance == pytest.approx(float(expected.distances[one, other]), rel=1e-4)
     assert int(np.argmin(found["depths"])) == expected.found_root
+    table = pl.read_csv(as_file(answer([explored], "parse", params, whole=True), "csv")[0])
+    assert [list(row) for row in table.select("first", "second", "distance").iter_rows()] == found["edges"]
+    assert table["second_word"].to_list() == [words[other] for _, other, _ in found["edges"]]
+    assert table["first_depth"].to_list() == [found["depths"][one] for one, _, _ in found["edges"]]
     names: dict[str, Any] = {}
     lines, _, call = found["python"].rpartition("\n")
     exec(f"{lines}\nmade = {call}", names)

@@ -487,6 +487,8 @@ def test_exported_tables_are_read_back(one: list[Explored], store: es.Store, suf
     assert by_layer["selfsimilarity"].to_list() == pytest.approx(run(one, "word", word="bank")["selfsimilarity"])
     pairs = read("cka")
     assert len(pairs) == 9
+    labels = read("sentence", sentence=3)["upos"].unique().item()  # lists in a cell are JSON
+    assert json.loads(labels) == run(one, "sentence", sentence=3)["labels"]["upos"]
     assert pairs.filter(a=0, b=5)["value"].item() == pytest.approx(run(one, "cka")["values"][0][2])
 
 

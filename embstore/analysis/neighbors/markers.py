@@ -29,7 +29,7 @@ def marking(counts: ArrayLike, *, count: int) -> list[list[int]]:
     expected = sizes * whole / total
     rest = (total - sizes) * whole / total
     g = 2 * (_entropy(table, expected) + _entropy(whole - table, rest))
-    scores = np.sqrt(share) * np.log1p(total / len(table) / np.maximum(whole, 1))
+    scores = np.sqrt(share) * np.log1p(total / max(len(table), 1) / np.maximum(whole, 1))
     scores[(g < LEAST_G) | (table <= expected) | (table < LEAST_COUNT)] = 0
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
     return [[each for each in row.tolist() if own[each] > 0] for row, own in zip(order, scores, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from embstore.probes.loading import load
 from embstore.probes.structure.scores import spanning_trees
 from embstore.spacing import natural, split_words
 from embstore.store import Store
+
+if TYPE_CHECKING:
+    import polars as pl
 
 MAX_WORDS = 1000  # of a sentence that is compared with itself
 Position = Annotated[int, Bounds(0, 100_000)]
@@ -118,6 +121,18 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
             f"probe.predict(tree, data=store, layer={number})",
         ),
     }
+
+
+def whole_parse(asked: Asked, **given: Any) -> pl.DataFrame:
+    """Return the tree of `parse` as a table: a row for each edge, with the words and depths of both ends."""
+    import polars as pl
+
+    found = parse(asked, **given)
+    words, depths = found["words"], found["depths"] or [None] * len(found["words"])
+    rows = [(a, b, words[a], words[b], distance, depths[a], depths[b]) for a, b, distance in found["edges"]]
+    integer, text, number = pl.Int64, pl.String, pl.Float64
+    kinds = {"first": integer, "second": integer, "first_word": text, "second_word": text, "distance": number}
+    return pl.DataFrame(rows, {**kinds, "first_depth": number, "second_depth": number}, orient="row")
 
 
 def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, second: Position | None = None) -> Arrays:
