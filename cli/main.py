@@ -8,7 +8,8 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
 
 import typer
@@ -34,6 +35,8 @@ class Interrupted(Exception):
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, raised like Ctrl-C so that temporary files and locks are removed."""
 
+    status = 128 + signal.SIGTERM
+
 
 class Application(Group):
     """All commands, in the order in which they are mostly used."""
@@ -42,12 +45,21 @@ class Application(Group):
         super().__init__(**named)
         self.commands: Any = Commands(COMMANDS)
 
+    def make_context(self, *args: Any, **named: Any) -> Any:
+        with _telling():
+            return super().make_context(*args, **named)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _telling():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            status = 128 + (signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT)
-            raise Interrupted(str(error) or "interrupted", status) from None
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(str(error) or "interrupted", getattr(error, "status", 128 + signal.SIGINT)) from None
 
 
 def _group(name: str, text: str, heading: str, commands: Mapping[str, tuple[str, str]]) -> Group:
@@ -176,7 +188,7 @@ def run() -> None:
     except EmbstoreError as error:
         _fail(str(error), error.exit_status, debug)
     except (Interrupted, KeyboardInterrupt) as error:
-        _fail(str(error) or "interrupted", getattr(error, "status", 130), debug)
+        _fail(str(error) or "interrupted", getattr(error, "status", 128 + signal.SIGINT), debug)
     except BrokenPipeError:
         _end_silently()
     except MemoryError:

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import embstore as es
+from embstore_cli.main import Application
 from tests.cli.conftest import COMMAND, SENTENCES, Ran, environment, run_process, settings
 from tests.models import tiny
 
@@ -131,6 +132,16 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
     resumed = run_process(*command, cwd=folder, env=env)
     assert (resumed.status, resumed.err) == (0, "")
     assert es.open(folder / "new.zarr").finished
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_command_begins(
+    number: signal.Signals, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Application, "parse_args", lambda *_: signal.raise_signal(number))
+    ran = run("info", "gone.zarr")
+    assert ran.status == 128 + number
+    assert ran.err == f"embstore: {'interrupted' if number == signal.SIGINT else 'terminated by a signal'}\n"
 
 
 @pytest.mark.slow
