@@ -175,6 +175,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("batching", ["varlen", "packed", "padded", "equal"])
+@pytest.mark.quick(2)
 def test_encoded_vectors_leave_the_gpu_in_order(encoder: Any, kernel: None, batching: str) -> None:
     with played_cuda() as played, torch.inference_mode():
         encode(played, encoder, batching)

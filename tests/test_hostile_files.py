@@ -87,6 +87,7 @@ def test_a_file_with_a_defect(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("first", [2, *(pytest.param(first, marks=pytest.mark.slow) for first in (0, 1, 3, 4, 5))])
 @pytest.mark.parametrize("kind", STORES)
+@pytest.mark.quick(1)
 def test_stores_with_a_defect(kind: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every defect of stores, a sixth of them and other files' data in a quick run."""
     names = [each for each in BY_NAME if each.startswith(f"{kind}:") and "permission" not in each and each != SLOWEST]

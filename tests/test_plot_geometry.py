@@ -189,6 +189,7 @@ def test_recall_curve_draws_each_index_and_exact_search() -> None:
         plot.recall_curve({"ivf": frame.drop("recall")})
 
 
+@pytest.mark.slow
 def test_figures_do_not_touch_pyplot(tmp_path: Path) -> None:
     code = (
         "import sys, polars as pl; from embstore import plot;"

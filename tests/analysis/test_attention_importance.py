@@ -72,6 +72,7 @@ def slow(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.quick(1)
 def test_gradients_are_those_of_each_sentence(name: str, tmp_path: Path) -> None:
     folder = language_model(name, tmp_path)
     frame = attention_importance(SENTENCES, model=folder, seed=7, batch_subwords=60, device="cpu")

@@ -150,6 +150,7 @@ def pair_maps(folder: Path, first: list[str], second: list[str]) -> tuple[np.nda
 
 
 @pytest.mark.parametrize(("arrangement", "size"), [("padded", 2048), ("packed", 128)])
+@pytest.mark.quick(1)
 def test_pairs_are_read_together(arrangement: str, size: int, tmp_path: Path) -> None:
     folder = model("bert", tmp_path / "model")
     rule = PatternRule(share=0.15, least=0.01)

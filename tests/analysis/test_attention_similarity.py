@@ -52,7 +52,7 @@ def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int)
 
 
 @pytest.mark.parametrize(("max_length", "batch"), [(20, None), (320, 60)])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_values_equal_a_slow_cosine(pair: tuple[Path, Path], max_length: int, batch: int | None) -> None:
     calls: list[tuple[int, int]] = []
     table = attention_similarity(
@@ -68,6 +68,7 @@ def test_values_equal_a_slow_cosine(pair: tuple[Path, Path], max_length: int, ba
     assert calls[-1] == (25, 25)
 
 
+@pytest.mark.quick(1)
 def test_a_model_equals_itself(pair: tuple[Path, Path]) -> None:
     table = attention_similarity(SENTENCES[:5], model_a=pair[0], model_b=pair[0], device="cpu")
     np.testing.assert_allclose(table["value"].to_numpy(), 1, atol=1e-12)

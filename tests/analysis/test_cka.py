@@ -74,7 +74,7 @@ def test_cka_of_two_stores_of_different_size(written: Written, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_cka_does_not_depend_on_memory_or_blocks(
     written: Written, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

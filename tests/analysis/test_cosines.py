@@ -87,7 +87,7 @@ def cosines_of(store: Store, *, every: int = 1) -> Cosines:
 
 @pytest.mark.parametrize("options", [{"threads": 1}, {"threads": 3, "block_rows": 1}, {"block_rows": 37}])
 @pytest.mark.parametrize(("precision", "atol"), [("float32", 1e-6), ("float64", 1e-12)])
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_cosines_are_those_of_explicit_pairs(
     store: Store, options: dict[str, int], precision: str, atol: float
 ) -> None:
@@ -96,6 +96,7 @@ def test_cosines_are_those_of_explicit_pairs(
         require_by_pairs(found[layer]["all"], store, layer, atol=atol)
 
 
+@pytest.mark.quick(2)
 def test_occurrences_without_a_group(store: Store) -> None:
     for layer, found in reduce(store, {"all": cosines_of(store, every=3)}, block_rows=29).items():
         require_by_pairs(found["all"], store, layer, atol=1e-6, every=3)

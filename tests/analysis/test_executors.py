@@ -75,6 +75,7 @@ def require_same(one: pl.DataFrame, other: pl.DataFrame) -> None:
     ],
     ids=["all", "in passes", "float64", "sample", "words"],
 )
+@pytest.mark.quick(1)
 def test_geometry_is_the_same_to_the_bit(store: Store, options: dict[str, Any]) -> None:
     asked = {"metrics": METRICS, "min_contexts": 1, "block_rows": 11, **options}
     whole = geometry(store, threads=1, **asked)

@@ -93,7 +93,7 @@ def baseline_of(table: pl.DataFrame, metric: str, layer: int) -> float:
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_every_metric_is_that_of_its_definition(written: Written, precision: str, centered: bool) -> None:
     store, close = written.store, CLOSE[precision]
     spectral = 3e-6 if precision == "float32" else close  # ratios of sums of squares: up to 1.1e-6 with some BLAS
@@ -131,7 +131,7 @@ def test_every_metric_is_that_of_its_definition(written: Written, precision: str
 @pytest.mark.parametrize(
     "options", [{"block_rows": 1}, {"block_rows": 37}, {"threads": 1}, {"threads": 3}, {"memory": 1}]
 )
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_nothing_depends_on_blocks_threads_or_memory(
     written: Written, whole: pl.DataFrame, options: dict[str, int]
 ) -> None:
@@ -141,6 +141,7 @@ def test_nothing_depends_on_blocks_threads_or_memory(
         np.testing.assert_allclose(other[column].to_numpy(), whole[column].to_numpy(), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.quick(2)
 def test_the_sample_is_the_same_for_a_seed_and_its_baseline_that_of_pairs(written: Written) -> None:
     store = written.store
     table = geometry(store, min_contexts=1, baseline="sample", sample=50, seed=3, centered=True)

@@ -87,6 +87,7 @@ def attending(model: Any, attend: Callable[..., Any]) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CASES)
 @torch.inference_mode()
+@pytest.mark.quick(1)
 def test_disabled_heads_are_those_of_a_plain_pass(name: str, tmp_path: Path) -> None:
     kind = transformers.T5EncoderModel if name == "t5" else transformers.AutoModel
     model = kind.from_pretrained(made(name, tmp_path / "model")).eval()

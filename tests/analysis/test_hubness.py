@@ -83,6 +83,7 @@ def listed(frame: pl.DataFrame, metric: str, layer: int | None) -> list[dict[str
 
 
 @pytest.mark.parametrize("center", [False, True])
+@pytest.mark.quick(2)
 def test_figures_of_each_layer(center: bool, made: Made) -> None:
     frame = hubness(made.store, k=5, centered=center, top=3)
     assert frame["space"].unique().to_list() == ["cosine, centered" if center else "cosine"]

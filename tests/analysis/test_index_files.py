@@ -55,7 +55,7 @@ def fresh(path: Path) -> Store:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("suffix", "metric"), [(".zarr", "cosine"), (".h5", "l2")])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_an_interrupted_build_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, kind: str, metric: str) -> None:
     store = fresh(tmp_path / f"s{suffix}")
 
@@ -125,7 +125,7 @@ def flip_anywhere(file: Path, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("file", ["index.faiss", "space.npz", "progress.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "of another build", "pipe"])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_a_damaged_checkpoint_is_never_used(tmp_path: Path, file: str, damage: str) -> None:
     store = fresh(tmp_path / "s.zarr")
     rng = np.random.default_rng(5)
@@ -202,6 +202,7 @@ def test_a_build_killed_at_any_step_resumes_to_the_same_bytes(tmp_path: Path, su
     assert sorted(os.listdir(folder_of(store))) == ["parts", "whole"]
 
 
+@pytest.mark.slow
 def test_replacing_a_stale_index_can_be_killed_at_any_step(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
     build_index(store, layer=LAYER, kind="flat", name="a")
@@ -473,6 +474,7 @@ def test_other_settings_under_the_same_name_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(1)
 def test_indexes_do_not_affect_the_store(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"s{suffix}"
     made = example(rows=600)

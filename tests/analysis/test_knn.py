@@ -346,6 +346,7 @@ def test_labelled_occurrences_are_those_of_the_table(tmp_path: Path, suffix: str
 
 @pytest.mark.parametrize("split", ["within-word", "leave-one-word-out"])
 @pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.quick(2)
 def test_the_order_of_the_store_does_not_matter(tmp_path: Path, split: str, k: int) -> None:
     """Occurrences of a word are equal vectors, as in a layer without context: by row, the first label would win."""
     rng = np.random.default_rng(5)
@@ -521,6 +522,7 @@ def test_centroids_are_means_and_not_sums(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["words", "leave-one-word-out", "within-word", "train"])
+@pytest.mark.quick(2)
 def test_the_order_of_the_corpus_does_not_matter(split: str, tmp_path: Path) -> None:
     """Vectors without context: half of the occurrences have the same vector, with different labels."""
     rng = np.random.default_rng(4)

@@ -54,6 +54,7 @@ def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool],
 
 
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
+@pytest.mark.quick(2)
 def test_each_occurrence_of_a_word(store: es.Store, metric: str) -> None:
     table = es.neighbors(store, "bank", layer=2, k=4, metric=metric)
     rows = store.select(words="bank").rows.tolist()
@@ -129,6 +130,7 @@ def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) 
     np.testing.assert_allclose(table["score"], np.sort(scores)[::-1][:5], atol=1e-6)
 
 
+@pytest.mark.quick(1)
 def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, model: Path) -> None:
     for text, word in (("the bank of the [river] was steep", None), ("the bank of the river was steep", "river")):
         found = es.neighbors(store, word, text=text, layer=2, k=2, model=model)
@@ -144,6 +146,7 @@ def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, m
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+@pytest.mark.quick(1)
 def test_encoding_a_sentence_leaves_no_file_open(store: es.Store, model: Path) -> None:
     es.neighbors(store, text="the [bank] closed", k=1, model=model)
     before = len(os.listdir("/proc/self/fd"))

@@ -77,6 +77,7 @@ def listed(store: Store, layer: int, **options: object) -> dict[str, tuple[int, 
 
 
 @pytest.mark.parametrize("least", [2, 17])
+@pytest.mark.quick(2)
 def test_separability_is_that_of_loops(made: Made, least: int) -> None:
     words = [str(row["word"]) for row in made.table]
     labels = [None if row["upos"] is None else str(row["upos"]) for row in made.table]

@@ -97,7 +97,7 @@ def searched(
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", list(clouds(0)))
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_the_nearest_are_those_of_float64(kind: str, dtype: str, tmp_path: Path) -> None:
     with np.errstate(over="ignore"):
         vectors = clouds(1)[kind].astype(dtype)
@@ -300,7 +300,7 @@ def word_store(path: Path, dtype: str = "float16") -> es.Store:
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_neighbors_are_the_same_with_a_sketch(
     suffix: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +377,7 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.parametrize(
     "part", ["norms", "centered norms", "rows", "level 0", "level 2", "level 3", "level 4", "checks"]
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> None:
     vectors = np.random.default_rng(11).normal(size=(500, 300)).astype(np.float32)
     made, path = sketched(vectors, tmp_path / "sketch"), tmp_path / "sketch"
@@ -405,6 +405,7 @@ def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["sketch.bin", "space.npz"])
+@pytest.mark.quick(1)
 def test_a_damaged_sketch_is_not_used_and_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "FEW_ROWS", 0)
     store = word_store(tmp_path / "store.zarr")

@@ -73,7 +73,7 @@ def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precisio
 
 
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_mev_does_not_depend_on_memory_or_batches(
     written: Written, centered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ KINDS = ("gap", "no gap", "near", "cluster", "flat", "rank one", "zero", "decay"
 
 
 @pytest.mark.parametrize("size", [2, 60, 97, 150, 300])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_largest_eigenvalues_of_every_spectrum(size: int) -> None:
     rng = np.random.default_rng(size)
     spectrums = np.array([spectrum(kind, max(size, 31), rng)[:size] for kind in KINDS])

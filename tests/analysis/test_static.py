@@ -52,7 +52,7 @@ def medoid_of(vectors: np.ndarray) -> int:
 
 @pytest.mark.parametrize("memory", [None, 2_000])
 @pytest.mark.parametrize("scale", ["unit", "rms"])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_pc1_is_the_first_right_singular_vector(written: Written, scale: str, memory: int | None) -> None:
     compared = 0
     for layer in (1, 4):
@@ -81,7 +81,7 @@ def test_the_sign_of_pc1_where_the_mean_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory", [None, 2_000])
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_mean_and_medoid_are_those_of_loops(written: Written, memory: int | None) -> None:
     means = static_vectors(written.store, layer=4, method="mean", memory=memory)
     medoids = static_vectors(written.store, layer=4, method="medoid", memory=memory)
@@ -98,7 +98,7 @@ def test_a_zero_vector_is_the_medoid_of_opposites(tmp_path: Path) -> None:
     assert (static_vectors(store, layer=2, method="medoid").vectors == 0).all()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
     means = np.array([written.of(word, 4).mean(0) for word in written.store.index.words])
     rest = means - means.mean(0)

@@ -13,6 +13,7 @@ from tests.models import tiny
 from tests.models.tiny_elmo import save_elmo
 
 
+@pytest.mark.slow
 def test_stores_of_three_kinds_in_one_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
     models = {

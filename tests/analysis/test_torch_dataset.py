@@ -128,7 +128,7 @@ def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
 
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Made, workers: int, shuffle: Any) -> None:
     dataset = es.TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork")
@@ -143,6 +143,7 @@ def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Ma
     assert sorted(order(dataset)) == list(range(made.store.n_rows))
 
 
+@pytest.mark.quick(1)
 def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
     dataset = es.TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
     context = {"multiprocessing_context": "fork", "persistent_workers": True}
@@ -257,6 +258,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 @pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.quick(4)
 def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, stored: str) -> None:
     es.export(made.store.path, tmp_path / "other.zarr", dtype=stored)
     store = es.open(tmp_path / "other.zarr")

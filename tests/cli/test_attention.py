@@ -44,6 +44,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
     assert {row["layer"] for row in rows} == {1, 3, None}
 
 
+@pytest.mark.slow
 def test_a_collection_is_read_as_a_store(work: Work) -> None:
     es.store.collect(work / "all.json", stores=[work / "store.zarr"])
     options = ("-m", "model", "--device", "cpu", "--json", "--set", "statistics=shares", "--layers", "1")

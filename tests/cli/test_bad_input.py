@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -312,11 +312,9 @@ BAD = CORPORA | OPTIONS | IGNORED | MODELS | STORES
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_is_loaded_stays(made: Path) -> Iterator[None]:
+def what_is_loaded_stays(made: Path) -> None:
     """Let each test's collection look at what that test left only, not at torch and transformers again."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize("name", BAD)

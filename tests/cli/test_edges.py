@@ -110,6 +110,7 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         folder.refuses(" ".join(("probe", "edges", *arguments)), message)
 
 
+@pytest.mark.slow
 def test_probes_that_do_not_fit_together_are_trained_one_after_the_other(folder: Work) -> None:
     ask = ("probe", "edges", "made.zarr", "colours", *ASK, "--json", "--layers", "0,1")
     whole = folder.run(*ask)

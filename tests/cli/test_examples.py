@@ -66,6 +66,7 @@ def test_extract_and_select(conllu: Path, tiny_model: Path, tmp_path: Path, caps
     assert f"layer 0 has norm {norm:.3f}" in printed[0]
 
 
+@pytest.mark.quick(1)
 def test_train_with_torch(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main = runpy.run_path(str(EXAMPLES / "train_with_torch.py"))["main"]
     found = main(str(store), "upos", 0)

@@ -63,6 +63,7 @@ def test_json_of_two_stores_follows_the_schema(work: Work) -> None:
     assert {row["store"] for row in rows} == {"store", "other"}
 
 
+@pytest.mark.slow
 def test_one_figure_of_several_stores(work: Work) -> None:
     assert work.run("export", "store.zarr", "other.h5").status == 0
     ran = work.run("geometry", "store.zarr", "other.h5", "--min-contexts", "1", "--plot", "figure.svg")

@@ -46,6 +46,7 @@ def test_the_first_sentence_is_drawn(suffix: str, work: Work, drawn: list[Any]) 
     assert similarity.layers == es.open(work / "store.zarr").layers
 
 
+@pytest.mark.slow
 def test_the_sentence_of_a_row_is_drawn(work: Work, drawn: list[Any]) -> None:
     store = es.open(work / "store.zarr")
     rows = store.select(words="bank").rows.tolist()

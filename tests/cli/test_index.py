@@ -73,6 +73,7 @@ def test_json_names_what_was_built(work: Work) -> None:
 
 
 @pytest.mark.parametrize("store", ["store.zarr", "store.h5"])
+@pytest.mark.quick(1)
 def test_listing_and_removing(store: str, work: Work) -> None:
     if store == "store.h5":
         assert work.run("export", "store.zarr", store).status == 0

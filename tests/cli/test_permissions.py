@@ -53,7 +53,7 @@ SHUT = {
 
 
 @pytest.mark.parametrize("name", SHUT)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_what_is_shut_is_said_in_one_line(name: str, shared: Path, run: Callable[..., Ran]) -> None:
     command, shut, says, status = SHUT[name]
     (shared / "words.txt").write_text("bank\n")

@@ -74,6 +74,7 @@ def test_added_labels_are_queried_and_probed(folder: Work) -> None:
     assert of_kind == [row | {"task": "kind"} for row in of_class] != []
 
 
+@pytest.mark.slow
 def test_several_stores_seeds_and_figures(folder: Work) -> None:
     ran = folder.run(
         "probe", "classes", "made.zarr", "other.h5", *ASK, "--seeds", "0,5", "--by", "both",

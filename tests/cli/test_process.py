@@ -115,7 +115,7 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
         time.sleep(0.02)
     process.send_signal(number)
     try:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:  # it came while Python could not raise an exception
         process.send_signal(number)
         _, err = process.communicate(timeout=600)
@@ -164,6 +164,7 @@ def test_an_interrupted_plan_leaves_nothing(made: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("lookup", "store.zarr", "the", "--json"), ("info", "store.zarr"), ("--help",)])
+@pytest.mark.quick(1)
 def test_a_closed_pipe_ends_quietly(arguments: tuple[str, ...], made: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -56,6 +56,7 @@ def test_senses_as_json(folder: Work) -> None:
     assert (unlabelled["purity"], unlabelled["silhouette"]) == (None, None)
 
 
+@pytest.mark.slow
 def test_senses_by_hdbscan_as_json(folder: Work) -> None:
     pytest.importorskip("sklearn")
     options = ("--method", "hdbscan", "--set", "min_size=3", "--centered")
@@ -66,6 +67,7 @@ def test_senses_by_hdbscan_as_json(folder: Work) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+@pytest.mark.quick(1)
 def test_senses_writes_every_occurrence(suffix: str, folder: Work) -> None:
     ran = folder.run("senses", "labels.zarr", "bank", "-l", "0", "--out", f"bank{suffix}", "--clusters", "3")
     assert (ran.status, ran.err) == (0, "")
@@ -77,6 +79,7 @@ def test_senses_writes_every_occurrence(suffix: str, folder: Work) -> None:
 
 
 @pytest.mark.parametrize("name", ["map.png", "map.svg", "map.pdf"])
+@pytest.mark.quick(1)
 def test_senses_draws_a_map(name: str, folder: Work) -> None:
     ran = folder.run("senses", "senses.zarr", "bank", "--label", "class", "--plot", name)
     assert (ran.status, ran.err) == (0, "")
@@ -126,6 +129,7 @@ def test_label_takes_train_and_test_occurrences(folder: Work) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+@pytest.mark.quick(1)
 def test_label_writes_the_frame(suffix: str, folder: Work) -> None:
     ran = folder.run("knn", "labels.zarr", "--label", "upos", "--split", "within-word", "--out", f"knn{suffix}")
     assert (ran.status, ran.err) == (0, "")

@@ -66,6 +66,7 @@ def test_a_training_is_resumed(folder: Work) -> None:
     assert other.err.startswith("embstore: checkpoint saved/here/made.checkpoint is of another training")
 
 
+@pytest.mark.slow
 def test_several_stores_and_a_tree(folder: Work) -> None:
     ran = folder.run(
         "probe", "structure", "made.zarr", "other.zarr", *ASK, "--json", "--sentences", 8, "--layers", "3",

@@ -68,6 +68,7 @@ def test_sentences_are_listed_and_traced(saved: Work) -> None:
         assert [row["right_probability"] for row in found] == [row["right_probability"] for row in whole]
 
 
+@pytest.mark.slow
 def test_tasks_are_taken_from_corpora(work: Work) -> None:
     (work / "ud").mkdir()
     every = ""

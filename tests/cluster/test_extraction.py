@@ -46,7 +46,7 @@ def n_missing(path: Path) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "options", [{"dtype": "float16"}, {"dtype": "int8"}, {"unit": "subword"}, {"context_window": 1}]
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_threads_write_the_same_bytes(
     tmp_path: Path, suffix: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +106,7 @@ def partition_of(plan: es.Plan, word: str) -> int:
 
 
 @pytest.mark.parametrize(("n_workers", "calls_per_worker"), [(2, 8), (1, 1)], ids=["calls of one", "calls of all"])
+@pytest.mark.quick(1)
 def test_a_partition_that_fails_is_named_and_the_others_are_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_workers: int, calls_per_worker: int
 ) -> None:

@@ -69,6 +69,7 @@ def marked(sentence: Sentence) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "template"), [("gpt2", CHATML), ("gpt2-nested", CHATML), ("llama", CHATML), ("llama", INST)]
 )
+@pytest.mark.quick(2)
 def test_the_model_is_given_the_ids_of_its_chat_template(
     model: Callable[[str, str], Path], name: str, template: str
 ) -> None:

@@ -180,6 +180,7 @@ def test_other_words_and_labels_do_not_change_the_sample_of_a_word() -> None:
 
 
 @pytest.mark.parametrize("per", [None, "class"])
+@pytest.mark.quick(1)
 def test_the_sample_is_uniform(per: str | None) -> None:
     """Over many seeds every occurrence, and every pair of them, is kept as often as expected by chance."""
     many, most, seeds = 24, 6, 2000

@@ -197,7 +197,7 @@ def plain(sentence: Sentence) -> object:
 @pytest.mark.parametrize("name", WRITTEN)
 @settings(max_examples=40)
 @given(data=st.data())
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_round_trip(name: str, data: st.DataObject) -> None:
     columns, as_written, as_read = WRITTEN[name]
     written = data.draw(st.lists(sentences(columns), min_size=1, max_size=5))

@@ -63,6 +63,7 @@ def test_semcor_targets_are_those_of_its_lists(data: Path) -> None:
     assert found == listed
 
 
+@pytest.mark.slow
 def test_wnut17(data: Path) -> None:
     for path in sorted((data / "wnut17").iterdir()):
         found = list(open_corpus(path))
@@ -105,6 +106,7 @@ def oracle(record: dict, at: int) -> tuple[str | None, str | None]:  # type: ign
     return "|".join(sorted(labels)) or None, "|".join(sorted(spans)) or None
 
 
+@pytest.mark.slow
 def test_litbank(data: Path) -> None:
     found = list(open_corpus(data / "litbank", split="lines", words="spaces"))
     texts = [path.read_text(encoding="utf-8") for path in sorted((data / "litbank").iterdir())]

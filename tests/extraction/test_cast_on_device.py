@@ -71,7 +71,7 @@ def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype:
         (98304.0, "bfloat16", "float16", "98,304 is beyond float16's 65,504"),
     ],
 )
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_layer_sentence_and_dtype_are_named(
     spoil: Callable[[float, str], TransformerEncoder],
     tmp_path: Path,
@@ -102,6 +102,7 @@ QUICK = {("float32", "float16"), ("float16", "float32"), ("bfloat16", "int8")}
         for dtype in ("float32", "float16", "bfloat16", "int8")
     ],
 )
+@pytest.mark.quick(1)
 def test_the_store_is_the_same_wherever_the_cast_is_made(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compute: str, dtype: str
 ) -> None:

@@ -94,6 +94,7 @@ SLOW = pytest.mark.slow
         pytest.param(".h5", "sentence", 20, None, marks=SLOW),
     ],
 )
+@pytest.mark.quick(1)
 def test_every_word_has_the_vector_of_its_block(
     tmp_path: Path, suffix: str, unit: str, context: str | int, min_left: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ def as_read(sentence: Sentence) -> str:
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize("words", [None, ["bank"]])
+@pytest.mark.quick(2)
 def test_the_table_is_that_of_plain_python(words: list[str] | None, suffix: str, tmp_path: Path) -> None:
     corpus = sentences()
     keep = es.corpus.Keep(words=None if words is None else frozenset(words))

@@ -108,6 +108,7 @@ def test_a_group_is_one_call_and_its_vectors_depend_on_all_of_it(whole: dict[str
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_any_partitions_that_are_missing_come_back_with_the_same_bytes(
     tmp_path: Path, suffix: str, whole: dict[str, dict[str, bytes]]
 ) -> None:
@@ -148,6 +149,7 @@ def test_of_a_group_only_the_passages_with_missing_rows_are_encoded(
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_repair_of_one_partition_of_a_group(tmp_path: Path, suffix: str, whole: dict[str, dict[str, bytes]]) -> None:
     path = tmp_path / f"s{suffix}"
     es.extract(grouped(), path)
@@ -162,6 +164,7 @@ def test_repair_of_one_partition_of_a_group(tmp_path: Path, suffix: str, whole: 
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_two_workers_write_the_same_bytes(tmp_path: Path, suffix: str, whole: dict[str, dict[str, bytes]]) -> None:
     path = tmp_path / f"s{suffix}"
     es.extract(grouped(), path)
@@ -196,6 +199,7 @@ class Interrupted(CallEncoder):
 
 @pytest.mark.parametrize("n_writers", [2, 4])
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_several_threads_write_at_once_and_the_bytes_are_the_same(
     tmp_path: Path, suffix: str, n_writers: int, whole: dict[str, dict[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +223,7 @@ def test_several_threads_write_at_once_and_the_bytes_are_the_same(
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "bfloat16"}, {"sites": "residual,query"}])
+@pytest.mark.quick(1)
 def test_every_kind_of_store_resumes_within_a_group(tmp_path: Path, options: dict[str, Any]) -> None:
     path = tmp_path / "s.zarr"
     es.extract(grouped(**options), path)

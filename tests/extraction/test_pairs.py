@@ -58,6 +58,7 @@ def plain(folder: Path, first: list[str], second: list[str]) -> tuple[list[int |
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.quick(1)
 def test_pairs_are_encoded_as_the_tokenizer_makes_them(name: str, tmp_path: Path) -> None:
     folder = model(name, tmp_path / "model")
     corpus = [sentence_pair(first, second, {"label": str(at)}) for at, (first, second) in enumerate(PAIRED)]

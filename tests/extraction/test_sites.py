@@ -49,6 +49,7 @@ def require_all_sites(path: Path, *, layers: tuple[int, ...] = (0, 1, 2)) -> Non
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_each_site_is_stored(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     made = plan()
@@ -97,6 +98,7 @@ class Stopped(Exception):
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize("survived", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 5, 8))])
+@pytest.mark.quick(1)
 def test_interrupted_between_the_sites_of_a_partition(
     tmp_path: Path, suffix: str, survived: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +132,7 @@ def test_interrupted_between_the_sites_of_a_partition(
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     store = es.extract(plan(), path, progress=False)
@@ -152,6 +155,7 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_damaged_metadata_are_repaired_and_rows_kept(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     es.extract(plan(), path, progress=False)
@@ -191,6 +195,7 @@ def test_workers_write_all_sites(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(".zarr", ".h5"), (".h5", ".zarr")])
+@pytest.mark.quick(1)
 def test_all_sites_are_exported(tmp_path: Path, start: str, end: str) -> None:
     store = es.extract(plan(), tmp_path / f"x{start}", progress=False)
     es.export(store.site("value"), tmp_path / f"copy{end}", progress=False)

@@ -123,7 +123,7 @@ def test_special_tokens_of_a_sentence_in_blocks_are_the_first_and_the_last(folde
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", *(pytest.param(one, marks=SLOW) for one in ("first", "last"))])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_row_for_each_sentence(folders: Path, name: str, pooling: str, tmp_path: Path) -> None:
     if name == "llama" and pooling == "cls":
         return

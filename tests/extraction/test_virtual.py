@@ -154,6 +154,7 @@ def virtual_store(place: Path, model: Path, **options: Any) -> tuple[es.Store, e
     return full, es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
 
 
+@pytest.mark.slow
 def test_an_executor_needs_no_more_than_the_cache_holds(
     place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +230,7 @@ def zeros(vectors: NDArray[Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [last_bits, one_row, one_layer, scaled, zeros])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_what_is_computed_again_is_compared(place: Path, model: Path, change: Any) -> None:
     full, virtual = virtual_store(place, model)
     before = tree_bytes(full.path)

@@ -179,6 +179,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in QUERIES]
 )
+@pytest.mark.quick(1)
 def test_queries_have_the_same_tables(stores: dict[str, Path], name: str, tmp_path: Path) -> None:
     query = QUERIES[name]
     expected = query(es.open(stores["full"]))

@@ -169,7 +169,7 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
         ],
     ],
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_an_attention_window_is_a_pass_with_the_mask_written_by_hand(
     tmp_path: Path, scene: Callable[[str], Scene], kind: str, batching: str
 ) -> None:
@@ -209,7 +209,7 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
 @pytest.mark.parametrize("words", [2**20, 40])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
     tmp_path: Path, unit: str, words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +354,7 @@ def test_a_sweep_gives_what_each_window_gives_alone(tmp_path: Path, scene: Calla
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.quick(1)
 def test_what_is_run_is_every_different_window_once(tmp_path: Path, scene: Callable[[str], Scene], kind: str) -> None:
     used = scene(kind)
     plan = sweep(used, [*CORPUS, *CORPUS[:4]])
@@ -426,6 +427,7 @@ def test_a_killed_sweep_resumes_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str], Scene], suffix: str) -> None:
     encoder, path = scene("bert").encoder, tmp_path / f"x{suffix}"
 

@@ -239,6 +239,7 @@ def test_the_self_check_measures_the_batches(case, monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("bfloat16", 4e-2), ("float16", 5e-3)])
+@pytest.mark.quick(1)
 def test_half_precision(folder, dtype, allowed):
     encoder = load_encoder(folder, device="cpu", compute_dtype=dtype)
     tokenized = encoder.tokenize(SENTENCES)

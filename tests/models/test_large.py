@@ -64,7 +64,7 @@ def plainly(folder, names):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in DECODERS]
 )
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_decoder_gives_the_states_of_its_blocks(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path), device="cpu")
     vectors, names = encoded(encoder)
@@ -83,6 +83,7 @@ def test_a_decoder_gives_the_states_of_its_blocks(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+@pytest.mark.quick(1)
 def test_a_window_wider_than_a_sentence_changes_nothing_of_experts(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path), device="cpu")
     wide, names = encoded(encoder, attention_window=1000)

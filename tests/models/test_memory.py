@@ -65,7 +65,7 @@ def expected(folder):
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_split_batches_contain_every_row_once(encoder, expected, batching):
     tokenized = encoder.tokenize(sentences())
     spans, _ = word_spans(tokenized)
@@ -271,6 +271,7 @@ def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("is_named", [True, False])
+@pytest.mark.quick(1)
 def test_a_resumed_store_keeps_its_batching(encoder, tmp_path, monkeypatch, is_named):
     """On a GPU another one may be the fastest when it is resumed, by a plan that knows the store or does not."""
     monkeypatch.setattr(TransformerEncoder, "batch_depends_on_memory", True)

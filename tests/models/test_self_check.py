@@ -106,6 +106,7 @@ def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
 
 
 @pytest.mark.parametrize("reach", [20, 40, 150])
+@pytest.mark.quick(1)
 def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
     meddle(encoder, lambda inputs: slide(inputs, reach))
     encoder.self_check(encoder.tokenize([["cat"]]), layers=(3,), pooling="mean")
@@ -113,6 +114,7 @@ def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
 
 
 @pytest.mark.parametrize(("longest", "chosen"), [(30, "packed"), (60, "padded"), (None, "padded")])
+@pytest.mark.quick(2)
 def test_no_sentence_longer_than_those_of_the_extraction_is_checked(encoder, monkeypatch, longest, chosen):
     meddle(encoder, lambda inputs: slide(inputs, 40))
     lengths = []
@@ -147,6 +149,7 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.quick(1)
 def test_wrong_packed_weights_are_dropped(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
     packed = [module for module in encoder.network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
@@ -232,6 +235,7 @@ def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.quick(1)
 def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
     encoder = load_encoder(save("bert", tmp_path), compute_dtype=dtype)
     tokenized = encoder.tokenize(SENTENCES)
@@ -243,6 +247,7 @@ def test_half_precision_is_near_the_plain_pass(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.quick(1)
 def test_half_precision_uses_the_first_batching(tmp_path, dtype):
     encoder = load_encoder(save("bert", tmp_path), compute_dtype=dtype)
     assert encoder.self_check(encoder.tokenize(SENTENCES), layers=(0, 1, 2, 3), pooling="mean") > 0
@@ -304,6 +309,7 @@ def test_no_position_beyond_the_table_is_tried():
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2_moe"])
+@pytest.mark.quick(1)
 def test_a_window_wider_than_the_sentence_is_no_window(tmp_path, name):
     """These models have no special subwords, whose attention a window would change."""
     encoder = load_encoder(save(name, tmp_path), device="cpu")
@@ -326,6 +332,7 @@ def test_a_window_wider_than_the_sentence_is_no_window(tmp_path, name):
         ("mistral", {"window": None}),
     ],
 )
+@pytest.mark.quick(2)
 def test_a_wrong_mask_of_windows_is_found_without_that_mask(tmp_path, name, wrong):
     """The batches and the plain pass of a window have the same wrong mask, so their difference says nothing."""
     encoder = load_encoder(save(name, tmp_path), device="cpu")

@@ -130,6 +130,7 @@ def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missin
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("missing", ["random", "drop"])
+@pytest.mark.quick(3)
 def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing: str, pooling: str) -> None:
     plan = plan_of(
         SENTENCES,
@@ -230,6 +231,7 @@ BANK = [-0.047010358, -1.2043618, -0.29957727]
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.quick(2)
 def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
     plain = PlainScript.open(bert)
     weight = plain.model.get_input_embeddings().weight.detach().numpy()
@@ -319,6 +321,7 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.quick(1)
 def test_resuming(file: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     rng = np.random.default_rng(0)

@@ -105,7 +105,7 @@ print(*[process.pid for process in processes_of(encoder)], flush=True); signal.p
     with subprocess.Popen([sys.executable, "-c", call], cwd=root, stdout=subprocess.PIPE, text=True) as process:
         other = int(process.stdout.readline())
         process.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 600
     while is_alive(other) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(other)
@@ -120,6 +120,7 @@ def is_alive(pid):
     ("begin", "reason"),
     [("raise SystemExit('no memory left')", "no memory left"), ("import os; os.kill(os.getpid(), 9)", "signal 9")],
 )
+@pytest.mark.quick(1)
 def test_a_process_that_does_not_start(llama, monkeypatch, begin, reason):
     monkeypatch.setattr(tensor, "BEGIN", begin)
     with pytest.raises(ModelError, match=rf"on 2 devices has stopped: process 1 ended: {reason}$"):

@@ -203,6 +203,7 @@ def test_without_vllm_the_package_is_named(llama):
         encoder_from_shorthand(f"vllm:{llama}")
 
 
+@pytest.mark.slow
 def test_a_store_that_was_broken_off_gets_the_same_bytes(vllm, llama, tmp_path, monkeypatch):
     small_partitions(monkeypatch)
     corpus = es.open_corpus(many(200))

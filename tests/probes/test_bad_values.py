@@ -57,7 +57,7 @@ def test_wrong_settings_are_refused(kind: Any) -> None:
         for value in values:
             message = refused(lambda name=name, value=value: kind(**{name: value}))
             assert name.removesuffix("s") in message, (name, value)
-    assert kind() == kind() or kind.__eq__ is object.__eq__, "the defaults are allowed"
+    kind()  # the defaults are allowed
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def logits(trained: Trained, data: LabelledExamples, of: Shape) -> np.ndarray:
 
 @pytest.mark.parametrize(("kind", "units"), KINDS)
 @pytest.mark.parametrize(("weighted", "patience"), [(True, 2), (False, 0)])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_the_bank_equals_its_probes_trained_one_by_one(kind: str, units: int, weighted: bool, patience: int) -> None:
     data, dev, of = examples(150), examples(60, seed=1), shape(kind, units)
     schedule = Schedule(epochs=14, batch_size=32, learning_rate=0.03, patience=patience)

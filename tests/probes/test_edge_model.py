@@ -101,6 +101,7 @@ def test_fused_matrices_are_used_for_many_spans() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
+@pytest.mark.quick(1)
 def test_probes_trained_together_equal_those_trained_alone(tmp_path: Path, kind: Kind) -> None:
     made = make(tmp_path / "a.zarr", sentences=24, planted=1, layers=(0, 1, 2))
     task = join_task(made.store, made.splits["train"], made.splits["dev"])
@@ -211,6 +212,7 @@ def test_parts_of_a_split_are_its_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("group_nbytes", [1, 5000, 2**20])
+@pytest.mark.quick(1)
 def test_at_most_three_groups_of_batches_are_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_nbytes: int
 ) -> None:

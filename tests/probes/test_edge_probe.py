@@ -88,6 +88,7 @@ def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("several", [False, True])
+@pytest.mark.quick(1)
 def test_scores_are_those_of_the_probabilities(tmp_path: Path, several: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=40, several=several)
     probe = fit(made, Training(3, 8, 0.01))

@@ -71,7 +71,7 @@ def test_blocks_end_at_the_fractions() -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1, several=several)
     options: dict[str, Any] = {"training": Training(3, learning_rate=0.01, patience=1)}
@@ -133,6 +133,7 @@ def test_codes_are_shortest_in_the_planted_layer(tmp_path: Path, kind: str) -> N
     assert any("all blocks: the last epoch (8) ended the training" in note for note in found.notes[1:])
 
 
+@pytest.mark.slow
 def test_shuffled_labels_do_not_compress(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=60, layers=(0, 1), planted=1, shuffled=True)
     reports: list[tuple[int, int | None]] = []

@@ -62,7 +62,7 @@ CASES = [("class", each) for each in CLASS] + [("edge", each) for each in EDGE] 
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_loaded_probes_equal_the_saved_ones(stores: Any, tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
     probe, score = fitted(stores, kind, settings)
     file = tmp_path / "a" / "probes"

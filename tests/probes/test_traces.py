@@ -89,6 +89,7 @@ def traces(single: Made) -> Traces:
 
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.quick(2)
 def test_a_trace_is_that_of_a_slow_loop(tmp_path: Path, several: bool, pairs: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1, 3), planted=1, several=several, pairs=pairs)
     held = made.splits["test"]

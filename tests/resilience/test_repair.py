@@ -135,6 +135,7 @@ def damage_anywhere(path: Path, whole: Reference, number: int, rng: np.random.Ge
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(1)
 def test_damage_anywhere(tmp_path: Path, reference: Get, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Bits, cuts, removed files, swaps: verify finds all of them and names the partitions; one in ten is repaired."""
     whole = reference(suffix)
@@ -235,6 +236,7 @@ def foreign(path: Path, kind: str) -> None:
 @pytest.mark.parametrize("repair", [False, True])
 @pytest.mark.parametrize("kind", ["file", "folder", "store of another tool"])
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(4)
 def test_what_is_no_store_is_left_alone(tmp_path: Path, suffix: str, kind: str, repair: bool) -> None:
     path = tmp_path / f"store{suffix}"
     foreign(path, kind)
@@ -269,7 +271,7 @@ def test_repair_of_a_missing_store_makes_it(tmp_path: Path, reference: Get, suff
 @pytest.mark.parametrize("is_relative", [False, True])
 @pytest.mark.parametrize("hurt", ["index", "vectors", "root"])
 @pytest.mark.parametrize("suffix", BACKENDS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_a_store_behind_a_link_is_repaired_where_it_is(
     tmp_path: Path, reference: Get, suffix: str, hurt: str, is_relative: bool
 ) -> None:
@@ -289,6 +291,7 @@ def test_a_store_behind_a_link_is_repaired_where_it_is(
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(1)
 def test_repair_of_a_store_in_writing_is_refused(tmp_path: Path, reference: Get, suffix: str) -> None:
     for hurt in ("nothing", "index", "vectors"):
         path = tmp_path / hurt / f"store{suffix}"

@@ -123,6 +123,7 @@ def test_rows_words_and_tables_are_those_of_the_one_store(made: dict[str, es.Sto
 
 
 @KINDS
+@pytest.mark.quick(2)
 def test_every_selection_is_that_of_the_one_store(made: dict[str, es.Store], kind: str) -> None:
     whole, store = made["whole"], made[kind].reopened(verify=None)
     chosen: list[dict[str, Any]] = [
@@ -235,6 +236,7 @@ def split(store: es.Store, folder: Path, count: int = 3) -> es.Store:
     )
 
 
+@pytest.mark.slow
 def test_probes_learn_the_same(tmp_path: Path) -> None:
     fast = es.Training(epochs=2, batch_size=16, patience=0)
     words, edges = class_store.make(tmp_path / "words.zarr"), edge_store.make(tmp_path / "edges.zarr", sentences=20)
@@ -277,6 +279,7 @@ def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str
 
 
 @KINDS
+@pytest.mark.quick(1)
 def test_copies_are_one_store(made: dict[str, es.Store], kind: str, tmp_path: Path) -> None:
     store = made[kind]
     copy = es.export(store, tmp_path / "copy.h5", progress=False)
@@ -461,6 +464,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.quick(1)
 def test_another_member_is_an_error(tmp_path: Path, is_read: bool) -> None:
     paths = parts_of(tmp_path)
     for change in ("replaced", "removed"):
@@ -527,7 +531,7 @@ def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest
     """In a bucket each needs several requests, one after the other."""
     paths = [make_store(tmp_path / f"{number}.zarr", seed=number).store.path for number in range(2)]
     store = collect(tmp_path / "collection.json", stores=paths)
-    both, opened = threading.Barrier(2, timeout=30), merged.Members._opened
+    both, opened = threading.Barrier(2, timeout=600), merged.Members._opened
     monkeypatch.setattr(merged.Members, "_opened", lambda *given: (opened(*given), both.wait())[0])
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(store._members.__getitem__, range(2)))
@@ -657,6 +661,7 @@ def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("context", ["document", "sentence"])
+@pytest.mark.quick(1)
 def test_contexts_are_those_of_the_one_store(context: str, tmp_path: Path) -> None:
     """Of documents in blocks, and of sentences of which only one member has one that is too long for the model."""
     sentences = [*SENTENCES[:60], Sentence(tuple(WORDS * 6), document=Document({"year": 1}))]

@@ -59,7 +59,7 @@ def expected_table(made: Made, rows: list[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtype: str) -> None:
     source = stored_as(made, tmp_path / f"source{made.store.path.suffix}", dtype)
     there = export(source, tmp_path / "there.h5")
@@ -78,6 +78,7 @@ def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtyp
     ("layers", "stored"),
     [(None, (0, 2, 5)), ("last", (5,)), (2, (2,)), ([-1, 2, 5], (2, 5)), (np.array([0]), (0,))],
 )
+@pytest.mark.quick(4)
 def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...]) -> None:
     out = export(made.store.select(layers=layers), tmp_path / f"out{made.store.path.suffix}")
     assert out.layers == stored
@@ -118,7 +119,7 @@ def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize("share", [0.02, 0.5])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: str, share: float) -> None:
     source = stored_as(made, tmp_path / "source.zarr", dtype)
     rows = np.flatnonzero(np.random.default_rng(3).random(source.n_rows) < share)
@@ -130,7 +131,7 @@ def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: 
 @pytest.mark.parametrize("wanted", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 def test_other_dtypes(made: Made, tmp_path: Path, dtype: str, wanted: str) -> None:
     source = stored_as(made, tmp_path / f"source{made.store.path.suffix}", dtype)
     copy = export(source, tmp_path / "out.zarr", dtype=wanted)
@@ -220,7 +221,7 @@ def test_progress_counts_rows(made: Made, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("error", [StorageError("the disk is full"), KeyboardInterrupt()], ids=["disk", "interrupt"])
 @pytest.mark.usefixtures("small_shards")
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_an_interrupted_export_is_resumed(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, error: BaseException
 ) -> None:
@@ -330,6 +331,7 @@ def _flip(path: Path, find: bytes, offset: int = 0) -> None:
 
 
 @pytest.mark.parametrize("what", ["vectors", "index"])
+@pytest.mark.quick(2)
 def test_damage_is_not_copied(made: Made, tmp_path: Path, what: str) -> None:
     source = export(made.store, tmp_path / f"source{made.store.path.suffix}")
     folder = source.path.is_dir()

@@ -57,7 +57,7 @@ def expected(made: Example) -> Seen:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tool", "suffix"), TOOLS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_other_tools_read_the_same(
     seen_by: Callable[[str, str], dict[str, Seen]], tool: str, suffix: str, dtype: str
 ) -> None:

@@ -237,6 +237,7 @@ def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObj
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.quick(2)
 def test_several_partitions_and_dtypes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     sentences = [[f"w{number % 7}"] * (number % 40 + 1) for number in range(50)]
@@ -278,6 +279,7 @@ def test_the_fixture_of_allennlp(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(1)
 def test_an_interrupted_import_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     sentences = [["w"] * 100 for _ in range(8)]

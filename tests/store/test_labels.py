@@ -264,6 +264,7 @@ def test_two_writers(made: Made) -> None:
 
 
 @pytest.mark.parametrize("failing", range(4))
+@pytest.mark.quick(2)
 def test_a_writer_that_is_stopped_leaves_the_old_labels(
     made: Made, failing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,6 +289,7 @@ def test_a_writer_that_is_stopped_leaves_the_old_labels(
     assert len(list(folder_of(made.store.path).iterdir())) == 2
 
 
+@pytest.mark.quick(1)
 def test_exports_and_buckets_have_them(made: Made, tmp_path: Path, memory: MemoryBucket) -> None:
     store = made.store.with_labels(tones(made), on="sentence,position", save=True)
     copy = es.export(store, tmp_path / "copy.zarr")

@@ -44,6 +44,7 @@ def flipped(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, flipped, None], ids=["cut", "flipped", "missing"])
 @pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.quick(1)
 def test_any_damage_is_repaired(
     memory: MemoryBucket, tmp_path: Path, damage: Callable[[bytes], bytes] | None, stride: int
 ) -> None:

@@ -50,21 +50,21 @@ def test_an_error_is_raised_in_place_of_its_item_and_no_thread_is_left(
     monkeypatch: pytest.MonkeyPatch, wrong: int
 ) -> None:
     monkeypatch.setattr(ahead, "QUICK_SECONDS", -1.0)
-    before = threading.active_count()
+    before = threading.enumerate()
 
     def read(number: int, _: int) -> int:
         if number == wrong:
             raise ValueError(f"item {number}")
         return number
 
-    found = []
+    found: list[int] = []
     with pytest.raises(ValueError, match=f"item {wrong}"):
         found.extend(read_ahead(read, 9))
-    assert found == list(range(wrong)) or not found
+    assert found == list(range(wrong))
     items = read_ahead(lambda number, _: number, 9)
     assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
     items.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= set(before)
     assert list(read_ahead(read, 0)) == []
 
 
@@ -74,4 +74,4 @@ def test_a_loop_that_is_left_halfway_lets_the_process_end() -> None:
         "items = read_ahead(lambda number, _: time.sleep(0.005), 99)\n"
         "for _ in range(4): next(items)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -7,7 +7,9 @@ import gc
 import mmap
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,7 @@ def test_scan_is_slicing(folder: Path, data: st.DataObject, case: tuple[str, int
     assert row == stop
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(data=st.data(), suffix=st.sampled_from(SUFFIXES), dtype=st.sampled_from(["float16", "int8"]))
 def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, suffix: str, dtype: str) -> None:
     made = example(rows=900, dtype=dtype)
@@ -123,6 +125,7 @@ def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(3)
 def test_a_block_that_is_held_does_not_change(tmp_path: Path, suffix: str, dtype: str) -> None:
     made = example(rows=1000, dtype=dtype)
     store = made.make(tmp_path / f"s{suffix}")
@@ -160,11 +163,21 @@ def test_buffers_are_reused(tmp_path: Path) -> None:
 def test_a_scan_opens_nothing_but_its_maps(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
     store.gather(np.arange(1000), 0)  # maps the shards, which stay mapped
-    gc.collect()  # files that earlier tests left open
-    before = _descriptors()
-    scan = store.scan(0, block_rows=50)
-    next(scan)
-    assert _descriptors() == before
+    with no_collection():  # of files that earlier tests left open
+        before = _descriptors()
+        scan = store.scan(0, block_rows=50)
+        next(scan)
+        assert _descriptors() == before
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Close no file by garbage collection, which takes half a second when asked for."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _descriptors() -> int:
@@ -288,6 +301,7 @@ def test_a_lock_that_cannot_be_removed_is_not_a_lock(tmp_path: Path, monkeypatch
     assert StoreWriter(store.path).missing() == []
 
 
+@pytest.mark.slow
 def test_more_shards_than_are_mapped_at_a_time(tmp_path: Path) -> None:
     """In several threads, of which each releases shards that the others read."""
     made = example(rows=256 * 12 - 100, layers=(0, 4), hidden_size=24, labels=False)
@@ -399,18 +413,14 @@ def test_a_scan_requests_its_rows_ahead_and_waits_for_no_index(
 @pytest.mark.quick(1)
 def test_a_store_that_is_no_longer_used_holds_no_file(tmp_path: Path, suffix: str) -> None:
     path = example(rows=1000).make(tmp_path / f"s{suffix}").path
-    gc.collect()
-    before = _descriptors()
-    gc.disable()
-    try:
+    with no_collection():
+        before = _descriptors()
         store = open_store(path)
         store.gather(np.arange(1000), 0)
         list(store.scan(0))
         assert _descriptors() > before
         del store
         assert _descriptors() == before
-    finally:
-        gc.enable()
 
 
 def test_a_chunk_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def is_refused(read: Callable[[], object], right: np.ndarray | None = None) -> b
 
 @pytest.mark.parametrize("replace", ["rename", "remove", "in place"])
 @pytest.mark.parametrize("used", [False, True], ids=["untouched", "one shard mapped"])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_a_folder_that_was_replaced(tmp_path: Path, replace: str, used: bool) -> None:
     """By a store of the same shape, as after a second extraction."""
     first, path, other = tmp_path / "first.zarr", tmp_path / "s.zarr", tmp_path / "other.zarr"
@@ -92,6 +92,7 @@ def test_a_file_that_was_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.quick(1)
 def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path, cached: bool) -> None:
     made = example()
     before = all_files(made.make(tmp_path / "x.zarr").path)  # type: ignore[arg-type]

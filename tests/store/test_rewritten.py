@@ -52,6 +52,7 @@ def kind_of_rows(path: Path) -> type:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.quick(2)
 def test_morton_order_without_compressor_is_mapped(tmp_path: Path, dtype: str) -> None:
     """zarr-python puts the chunks of a shard in Morton order; inner chunks of other sizes are no matter."""
     made = example(rows=900, dtype=dtype, partition_rows=512)
@@ -67,7 +68,7 @@ def test_morton_order_without_compressor_is_mapped(tmp_path: Path, dtype: str) -
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sharded", [True, False])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_default_compressor_falls_back_to_zarr(tmp_path: Path, dtype: str, sharded: bool) -> None:
     made = example(rows=900, dtype=dtype, partition_rows=512)
     path = made.make(tmp_path / "s.zarr").path
@@ -115,7 +116,7 @@ def test_a_foreign_array_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_hdf5_chunks_elsewhere(tmp_path: Path, dtype: str) -> None:
     """A copy by the HDF5 library, compressed or in chunks of another size."""
     made = example(rows=900, dtype=dtype, partition_rows=512)

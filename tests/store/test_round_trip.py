@@ -103,6 +103,7 @@ def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(2)
 def test_same_bytes_however_it_was_written(tmp_path: Path, suffix: str, dtype: str) -> None:
     made = example(dtype=dtype)
     once, slowly = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"

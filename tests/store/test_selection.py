@@ -55,6 +55,7 @@ CONDITIONS = st.fixed_dictionaries(
 
 @settings(max_examples=50)
 @given(wanted=CONDITIONS, layers=st.lists(st.sampled_from([0, 2, 5]), min_size=1, max_size=3, unique=True))
+@pytest.mark.quick(1)
 def test_any_conditions(made: Made, wanted: dict[str, Any], layers: list[int]) -> None:
     conditions = dict(wanted)
     least = conditions.pop("least", None)

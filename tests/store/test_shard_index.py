@@ -67,6 +67,7 @@ def path(made: Example, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("craft", CRAFTS)
+@pytest.mark.quick(2)
 def test_on_a_disk(made: Example, path: Path, tmp_path: Path, craft: Craft) -> None:
     whole = all_files(path)
     (path / SHARD).write_bytes(crafted(whole[SHARD], craft))
@@ -96,6 +97,7 @@ def test_a_worker_does_not_adopt_it(made: Example, tmp_path: Path, craft: Craft)
 
 
 @pytest.mark.parametrize("craft", CRAFTS)
+@pytest.mark.quick(2)
 def test_in_a_bucket(made: Example, path: Path, memory: MemoryBucket, tmp_path: Path, craft: Craft) -> None:
     """Verified, adopted by a resume, repaired, copied into a cache, exported."""
     pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")

@@ -45,7 +45,7 @@ def check(frame: pl.DataFrame, selection: es.Selection) -> None:
         assert frame[name].cast(table[name].dtype).equals(table[name]), name
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_parquet_has_the_table_and_the_vectors(store: es.Store, tmp_path: Path) -> None:
     for number, selection in enumerate(selections(store)):
         path = es.store.write_table(selection, tmp_path / f"{number}.parquet")
@@ -53,6 +53,7 @@ def test_parquet_has_the_table_and_the_vectors(store: es.Store, tmp_path: Path) 
     assert "embstore" in pl.read_parquet_metadata(path)
 
 
+@pytest.mark.quick(3)
 def test_safetensors_has_the_vectors_as_stored(store: es.Store, tmp_path: Path) -> None:
     for number, selection in enumerate(selections(store)):
         path = es.store.write_table(selection, tmp_path / f"{number}.safetensors")
@@ -65,7 +66,7 @@ def test_safetensors_has_the_vectors_as_stored(store: es.Store, tmp_path: Path) 
         assert all(found[name].tolist() == table[name].to_list() for name in tables.INTEGERS)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for selection in selections(store):
         batches = list(selection.to_arrow())
@@ -88,6 +89,7 @@ def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch:
         store.to_arrow(columns=["layer_4"])
 
 
+@pytest.mark.quick(3)
 def test_xarray_reads_what_is_indexed(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     gather, read = es.Store.gather_layers, []
 
@@ -115,6 +117,7 @@ def test_xarray_reads_what_is_indexed(store: es.Store, monkeypatch: pytest.Monke
     assert store.to_xarray().sizes["occurrence"] == store.n_rows
 
 
+@pytest.mark.quick(3)
 def test_torch_is_the_same_dataset(store: es.Store) -> None:
     made = store.to_torch(batch_size=100, shuffle=True, seed=3)
     same = es.TorchDataset(store.select(), batch_size=100, shuffle=True, seed=3)

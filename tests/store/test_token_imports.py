@@ -64,6 +64,7 @@ def write_saelens(folder: Path, made: list[tuple[np.ndarray, np.ndarray]], hook:
 
 
 @pytest.mark.parametrize("key", ["token_ids", "input_ids"])
+@pytest.mark.quick(2)
 def test_tokens_of_vllm_become_rows(tmp_path: Path, tokenizer: Tokenizer, key: str) -> None:
     made = sequences(tokenizer)
     folder = write_vllm(tmp_path / "hs", made, key)

@@ -32,6 +32,7 @@ from tests.store.example import SUFFIXES, all_files, example
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(1)
 def test_second_writer_is_refused(tmp_path: Path, suffix: str) -> None:
     path = example().create(tmp_path / f"s{suffix}")
     lock = path.with_name(f"s{suffix}.lock")
@@ -50,6 +51,7 @@ def test_second_writer_is_refused(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.quick(1)
 def test_a_killed_writer_leaves_no_lock(tmp_path: Path, suffix: str) -> None:
     path = example().create(tmp_path / f"s{suffix}")
     code = (

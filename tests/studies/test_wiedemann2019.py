@@ -74,7 +74,7 @@ def by_hand(store: es.Store, layers: tuple[int, ...], k: int, capped: bool) -> d
 
 @pytest.mark.parametrize("capped", [True, False])
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_scores_are_those_of_the_nearest_train_occurrences(capped: bool, k: int, study: StudyResult) -> None:
     (path,) = (study.folder / "stores").iterdir()
     store = es.open(path)

@@ -57,6 +57,7 @@ def test_the_most_frequent_words_come_first(trained: WordVectors) -> None:
     assert [counts[word] for word in trained.words] == sorted(counts.values(), reverse=True)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_vectors(trained: WordVectors) -> None:
     again = train_vectors(planted(), training=TRAINING)
     assert (again.words, again.vectors.tobytes()) == (trained.words, trained.vectors.tobytes())

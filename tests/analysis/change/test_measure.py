@@ -92,6 +92,7 @@ def test_periods_of_a_column_are_compared_as_two_stores_would_be(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.quick(1)
 def test_planted_changes_are_found_and_others_are_not(tmp_path: Path, seed: int) -> None:
     old, new = write_sides(tmp_path, n_words=20, n_changed=4, seed=seed)
     found = measure_change(old.store, new.store, tests=ChangeTests(permutations=199, resamples=50, seed=seed))

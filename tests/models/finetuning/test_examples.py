@@ -113,6 +113,7 @@ def test_without_a_window_only_padding_is_masked(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2"])
 @pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.quick(2)
 def test_nothing_beyond_a_window_changes_a_label(name: str, window: int, tmp_path: Path) -> None:
     """One layer: a word's logits depend on the words within the window, and on those only."""
     checkpoint = open_checkpoint(tiny.save(name, tmp_path / name), revision=None)

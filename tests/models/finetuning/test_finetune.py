@@ -87,6 +87,7 @@ def test_the_record_follows_its_schema(made: FineTuned) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_label_that_train_does_not_have_is_an_error(made: FineTuned, model: Path, data: Path, tmp_path: Path) -> None:
     """The tagger knows every word, so it would be right but for the labels that it never saw."""
     text = (data / "dev.conll").read_text()
@@ -183,6 +184,7 @@ def test_the_same_seed_gives_the_same_weights(made: FineTuned, model: Path, data
     assert not same(other.path, made.path)
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_saved(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores peak at the second of three epochs: the weights must be those after two."""
     scores = iter([0.2, 0.9, 0.5])

@@ -182,7 +182,7 @@ def test_purity() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_kmeans_finds_the_best_of_all_partitions(seed: int) -> None:
     unit = unit_rows(np.random.default_rng(seed).standard_normal((9, 3)).astype(np.float32)).astype(np.float64)
 
