@@ -69,7 +69,8 @@ def measured(case: Case, some: list[Any], kind: str, folder: str) -> BreakEven:
     os.sync()  # what others have written is not flushed in this measurement
     if kind == "plan":
         found = es.plan(some, **held, store=Path(folder) / "x.zarr", progress=False).estimate.break_even
-        assert found is not None
+        if found is None:
+            raise SystemExit(f"a plan of {len(some)} sentences measures nothing: give a larger --share")
         return found
     with patch.object(breakeven, "PARTS", 1 if kind == "run" else breakeven.PARTS):
         return breakeven.bench_breakeven(some[:: 1 if kind == "run" else SHARE], **held, folder=folder)

@@ -11,8 +11,10 @@ import torch
 
 import embstore as es
 from embstore.errors import NonFiniteError
+from embstore.extraction.cast import Cast
 from embstore.models import load_encoder
 from embstore.models.transformer.encoder import TransformerEncoder
+from embstore.store import Layout
 from tests.extraction.plans import plan_of
 from tests.models.tiny import SENTENCES, save
 
@@ -119,3 +121,15 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
         assert np.array_equal(np.asarray(cast.gather(every, layer)), np.asarray(plain.gather(every, layer)))
     assert stayed[-1:] == [True]
     assert stayed.count(False) == (dtype == "int8")  # its center is computed first
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_only_what_can_be_stored_passes(dtype: str) -> None:
+    cast = Cast(Layout.of(n_rows=40, layers=(0, 1), hidden_size=8, dtype=dtype), center=None)
+    buffer = cast.buffer(1)
+    largest = 65504.0 if dtype == "float16" else float(np.finfo(np.float32).max)
+    for value in (1.0, 64000.0, 65504.0, -65504.0, 65505.0, -65512.0, 7e4, 1e20, -3e38, np.inf, -np.inf, np.nan):
+        vectors = torch.ones(2, 3, 8)
+        vectors[1, 2, 5] = value
+        extremes = cast.into(buffer, vectors, np.arange(3), None)
+        assert (extremes is None) == bool(abs(vectors[1, 2, 5]) <= largest), value
