@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
+from polars import selectors
 
 from embstore.errors import COLUMNS, InvalidValueError, quoted
 from embstore.store.index import Index
@@ -23,6 +26,9 @@ POSITION, FROM_END = "_position", "_from_end"
 PLACES = ("length", "from_end", *(scope + end for scope in ("document", "context") for end in (POSITION, FROM_END)))
 _FUNCTIONS = {"Abs", "Coalesce", "FillNull", "MaxHorizontal", "MinHorizontal", "Sql", "StringExpr"}
 _BOOLEAN = ("Not", "IsNull", "IsNotNull")
+_WIDE = "Int128"
+_DATES = {"Date", "Datetime", "Time", "Duration"}
+_IS_TRUE = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|\bIS\s+(NOT\s+)?(TRUE|FALSE)\b""", re.IGNORECASE)
 _Numbers = NDArray[np.int64]
 
 
@@ -30,13 +36,13 @@ def parse(condition: str) -> pl.Expr:
     """Return a condition as a Polars expression.
 
     Raises InvalidValueError for what is none, and for one that looks at more than the occurrence itself: then it would
-    mean something else for every part of a corpus.
+    mean something else for every part of a corpus, as one with CURRENT_DATE would on another day.
     """
     if not isinstance(condition, str) or not 0 < len(condition) <= MAX_CONDITION:
         raise InvalidValueError(f"where {quoted(condition)} is not allowed: give 1 to {MAX_CONDITION:,} characters")
     try:
-        parsed = pl.sql_expr(condition)
-        node = json.loads(_serialized(parsed))
+        parsed = pl.sql_expr(_IS_TRUE.sub(_with_null, condition))
+        node = _wide(json.loads(_serialized(parsed)))
         names = parsed.meta.root_names()
     except (pl.exceptions.PolarsError, ValueError) as error:
         raise InvalidValueError(
@@ -46,9 +52,9 @@ def parse(condition: str) -> pl.Expr:
     if not names or not _is_elementwise(node):
         raise InvalidValueError(
             f"where {quoted(condition)} is not about each occurrence on its own: compare columns with AND, OR, NOT, "
-            "IN, BETWEEN, LIKE, IS NULL, %, lower() and the like"
+            "IN, BETWEEN, LIKE, IS NULL, %, lower() and the like, and dates as text, such as '2026-11-23'"
         )
-    return parsed
+    return parsed if _WIDE not in json.dumps(node) else _expression(node)
 
 
 def rows_where(index: Index, condition: str, *, block_rows: int = BLOCK_ROWS) -> Iterator[_Numbers]:
@@ -56,7 +62,7 @@ def rows_where(index: Index, condition: str, *, block_rows: int = BLOCK_ROWS) ->
 
     Besides the columns of `Selection.table`, all text as strings, there are those of PLACES, and of each label column x
     `x_position` and `x_from_end`; a label or field of the same name comes first. Raises InvalidValueError for a column
-    that does not exist and a condition that cannot be used on the values.
+    that does not exist and a condition that cannot be used on the values. Whole numbers are computed in 128 bits.
     """
     parsed, columns = parse(condition), _Columns(index)
     names = sorted(set(parsed.meta.root_names()) - {"occurrence"})
@@ -64,8 +70,9 @@ def rows_where(index: Index, condition: str, *, block_rows: int = BLOCK_ROWS) ->
     for start in range(0, max(1, len(index.type)), block_rows):
         rows = slice(start, min(start + block_rows, len(index.type)))
         frame = pl.DataFrame([columns.read(name, rows) for name in ("occurrence", *names)])
+        wide = frame.cast({selectors.integer(): pl.Int128})
         try:
-            yield frame.filter(parsed)["occurrence"].to_numpy()
+            yield wide.filter(parsed)["occurrence"].cast(pl.Int64).to_numpy()
         except pl.exceptions.PolarsError as error:
             raise InvalidValueError(f"where {quoted(condition)} cannot be used: {_first_line(error)}") from None
 
@@ -160,10 +167,12 @@ class _Columns:
 
 
 def _is_elementwise(node: Any) -> bool:
-    """Return whether a serialized expression has a value for each row that depends on this row alone."""
+    """Return whether a serialized expression has a value for each row that depends on this row alone, not on today."""
     value: Any
     kind, value = next(iter(node.items())) if isinstance(node, dict) and node else (node, None)
-    if kind in ("Column", "Literal"):
+    if kind == "Literal":
+        return not (isinstance(value.get("Scalar"), dict) and value["Scalar"].keys() & _DATES)
+    if kind == "Column":
         return True
     if kind == "Function":
         function = value["function"]
@@ -174,10 +183,38 @@ def _is_elementwise(node: Any) -> bool:
     return kind in parts and all(_is_elementwise(value[part]) for part in parts[kind])
 
 
+def _with_null(found: re.Match[str]) -> str:
+    """Write IS TRUE and the like so that, unlike in Polars, a missing value is neither true nor false."""
+    text, negated, value = found.groups()
+    return text or f"<=> {value}{' <=> FALSE' if negated else ''}"
+
+
+def _wide(node: Any) -> Any:
+    """Return a serialized expression in which numbers made of text are wide: those of Polars wrap round below 0."""
+    if not isinstance(node, dict):
+        return [_wide(each) for each in node] if isinstance(node, list) else node
+    value: Any
+    node = {key: _wide(each) for key, each in node.items()}
+    kind, value = next(iter(node.items()), ("", None))
+    if kind == "Cast" and "Int" in str(value["dtype"]):
+        value["dtype"] = {"Literal": _WIDE}
+    if kind == "Function" and isinstance(value["function"], dict):
+        made = value["function"].get("StringExpr")
+        if made in ("LenChars", "LenBytes") or (isinstance(made, dict) and "Find" in made):
+            return {"Cast": {"expr": node, "dtype": {"Literal": _WIDE}, "options": "Strict"}}
+    return node
+
+
 def _serialized(parsed: pl.Expr) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the format may be another one in another version: it is read at once
         return parsed.meta.serialize(format="json")
+
+
+def _expression(node: Any) -> pl.Expr:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json")
 
 
 def _first_line(error: Exception) -> str:

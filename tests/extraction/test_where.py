@@ -247,6 +247,9 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         "row_number() OVER (ORDER BY position) = 1": "not about each occurrence on its own",
         "sum(position) OVER (PARTITION BY upos) > 1": "not about each occurrence on its own",
         "position IN (SELECT 1)": "not about each occurrence on its own",
+        "CURRENT_TIMESTAMP > word": "not about each occurrence on its own: .* dates as text",
+        "word IN ('a', CURRENT_DATE::text)": "not about each occurrence on its own",
+        "random() > position": "is not a condition in SQL",
         "pos = 'X'": "there is no column 'pos'; .* upos, .*length, .*_from_end",
         'upos = "NOUN"': "there is no column 'NOUN'; text is in single quotes",
         "position = 'a'": "cannot be used: cannot compare string with numeric type",
@@ -268,6 +271,33 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         planned("upos = 'VERB'")
     with pytest.raises(InvalidValueError, match="is not text"):
         es.Keep(where=3)  # type: ignore[arg-type]
+
+
+def test_conditions_mean_what_sql_means(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    store = es.extract(plan_of(corpus(), model=FakeEncoder()), tmp_path / "x.zarr", progress=False)
+    connection = duckdb.connect()
+    connection.register("t", store.table().cast({pl.Enum: pl.String, pl.Int32: pl.Int64}).to_arrow())
+    for condition in (
+        "(tag = 'NOUN') IS NOT TRUE",
+        "NOT (tag = 'NOUN' is  true) AND word <> 'it IS TRUE'",
+        "tag = 'VERB' IS FALSE",
+        "tag = 'VERB' IS NOT FALSE OR position = 0",
+        "position + 9223372036854775807 > 0",
+        "position * 9223372036854775807 * 2 > occurrence",
+        "position / 2 = 1 OR position / 2 > 2.2",
+        "-position < -2",
+        "length(word) - 5 > 0 OR length(tag) - 5 > 0",
+        "strpos(word, 'x') - 1 < 0 AND abs(length(word) - 9) * 4000000000 > 5",
+        "CAST(position AS INT) * 2000000000 * 3 > 0",
+        "substr(word, length(word)) = 'r' IS TRUE OR length(word) / 2 > position",
+    ):
+        wide = condition.replace("9223372036854775807", "9223372036854775807::hugeint").replace(
+            "AS INT)", "AS HUGEINT)"
+        )
+        expected = connection.execute(f"select occurrence from t where {wide}").fetchall()
+        assert store.select(where=condition).rows.tolist() == sorted(row for (row,) in expected), condition
+        assert 0 < len(expected) <= store.n_rows
 
 
 def test_functions_of_other_rows_are_known() -> None:
