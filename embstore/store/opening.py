@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -29,7 +28,7 @@ from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
 from embstore.store.reading.gather import RESUME
 from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.files import reading, replacing, storing
-from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.storage.location import ObjectPath, parse_location, require_distinct
 from embstore.store.store import Store, cache_folder
 from embstore.store.zarr.format import APPENDED, NODE, group_node
 
@@ -205,9 +204,7 @@ def _joined(paths: Sequence[Path | ObjectPath], options: Mapping[str, Any], *, p
     """Open several stores as one."""
     if not paths:
         raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
-    twice = [each for each, count in Counter(map(str, paths)).items() if count > 1]
-    if twice:
-        raise InvalidValueError(f"{twice[0]} is given twice: a store can be in a collection once")
+    require_distinct(paths)
     cache, is_remote = options["cache"], any(isinstance(each, ObjectPath) for each in paths)
     with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
         stores = list((map if pool is None else pool.map)(lambda each: Store(open_reader(each, cache=cache)), paths))

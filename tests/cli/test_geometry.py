@@ -89,6 +89,7 @@ def test_one_figure_of_several_stores(work: Work) -> None:
         (["store.zarr", "--set", "top=-1"], ["top=-1", "0 or more"]),
         (["store.zarr", "--level"], ["--level"]),
         (["store.zarr", "store.zarr"], ["given twice"]),
+        (["store.zarr", "./store.zarr"], ["given twice, once as store.zarr"]),
         (["none.zarr"], ["none.zarr"]),
     ],
 )

@@ -381,6 +381,8 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
     [
         (lambda folder: es.open([]), InvalidValueError, "needs one store"),
         (lambda folder: es.open([folder / "m.zarr"] * 2), InvalidValueError, "given twice"),
+        (lambda folder: es.open([folder / "m.zarr", folder / "a/../m.zarr"]), InvalidValueError, "twice, once as "),
+        (lambda folder: es.open([folder / "link/m.zarr", folder / "m.zarr"]), InvalidValueError, "twice, once as "),
         (lambda folder: es.open([folder / "m.zarr", folder / "no.zarr"]), StoreNotFoundError, "no.zarr"),
         (lambda folder: es.open([folder / "m.zarr", 3]), InvalidValueError, "named by its path"),
         (lambda folder: es.open(folder / "no.json"), StoreNotFoundError, "embstore collect"),
@@ -395,6 +397,8 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
 def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match: str) -> None:
     extract(tmp_path / "m.zarr", SENTENCES[:1])
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(error, match=match) as found:
         call(tmp_path)
     assert "\n" not in str(found.value)

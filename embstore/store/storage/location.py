@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +108,18 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     if not bucket or any(part in ("", ".", "..") for part in (key.split("/") if key else ())):
         raise InvalidValueError(f"{text} is not the URL of a store; expected {scheme}://{bucket or 'bucket'}/name.zarr")
     return ObjectPath(f"{scheme}://{rest}")
+
+
+def require_distinct(locations: Iterable[str | os.PathLike[str] | ObjectPath]) -> None:
+    """Raise InvalidValueError if two locations are one place, by whatever path."""
+    known: dict[str, object] = {}
+    for location in locations:
+        path = parse_location(location)
+        place = os.path.realpath(path) if isinstance(path, Path) else str(path)
+        if place in known:
+            spelled = "" if str(known[place]) == str(location) else f", once as {known[place]}"
+            raise InvalidValueError(f"the store {location} is given twice{spelled}: give each once")
+        known[place] = location
 
 
 def parse_hub(address: str) -> tuple[str, str | None, str | None]:
