@@ -100,7 +100,7 @@ class Batch:
                     f"layer {self.layer}, row {int(self.rows[int(invalid[0])])} holds a value that is not finite: "
                     "run embstore verify, or leave that row out"
                 )
-            raise too_long(self.layer)
+            raise beyond_float32(self.layer)
         return vectors, norms
 
     def require_finite(self) -> None:
@@ -125,9 +125,9 @@ def gather_finite(store: Store, rows: NDArray[np.int64], layer: int) -> NDArray[
     return vectors
 
 
-def too_long(layer: int) -> NonFiniteError:
-    """The error for vectors whose squares overflow float32."""
-    return NonFiniteError(f"layer {layer} holds vectors too long for float32: choose precision float64")
+def beyond_float32(layer: int) -> NonFiniteError:
+    """The error for vectors whose squares overflow float32 or vanish in it."""
+    return NonFiniteError(f"layer {layer} holds vectors too long or too short for float32: choose precision float64")
 
 
 class Reducer(Protocol[State]):

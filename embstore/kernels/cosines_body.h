@@ -84,6 +84,14 @@ TARGET static REAL OWN(dot)(const REAL *left, const REAL *right, int64_t size) {
     return parts[0];
 }
 
+/* Whether squares overflow or vanish, so that the scale of a vector would be wrong. */
+TARGET static int OWN(is_lost)(const REAL *row, REAL square, int64_t size) {
+    if (square > (sizeof(REAL) == sizeof(float) ? 1e-30 : 1e-290)) return square == INFINITY;
+    for (int64_t j = 0; j < size; j++)
+        if (row[j] != 0) return 1;
+    return 0;
+}
+
 TARGET static void OWN(read_halves)(const uint16_t *from, int64_t size, REAL *row) {
     int64_t j = 0;
     for (; j + WIDTH <= size; j += WIDTH) {
@@ -204,7 +212,7 @@ TARGET static int64_t OWN(add_ordered)(const cosines_t *sums, const int32_t *ord
             }
             const REAL *row = OWN(read_row)(sums, order[k], buffers + (k - start) * sums->size);
             const REAL square = OWN(dot)(row, row, sums->size);
-            if (!(square < INFINITY)) return -1;
+            if (OWN(is_lost)(row, square, sums->size)) return -1;
             rows[k - start] = row;
             scales[k - start] = square > 0 ? 1 / sqrt(square) : 0;
             counts[2] += square > 0;
@@ -244,7 +252,7 @@ TARGET static int64_t OWN(add_cosines)(const cosines_t *sums) {
             OWN(fetch_sum)(sums, sums->words[i + AHEAD]);
         const REAL *row = OWN(read_row)(sums, i, buffer);
         const REAL square = OWN(dot)(row, row, size);
-        if (!(square < INFINITY)) return -1;
+        if (OWN(is_lost)(row, square, size)) return -1;
         const REAL scale = square > 0 ? 1 / sqrt(square) : 0;
         n_nonzero += square > 0;
         if (sentence >= 0) OWN(add_to_run)(sums, sentence, row);

@@ -326,8 +326,10 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path, bad: float) -> Non
     one_line(lambda: geometry(made.store, min_contexts=1), NonFiniteError, "layer 2", f"row {row} ")
 
 
-def test_vectors_too_long_for_float32_are_named(tmp_path: Path) -> None:
-    made = write_words(tmp_path / "store.zarr", [("word", np.random.default_rng(0).normal(size=(9, 4)) * 1e30)])
+@pytest.mark.parametrize("scale", [1e30, 1e-18, 1e-30])
+def test_vectors_too_long_or_short_for_float32_are_named(scale: float, tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, 4)) * np.array([1] + [scale] * 8)[:, None]
+    made = write_words(tmp_path / "store.zarr", [("word", vectors)])
     one_line(lambda: geometry(made.store, min_contexts=1), NonFiniteError, "float64")
     table = geometry(made.store, min_contexts=1, metrics="selfsim", precision="float64")
     assert values(table, "selfsim", 2)["word"] == pytest.approx(mean_cosine(made.values[0]), abs=1e-9)

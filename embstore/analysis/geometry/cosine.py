@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import Batch, Scope, gather_finite, too_long
+from embstore.analysis.scan import Batch, Scope, beyond_float32, gather_finite
 from embstore.analysis.words import count_codes
 from embstore.errors import InvalidValueError
 from embstore.kernels.compiled import add_cosines
@@ -103,7 +103,7 @@ class CosineSums:
         )
         if n_nonzero < 0:
             batch.require_finite()
-            raise too_long(batch.layer)
+            raise beyond_float32(batch.layer)
         self.n_nonzero += n_nonzero
         self.count += len(batch)
 
