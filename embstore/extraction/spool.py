@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.errors import StorageError
+from embstore.store.storage.files import TOO_MANY_FILES, allow_files
 
 BLOCK = 2**16  # entries of a column that are handled at a time
 
@@ -37,6 +39,7 @@ class Spool:
         """Add values to the end of a column; the first call fixes its dtype."""
         with _storing():
             if name not in self._columns:
+                allow_files(8 * len(self._columns))
                 self._columns[name] = _Column(tempfile.TemporaryFile(), values.dtype)  # noqa: SIM115
             column = self._columns[name]
             column.file.write(np.ascontiguousarray(values, column.dtype).data)
@@ -66,6 +69,8 @@ def _storing() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise StorageError(f"a column of the plan cannot be opened: {TOO_MANY_FILES}") from error
         raise StorageError(
             f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}; "
             "make space there or set TMPDIR to a larger folder"

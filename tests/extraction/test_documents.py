@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import embstore as es
 from embstore.corpus import Document, Sentence
-from embstore.errors import CorpusError
+from embstore.errors import CorpusError, StorageError
 from embstore.extraction.contexts import Overlap
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
@@ -217,3 +218,24 @@ def test_a_field_is_a_label_to_every_analysis(name: str, labelled: es.Store) -> 
         assert by_field.equals(by_label)
     else:
         assert by_field == by_label
+
+
+def test_more_fields_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    fields = {f"field{number}": f"value {number}" for number in range(150)}
+    corpus = [Sentence(["river", "bank"], {}, (), Document(fields))]
+    path, before = tmp_path / "x.zarr", resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = len(os.listdir("/dev/fd")) + 64, before[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, few)
+        es.extract(plan_of(corpus, model=FakeEncoder()), path, progress=False)
+        resource.setrlimit(resource.RLIMIT_NOFILE, few)
+        assert es.open(path).table()["field149"].to_list() == ["value 149"] * 2
+        resource.setrlimit(resource.RLIMIT_NOFILE, few)
+        monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
+        for call in (lambda: plan_of(corpus, model=FakeEncoder()), lambda: es.open(path).table()):
+            with pytest.raises(StorageError, match=r"too many files open, .* raise the limit \(ulimit -n\)"):
+                call()
+    finally:
+        monkeypatch.undo()
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

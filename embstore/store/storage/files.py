@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Bytes = NDArray[np.uint8]
 
+TOO_MANY_FILES = (
+    "this process has too many files open, of which each field and label column takes some: raise the limit (ulimit -n)"
+)
 REPAIR_HINT = "run `embstore verify` on the store, then `embstore extract --repair`"
 
 IN_MEMORY_NBYTES = 64 * 2**20  # longer columns that are made are in temporary files without a name
@@ -97,7 +100,19 @@ def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
     except OSError as error:
         require_short(path, error)
         reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
+        reason = TOO_MANY_FILES if error.errno == errno.EMFILE else reason
         raise StorageError(f"cannot read {path}{of}: {reason}") from error
+
+
+def allow_files(count: int) -> None:
+    """Let this process have `count` files open, if it may."""
+    with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if resource.RLIM_INFINITY != soft < count:
+            most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 @contextmanager

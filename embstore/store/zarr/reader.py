@@ -43,7 +43,7 @@ from embstore.store.reading.mapped import (
     runs_of_chunks,
 )
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
-from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, allow_files, crc32c
 from embstore.store.storage.local import LocalStorage
 from embstore.store.virtual.recomputed import Recomputed, kept_fault
 from embstore.store.zarr.format import (
@@ -128,6 +128,7 @@ class ZarrReader:
         self._records: Records | None = None
         self._shards: dict[tuple[str, int, bool], Shard] = {}
         self._layers: dict[tuple[str, int], MappedLayer] = {}
+        allow_files(8 * len(self.arrays))
         self._max_shards = max_mapped()
         if self._recomputed is not None:  # a file that is mapped takes space after it has left the cache
             self._max_shards = min(self._max_shards, self._recomputed.max_partitions)
