@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 
@@ -24,7 +27,8 @@ from embstore.models.placing import Device, Place, own_dtype
 from embstore.models.transformer.probing import longest_sentence
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import Progress, reporting
-from embstore.store.storage.files import replacing
+from embstore.store.storage.files import clean_up, replacing, storing
+from embstore.store.storage.lock import ProcessLock
 
 PART = "part"  # the label column: "prompt" or "generated"
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -63,6 +67,8 @@ def generate(
     broken into its subwords, and one without a spelling of its own, such as half a character, is its number. So one
     pass of `extract` gives the states while generating, and that of the last subword, which generating never computes.
 
+    What is finished is in NAME.jsonl.partial until all is: the same call continues after one that was stopped.
+
     `prompts`: a file with a prompt a line, or of JSON lines with "text" (or "prompt"), or with "messages", a chat that
     the model's template writes; or Python objects like these. Other single values of a line become fields of the
     document. `temperature`: 0 takes the likeliest subword, else they are drawn, among the likeliest that have together
@@ -70,12 +76,12 @@ def generate(
     machine. A special token that ends a text is part of it. The model's own defaults of sampling are not used.
 
     Raises InvalidValueError for an argument that is not allowed and for a prompt that is empty or too long, ModelError
-    for a model that does not generate, StorageError if `out` exists.
+    for a model that does not generate, StorageError if `out` exists or was begun by another call.
     """
     path = Path(out)
     check_whole("max_new_tokens", max_new_tokens, 1, 2**20)
     check_whole("batch_size", batch_size, 1, 2**16)
-    check_whole("seed", seed, 0, 2**63 - 1)
+    check_whole("seed", seed, 0, 2**64 - 1)
     _check_between("temperature", temperature, 0, 100)
     _check_between("top_p", top_p, 1e-6, 1)
     if path.suffix != ".jsonl":
@@ -87,20 +93,59 @@ def generate(
     given, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
     settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(temperature)}
     settings |= {"temperature": float(temperature), "top_p": float(top_p), "top_k": 0} if temperature else {}
-    with quiet(), memory_needed(f"the model {str(model)!r}", place.main), torch.random.fork_rng():
-        network = _language_model(checkpoint, place, dtype, str(model))
-        settings = _only(network, settings)
-        torch.manual_seed(seed)
-        found: list[list[int]] = []
-        with reporting(progress, total=len(given), unit="texts", label="generate") as report:
-            for start in range(0, len(given), batch_size):
-                found += _continued(network, given[start : start + batch_size], settings)
-                report(len(found))
-    n_before = len(subwords.specials.prefix)
-    with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
-        for (_, fields), prompt, new in zip(rows, given, found, strict=True):
-            file.write(json.dumps(_line(subwords, prompt[n_before:], new, fields), ensure_ascii=False) + "\n")
-    return Generated(path, len(rows), sum(map(len, given)) - n_before * len(given), sum(map(len, found)))
+    finished = _Finished.of(path, checkpoint.files, given, settings, str(dtype), temperature and [seed, batch_size])
+    with finished.lock():
+        found = finished.read()
+        with quiet(), memory_needed(f"the model {str(model)!r}", place.main), torch.random.fork_rng():
+            network = _language_model(checkpoint, place, dtype, str(model))
+            found += _rest(network, given, _only(network, settings), finished, len(found), batch_size, seed, progress)
+        given = [prompt[len(subwords.specials.prefix) :] for prompt in given]
+        with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+            for (_, fields), prompt, new in zip(rows, given, found, strict=True):
+                file.write(json.dumps(_line(subwords, prompt, new, fields), ensure_ascii=False) + "\n")
+        clean_up(finished.path)
+    return Generated(path, len(rows), sum(map(len, given)), sum(map(len, found)))
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """The file of the batches of texts that are finished: a line with a digest of all they depend on, then one each."""
+
+    path: Path
+    digest: str
+
+    @classmethod
+    def of(cls, out: Path, weights: Sequence[Path], *depends: object) -> _Finished:
+        files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
+        digest = hashlib.sha256(json.dumps([torch.__version__, transformers.__version__, files, depends]).encode())
+        return cls(out.with_name(f"{out.name}.partial"), digest.hexdigest())
+
+    def lock(self) -> ProcessLock:
+        busy = f"another process is writing {self.path}; wait until it ends, or stop it"
+        return ProcessLock(self.path.with_suffix(".lock"), busy)
+
+    def read(self) -> list[list[int]]:
+        """Return the texts; a line that is not whole is cut off. Raises StorageError for those of another call."""
+        with storing(self.path):
+            data = self.path.read_bytes() if self.path.exists() else b""
+            whole, line_end, _ = data.rpartition(b"\n")
+            if len(whole + line_end) < len(data):
+                os.truncate(self.path, len(whole + line_end))
+        head, *batches = whole.splitlines() or [self.digest.encode()]
+        if head != self.digest.encode():
+            raise StorageError(
+                f"{self.path} was begun with other prompts, another model or other options: continue with those, or "
+                "remove it"
+            )
+        return [text for batch in batches for text in json.loads(batch)]
+
+    def add(self, texts: list[list[int]]) -> list[list[int]]:
+        with storing(self.path), open(self.path, "ab") as file:
+            file.write(b"" if file.tell() else f"{self.digest}\n".encode())
+            file.write(f"{json.dumps(texts)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        return texts
 
 
 def _check_between(name: str, value: object, least: float, most: float) -> None:
@@ -187,6 +232,27 @@ def _language_model(checkpoint: Checkpoint, place: Place, dtype: torch.dtype, na
     if missing := sorted(set(report["missing_keys"]) - tied):
         raise ModelError(f"the model {name!r} has no language modeling head: its weights do not contain {missing[0]!r}")
     return (network if options else network.to(place.main)).eval()
+
+
+def _rest(
+    network: Any,
+    prompts: list[list[int]],
+    settings: Mapping[str, Any],
+    finished: _Finished,
+    first: int,
+    batch_size: int,
+    seed: int,
+    progress: Progress,
+) -> list[list[int]]:
+    """Return what follows each prompt from `first` on; each batch has random numbers of its own."""
+    found: list[list[int]] = []
+    with reporting(progress, total=len(prompts), unit="texts", label="generate") as report:
+        for start in range(first, len(prompts), batch_size):
+            report(start)
+            torch.manual_seed(int(np.random.SeedSequence([seed, start]).generate_state(1, np.uint64)[0]))
+            found += finished.add(_continued(network, prompts[start : start + batch_size], settings))
+        report(len(prompts))
+    return found
 
 
 @torch.inference_mode()

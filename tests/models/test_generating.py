@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -103,6 +106,64 @@ def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatc
     assert generate(PROMPTS[:1], tmp_path / "narrow.jsonl", top_p=1e-6, **options).path.read_bytes() == (
         generate(PROMPTS[:1], tmp_path / "greedy.jsonl", **options | {"temperature": 0}).path.read_bytes()
     )
+
+
+@pytest.mark.parametrize("temperature", [0, 2.0])
+@pytest.mark.quick(1)
+def test_the_same_call_continues_one_that_was_stopped(temperature, tmp_path, monkeypatch):
+    model, made, continued, calls = (
+        decoder("gpt2", tmp_path / "model"),
+        tmp_path / "made.jsonl",
+        generating._continued,
+        [],
+    )
+    options = {"model": model, "max_new_tokens": 9, "temperature": temperature, "batch_size": 2, "device": "cpu"}
+    expected = generate(PROMPTS * 2, tmp_path / "whole.jsonl", **options)
+
+    def stopped(network, prompts, *given):
+        calls.append(len(prompts))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return continued(network, prompts, *given)
+
+    monkeypatch.setattr(generating, "_continued", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        generate(PROMPTS * 2, made, **options)
+    with (tmp_path / "made.jsonl.partial").open("ab") as file:
+        file.write(b"[[1, 2")  # of a line that was being written
+    with pytest.raises(
+        StorageError, match=r"made\.jsonl\.partial was begun with other prompts, another model or other"
+    ):
+        generate(PROMPTS * 2, made, **options | {"max_new_tokens": 8})
+    assert not made.exists()
+    found = generate(PROMPTS * 2, made, **options)
+    assert calls == [2] * 5  # four batches, one of them twice
+    assert made.read_bytes() == expected.path.read_bytes()
+    assert (found.texts, found.subwords) == (expected.texts, expected.subwords)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["made.jsonl", "model", "whole.jsonl"]
+
+
+@pytest.mark.slow
+def test_a_killed_call_is_continued(tmp_path):
+    code = """if True:
+        import os, signal, sys
+        from embstore.models import generate, generating
+        calls, continued = [], generating._continued
+        def killed(*given):
+            calls.append(1)
+            if len(calls) > int(sys.argv[1]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return continued(*given)
+        generating._continued = killed
+        options = {"model": "model", "max_new_tokens": 9, "temperature": 2.0, "batch_size": 1, "device": "cpu"}
+        generate(["the river", "a bank", "the cat", "cats"], sys.argv[2], **options)
+    """
+    decoder("gpt2", tmp_path / "model")
+    run = partial(subprocess.run, cwd=tmp_path, check=False)
+    for allowed, status in ((1, -9), (0, -9), (2, -9), (9, 0)):
+        assert run([sys.executable, "-c", code, str(allowed), "made.jsonl"]).returncode == status
+    assert run([sys.executable, "-c", code, "4", "whole.jsonl"]).returncode == 0
+    assert (tmp_path / "made.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def marked(sentence) -> list[str]:
