@@ -12,7 +12,7 @@ import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import check_whole
 from embstore.store.storage.location import require_distinct
-from embstore_cli.output import Drawing, Output, print_table
+from embstore_cli.output import Drawing, Output, print_notes, print_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,12 +145,11 @@ def cka(
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
     chosen = opt.read_settings(settings, CKA) | {"layers": opt.layers_of(layers)}
-    if other is None:
-        left = right = ""
-        table = es.analysis.linear_cka(es.open(store), **chosen)
-    else:
-        left, right = _names([store, other])
-        table = es.analysis.linear_cka(es.open(store), es.open(other), other_layers=chosen["layers"], **chosen)
+    stores, (left, right) = [es.open(store)], ("", "")
+    if other is not None:
+        (left, right), chosen["other_layers"] = _names([store, other]), chosen["layers"]
+        stores.append(es.open(other))
+    table = es.analysis.linear_cka(*stores, **chosen)
     output.draw(lambda **look: es.plot.cka_map(table, names=(left, right), **look))
     if output.deliver(table):
         rows: dict[int, dict[str, Any]] = {}
@@ -158,6 +157,9 @@ def cka(
             line = rows.setdefault(row["other_layer"], {f"{right} layer".strip(): str(row["other_layer"])})
             line[str(row["layer"])] = row["value"]
         print_table(list(rows.values()), title=f"linear CKA with each {left} layer".replace("  ", " "))
+    count, size = table["count"].to_list()[0], max(each.hidden_size for each in stores)
+    if count < size:
+        print_notes([f"{count:,} occurrences are fewer than the {size:,} features, so that any two layers are similar"])
 
 
 def separability(

@@ -62,7 +62,8 @@ class ProbeResult:
     def summary(self) -> pl.DataFrame:
         """Return the mean over the seeds (`value`), their standard deviation and the number of `seeds`.
 
-        `deviation` is null for one seed. `low` and `high` are those of `frame`, which are of the mean already.
+        A seed for which the metric is not defined is left out. `deviation` is null for one seed. `low` and `high` are
+        those of `frame`, which are of the mean already.
         """
         return summary(self.frame)
 
@@ -87,5 +88,5 @@ def summary(frame: pl.DataFrame) -> pl.DataFrame:
         pl.col("value").mean(),
         pl.col("value").std().alias("deviation"),
         pl.col("count", "low", "high").first(),
-        pl.len().cast(pl.Int64).alias("seeds"),
+        pl.col("value").count().cast(pl.Int64).alias("seeds"),
     )

@@ -143,6 +143,14 @@ def test_cka_of_one_store_and_of_two(work: Work) -> None:
     assert {"store layer", "other layer", "linear CKA", "1.00"} <= svg_texts(work / "cka.svg")
 
 
+def test_cka_of_fewer_occurrences_than_features(work: Work) -> None:
+    work.write("few.txt", "the river\n")
+    assert work.run("extract", "few.txt", "few.zarr", "--model", "model").status == 0
+    ran = work.run("cka", "few.zarr", "--layers", "0,1")
+    assert ran.status == 0
+    assert ran.err.startswith(f"embstore: 2 occurrences are fewer than the {es.open(work / 'few.zarr').hidden_size} f")
+
+
 def test_separability_by_layer_and_word(work: Work) -> None:
     tags = 4 * ["NOUN", "ADJ"]
     none = "\t_" * 6

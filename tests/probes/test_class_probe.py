@@ -85,7 +85,7 @@ def test_scores_are_those_of_the_logits_counted_slowly(made: Made, probe: ClassP
 def test_the_frame_is_tidy_and_valid(result: ProbeResult, tmp_path: Path) -> None:
     validator_of("probe_output").validate(result.frame.to_dicts())
     assert not result.frame.select("store", "task", "layer", "split", "metric", "item", "seed").is_duplicated().any()
-    assert set(result.summary()["seeds"]) == {2}
+    assert set(result.summary().filter(metric="f1", item="")["seeds"]) == {2}
     two = result.frame.filter(metric="f1", layer=1, task="class")
     for split, values in two.group_by("split").agg("value").iter_rows():
         row = rows(result, "f1", split=split).filter(layer=1)
@@ -98,6 +98,12 @@ def test_the_frame_is_tidy_and_valid(result: ProbeResult, tmp_path: Path) -> Non
         result.save(tmp_path / "scores.txt")
     assert repr(result).startswith("ProbeResult(")
     assert "<table" in result._repr_html_()
+
+
+def test_a_seed_without_a_value_is_not_counted() -> None:
+    row = {"store": "a", "task": "x", "layer": 0, "split": "test", "metric": "f1", "count": 3}
+    found = ProbeResult.of([{**row, "value": value, "seed": seed} for seed, value in enumerate([0.5, None, 0.7])])
+    assert found.summary().select("value", "seeds").rows() == [(0.6, 2)]
 
 
 def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: ProbeResult) -> None:

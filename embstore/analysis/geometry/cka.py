@@ -47,7 +47,9 @@ def linear_cka(
 
     CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), with Frobenius norms, of features X [n, d] and Y [n, e] minus their means. It
     is 1 for layers that differ only in rotation, shift and scale. One row per pair: `layer, other_layer, value, count`;
-    `value` is in [0, 1], and NaN if a layer does not vary (one occurrence, equal vectors); `count` is n.
+    `value` is in [0, 1], and NaN if a layer does not vary (one occurrence, equal vectors); `count` is n. It is not
+    debiased (Nguyen et al. 2021): independent layers of d features that vary alike have about d/(n + d), so take many
+    more occurrences than features.
 
     `other_layers`: all layers of `other` by default, or `layers` if there is one store. `memory`: bytes or a text such
     as "4GiB" (default 1 GiB, and at least what one pair needs); pairs that do not fit are computed in further passes.
