@@ -11,7 +11,6 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import check_whole
-from embstore.store.storage.location import require_distinct
 from embstore_cli.output import Drawing, Output, print_notes, print_table
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def geometry(
 
 def _names(stores: list[str]) -> dict[str, str]:
     """Return the stores by name: the stem of each, or its path where two have the same stem."""
-    require_distinct(stores)
+    opt.require_distinct(stores)
     stems = [PurePosixPath(path).stem for path in stores]
     names = stems if len(set(stems)) == len(stems) else stores
     return dict(zip(names, stores, strict=True))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore.store.storage.location import require_distinct
 from embstore_cli.output import Drawing, create_folder, print_notes, print_table, with_deviation
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def _splits(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def open_stores(paths: list[str]) -> dict[str, es.Store]:
     """Open stores by the name of their file, with a number where two have the same name."""
-    require_distinct(paths)
+    opt.require_distinct(paths)
     named: dict[str, es.Store] = {}
     for path in paths:
         store = es.open(path)
