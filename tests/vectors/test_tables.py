@@ -126,6 +126,9 @@ def test_damaged_fasttext_models(trained: FastText, tmp_path: Path) -> None:
         with pytest.raises(WordVectorsError, match="cannot be read as a fastText model") as caught:
             open_vector_table(path)
         assert "\n" not in str(caught.value)
+    path.write_bytes(whole[: vocabulary + 12] + b"\1" + whole[vocabulary + 13 :])  # the word is a label
+    with pytest.raises(WordVectorsError, match="its words and labels are out of order"):
+        open_vector_table(path)
     path.write_bytes(whole[:8] + struct.pack("<i", 9) + whole[12:])
     with pytest.raises(WordVectorsError, match="its matrix is 57 x 7, its header says 57 x 9"):
         open_vector_table(path)
