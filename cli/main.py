@@ -24,6 +24,9 @@ MAX_WORD = 200  # characters of a word in a message
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
 
 
+_signals: list[int] = []  # that have come: DuckDB and Polars turn the exception of one into an error of theirs
+
+
 class Interrupted(Exception):
     """Ctrl-C or SIGTERM; typer would turn a KeyboardInterrupt into a bare exit status."""
 
@@ -176,7 +179,10 @@ def run() -> None:
     _yield_idle_cores()
     debug = os.environ.get("EMBSTORE_DEBUG") == "1"
     warnings.showwarning = _show_warning
-    signal.signal(signal.SIGTERM, _terminate)
+    _signals.clear()
+    signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _stop)
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -199,6 +205,8 @@ def run() -> None:
         status = 2 if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR) else 1
         _fail(f"{error.filename or 'the output'}: {error.strerror or error}", status, debug)
     except Exception as error:
+        if _signals:
+            _fail("interrupted by a signal", 128 + _signals[-1], debug)
         if hasattr(error, "format_message"):
             _fail_usage(error)
         if is_out_of_memory(error):
@@ -225,8 +233,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def _terminate(number: int, frame: object) -> NoReturn:
-    raise _Terminated("terminated by a signal")
+def _stop(number: int, frame: object) -> NoReturn:
+    _signals.append(number)
+    raise _Terminated("terminated by a signal") if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _end_silently() -> NoReturn:

@@ -144,6 +144,21 @@ def test_a_signal_before_the_command_begins(
     assert ran.err == f"embstore: {'interrupted' if number == signal.SIGINT else 'terminated by a signal'}\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_package_turns_into_an_error(
+    number: signal.Signals, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def query(*_: object) -> None:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise RuntimeError("Query interrupted") from None
+
+    monkeypatch.setattr(Application, "parse_args", query)
+    ran = run("info", "gone.zarr")
+    assert (ran.status, ran.err) == (128 + number, "embstore: interrupted by a signal\n")
+
+
 @pytest.mark.slow
 def test_an_interrupted_plan_leaves_nothing(made: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "endless.txt")
