@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -520,6 +520,10 @@ class Selection:
         self.layers = resolve_layers(layers, store.layers)
         self._given = rows
         self._conditions = tuple(conditions)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rows = self.rows if self._conditions else self._given  # conditions hold columns of the store
+        return partial(Selection, layers=self.layers, rows=rows), (self.store,)
 
     def __repr__(self) -> str:
         return f"<Selection of {self.store.path}: {len(self):,} rows, layers {_ranges(self.layers)}>"

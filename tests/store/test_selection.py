@@ -215,6 +215,15 @@ def test_a_layer_that_is_not_stored(made: Made, layer: Any) -> None:
         made.store.scan(layer)
 
 
+@pytest.mark.parametrize("given", [{"words": "bank"}, {"labels": {"upos": "DET"}}, {"rows": slice(3, 9)}])
+def test_a_pickled_selection_has_the_same_rows(made: Made, given: dict[str, Any]) -> None:
+    """As the workers of a DataLoader need that are not forked."""
+    chosen = made.store.select(layers=[5, 0], **given)
+    again = pickle.loads(pickle.dumps(chosen))
+    assert (again.layers, again.rows.tolist()) == ((5, 0), chosen.rows.tolist())
+    np.testing.assert_array_equal(again.vectors(), chosen.vectors())
+
+
 def test_labels_added_to_a_store(made: Made) -> None:
     long = [len(str(row["word"])) > 4 for row in made.table]
     store = made.store.with_labels("long", np.array(long))
