@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -56,6 +57,7 @@ UNDETERMINED = 1.5  # the largest of the passes of parts over the least
 CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
 MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
 SMALL_SHARE = 0.03
+CALIBRATIONS, CALIBRATION_SECONDS = 3, 0.3  # how often a CPU runs them at most, until they have taken this time
 FEW_POSITIONS = 1024  # that a calibration has at least, where they are at most SMALL_SHARE of the extraction
 
 
@@ -371,8 +373,8 @@ def calibrated_rate(
     """Measure positions per second of the encoder over typical sentences of a sample, special subwords included.
 
     They are a small share of the `positions` of the extraction, with as many vectors as these positions give; returns
-    None if even a few sentences would be too many. A GPU runs them twice, the first time as a warm-up; the self-check
-    has been that of a CPU. On a CPU the same threads cast what is stored, which is timed too.
+    None if even a few sentences would be too many. They are run again where they take a CPU little time, whose median
+    counts, and on a GPU, where the last counts. On a CPU the same threads cast what is stored, which is timed too.
     """
     from embstore.extraction.cast import Cast
 
@@ -391,15 +393,15 @@ def calibrated_rate(
     on_cpu = encoder.device.type == "cpu"
     casts = {each.site: Cast(each, center=_no_center(each)) for each in metadata.layouts if on_cpu}
     buffers = {site: cast.buffer(1) for site, cast in casts.items()}
-    seconds = 0.0
-    for _ in range(1 if on_cpu else 2):
+    times: list[float] = []
+    while not times or (len(times) < CALIBRATIONS and (not on_cpu or sum(times) < CALIBRATION_SECONDS)):
         start = time.perf_counter()
         for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **options.encoding):
             if on_cpu:
                 rows = pooled.rows % min(metadata.partition_rows, metadata.n_rows)
                 casts[pooled.site].into(buffers[pooled.site], pooled.vectors, rows, None)
-        seconds = time.perf_counter() - start
-    return n_positions / seconds
+        times.append(time.perf_counter() - start)
+    return n_positions / (statistics.median(times) if on_cpu else times[-1])
 
 
 def _typical_spans(tokenized: Tokenized, unit: str) -> Spans:

@@ -28,7 +28,7 @@ _FUNCTIONS = {"Abs", "Coalesce", "FillNull", "MaxHorizontal", "MinHorizontal", "
 _BOOLEAN = ("Not", "IsNull", "IsNotNull")
 _WIDE = "Int128"
 _DATES = {"Date", "Datetime", "Time", "Duration"}
-_IS_TRUE = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|\bIS\s+(NOT\s+)?(TRUE|FALSE)\b""", re.IGNORECASE)
+_IS = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|\bIS\s+(NOT\s+)?(TRUE|FALSE|DISTINCT\s+FROM)\b""", re.IGNORECASE)
 _Numbers = NDArray[np.int64]
 
 
@@ -41,7 +41,7 @@ def parse(condition: str) -> pl.Expr:
     if not isinstance(condition, str) or not 0 < len(condition) <= MAX_CONDITION:
         raise InvalidValueError(f"where {quoted(condition)} is not allowed: give 1 to {MAX_CONDITION:,} characters")
     try:
-        parsed = pl.sql_expr(_IS_TRUE.sub(_with_null, condition))
+        parsed = pl.sql_expr(_IS.sub(_with_null, condition))
         node = _wide(json.loads(_serialized(parsed)))
         names = parsed.meta.root_names()
     except (pl.exceptions.PolarsError, ValueError) as error:
@@ -184,9 +184,18 @@ def _is_elementwise(node: Any) -> bool:
 
 
 def _with_null(found: re.Match[str]) -> str:
-    """Write IS TRUE and the like so that, unlike in Polars, a missing value is neither true nor false."""
+    """Write IS TRUE and the like so that, unlike in Polars, a missing value is neither true nor false.
+
+    After IS DISTINCT FROM, Polars takes all that follows, AND too, for the second of what is compared.
+    """
     text, negated, value = found.groups()
-    return text or f"<=> {value}{' <=> FALSE' if negated else ''}"
+    if text:
+        return text
+    if value.upper() not in ("TRUE", "FALSE"):
+        if not negated:
+            raise InvalidValueError(f"where {quoted(found.string)} has {found[0]}: write NOT (a <=> b)")
+        return "<=>"
+    return f"<=> {value}{' <=> FALSE' if negated else ''}"
 
 
 def _wide(node: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 import embstore as es
 from embstore import devices
 from embstore.corpus import Keep
+from embstore.extraction import estimate
 from embstore.models.encoder import Spans, Tokenized
 from tests.extraction.fake import FakeEncoder
 
@@ -41,11 +43,46 @@ def sentences(count: int) -> list[list[str]]:
     return [["word"] * int(rng.integers(1, 20)) for _ in range(count)]
 
 
+def the_run(encoder: Recording) -> np.ndarray:
+    """Return what was run; it is run again where that takes little time."""
+    assert 1 <= len(encoder.runs) <= 3
+    assert all(np.array_equal(run, encoder.runs[0]) for run in encoder.runs)
+    return encoder.runs[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "median", "runs"), [([0.1, 0.01, 0.02], 0.02, 3), ([0.2, 0.15], 0.175, 2), ([9], 9, 1)]
+)
+def test_a_short_calibration_is_run_again_for_its_median(
+    seconds: list[float], median: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+
+    class Timed(Recording):
+        def encode(self, *given: Any, **options: Any) -> Iterator[Any]:
+            nonlocal clock
+            clock += seconds[len(self.runs)]
+            return super().encode(*given, **options)
+
+    def perf_counter() -> float:
+        nonlocal clock
+        clock += 1e-9  # a disk takes some time
+        return clock
+
+    monkeypatch.setattr(estimate, "time", SimpleNamespace(perf_counter=perf_counter))
+    encoder = Timed()
+    plan = es.plan(sentences(3000), model=encoder, progress=False)
+    run, positions = the_run(encoder), plan.n_subwords + plan.n_sentences * encoder.n_specials
+    share = (run.sum() + len(run) * encoder.n_specials) / positions
+    assert len(encoder.runs) == runs
+    assert plan.estimate.seconds == pytest.approx(median / share)
+
+
 @pytest.mark.parametrize("count", [600, 3000])
 def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
     encoder = Recording()
     plan = es.plan(sentences(count), model=encoder, options=es.ExtractionOptions(batch_subwords=2048), progress=False)
-    (run,) = encoder.runs
+    run = the_run(encoder)
     positions = plan.n_subwords + plan.n_sentences * encoder.n_specials
     assert 0.005 < (run.sum() + len(run) * encoder.n_specials) / positions < 0.045
     assert run.max() > 1.5 * run.min()  # short sentences and long ones
@@ -62,7 +99,7 @@ def test_a_calibration_makes_as_many_vectors_as_the_extraction(options: dict[str
     encoder = Recording()
     some = [["extraordinary", *words] for words in sentences(3000)]
     plan = es.plan(some, model=encoder, options=es.ExtractionOptions(batch_subwords=2048, **options), progress=False)
-    (run,), (spans,) = encoder.runs, encoder.spans
+    run, spans = the_run(encoder), encoder.spans[0]
     positions = plan.estimate.subwords_to_run + plan.n_sentences_to_run * encoder.n_specials
     share = (run.sum() + len(run) * encoder.n_specials) / positions
     assert len(spans.sentence) == pytest.approx(share * plan.layout.n_rows, rel=0.25)
@@ -73,7 +110,7 @@ def test_a_calibration_makes_as_many_vectors_as_the_extraction(options: dict[str
 def test_no_batch_of_a_calibration_is_larger_than_those_of_the_extraction() -> None:
     encoder = Recording()
     es.plan(sentences(3000), model=encoder, options=es.ExtractionOptions(batch_subwords=40), progress=False)
-    (run,) = encoder.runs
+    run = the_run(encoder)
     assert run.sum() + len(run) * encoder.n_specials <= 3 * (40 + 2 * (run.max() + encoder.n_specials))
 
 

@@ -250,6 +250,7 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         "CURRENT_TIMESTAMP > word": "not about each occurrence on its own: .* dates as text",
         "word IN ('a', CURRENT_DATE::text)": "not about each occurrence on its own",
         "random() > position": "is not a condition in SQL",
+        "upos IS  distinct FROM 'X' AND position = 0": r"has IS  distinct FROM: write NOT \(a <=> b\)",
         "pos = 'X'": "there is no column 'pos'; .* upos, .*length, .*_from_end",
         'upos = "NOUN"': "there is no column 'NOUN'; text is in single quotes",
         "position = 'a'": "cannot be used: cannot compare string with numeric type",
@@ -290,6 +291,7 @@ def test_conditions_mean_what_sql_means(tmp_path: Path) -> None:
         "length(word) - 5 > 0 OR length(tag) - 5 > 0",
         "strpos(word, 'x') - 1 < 0 AND abs(length(word) - 9) * 4000000000 > 5",
         "CAST(position AS INT) * 2000000000 * 3 > 0",
+        "tag IS NOT DISTINCT FROM 'NOUN' AND position > 0 OR word = 'a IS DISTINCT FROM'",
         "substr(word, length(word)) = 'r' IS TRUE OR length(word) / 2 > position",
     ):
         wide = condition.replace("9223372036854775807", "9223372036854775807::hugeint").replace(
