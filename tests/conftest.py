@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import signal
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
 # Two workers, two cores; and with AVX2 alone the sums of MKL depend on how many threads share them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# A process that a shell runs in the background ignores interrupts, and those that it starts do too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a collection makes stays: looking for garbage in it takes a third of its time.
 gc.disable()

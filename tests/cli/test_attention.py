@@ -58,7 +58,7 @@ def test_the_attention_of_a_sentence_is_drawn(work: Work) -> None:
     word = next(iter((work / "corpus.txt").read_text().split()))
     ran = work.run("lookup", "s.zarr", word, "--attention", "model", "--plot", "s.svg")
     assert (ran.status, ran.err) == (0, "")
-    assert {"[CLS]", "[SEP]", "layer 1", "layer 3", "head"} <= svg_texts(work / "s.svg")
+    assert {"[CLS]", "[SEP]", "layer 1", "layer 3", "the head that attends most"} <= svg_texts(work / "s.svg")
     ran = work.run("lookup", "s.zarr", word, "--attention", "model")
     assert (ran.status, ran.out) == (2, "")
     assert "give --plot FILE too" in ran.err

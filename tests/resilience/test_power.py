@@ -166,7 +166,7 @@ SYNCS: dict[str, dict[str, int]] = {
         f"{FOLDER} < files.make_folders": 1,
     },
     "saved probes": {"files.fsync < files.replacing < saved.write_tensors": 1, **REPLACED},
-    "result": {"files.fsync < files.replacing < files.write_frame": 1, **REPLACED},
+    "result": {"files.fsync < files.replacing < files.replacing_table": 1, **REPLACED},
     "figure": {"files.fsync < files.replacing < drawing.save": 1, **REPLACED},
     "word vectors": {"files.fsync < files.replacing < files.write_vectors": 1, **REPLACED},
 }
