@@ -11,37 +11,33 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.spans import find_pronouns, nearest_phrases, resolve_pronouns
+from embstore.analysis.pronouns import find_pronouns, resolve_pronouns
 from embstore.errors import InputError, InvalidValueError
 from embstore.studies import Peters2018, StudyResult
-from embstore.studies.peters2018.report import Scores, claims, examples
+from embstore.studies.peters2018.report import Scores, claim, examples
 from embstore.studies.peters2018.study import NOTES, read_spans
 from tests.studies.sections import rows_of
 
-SETTINGS = Peters2018(sentences=20, phrases=30, examples=2, resamples=50)
+SETTINGS = Peters2018(sentences=20, examples=2, resamples=50)
 NOUNS = ("cat", "river", "hill", "people", "sea", "bank")
 
 
 def write_data(folder: Path, *, reverse: bool = False) -> Path:
-    """Sentences with two mentions and a pronoun that is one of them, and phrases of two labels."""
+    """Sentences with two mentions and a pronoun that is one of them."""
     draws = np.random.default_rng(1)
-    coreference, constituents = [], []
+    records = []
     for number in range(30):
         one, other, *rest = draws.choice(NOUNS, 4)
         words = ["the", one, "sat", "because", "the", other, "need", ("it", "they")[number % 2], *rest, f"w{number}"]
         right = number % 3 != 0
         pairs = [([0, 2], right), ([4, 6], not right)]
         targets = [{"span1": span, "span2": [7, 8], "label": str(int(same))} for span, same in pairs]
-        info = {"document": f"document {number % 5}"}
-        coreference.append({"text": " ".join(words), "targets": targets, "info": info})
-        spans = [([0, 2], "NP"), ([3, 6], "SBAR"), ([4, 6], "NP"), ([2, 6], "VP")]
-        targets = [{"span1": span, "label": label} for span, label in spans]
-        constituents.append({"text": " ".join(words), "targets": targets, "info": info})
-    for task, records in (("coreference", coreference), ("constituents", constituents)):
-        (folder / task).mkdir(parents=True)
-        lines = [json.dumps(record) for record in (records[::-1] if reverse else records)]
-        (folder / task / "train.jsonl").write_text("\n".join(lines[:20]) + "\n")
-        (folder / task / "dev.jsonl").write_text("\n".join(lines[20:]) + "\n")
+        records.append({"text": " ".join(words), "targets": targets, "info": {"document": f"document {number % 5}"}})
+    task = folder / "coreference"
+    task.mkdir(parents=True)
+    lines = [json.dumps(record) for record in (records[::-1] if reverse else records)]
+    (task / "train.jsonl").write_text("\n".join(lines[:20]) + "\n")
+    (task / "dev.jsonl").write_text("\n".join(lines[20:]) + "\n")
     return folder
 
 
@@ -60,18 +56,14 @@ def test_tables_are_those_of_the_similarities(study: StudyResult, data: Path) ->
     (path,) = (study.folder / "stores").iterdir()
     store = es.open(path)
     assert len(spans.pronouns) == 20
-    for title, centered in (("Antecedents of pronouns (", False), ("Antecedents of pronouns, the mean", True)):
-        rows = rows_of(study, title)
-        assert [row["layer"] for row in rows] == list(store.layers)
-        for pooling in ("mean", "last", "ends"):
-            frame = resolve_pronouns(store, spans.sentences, spans.pronouns, pooling=pooling, centered=centered)
-            means = frame.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"]
-            assert [row[pooling].split(" ")[0] for row in rows] == [f"{value:.3f}" for value in means]
-    assert {row["mean, no earlier pronoun (20)"] for row in rows} == {row["mean"] for row in rows}
-    phrases = nearest_phrases(store, spans.sentences, spans.phrases, pooling="ends", layers=-1)
-    value = phrases["value"].mean()
-    assert rows_of(study, "Nearest phrases")[-1]["ends"].startswith(f"{value:.3f} [")
-    frame = study.frames["pronouns"].filter(layer=0, pooling="mean", centered=False)
+    rows = rows_of(study, "Antecedents of pronouns")
+    assert [row["layer"] for row in rows] == list(store.layers)
+    for column, centered in (("accuracy", False), ("mean of all spans subtracted", True)):
+        frame = resolve_pronouns(store, spans.sentences, spans.pronouns, centered=centered)
+        means = frame.group_by("layer").agg(pl.col("value").mean()).sort("layer")["value"]
+        assert [row[column].split(" ")[0] for row in rows] == [f"{value:.3f}" for value in means]
+    assert [row["no earlier pronoun (20)"] for row in rows] == [row["accuracy"] for row in rows]
+    frame = study.frames["pronouns"].filter(layer=0, centered=False)
     assert set(frame["document"]) <= {f"document {number}" for number in range(5)}
     assert study.notes == NOTES
 
@@ -87,9 +79,9 @@ def test_examples_mark_the_pronoun_and_its_antecedent(data: Path) -> None:
         for layer in range(3)
         for number in range(5)
     ]
-    options = {"model": pl.lit("m"), "centered": False, "ambiguous": True, "pooling": pl.lit("mean")}
+    options = {"model": pl.lit("m"), "centered": False, "ambiguous": True}
     frame = pl.DataFrame(rows).with_columns(**options)
-    section = examples(Scores(SETTINGS, spans.pronouns, [], {"pronouns": frame}), "m", spans.marked)
+    section = examples(Scores(SETTINGS, spans.pronouns, frame), "m", spans.marked)
     assert section.title == "Resolved in layer 2 and not in layer 0 (m)"
     assert section.note.startswith("3 pronouns are right in layer 2 alone of the two, 0 in layer 0")
     expected = {
@@ -101,7 +93,7 @@ def test_examples_mark_the_pronoun_and_its_antecedent(data: Path) -> None:
 
 def test_intervals_are_over_documents() -> None:
     """Two documents, right and wrong: resampling gives both ends; the sentences of one are not independent."""
-    scores = Scores(Peters2018(), [], [], {})
+    scores = Scores(Peters2018(), [], pl.DataFrame())
     frame = pl.DataFrame({"document": ["a", "a", "a", "b"], "value": [1.0, 1.0, 1.0, 0.0]})
     assert scores.mean(frame, "value") == (0.75, 0, 1)
     assert scores.mean(frame.head(3), "value") == (1, None, None)
@@ -109,15 +101,14 @@ def test_intervals_are_over_documents() -> None:
 
 
 @pytest.mark.parametrize(("sign", "verdict"), [(1, "yes"), (-1, "no"), (0, "not determined")])
-def test_the_claims_compare_the_halves_of_the_layers(sign: int, verdict: str) -> None:
+def test_the_claim_compares_the_halves_of_the_layers(sign: int, verdict: str) -> None:
     rows = [
-        {"layer": layer, "document": f"d{number}", "pooling": pooling, "value": 0.5 + sign * 0.1 * (layer - 2.5)}
+        {"layer": layer, "document": f"d{number}", "value": 0.5 + sign * 0.1 * (layer - 2.5)}
         for layer in range(5)
         for number in range(4)
-        for pooling in ("mean", "ends")
     ]
     frame = pl.DataFrame(rows).with_columns(model=pl.lit("m"), centered=False, ambiguous=True)
-    (row,) = claims(Scores(Peters2018(), [], [], {"pronouns": frame})).rows
+    row = claim(Scores(Peters2018(), [], frame))
     assert row["m"].startswith(f"{sign * 0.2:.3f} [")
     assert row["m"].endswith(f": {verdict}")
 
@@ -134,32 +125,27 @@ def test_the_order_of_the_files_does_not_matter_and_the_study_resumes(
         assert found.frames[name].equals(frame)
     assert [section.markdown() for section in found.sections] == [section.markdown() for section in study.sections]
     monkeypatch.setattr(running, "resolve_pronouns", None)
-    monkeypatch.setattr(running, "nearest_phrases", None)
     again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
     assert again.frames["pronouns"].equals(study.frames["pronouns"])
 
 
 @pytest.mark.slow
-def test_a_table_of_other_phrases_is_not_taken(data: Path, model: Path, tmp_path: Path) -> None:
-    """The label of a phrase is not in the store, whose digest stays the same: the stored table has the old labels."""
-    found = {}
-    for label in ("NP", "XP"):
-        for path in (data / "constituents").glob("*.jsonl"):
-            (tmp_path / label / "constituents").mkdir(parents=True, exist_ok=True)
-            text = path.read_text().replace('"NP"', f'"{label}"')
-            (tmp_path / label / "constituents" / path.name).write_text(text)
-        (tmp_path / label / "coreference").symlink_to(data / "coreference")
-        found[label] = es.reproduce(
-            SETTINGS, tmp_path / label, model={"tiny": model}, out=tmp_path / "study", progress=False
-        )
-    assert set(found["NP"].frames["phrases"]["label"]) - {"SBAR", "VP"} == {"NP"}
-    assert set(found["XP"].frames["phrases"]["label"]) - {"SBAR", "VP"} == {"XP"}
+def test_a_table_of_other_labels_is_not_taken(data: Path, model: Path, tmp_path: Path) -> None:
+    """What corefers is not in the store, whose digest stays the same: a stored table has the old labels."""
+    (tmp_path / "coreference").mkdir()
+    for path in (data / "coreference").glob("*.jsonl"):
+        text = path.read_text().replace('"label": "0"', '"label": "x"').replace('"label": "1"', '"label": "0"')
+        (tmp_path / "coreference" / path.name).write_text(text.replace('"label": "x"', '"label": "1"'))
+    first, other = (
+        es.reproduce(SETTINGS, folder, model={"tiny": model}, out=tmp_path / "study", progress=False)
+        for folder in (data, tmp_path)
+    )
+    assert first.frames["pronouns"]["recent"].equals(1 - other.frames["pronouns"]["recent"])
 
 
 def test_figures_are_drawn(study: StudyResult) -> None:
-    assert set(study.figures) == {"layers.png", "tiny-phrases.png", "tiny-similarity.png"}
-    for name in study.figures:
-        assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
+    assert set(study.figures) == {"layers.png"}
+    assert (study.folder / "figures" / "layers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +173,7 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("change", [{"sentences": 0}, {"phrases": 1}, {"examples": -1}, {"resamples": 0}])
+@pytest.mark.parametrize("change", [{"sentences": 0}, {"examples": -1}, {"resamples": 0}])
 def test_bad_settings_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidValueError) as refused:
         Peters2018(**change)

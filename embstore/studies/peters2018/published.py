@@ -1,9 +1,6 @@
 """The paper of Peters et al. 2018, of which the abstract alone was at hand: it states an order and no number."""
 
-CLAIMS = {
-    "pronouns": "longer range semantics such as coreference at the upper layers",
-    "phrases": "local syntax in the lower contextual layers",
-}
+CLAIM = "longer range semantics such as coreference at the upper layers"
 CITATION = """@inproceedings{peters-etal-2018-dissecting,
   title = {Dissecting Contextual Word Embeddings: Architecture and Representation},
   author = {Peters, Matthew E. and Neumann, Mark and Zettlemoyer, Luke and Yih, Wen-tau},

@@ -14,22 +14,19 @@ from embstore.studies.settings import StudySettings
 class Peters2018(StudySettings):
     """Settings of the study: what the similarities of the vectors of each layer tell without training.
 
-    sentences: with pronouns at most, and of constituents, drawn by their texts; None for all. phrases: compared with
-    each other at most. examples: pronouns and phrases shown. resamples: of documents, for intervals. seed: of samples.
+    sentences: with pronouns at most, drawn by their texts; None for all. examples: pronouns shown. resamples: of
+    documents, for intervals. seed: of samples.
 
     Raises InvalidValueError for a value that is not allowed.
     """
 
-    about: ClassVar[str] = "pronouns and phrases by similarity alone, without training"
-    data: ClassVar[str] = (
-        "a folder with a folder of edge probing files for coreference and, if there is one, constituents"
-    )
+    about: ClassVar[str] = "antecedents of pronouns by similarity alone, without training"
+    data: ClassVar[str] = "a folder with a folder of edge probing files for coreference"
 
     sentences: int | None = 1500
-    phrases: int = 2000
     examples: int = 5
     resamples: int = 1000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.require_at_least(sentences=1, phrases=2, examples=0, resamples=1, seed=0)
+        self.require_at_least(sentences=1, examples=0, resamples=1, seed=0)

@@ -1,4 +1,4 @@
-"""Pronouns and phrases by similarity, against loops over candidates."""
+"""Antecedents of pronouns by similarity, against loops over candidates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore.analysis.spans import Phrase, find_pronouns, nearest_phrases, resolve_pronouns
+from embstore.analysis.pronouns import find_pronouns, resolve_pronouns
 from embstore.corpus import EdgeSentence
 from embstore.corpus.formats.edge import EdgeTarget
 from embstore.errors import InvalidValueError, NonFiniteError
@@ -64,22 +64,16 @@ def test_pronouns_have_the_mentions_before_them_and_coreference_is_transitive() 
     assert [each.candidates for each in find_pronouns([joined])] == [((0, 2),)]
 
 
-def pooled(vectors: np.ndarray, start: int, stop: int, pooling: str) -> np.ndarray:
-    rows = {"mean": range(start, stop), "last": [stop - 1], "ends": [start, stop - 1]}[pooling]
-    return np.mean([vectors[row].astype(np.float64) for row in rows], axis=0)
-
-
-@pytest.mark.parametrize("pooling", ["mean", "last", "ends"])
 @pytest.mark.parametrize("centered", [False, True])
-def test_the_most_similar_candidate_is_chosen(pooling: str, centered: bool, store: Store, vectors: np.ndarray) -> None:
+def test_the_most_similar_candidate_is_chosen(centered: bool, store: Store, vectors: np.ndarray) -> None:
     pronouns = find_pronouns(SENTENCES)
-    frame = resolve_pronouns(store, SENTENCES, pronouns, pooling=pooling, centered=centered)
+    frame = resolve_pronouns(store, SENTENCES, pronouns, centered=centered)
     base = {0: 11, 1: 0}  # the first row of each sentence
     for place, layer in enumerate(LAYERS):
         spans = [
             [
-                pooled(vectors[place], base[each.sentence] + a, base[each.sentence] + b, pooling)
-                for a, b in (each.span, *each.candidates)
+                vectors[place, base[each.sentence] + start : base[each.sentence] + stop].mean(0, dtype=np.float64)
+                for start, stop in (each.span, *each.candidates)
             ]
             for each in pronouns
         ]
@@ -92,7 +86,7 @@ def test_the_most_similar_candidate_is_chosen(pooling: str, centered: bool, stor
             assert (row["recent"], row["first"]) == (each.right[-1], each.right[0])
             assert row["chance"] == pytest.approx(np.mean(each.right))
             assert row["n_candidates"] == len(each.candidates)
-    plain = resolve_pronouns(store, SENTENCES, pronouns, pooling=pooling)
+    plain = resolve_pronouns(store, SENTENCES, pronouns)
     assert frame["value"].equals(plain["value"]) != centered
 
 
@@ -102,44 +96,11 @@ def test_equal_candidates_share_the_credit(tmp_path: Path, vectors: np.ndarray) 
     assert frame["value"].to_list() == pytest.approx(frame["chance"].to_list())
 
 
-@pytest.mark.parametrize("pooling", ["mean", "ends"])
-def test_values_that_are_not_finite_are_named(pooling: str, tmp_path: Path, vectors: np.ndarray) -> None:
+def test_values_that_are_not_finite_are_named(tmp_path: Path, vectors: np.ndarray) -> None:
     bad = vectors.copy()
     bad[1, 15] = np.nan
     store = made(tmp_path / "s.zarr", bad)
-    phrases = [Phrase(0, (4, 5), "a"), Phrase(1, (0, 2), "b")]
-    for call in (
-        lambda: resolve_pronouns(store, SENTENCES, find_pronouns(SENTENCES), pooling=pooling),
-        lambda: nearest_phrases(store, SENTENCES, phrases, pooling=pooling),
-    ):
-        one_line(call, NonFiniteError, "layer 3", "row 15")
-
-
-def test_the_nearest_phrase_is_of_other_words_in_another_sentence(store: Store, vectors: np.ndarray) -> None:
-    phrases = [
-        Phrase(0, (0, 3), "NP"),
-        Phrase(0, (7, 8), "NP"),
-        Phrase(0, (3, 6), "VP"),
-        Phrase(1, (0, 2), "NP"),
-        Phrase(1, (3, 4), "X"),
-        Phrase(1, (2, 4), "VP"),
-    ]
-    frame = nearest_phrases(store, SENTENCES, phrases, pooling="ends")
-    base = {0: 11, 1: 0}
-    for place, layer in enumerate(LAYERS):
-        unit = []
-        for each in phrases:
-            start = base[each.sentence]
-            vector = pooled(vectors[place], start + each.span[0], start + each.span[1], "ends")
-            unit.append(vector / np.linalg.norm(vector))
-        for number, each in enumerate(phrases):
-            others = [
-                n for n, other in enumerate(phrases) if other.sentence != each.sentence and {number, n} != {1, 4}
-            ]  # both are "it"
-            best = max(others, key=lambda n: float(unit[number] @ unit[n]))
-            (row,) = frame.filter(layer=layer, phrase=number).to_dicts()
-            assert (row["nearest"], row["value"]) == (best, float(phrases[best].label == each.label))
-            assert row["score"] == pytest.approx(float(unit[number] @ unit[best]))
+    one_line(lambda: resolve_pronouns(store, SENTENCES, find_pronouns(SENTENCES)), NonFiniteError, "layer 3", "row 15")
 
 
 def test_bad_input_is_one_line(store: Store) -> None:
@@ -148,12 +109,7 @@ def test_bad_input_is_one_line(store: Store) -> None:
     calls: list[tuple[Any, str]] = [
         (lambda: resolve_pronouns(store, SENTENCES, []), "no pronoun to resolve"),
         (lambda: resolve_pronouns(store, SENTENCES, pronouns, layers=9), "layer 9 is not stored"),
-        (lambda: resolve_pronouns(store, SENTENCES, pronouns, pooling="sum"), "unknown pooling 'sum'"),
         (lambda: resolve_pronouns(store, other, pronouns), "does not have all words of"),
-        (
-            lambda: nearest_phrases(store, SENTENCES, [Phrase(0, (0, 1), "X"), Phrase(0, (1, 2), "X")]),
-            "no other phrase",
-        ),
     ]
     for call, message in calls:
         with pytest.raises(InvalidValueError, match=message) as refused:
