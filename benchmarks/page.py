@@ -31,7 +31,6 @@ ABOUT = {
     "explore_map": "Maps of up to ten million points: `benchmarks/explore_map.py`",
     "static_site": "A static page of a simulated store of 10^9 rows: `benchmarks/static_site.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
-    "plan": "Planning: `benchmarks/plan.py`",
     "breakeven": "Storing or computing again: `benchmarks/breakeven.py`",
     "memory": "Memory of an extraction: `benchmarks/memory.py`",
     "windows": "Context windows: `benchmarks/windows.py`",
@@ -60,26 +59,6 @@ programs disturb least, "wall" the time that passes. A bold ratio misses the pro
 
 `embstore bench all --quick` measures the first table on your machine in about a minute.
 """
-
-# Of scripts with cases alone: what each case of ours is, its rivals, and its limit.
-COMPARED: dict[str, tuple[tuple[str, str, tuple[str, ...], str], ...]] = {
-    "geometry": (
-        ("three cosines of a layer", "one pass of the layer", ("torch index_add", "numpy reduceat"), ""),
-        ("three cosines of all layers", "selfsim + intrasim + anisotropy", (), "bare scan"),
-        ("MEV", "MEV", ("numpy svd a word", "numpy svd a word, values alone"), ""),
-    ),
-}
-
-
-def compared(result: dict[str, Any]) -> list[Row]:
-    """Return the rows that the cases of a result make."""
-    taken = {name: case["median_s"] for name, case in result.get("cases", {}).items() if case.get("median_s")}
-    threads = result["machine"].get("torch_threads", 1)
-    rows = []
-    for what, ours, rivals, limit in COMPARED.get(result["benchmark"], ()):
-        named = {name: taken.get(name) for name in rivals}
-        rows.append(Row(what, taken[ours], named, taken.get(limit), limit, threads))
-    return rows
 
 
 def results(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
@@ -192,8 +171,7 @@ def targets_lines(targets: list[dict[str, Any]]) -> str:
 def section(name: str, result: dict[str, Any]) -> Iterator[str]:
     yield f"## {ABOUT[result['benchmark']]}"
     yield run_line(name, result)
-    rows = [Row.of_json(row) for row in result["rows"]] or compared(result)
-    if rows:
+    if rows := [Row.of_json(row) for row in result["rows"]]:
         header = ["what", "threads, clock", "ours", "best rival", "limit", "ours/rival", "ours/limit", "other rivals"]
         yield compact_table(header, [row_line(row) for row in rows])
     if result.get("growth"):
