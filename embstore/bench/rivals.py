@@ -218,8 +218,8 @@ def cosines_in_torch(vectors: NDArray[Any], types: NDArray[Any], sentences: NDAr
 
     summed, n = sums(of_type, u)
     selfsim = torch.where(n >= at_least, (summed.square().sum(1) - n) / (n * (n - 1)), torch.nan)
-    means, _ = sums(of_sentence, x)
-    cosines = (u * torch.nn.functional.normalize(means)[of_sentence]).sum(1, keepdim=True)
-    total, lengths = sums(of_sentence, cosines)
-    mean, count = u.sum(0), len(u)
-    return selfsim, total[:, 0] / lengths, (mean @ mean - count) / (count * (count - 1.0))
+    means, lengths = sums(of_sentence, x)
+    units, _ = sums(of_sentence, u)
+    intrasim = (units * torch.nn.functional.normalize(means)).sum(1) / lengths
+    mean, count = units.sum(0), len(u)
+    return selfsim, intrasim, (mean @ mean - count) / (count * (count - 1.0))

@@ -54,15 +54,3 @@ def test_a_row_names_the_best_rival_the_run_and_what_misses_its_target(page: Mod
     assert "| open | 1, processor | **500 µs** (<= 0.0001 s) |" in text
     assert "| scan | 100 ms | 1.00 s | 1.00 | 0 / 1 |" in text
     assert text.count("\n## ") == 1, "scores are not speed"
-
-
-def test_the_cases_of_a_script_are_compared_with_their_best_rival(page: ModuleType) -> None:
-    seconds = {"one pass of the layer": 4.0, "torch index_add": 5.0, "numpy reduceat": 9.0, "MEV": 1.0}
-    seconds |= {"selfsim + intrasim + anisotropy": 4.5, "bare scan": 3.0}
-    cases = {name: {"median_s": median} for name, median in seconds.items()}
-    result = {"benchmark": "geometry", "machine": {"torch_threads": 2}, "cases": cases}
-    first, second, third = page.compared(result)
-    assert (first.best_rival, first.to_rival, first.limit, first.threads) == ("torch index_add", 0.8, None, 2)
-    assert (second.best_rival, second.to_limit) == (None, 1.5)
-    assert (third.ours, third.best_rival) == (1.0, None)
-    assert page.compared({**result, "benchmark": "windows"}) == []
