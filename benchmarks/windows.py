@@ -8,31 +8,31 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, write_json
+from measure import Times, interleaved, machine, show_rows, write_json
 
 import embstore as es
+from embstore.bench.measure import row_of
 from embstore.extraction import extract_windows, plan_windows
 from embstore.extraction.options import sorted_windows, window_name
-from embstore.extraction.worker import Timings
 from embstore.spacing import split_marked
 from embstore.store import Store
 
-SHARED, ALONE, PLAIN = "embstore, one sweep", "embstore, once a window", "plain script, once a window"
 BATCH = 32
-RELATIVE, ABSOLUTE = 1.1 * 2**-10, 2e-5  # float16: the last bit, where 1e-6 decides the rounding
+ALONE = "embstore, once a window"
+LARGEST = 0.01  # of the differences from the plain script, float16
 Width = int | None
+Target = tuple[list[str], int, int]  # the words of a sentence, and the words `[start, stop)` that a row is of
 
 
 @dataclass
@@ -45,13 +45,16 @@ class Setting:
     model: Any
     windows: tuple[Width, ...]
     folder: Path
-    targets: list[tuple[list[str], int, int]] = field(default_factory=list)
-    subwords: dict[str, int] = field(default_factory=dict)
-    seconds: dict[str, dict[str, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    targets: list[Target] = field(default_factory=list)
+
+    def emptied(self, name: str) -> Path:
+        """Return an empty folder."""
+        shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / name).mkdir()
+        return self.folder / name
 
 
-def targets_of(store: Store) -> list[tuple[list[str], int, int]]:
-    """Of each row the words of its sentence and the words `[start, stop)` that it is of."""
+def targets_of(store: Store) -> list[Target]:
     index = store.index
     widths = np.array([form.count(" ") + 1 for form in index.words])[index.type]
     texts = [split_marked(text) for text in index.texts]
@@ -63,8 +66,7 @@ def targets_of(store: Store) -> list[tuple[list[str], int, int]]:
     ]
 
 
-def run_shared(setting: Setting, number: int) -> float:
-    start = time.perf_counter()
+def run_shared(setting: Setting, number: int) -> None:
     plan = plan_windows(
         setting.sentences,
         model=setting.encoder,
@@ -72,67 +74,39 @@ def run_shared(setting: Setting, number: int) -> float:
         options=es.ExtractionOptions(keep=es.Keep(labelled=True)),
         calibrate=False,
     )
-    timings = Timings()
-    place = setting.folder / "shared"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    extract_windows(plan, place / "x.zarr", timings=timings)
-    setting.subwords[SHARED] = timings.n_subwords
-    return time.perf_counter() - start
+    extract_windows(plan, setting.emptied("shared") / "x.zarr")
 
 
-def run_alone(setting: Setting, number: int) -> float:
-    place = setting.folder / "alone"
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    began, subwords = time.perf_counter(), 0
+def run_alone(setting: Setting, number: int) -> None:
+    folder = setting.emptied("alone")
     for window in setting.windows:
-        start = time.perf_counter()
         plan = es.plan(
             setting.sentences,
             model=setting.encoder,
             options=es.ExtractionOptions(context_window=window, keep=es.Keep(labelled=True)),
             calibrate=False,
         )
-        timings = Timings()
-        es.extract(plan, place / f"{window_name(window)}.zarr", timings=timings)
-        subwords += timings.n_subwords
-        setting.seconds[ALONE][window_name(window)].append(time.perf_counter() - start)
-    setting.subwords[ALONE] = subwords
-    return time.perf_counter() - began
+        es.extract(plan, folder / f"{window_name(window)}.zarr")
 
 
-def run_plain(setting: Setting, number: int) -> float:
+def run_plain(setting: Setting, windows: Sequence[Width], number: int) -> None:
     """One pass a window: each target's window by itself; the whole sentence, too, once a target."""
-    began = time.perf_counter()
-    setting.subwords[PLAIN] = 0
-    for window in setting.windows:
-        start = time.perf_counter()
+    for window in windows:
         cut = [truncated(target, window) for target in setting.targets]
-        vectors = plain_pass(setting, cut, [[(start, stop)] for _, start, stop in cut])
+        vectors = plain_pass(setting, [words for words, _, _ in cut], [[(start, stop)] for _, start, stop in cut])
         np.save(setting.folder / f"{window_name(window)}.npy", vectors)
-        setting.seconds[PLAIN][window_name(window)].append(time.perf_counter() - start)
-    return time.perf_counter() - began
 
 
-def run_plain_sentences(setting: Setting, number: int) -> float:
+def run_plain_sentences(setting: Setting, number: int) -> None:
     """The whole sentences alone, each once for all of its targets, as a more careful script has it."""
-    if None not in setting.windows:
-        return 0.0
-    counted = setting.subwords[PLAIN]
-    start = time.perf_counter()
     spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    texts: dict[int, list[str]] = {}
     for words, first, last in setting.targets:
         spans[id(words)].append((first, last))
-        texts[id(words)] = words
-    sentences = [(words, 0, 0) for words in texts.values()]
-    plain_pass(setting, sentences, list(spans.values()))
-    setting.subwords[PLAIN] = counted
-    return time.perf_counter() - start
+    texts = {id(words): words for words, _, _ in setting.targets}
+    plain_pass(setting, list(texts.values()), list(spans.values()))
 
 
-def truncated(target: tuple[list[str], int, int], window: Width) -> tuple[list[str], int, int]:
+def truncated(target: Target, window: Width) -> Target:
     words, start, stop = target
     if window is None:
         return target
@@ -141,17 +115,14 @@ def truncated(target: tuple[list[str], int, int], window: Width) -> tuple[list[s
 
 
 @torch.no_grad()
-def plain_pass(
-    setting: Setting, texts: Sequence[tuple[list[str], int, int]], spans: Sequence[Sequence[tuple[int, int]]]
-) -> Any:
+def plain_pass(setting: Setting, texts: Sequence[list[str]], spans: Sequence[Sequence[tuple[int, int]]]) -> Any:
     """Texts in corpus order, 32 at a time, padded to the longest; float16 [layer, span, feature]."""
     found = []
     for start in range(0, len(texts), BATCH):
-        words = [text for text, _, _ in texts[start : start + BATCH]]
+        words = list(texts[start : start + BATCH])
         encoded = setting.tokenizer(
             words, is_split_into_words=True, padding=True, truncation=True, max_length=512, return_tensors="pt"
         )
-        setting.subwords[PLAIN] += int(encoded["attention_mask"].sum()) - 2 * len(words)
         states = torch.stack(setting.model(**encoded, output_hidden_states=True).hidden_states)
         for number in range(len(words)):
             owners = encoded.word_ids(number)
@@ -161,68 +132,15 @@ def plain_pass(
     return np.stack(found, axis=1)
 
 
-def agreement(setting: Setting) -> dict[str, Any]:
-    """How many rows of the sweep's stores hold what the plain script found."""
-    found = {}
+def require_agreement(setting: Setting) -> None:
+    """Raise RuntimeError unless the sweep's stores hold what the plain script found."""
     for window in setting.windows:
-        name = window_name(window)
         file = "x-full.zarr" if window is None else f"x-k{window}.zarr"
         store = es.open(setting.folder / "shared" / file)
-        ours = store.gather_layers(np.arange(store.n_rows)).astype(np.float32)
-        theirs = np.load(setting.folder / f"{name}.npy").astype(np.float32)
-        alike = (np.abs(ours - theirs) <= ABSOLUTE + RELATIVE * np.abs(theirs)).all(axis=(0, 2))
-        found[name] = {"rows": len(alike), "agreeing": int(alike.sum()), "largest": float(np.abs(ours - theirs).max())}
-    return found
-
-
-def report(setting: Setting, times: dict[str, Times]) -> dict[str, Any]:
-    shared = times[SHARED]
-    saved = [
-        whole - by_target + by_sentence
-        for whole, by_target, by_sentence in zip(
-            times[PLAIN].seconds,
-            setting.seconds[PLAIN].get("full", [0.0] * len(shared.seconds)),
-            times["sentences"].seconds,
-            strict=True,
-        )
-    ]
-    careful = Times(saved)
-    cost = {
-        PLAIN: median(paired_ratios(shared, times[PLAIN])),
-        "plain script, whole sentences once": median(paired_ratios(shared, careful)),
-        ALONE: median(paired_ratios(shared, times[ALONE])),
-    }
-    rows = [
-        (name, one.median, setting.subwords.get(name), shared.median / one.median)
-        for name, one in (
-            (SHARED, shared),
-            (ALONE, times[ALONE]),
-            (PLAIN, times[PLAIN]),
-            ("plain script, whole sentences once", careful),
-        )
-    ]
-    print(table(["", "seconds", "subwords run", "the sweep costs"], rows))
-    windows = [window_name(window) for window in setting.windows]
-    each = [(name, *(median(setting.seconds[name][window]) for window in windows)) for name in (ALONE, PLAIN)]
-    print("\n" + table(["seconds a window", *windows], each))
-    targets = [
-        Target("the sweep's cost, of a plain pass a window", cost[PLAIN], 0.6, False),
-        Target(
-            "the same, whole sentences run once by the plain script",
-            cost["plain script, whole sentences once"],
-            0.6,
-            False,
-        ),
-    ]
-    print("\n" + targets_table(targets))
-    return {
-        "cases": {name: one.as_json() for name, one in times.items()},
-        "careful_plain_s": careful.median,
-        "subwords_run": setting.subwords,
-        "seconds_a_window": {name: dict(setting.seconds[name]) for name in (ALONE, PLAIN)},
-        "cost_relative_to": cost,
-        "targets": [target.as_json() for target in targets],
-    }
+        theirs = np.load(setting.folder / f"{window_name(window)}.npy").astype(np.float32)
+        apart = np.abs(store.gather_layers(np.arange(store.n_rows)) - theirs).max()
+        if not apart <= LARGEST:
+            raise RuntimeError(f"{file} differs from the vectors of the plain script by {apart:.2g}")
 
 
 def parse() -> argparse.Namespace:
@@ -259,6 +177,11 @@ def prepared(arguments: argparse.Namespace, folder: Path) -> Setting:
     return setting
 
 
+def together(*parts: Times) -> Times:
+    """Return the seconds of several cases as of one, round by round."""
+    return Times([sum(each) for each in zip(*(part.seconds for part in parts), strict=True)])
+
+
 def main() -> None:
     arguments = parse()
     if arguments.threads:
@@ -266,36 +189,31 @@ def main() -> None:
     described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         setting = prepared(arguments, Path(folder))
-        print(
-            f"{len(setting.sentences):,} sentences, {len(setting.targets):,} targets, windows {arguments.windows}, "
-            f"all layers, stored as float16, {torch.get_num_threads()} threads\n"
-        )
-        cases = {SHARED: run_shared, ALONE: run_alone, PLAIN: run_plain, "sentences": run_plain_sentences}
-        times = interleaved(
-            {name: lambda number, run=run: run(setting, number) for name, run in cases.items()},
-            repeats=arguments.repeats,
-            tell=True,
-        )
-        result = report(setting, times)
-        same = agreement(setting)
-    print(f"\nrows that agree with the plain script: {same}")
-    write_json(
-        arguments.out,
-        {
-            "benchmark": "windows",
-            "machine": described,
-            "corpus": {
-                "name": Path(arguments.corpus).name,
-                "sentences": len(setting.sentences),
-                "targets": len(setting.targets),
-            },
-            "options": {"windows": arguments.windows, "repeats": arguments.repeats, "threads": arguments.threads},
-            **result,
-            "agreement": same,
-        },
-    )
-    if any(one["largest"] > 0.01 for one in same.values()):
-        raise SystemExit("embstore's vectors are not those of the plain script")
+        print(f"{len(setting.sentences):,} sentences, {len(setting.targets):,} targets, all layers, float16\n")
+        cases = {
+            "ours": partial(run_shared, setting),
+            ALONE: partial(run_alone, setting),
+            "cut": partial(run_plain, setting, [width for width in setting.windows if width is not None]),
+            "whole": partial(run_plain, setting, [width for width in setting.windows if width is None]),
+            "sentences": partial(run_plain_sentences, setting),
+        }
+        times = interleaved(cases, repeats=arguments.repeats, tell=True)
+        require_agreement(setting)
+    cut, whole, sentences = (times.pop(name) for name in ("cut", "whole", "sentences"))
+    times["plain script, once a window"] = together(cut, whole)
+    if None in setting.windows:
+        times["the same, whole sentences once"] = together(cut, sentences)
+    what = f"{len(setting.targets):,} targets, windows {arguments.windows}"
+    more: dict[str, Any] = {"threads": torch.get_num_threads()}
+    alone = {name: times[name] for name in ("ours", ALONE)}
+    del times[ALONE]
+    rows = [
+        row_of(what, times, targets={"to_rival": 0.6}, **more),
+        row_of(what, alone, targets={"to_rival": 1}, **more),
+    ]
+    corpus = {"name": Path(arguments.corpus).name, "sentences": len(setting.sentences), "targets": len(setting.targets)}
+    result = {"benchmark": "windows", "machine": described, "corpus": corpus, "rows": show_rows(rows)}
+    write_json(arguments.out, result)
 
 
 if __name__ == "__main__":
