@@ -60,6 +60,9 @@ programs disturb least, "wall" the time that passes. A bold ratio misses the pro
 `embstore bench all --quick` measures the first table on your machine in about a minute.
 """
 
+LEFT_OUT = {"extract_parts": "500 sentences"}  # rows that begin so: those of 2,000 sentences say the same
+CROSSED = {"pipeline"}  # rows named "shape: case" are a table of shapes by cases
+
 
 def results(folder: Path = RESULTS) -> list[tuple[str, dict[str, Any]]]:
     """Return the result files of speed, in the order of the page."""
@@ -129,6 +132,17 @@ def more_nbytes(each: dict[str, Any]) -> float:
     return float((nbytes[-1] - nbytes[0]) / (rows[-1] - rows[0]))
 
 
+def crossed_lines(rows: list[Row]) -> Iterator[str]:
+    """The ratios to the limit of rows that are named "shape: case"."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        shape, _, case = row.what.partition(": ")
+        cells.setdefault(shape, {})[case] = ratio(row.to_limit, row.targets.get("to_limit"))
+    yield "Each figure is ours/limit: the time of all stages together, over that of the slowest stage alone."
+    cases = list(next(iter(cells.values())))
+    yield table(["", *cases], [[shape, *(each[case] for case in cases)] for shape, each in cells.items()])
+
+
 def growth_lines(growth: list[dict[str, Any]], figure: str) -> Iterator[str]:
     sizes = [f"{rows:,} rows" for rows in growth[0]["rows"]]
     lines = [
@@ -171,7 +185,11 @@ def targets_lines(targets: list[dict[str, Any]]) -> str:
 def section(name: str, result: dict[str, Any]) -> Iterator[str]:
     yield f"## {ABOUT[result['benchmark']]}"
     yield run_line(name, result)
-    if rows := [Row.of_json(row) for row in result["rows"]]:
+    rows = [Row.of_json(row) for row in result["rows"]]
+    rows = [row for row in rows if not row.what.startswith(LEFT_OUT.get(result["benchmark"], "\0"))]
+    if result["benchmark"] in CROSSED:
+        yield from crossed_lines(rows)
+    elif rows:
         header = ["what", "threads, clock", "ours", "best rival", "limit", "ours/rival", "ours/limit", "other rivals"]
         yield compact_table(header, [row_line(row) for row in rows])
     if result.get("growth"):
