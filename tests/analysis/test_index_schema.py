@@ -1,4 +1,4 @@
-"""The JSON Schema of the metadata of an index: valid fixtures pass, invalid ones fail for the defect in their name."""
+"""The JSON Schema of the metadata of an index: valid fixtures pass, and fail with each defect."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ import pytest
 
 from embstore.analysis.neighbors.index import build_index
 from tests.analysis.index_store import LAYER, hard_store
-from tests.json_schemas import validator_of
+from tests.json_schemas import MISSING, changed, validator_of
 
 VALIDATOR = validator_of("index_file")
-FIXTURES = Path(__file__).parents[1] / "schemas" / "index_file"
-VALID = sorted((FIXTURES / "valid").glob("*.json"))
-INVALID = sorted((FIXTURES / "invalid").glob("*.json"))
-WHERE = {
-    "checksum-beyond-32-bits": "$.files['index.faiss'].crc32c",
-    "digest-cut-short": "$.settings.digest",
-    "file-of-no-bytes": "$.files['index.faiss'].nbytes",
-    "name-of-a-hidden-folder": "$.name",
-    "negative-layer": "$.settings.layer",
-    "newer-format": "$.format_version",
-    "no-index-file": "$.files",
-    "no-settings": "$",
-    "unknown-member": "$",
-    "unknown-metric": "$.settings.metric",
-    "unknown-parameter": "$.parameters",
+FIXTURES = Path(__file__).parents[1] / "schemas" / "index_file" / "valid"
+VALID = sorted(FIXTURES.glob("*.json"))
+DEFECTS: dict[str, tuple[str, tuple[str, ...], Any]] = {  # where it is reported, the member that is changed, its value
+    "checksum beyond 32 bits": ("$.files['index.faiss'].crc32c", ("files", "index.faiss", "crc32c"), 2**32),
+    "digest cut short": ("$.settings.digest", ("settings", "digest"), "abc"),
+    "file of no bytes": ("$.files['index.faiss'].nbytes", ("files", "index.faiss", "nbytes"), 0),
+    "name of a hidden folder": ("$.name", ("name",), ".x"),
+    "negative layer": ("$.settings.layer", ("settings", "layer"), -1),
+    "newer format": ("$.format_version", ("format_version",), 2),
+    "no index file": ("$.files", ("files", "index.faiss"), MISSING),
+    "no settings": ("$", ("settings",), MISSING),
+    "unknown member": ("$", ("notes",), ""),
+    "unknown metric": ("$.settings.metric", ("settings", "metric"), "jaccard"),
+    "unknown parameter": ("$.parameters", ("parameters", "speed"), 3),
 }
 
 
@@ -40,15 +39,11 @@ def test_valid(path: Path) -> None:
     VALIDATOR.validate(load(path))
 
 
-@pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
-def test_invalid(path: Path) -> None:
-    errors = list(VALIDATOR.iter_errors(load(path)))
-    assert [error.json_path for error in errors] == [WHERE[path.stem]]
-
-
-def test_every_defect_has_its_fixture() -> None:
-    assert {path.stem for path in INVALID} == set(WHERE)
-    assert VALID
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_invalid(defect: str) -> None:
+    where, path, value = DEFECTS[defect]
+    document = changed(load(FIXTURES / "ivf-less-two-components.json"), path, value)
+    assert [error.json_path for error in VALIDATOR.iter_errors(document)] == [where]
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf", "ivfpq", "hnsw", "IVF4,SQ8"])

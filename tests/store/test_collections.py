@@ -415,9 +415,9 @@ def test_the_file_of_a_collection(tmp_path: Path) -> None:
     document = json.loads(path.read_text())
     jsonschema.validate(document, SCHEMA)
     assert [member["path"] for member in document["members"]] == [f"in/{each.name}" for each in paths]
-    (invalid,) = (Path(__file__).parents[1] / "schemas" / "collection" / "invalid").glob("*.json")
+    bare = [{name: value for name, value in each.items() if name != "fingerprint"} for each in document["members"]]
     with pytest.raises(jsonschema.ValidationError, match="'fingerprint' is a required property"):
-        jsonschema.validate(json.loads(invalid.read_text()), SCHEMA)
+        jsonschema.validate({**document, "members": bare}, SCHEMA)
     for key in ("collection_version", "metadata", "members"):
         for value in (None, 7, [], "x", {}, [{}], [{**document["members"][0], "n_rows": -1}]):
             path.write_text(json.dumps({**document, key: value}))
