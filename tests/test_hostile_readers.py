@@ -158,6 +158,7 @@ def test_the_files_do_run_code_where_they_are_loaded() -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
+@pytest.mark.quick(16)
 def test_hostile_files_are_refused_in_one_line(reader: str, tmp_path: Path) -> None:
     name, read = READERS[reader]
     for number, (hostile, content) in enumerate(HOSTILE.items()):

@@ -271,6 +271,7 @@ COMMANDS = {  # each after those before it, with the packages that it may import
 }
 
 
+@pytest.mark.slow
 def test_commands_on_stores_load_only_what_they_need(tmp_path: Path) -> None:
     """The time of these commands is that of their imports."""
     make_store(tmp_path / "store.zarr")

@@ -246,6 +246,7 @@ def test_a_line_of_attention_has_the_color_of_the_head_that_attends_most() -> No
     )
 
 
+@pytest.mark.slow
 def test_long_sentences_have_upright_words_and_a_tree_of_a_page() -> None:
     words = tuple(f"word{number}" for number in range(60))
     edges = frozenset((number, number + 1) for number in range(59))
@@ -312,6 +313,7 @@ def test_bars_of_a_trace_are_as_high_as_the_probabilities() -> None:
         plot.trace_figure(replace(trace, annotations=()))
 
 
+@pytest.mark.slow
 def test_long_sentences_of_a_trace_are_broken_into_lines() -> None:
     words = tuple(f"word{number}" for number in range(60))
     trace = SentenceTrace(0, words, (0, 1, 4), (annotation("pos", (5, 40), None, "X"),))

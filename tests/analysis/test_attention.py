@@ -142,6 +142,7 @@ def test_baselines_and_counts_need_no_model(plain: tuple[str, Plain], models: di
     assert random["layer"].to_list() == [None]
 
 
+@pytest.mark.slow
 def test_parts_of_a_corpus_are_merged(models: dict[str, Path], tmp_path: Path) -> None:
     parts = trees()
     whole, one, two = (
@@ -173,7 +174,7 @@ def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> Non
 
 @pytest.mark.parametrize("arrangement", ["padded", "packed"])
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_mentions_that_corefer(name: str, arrangement: str, models: dict[str, Path], tmp_path: Path) -> None:
     text = "the cat sat because the old cat was cold and it was the bank"
     spans = {"cat": [0, 2], "old cat": [4, 7], "it": [10, 11], "bank": [12, 14]}
@@ -255,6 +256,7 @@ def test_the_maps_of_one_sentence(models: dict[str, Path]) -> None:
         ({"corpus": [["\u200b"]]}, "no sentence has a subword"),
     ],
 )
+@pytest.mark.quick(6)
 def test_bad_input_is_one_line(options: dict[str, Any], says: str, models: dict[str, Path]) -> None:
     arguments = {"corpus": SENTENCES[:2], "model": models["bert"], "device": "cpu", **options}
     with pytest.raises(EmbstoreError, match=says) as error:

@@ -79,6 +79,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save("bert", tmp_path_factory.mktemp("model") / "bert")
 
 
+@pytest.mark.slow
 def test_a_sample_is_seeded(bert: Path, tmp_path: Path) -> None:
     other = tiny.save("bert", tmp_path / "other", seed=1)
     first, again, second = (
@@ -105,6 +106,7 @@ def test_a_sample_is_seeded(bert: Path, tmp_path: Path) -> None:
         ({"model_b": "gone/model/here"}, "no model folder"),
     ],
 )
+@pytest.mark.quick(4)
 def test_bad_input_is_one_line(options: dict[str, object], says: str, bert: Path) -> None:
     arguments = {"model_a": bert, "model_b": bert, "corpus": SENTENCES[:2], "device": "cpu", **options}
     with pytest.raises(EmbstoreError, match=says) as error:

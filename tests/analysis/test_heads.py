@@ -302,6 +302,7 @@ def test_the_least_important_are_pruned_and_clear_effects_leave_out_zero(
     assert given[-1] == [every[index] for index in np.argsort(values)]
 
 
+@pytest.mark.slow
 def test_intervals_hold_for_all_heads_together() -> None:
     """Of heads that change labels at random, hardly a run has one whose effect is called clear; a real one is."""
     draws = np.random.default_rng(0)

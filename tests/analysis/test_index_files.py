@@ -187,7 +187,7 @@ def test_a_build_killed_before_a_checkpoint_has_its_name_resumes_at_the_one_befo
 
 
 @pytest.mark.parametrize(("suffix", "kind"), [(".zarr", "ivf"), (".h5", "hnsw")])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_build_killed_at_any_step_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, kind: str) -> None:
     store = fresh(tmp_path / f"s{suffix}")
     options = {"kind": kind, "metric": "ip", "threads": 1, "checkpoint_seconds": 0}
@@ -403,6 +403,7 @@ CRAFTED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", CRAFTED)
+@pytest.mark.quick(8)
 def test_a_crafted_index_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     store = fresh(tmp_path / "s.zarr")
     index = build_index(store, layer=LAYER, kind="flat", centered=True, threads=1)

@@ -168,6 +168,7 @@ def compare(
     assert [row["value"], row["baseline"], row["chance"]] == pytest.approx(right)
 
 
+@pytest.mark.slow
 def test_the_same_from_any_layer_and_with_the_mean_away(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr", sentences=40)
     listed = [(str(row["word"]), row["upos"]) for row in made.table]

@@ -162,7 +162,7 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
 
 
 @pytest.mark.parametrize("level", range(3))
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_bound_that_is_too_tight_loses_neighbours(level: int, tmp_path: Path) -> None:
     vectors = np.random.default_rng(7).normal(size=(400, D)).astype(np.float32)
     made = sketched(vectors, tmp_path / "sketch")
@@ -446,6 +446,7 @@ def test_a_killed_build_leaves_no_sketch(tmp_path: Path, monkeypatch: pytest.Mon
     assert found.drop("search", "score").equals(expected.drop("search", "score"))
 
 
+@pytest.mark.slow
 def test_a_sketch_is_read_from_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find, "FEW_ROWS", 0)
     monkeypatch.setattr(sketch_codes, "MAX_GAP", 100)

@@ -114,7 +114,7 @@ def test_values_of_any_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_large_words_against_an_svd(tmp_path: Path, centered: bool) -> None:
     rng = np.random.default_rng(5)
     size = 220

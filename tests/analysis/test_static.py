@@ -98,7 +98,7 @@ def test_a_zero_vector_is_the_medoid_of_opposites(tmp_path: Path) -> None:
     assert (static_vectors(store, layer=2, method="medoid").vectors == 0).all()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
     means = np.array([written.of(word, 4).mean(0) for word in written.store.index.words])
     rest = means - means.mean(0)
@@ -113,6 +113,7 @@ def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
     np.testing.assert_allclose(all_but_the_top(wide), rest - rest @ top.T @ top, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_large_words(tmp_path: Path) -> None:
     rng = np.random.default_rng(8)
     size = 200

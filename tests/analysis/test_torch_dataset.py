@@ -65,6 +65,7 @@ def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("batch_size", [1, 7, 256, 300, 100_000])
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("layers", [(5, 0), (2,)])
+@pytest.mark.quick(24)
 def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: Any, layers: tuple[int, ...]) -> None:
     selection = made.store.select(words=["bank", "new york"], layers=layers)
     dataset = es.TorchDataset(selection, label="upos", batch_size=batch_size, shuffle=shuffle, block_rows=16)
@@ -158,6 +159,7 @@ def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
 
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("done", [0, 1, 5, 14, 15])
+@pytest.mark.quick(9)
 def test_a_pass_resumes_with_the_remaining_batches(made: Made, shuffle: Any, done: int) -> None:
     def dataset() -> TorchDataset:
         return es.TorchDataset(made.store.select(), label="upos", batch_size=48, shuffle=shuffle, block_rows=16, seed=4)
@@ -220,6 +222,7 @@ def test_the_workers_of_a_stateful_loader_resume_by_themselves(made: Made, monke
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.quick(16)
 def test_ranks_share_the_rows(made: Made, shuffle: Any, drop_last: bool, world_size: int) -> None:
     shares = [
         es.TorchDataset(

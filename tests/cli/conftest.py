@@ -38,9 +38,10 @@ class Ran:
 class Work:
     """A folder with a model `model`, a corpus `corpus.txt` and a store `store.zarr`, where commands are run."""
 
-    def __init__(self, folder: Path, run: Callable[..., Ran]) -> None:
+    def __init__(self, folder: Path, run: Callable[..., Ran], kept: Path) -> None:
         self.folder = folder
         self.run = run
+        self.kept = kept
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
@@ -56,6 +57,15 @@ class Work:
             assert part in ran.err, ran.err
         assert "EMBSTORE_DEBUG" not in ran.err, "an error that was not foreseen"
         assert self.contents() == before
+
+    def put(self, make: Callable[[Work], object]) -> Work:
+        """Put the files here that `make` writes into a folder: they are made once and copied for each test."""
+        folder = self.kept / f"{make.__module__}.{make.__name__}"
+        if not folder.exists():
+            folder.mkdir()
+            make(Work(folder, self.run, self.kept))
+        shutil.copytree(folder, self.folder, dirs_exist_ok=True)
+        return self
 
     def write(self, name: str, text: str | bytes) -> Path:
         path = self.folder / name
@@ -113,8 +123,13 @@ def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> I
     signal.signal(signal.SIGTERM, before)
 
 
+@pytest.fixture(scope="session")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture
-def work(made: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Work:
+def work(made: Path, kept: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Work:
     folder = tmp_path / "work"
     shutil.copytree(made, folder)
     temporary = tmp_path / "temporary"
@@ -122,7 +137,7 @@ def work(made: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytes
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     monkeypatch.chdir(folder)
-    return Work(folder, run)
+    return Work(folder, run, kept)
 
 
 def settings(**values: object) -> tuple[str, ...]:

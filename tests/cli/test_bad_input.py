@@ -318,6 +318,7 @@ def what_is_loaded_stays(made: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
+@pytest.mark.quick(60)
 def test_bad_input_is_one_line_and_leaves_everything_as_it_was(name: str, work: Work, tmp_path: Path) -> None:
     bad = BAD[name]
     bad.prepare(work)

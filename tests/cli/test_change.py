@@ -16,10 +16,13 @@ from tests.drawn import svg_texts
 FEW = ("--set", "permutations=99", "--set", "resamples=20")
 
 
+def sides(folder: Work) -> None:
+    write_sides(folder.folder, n_words=6, layers=(0, 3))
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    write_sides(work.folder, n_words=6, layers=(0, 3))
-    return work
+    return work.put(sides)
 
 
 def test_change_prints_layers_words_and_sentences(folder: Work) -> None:
@@ -56,6 +59,7 @@ def years(work: Work) -> Work:
     return work
 
 
+@pytest.mark.slow
 def test_more_than_two_periods_print_change_points_and_series(years: Work) -> None:
     ran = years.run("change", "years.zarr", "--by", "year", *FEW, "--plot", "series.svg")
     assert (ran.status, ran.err) == (0, "")

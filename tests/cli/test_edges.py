@@ -16,12 +16,15 @@ from tests.probes.edge_store import make
 ASK = ("--device", "cpu", *settings(epochs=2, batch_size=8, hidden_size=8, projection=8, patience=0))
 
 
+def tasks(folder: Work) -> None:
+    made = make(folder / "made.zarr", sentences=40, layers=(0, 1, 3), planted=1)
+    made.write(folder / "colours")
+    make(folder / "other.zarr", sentences=40, layers=(0, 1, 3), several=True).write(folder / "hues")
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    made = make(work / "made.zarr", sentences=40, layers=(0, 1, 3), planted=1)
-    made.write(work / "colours")
-    make(work / "other.zarr", sentences=40, layers=(0, 1, 3), several=True).write(work / "hues")
-    return work
+    return work.put(tasks)
 
 
 @pytest.mark.slow
@@ -65,6 +68,7 @@ def test_linear_probes_are_shown_by_layer(folder: Work) -> None:
     assert "alone" in ran.out
 
 
+@pytest.mark.slow
 def test_a_training_is_resumed(folder: Work) -> None:
     ask = ("probe", "edges", "made.zarr", "colours", *ASK, "--json")
     whole = folder.run(*ask)
@@ -127,6 +131,7 @@ def test_probes_that_do_not_fit_together_are_trained_one_after_the_other(folder:
         folder.refuses(" ".join((*map(str, ask), *settings(memory=memory))), message)
 
 
+@pytest.mark.slow
 def test_settings_come_from_a_file(folder: Work) -> None:
     folder.write("probe.toml", "epochs = 2\nbatch_size = 8\nhidden_size = 8\nprojection = 8\npatience = 0\n")
     ask = ("probe", "edges", "made.zarr", "colours", "--device", "cpu", "--json")

@@ -85,7 +85,7 @@ def test_train_with_torch_on_the_demo_s_senses(minilm: Path, tmp_path: Path) -> 
     assert main(str(tmp_path / "demo.zarr"), "class") > 0.7
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_read_without_embstore(store: Path) -> None:
     code = (
         f"import runpy, sys; main = runpy.run_path({str(EXAMPLES / 'read_without_embstore.py')!r})['main']\n"

@@ -44,6 +44,7 @@ def test_options_reach_the_index(work: Work) -> None:
     assert (settings.n_train, settings.seed, settings.centered) == (20, 3, True)
 
 
+@pytest.mark.slow
 def test_recall_is_printed_with_the_speed(work: Work) -> None:
     ran = work.run("index", "store.zarr", "--layer", "1", "--kind", "IVF6,Flat", "--recall", "--set", "k=5")
     assert (ran.status, ran.err) == (0, "")
@@ -124,6 +125,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
         ("store.zarr --remove gone", ("no index 'gone'", "it has none")),
     ],
 )
+@pytest.mark.quick(10)
 def test_bad_input_is_one_line_and_builds_nothing(arguments: str, says: tuple[str, ...], work: Work) -> None:
     work.refuses(f"index {arguments}", *says)
 

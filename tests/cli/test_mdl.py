@@ -15,10 +15,13 @@ from tests.probes.edge_store import make
 ASK = ("--device", "cpu", *settings(epochs=2, hidden_size=8, projection=8, fractions="10,40,100"))
 
 
+def tasks(folder: Work) -> None:
+    make(folder / "made.zarr", sentences=30, layers=(0, 3), planted=3).write(folder / "colours")
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    make(work / "made.zarr", sentences=30, layers=(0, 3), planted=3).write(work / "colours")
-    return work
+    return work.put(tasks)
 
 
 @pytest.mark.slow

@@ -115,6 +115,7 @@ def test_bad_input(arguments: tuple[str, ...], says: str, work: Work) -> None:
     work.refuses(" ".join(["neighbors", "store.zarr", *arguments]), says)
 
 
+@pytest.mark.slow
 def test_a_few_queries_load_neither_torch_nor_transformers(work: Work) -> None:
     code = (
         "import sys; import embstore as es\n"

@@ -25,16 +25,19 @@ def write_list(path: Path, words: dict[str, list[str]]) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def stores(folder: Work) -> None:
+    made = make(folder / "made.zarr")
+    make(folder / "other.h5", planted=4)
+    make(folder / "narrow.zarr", width=5)
+    train, test = made.lists
+    write_list(folder / "train.tsv", train)
+    write_list(folder / "test.tsv", test)
+    write_list(folder / "lonely.tsv", {word: ["food"] for word in train} | {"word 0": ["place"]})
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    made = make(work / "made.zarr")
-    make(work / "other.h5", planted=4)
-    make(work / "narrow.zarr", width=5)
-    train, test = made.lists
-    write_list(work / "train.tsv", train)
-    write_list(work / "test.tsv", test)
-    write_list(work / "lonely.tsv", {word: ["food"] for word in train} | {"word 0": ["place"]})
-    return work
+    return work.put(stores)
 
 
 def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
@@ -98,6 +101,7 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
     )
 
 
+@pytest.mark.slow
 def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
     listed = valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json"), "probe_output")
     for name in ("train", "test"):

@@ -222,6 +222,7 @@ def test_arguments_that_are_no_text_or_too_large_end_in_one_line(
     assert "EMBSTORE_DEBUG" not in ran.err
 
 
+@pytest.mark.slow
 def test_an_argument_that_is_no_text_in_a_process(made: Path) -> None:
     command = [*COMMAND, "lookup", "store.zarr", b"\xff"]
     done = subprocess.run(command, cwd=made, env=environment(), capture_output=True, check=False)
@@ -249,6 +250,7 @@ def test_a_very_narrow_terminal(columns: int, made: Path) -> None:
         assert (ran.status, ran.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_words_beyond_the_output_s_encoding_are_escaped(made: Path) -> None:
     ran = run_process("lookup", "store.zarr", "Café", cwd=made, env=environment(PYTHONIOENCODING="ascii"))
     assert (ran.status, ran.err) == (0, "")
@@ -298,6 +300,7 @@ def test_no_progress_where_standard_error_is_no_terminal(made: Path, tmp_path: P
     assert "\x1b" not in ran.out
 
 
+@pytest.mark.slow
 def test_completion_of_commands_and_options(tmp_path: Path) -> None:
     def complete(line: str, position: int) -> set[str]:
         env = environment(_EMBSTORE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(position))

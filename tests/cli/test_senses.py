@@ -20,11 +20,14 @@ from tests.cli.test_output import valid
 from tests.store_making import make_store
 
 
+def stores(folder: Work) -> None:
+    write_senses(folder / "senses.zarr", planted())
+    make_store(folder / "labels.zarr", sentences=40)
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    write_senses(work / "senses.zarr", planted())
-    make_store(work / "labels.zarr", sentences=40)
-    return work
+    return work.put(stores)
 
 
 def read(path: Path) -> pl.DataFrame:
@@ -200,6 +203,7 @@ def test_hubness_of_word_vectors(folder: Work) -> None:
         ("hubness labels.zarr --set sample=0", ["sample 0"]),
     ],
 )
+@pytest.mark.quick(13)
 def test_bad_input_is_one_line(command: str, parts: list[str], folder: Work) -> None:
     folder.write("both.txt", "bank\nriver\n")
     folder.write("empty.txt", "\n")

@@ -15,13 +15,16 @@ FILES = ("--train", "train.conllu", "--dev", "dev.conllu", "--test", "test.conll
 ASK = (*FILES, *settings(epochs=2, rank=3, patience=0))
 
 
+def stores(folder: Work) -> None:
+    made = make(folder / "made.zarr", sentences=40)
+    make(folder / "other.zarr", sentences=40, width=16)
+    for name, part in (("train", slice(0, 20)), ("dev", slice(20, 30)), ("test", slice(30, 40))):
+        folder.write(f"{name}.conllu", conllu(made.trees[part]))
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    made = make(work / "made.zarr", sentences=40)
-    make(work / "other.zarr", sentences=40, width=16)
-    for name, part in (("train", slice(0, 20)), ("dev", slice(20, 30)), ("test", slice(30, 40))):
-        work.write(f"{name}.conllu", conllu(made.trees[part]))
-    return work
+    return work.put(stores)
 
 
 def test_probes_are_trained_shown_drawn_and_saved(folder: Work) -> None:
@@ -98,6 +101,7 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
         (("made.zarr", *ASK, "--save", "."), "is not a file of saved probes"),
     ],
 )
+@pytest.mark.quick(5)
 def test_what_is_refused(folder: Work, options: tuple[object, ...], message: str) -> None:
     folder.write("headless.conllu", "1\ta\t_\tX\t_\t_\t_\t_\t_\t_\n")
     folder.refuses(" ".join(("probe", "structure", *map(str, options))), message)

@@ -25,14 +25,17 @@ TREES = """1\tw{n}\t_\tX\tA\t_\t2\tmark\t_\t_
 """
 
 
+def tasks(folder: Work) -> None:
+    made = make(folder / "made.zarr", sentences=20, layers=(0, 1, 3), planted=1)
+    made.write(folder / "tasks" / "colours")
+    for name, held in made.splits.items():
+        (folder / "tasks" / "hues").mkdir(exist_ok=True)
+        write_edges(folder / "tasks" / "hues" / f"{name}.jsonl", held[1:] if name == "dev" else held)
+
+
 @pytest.fixture
 def folder(work: Work) -> Work:
-    made = make(work / "made.zarr", sentences=20, layers=(0, 1, 3), planted=1)
-    made.write(work / "tasks" / "colours")
-    for name, held in made.splits.items():
-        (work / "tasks" / "hues").mkdir(exist_ok=True)
-        write_edges(work / "tasks" / "hues" / f"{name}.jsonl", held[1:] if name == "dev" else held)
-    return work
+    return work.put(tasks)
 
 
 @pytest.fixture

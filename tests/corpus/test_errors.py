@@ -154,7 +154,7 @@ def test_a_sentence_has_a_longest_length(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.compress])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_line_that_expands_without_end_is_refused_in_little_memory(
     compress: Callable[[bytes], bytes], tmp_path: Path
 ) -> None:

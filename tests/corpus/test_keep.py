@@ -155,7 +155,7 @@ def test_the_sample_is_the_lowest_numbers_of_each_word(per: str | None) -> None:
 
 
 @pytest.mark.parametrize("per", [None, "class"])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_the_mask_does_not_depend_on_blocks_and_passes(per: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = random_columns(800, seed=2)
     given_rules = Keep(min_contexts=3, max_contexts=5, per=per, seed=9)

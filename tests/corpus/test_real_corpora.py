@@ -44,6 +44,7 @@ def test_sts(data: Path) -> None:
             assert {column: set(labels) for column, labels in sentence.labels.items()} == expected
 
 
+@pytest.mark.slow
 def test_semcor_targets_are_those_of_its_lists(data: Path) -> None:
     folder = data / "semcor-pse"
     train, test = (read_word_classes(folder / f"{part}.tsv") for part in ("train", "test"))

@@ -144,7 +144,7 @@ def dated(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
 
 
 @pytest.mark.parametrize(("query", "count"), NARROWED)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_narrowed_tables_change_nothing(
     dated: es.Store, query: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

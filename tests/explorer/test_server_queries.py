@@ -513,6 +513,7 @@ def test_arrays_are_safetensors_that_are_aligned() -> None:
         ("cka", {}),
     ],
 )
+@pytest.mark.quick(3)
 def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str, params: dict[str, Any]) -> None:
     stores = explored([make_store(tmp_path / "s.zarr", seed=7).store])
     with pytest.raises(CancelledQueryError):

@@ -94,6 +94,7 @@ def test_the_token_of_the_url_becomes_a_cookie(client: TestClient, access: Acces
         {"cookie": "=;;\x01"},
     ],
 )
+@pytest.mark.quick(20)
 def test_without_the_token_nothing_is_served(
     client: TestClient, access: Access, path: str, headers: dict[str, Any]
 ) -> None:

@@ -241,6 +241,7 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
         ({"max_length": 10}, "extraction.max_length"),
     ],
 )
+@pytest.mark.quick(4)
 def test_another_plan_is_refused(tmp_path: Path, suffix: str, change: dict[str, object], named: str) -> None:
     path = tmp_path / f"s{suffix}"
     extracted(path)

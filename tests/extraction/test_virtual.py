@@ -264,6 +264,7 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
         recomputing.register(es._recompute)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_or_another_one(
     place: Path, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -295,6 +296,7 @@ def test_a_model_that_is_gone_or_another_one(
     assert found.tobytes() == first.tobytes()
 
 
+@pytest.mark.slow
 def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
     """A row that is not there is never zeros, and the layers that are kept are plain Zarr."""
     full = es.extract(plan(model), place / "full.zarr", progress=False)
@@ -306,7 +308,7 @@ def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [2**27, 1000])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_columns_are_compressed_and_the_same(
     place: Path, model: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +363,7 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
         es.extract(made, place / "y.h5", virtual=True, progress=False)
 
 
+@pytest.mark.slow
 def test_layers_that_were_dropped_cannot_be_kept(place: Path, model: Path) -> None:
     full = es.extract(plan(model), place / "full.zarr", progress=False)
     thin(full.path, keep=[1, 2], model=model, progress=False)
@@ -570,6 +573,7 @@ def test_a_shard_of_some_layers_has_their_bytes() -> None:
     assert crc32c(part[chunk:-4]).to_bytes(4, "little") == part[-4:]
 
 
+@pytest.mark.slow
 def test_another_site_is_read_first(place: Path, model: Path) -> None:
     """Its partitions are numbered after those of the residual stream, and computed with them."""
     full, virtual = virtual_store(place, model, sites=("residual", "query"))

@@ -140,7 +140,7 @@ def plain(index: Index, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("block_rows", [1, 7, 10**6])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_places_are_those_counted_one_by_one(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where_module, "STEP", 2)
     index = plan_of(corpus(), model=FakeEncoder(), context="document").index

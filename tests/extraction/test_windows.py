@@ -209,7 +209,7 @@ def test_what_lies_beyond_an_attention_window_changes_nothing(
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
 @pytest.mark.parametrize("words", [2**20, 40])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
     tmp_path: Path, unit: str, words: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,6 +448,7 @@ def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str]
     assert not (tmp_path / f"x-k0{suffix}").exists()
 
 
+@pytest.mark.slow
 def test_the_estimate_is_projected_from_a_sample_of_a_larger_corpus(
     tmp_path: Path, scene: Callable[[str], Scene], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,6 +189,7 @@ def bert(tmp_path_factory):
         *({"spans": wrong} for wrong in ((0, 0, 0), (0, 2, 1), (0, -2, 1), (0, 0, 10_000), (9_999, 0, 1), (-1, 0, 1))),
     ],
 )
+@pytest.mark.quick(7)
 def test_wrong_arguments_are_refused(options, bert):
     tokenized = bert.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)

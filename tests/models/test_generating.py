@@ -82,7 +82,7 @@ def corpus_words(path: Path) -> list[list[str]]:
     return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatch):
     found: list[list[int]] = []
     continued = generating._continued

@@ -213,6 +213,7 @@ def test_an_index_next_to_the_weights_is_ignored_as_transformers_does(folder):
         (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors; give a folder with"),
     ],
 )
+@pytest.mark.quick(16)
 def test_a_damaged_folder_is_refused(folder, change, match):
     change(folder)
     refused(folder, match)

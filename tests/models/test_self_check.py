@@ -172,6 +172,7 @@ def test_wrong_activations_are_dropped(encoder):
 @pytest.mark.parametrize(
     ("name", "activation"), [("bert", ("gelu", "none")), ("gpt2", ("gelu", "tanh")), ("t5", ("relu", ""))]
 )
+@pytest.mark.quick(1)
 def test_linear_layers_compute_the_activation_that_follows(tmp_path, name, activation):
     network = load_encoder(save(name, tmp_path)).network
     packed = [module for module in network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
@@ -182,6 +183,7 @@ def test_linear_layers_compute_the_activation_that_follows(tmp_path, name, activ
 
 
 @pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
+@pytest.mark.quick(2)
 def test_weights_are_packed_where_the_cpu_gains(tmp_path, monkeypatch, capability, packs):
     monkeypatch.setattr(layers, "gains_by_packing", GAINS_BY_PACKING)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)

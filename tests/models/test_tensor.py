@@ -120,7 +120,7 @@ def is_alive(pid):
     ("begin", "reason"),
     [("raise SystemExit('no memory left')", "no memory left"), ("import os; os.kill(os.getpid(), 9)", "signal 9")],
 )
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_process_that_does_not_start(llama, monkeypatch, begin, reason):
     monkeypatch.setattr(tensor, "BEGIN", begin)
     with pytest.raises(ModelError, match=rf"on 2 devices has stopped: process 1 ended: {reason}$"):

@@ -76,6 +76,7 @@ def test_files_are_deleted_once_they_are_read(vllm, llama, tmp_path):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.slow
 def test_vllm_is_started_for_what_is_asked(vllm, llama):
     encoder = encoder_from_shorthand(f"vllm:{llama}?tensor_parallel_size=2&gpu_memory_utilization=0.5", layers="1,last")
     vectors(encoder, (1, 3))
@@ -100,6 +101,7 @@ def test_vllm_is_started_for_what_is_asked(vllm, llama):
     ],
 )
 @pytest.mark.parametrize("locks", [True, False])
+@pytest.mark.quick(5)
 def test_a_wrong_file_is_a_line(fault, message, locks, vllm, llama, monkeypatch):
     monkeypatch.setattr(engine, "WAIT_SECONDS", 0.0)
     vllm.locks = locks
@@ -123,6 +125,7 @@ def test_a_wrong_file_is_a_line(fault, message, locks, vllm, llama, monkeypatch)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_states_after_the_final_norm_are_not_taken(vllm, llama, monkeypatch):
     """A vLLM that applied the norm itself would be normed twice, which the comparison with transformers finds."""
     plain = vllm.states

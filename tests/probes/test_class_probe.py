@@ -194,6 +194,7 @@ def test_contexts_of_a_pair_are_the_same_in_every_store(made: Made, tmp_path: Pa
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.slow
 def test_results_of_several_stores_are_joined(made: Made, tmp_path: Path) -> None:
     other = make(tmp_path / "second.h5", words=90, width=5, planted=4)
     found = ProbeResult.concat(fit(each, layers=[1, -1]).score(name=name) for name, each in (("a", made), ("b", other)))

@@ -80,6 +80,7 @@ def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
         fit(made, Training(1, 8, 0.02, 0)).predict(made.splits["test"], layerwise=True)
 
 
+@pytest.mark.slow
 def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", shuffled=True, sentences=120)
     found = score(made, fit(made, Training(6, 16, 0.01), mixing_rate=0.1))

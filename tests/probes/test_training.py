@@ -58,7 +58,7 @@ def structure_fit(folder: Path) -> Fit:
 
 
 @pytest.mark.parametrize("family", [class_fit, edge_fit, structure_fit])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, family: Callable[[Path], Fit]) -> None:
     fit = family(tmp_path)
     reports: list[tuple[int, int | None]] = []

@@ -132,7 +132,7 @@ def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWh
 
 
 @pytest.mark.parametrize("suffix", ["Zarr", "HDF5"])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_repair_killed_around_its_end(
     tmp_path: Path, whole: GetWhole, suffix: str, reference: Callable[..., Reference]
 ) -> None:

@@ -173,7 +173,7 @@ SYNCS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize("scene", SYNCS)
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_each_writer_syncs_what_it_must(record: GetRecord, scene: str) -> None:
     """The fsyncs of each writer; that each of them is needed is what `test_every_fsync_is_needed` shows."""
     found = Counter(event.site for event in record(scene).events if isinstance(event, Synced))

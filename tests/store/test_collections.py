@@ -315,6 +315,7 @@ def test_labels_and_fields_of_some_members(tmp_path: Path) -> None:
     assert table["document"].to_list() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_labels_added_to_a_collection_are_with_its_members(tmp_path: Path) -> None:
     paths = parts_of(tmp_path)
     store = es.open(paths)
@@ -468,7 +469,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_read", [False, True])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_another_member_is_an_error(tmp_path: Path, is_read: bool) -> None:
     paths = parts_of(tmp_path)
     for change in ("replaced", "removed"):
@@ -506,6 +507,7 @@ def test_other_sites_of_a_collection(tmp_path: Path) -> None:
     np.testing.assert_array_equal(es.export(store, tmp_path / "copy.zarr").site("query").select().vectors(), expected)
 
 
+@pytest.mark.slow
 def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns beyond the limit are in files, members beyond theirs are closed, and a lookup reads few columns."""
     store = collect(tmp_path / "collection.json", stores=parts_of(tmp_path))

@@ -87,7 +87,7 @@ def test_large_columns(tmp_path: Path, large: Example, tools: tuple[str, ...], s
 
 
 @pytest.mark.parametrize("tool", ["zarr", "tensorstore", "xarray"])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_rows_that_are_not_written_are_nan(tmp_path: Path, tool: str) -> None:
     made = example()
     path = made.create(tmp_path / "s.zarr")

@@ -241,7 +241,7 @@ def test_an_hdf5_file_without_its_chunks_takes_no_memory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_random_damage_never_escapes(tmp_path: Path, suffix: str) -> None:
     """Bytes changed anywhere: opening and reading either give an embstore error or the values of some bytes."""
     random = np.random.default_rng(3)

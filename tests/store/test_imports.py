@@ -214,6 +214,7 @@ def test_imported_files_are_one_collection(tmp_path: Path) -> None:
 
 @given(data=st.data())
 @settings(max_examples=20)
+@pytest.mark.slow
 def test_random_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("random")
     word = st.text(st.characters(exclude_characters=" \x1f", exclude_categories=["Cs"]), min_size=1, max_size=4)

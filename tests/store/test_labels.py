@@ -151,6 +151,7 @@ def test_labels_of_rows_that_are_not_there_name_the_first(made: Made, tmp_path: 
         (3, "word", "3 is not a frame"),
     ],
 )
+@pytest.mark.quick(12)
 def test_bad_tables_are_refused(made: Made, frame: Any, on: str, message: str) -> None:
     with pytest.raises(InvalidValueError, match=message):
         made.store.with_labels(frame, on=on, save=True)

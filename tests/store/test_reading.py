@@ -160,6 +160,7 @@ def test_buffers_are_reused(tmp_path: Path) -> None:
     assert len(set(addresses)) == 2
 
 
+@pytest.mark.slow
 def test_a_scan_opens_nothing_but_its_maps(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
     store.gather(np.arange(1000), 0)  # maps the shards, which stay mapped

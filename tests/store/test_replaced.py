@@ -120,7 +120,7 @@ def upload(memory: MemoryBucket, files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path, suffix: str) -> None:
     path = example(rows=5000, hidden_size=64).make(tmp_path / f"s{suffix}").path
     code = (

@@ -116,7 +116,7 @@ def test_a_foreign_array_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_hdf5_chunks_elsewhere(tmp_path: Path, dtype: str) -> None:
     """A copy by the HDF5 library, compressed or in chunks of another size."""
     made = example(rows=900, dtype=dtype, partition_rows=512)

@@ -354,6 +354,7 @@ def test_other_kinds_of_model(name: str, data: Path, tmp_path: Path) -> None:
     assert load_encoder(made.path, device="cpu").info.num_hidden_layers == 3
 
 
+@pytest.mark.slow
 def test_a_model_fine_tuned_before_gets_a_new_head(made: FineTuned, data: Path, tmp_path: Path) -> None:
     seen = tune("pos", data, model=made.path, out=tmp_path / "out", **{**QUICK, "learning_rate": 1e-12, "epochs": 1})
     head = weights(seen.path)["classifier.weight"]
@@ -372,6 +373,7 @@ def test_a_sample_of_train_is_seeded(model: Path, data: Path, tmp_path: Path) ->
     assert first.record["data"]["train"]["labels"] != other.record["data"]["train"]["labels"]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_training(model: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match="choose a smaller one"):
         tune("pos", data, model=model, out=tmp_path / "out", **{**QUICK, "learning_rate": 1e30})
@@ -442,6 +444,7 @@ def test_a_folder_with_other_content_is_refused(model: Path, data: Path, tmp_pat
     assert os.listdir(tmp_path) == ["letter.txt"]
 
 
+@pytest.mark.slow
 def test_a_header_is_no_example(model: Path, tmp_path: Path) -> None:
     data = planted.folder(tmp_path / "data", "classify", train=12, dev=4)
     text = (data / "train.tsv").read_text()
