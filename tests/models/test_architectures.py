@@ -17,7 +17,7 @@ MASKED = {"deberta_v2": "padded", "xlnet": "padded", "t5": "packed"}
 OF_PAIRS = set(MASKED)  # their positions are biases of pairs
 FINAL_NORM = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe", "modernbert", "t5"}
 WHOLE = {"albert", "deberta_v2", "xlnet"}  # one block for all; relative positions in a linear layer; [position, batch]
-QUICK = ("bert", "deberta_v2", "llama", "t5")
+QUICK = ("bert", "llama", "t5")
 
 
 class Case:

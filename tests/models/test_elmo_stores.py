@@ -61,7 +61,7 @@ def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, 
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_to_the_same_bytes(folder, tmp_path, suffix, monkeypatch):
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
     text = corpus(tmp_path / "corpus.txt")

@@ -73,7 +73,7 @@ NORMED = {"gemma2": "layers.{}.post_attention_layernorm"}  # whose output is add
 ADDED = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2", "qwen3", "modernbert", "opt", "gemma2", "t5"}
 SCALED = {"opt", "opt_post"}  # the query is scaled before its product with the key
 BIASED = {"t5"}
-QUICK = ("bert", "gpt2", "llama")
+QUICK = ("bert", "llama")
 
 
 class Plain:
