@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +63,8 @@ _FIELD: _Kinds = {**_LABEL, "codes": ("<i4", ("document",))}
 class ArraySpec:
     """One array. `shard` and `chunk` are shapes; a frozen array that is one plain chunk has equal ones.
 
-    `first`: the number of its first partition, for an array that is written a partition at a time.
+    `first`: the number of its first partition, for an array that is written a partition at a time. `n_names`: of a
+    column of codes, at least the number of what they are codes of.
     """
 
     path: str
@@ -74,11 +76,17 @@ class ArraySpec:
     chunk: tuple[int, ...]
     attributes: Mapping[str, Any]
     first: int = 0
+    n_names: int | None = None
 
     @property
     def is_payload(self) -> bool:
-        """Whether the array is written a partition at a time."""
-        return "occurrence" in self.dims[1:]
+        """Whether the array is written a partition at a time, each a shard."""
+        return self.dims[0] in ("layer", "block") and "occurrence" in self.dims
+
+    @property
+    def packed(self) -> np.dtype[Any]:
+        """The dtype in which a virtual store has a column: of codes (-1 for none) the smallest that holds them."""
+        return self.dtype if self.n_names is None else np.min_scalar_type(-1 - self.n_names).newbyteorder("<")
 
 
 def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
@@ -97,8 +105,12 @@ def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
     return np.dtype(dtype), dims
 
 
-def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
-    """Return the spec of an array that is written once: of the index, the layers or the center."""
+def frozen_spec(path: str, arrays: Mapping[str, Any]) -> ArraySpec:
+    """Return the spec of an array that is written once: of the index, the layers or the center.
+
+    `arrays`: the shapes of this one and, for `n_names`, of those next to it.
+    """
+    shape = arrays[path].shape
     dtype, dims = _frozen_kind(path)
     if len(dims) != len(shape):
         raise StoreDamagedError(f"the metadata gives the array {quoted(path)} an invalid shape {list(shape)}")
@@ -107,7 +119,17 @@ def frozen_spec(path: str, shape: tuple[int, ...]) -> ArraySpec:
         chunk = (COLUMN_CHUNK,)
         shard = (-(-shape[0] // COLUMN_CHUNK) * COLUMN_CHUNK,)
     fill: int | float = np.nan if dtype.kind == "f" else 0 if dtype.kind == "u" else -1
-    return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {})
+    return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {}, n_names=_n_names(path, arrays))
+
+
+def _n_names(path: str, arrays: Mapping[str, Any]) -> int | None:
+    if path == "occurrences/type":
+        names = "types/form_offsets"
+    elif path.startswith("occurrences/labels/"):
+        names = f"{path.removeprefix('occurrences/')}/name_offsets"
+    else:
+        names = f"{path.removesuffix('codes')}name_offsets"
+    return math.prod(arrays[names].shape) if names in arrays else None
 
 
 def payload_specs(metadata: Metadata, partition: int | None = None) -> list[ArraySpec]:
@@ -160,7 +182,7 @@ def virtual_specs(metadata: Metadata) -> list[ArraySpec]:
         return []
     shape = (len(metadata.layouts), metadata.n_rows, FINGERPRINT_SIZE)
     dims = ("site", "occurrence", "fingerprint")
-    specs = [ArraySpec(FINGERPRINTS, shape, np.dtype("<f2"), dims, np.nan, shape, shape, {})]
+    specs = [ArraySpec(FINGERPRINTS, shape, np.dtype("|i1"), dims, 0, shape, shape, {})]
     if metadata.kept:
         specs.append(replace(commits_spec(metadata.n_partitions), path=KEPT))
     return specs
@@ -206,7 +228,7 @@ def record_crc32c(record: Records) -> int:
 
 
 def frozen_specs(arrays: Mapping[str, StoredArray]) -> list[ArraySpec]:
-    return [frozen_spec(path, arrays[path].shape) for path in sorted(arrays)]
+    return [frozen_spec(path, arrays) for path in sorted(arrays)]
 
 
 def group_paths(arrays: Mapping[str, StoredArray]) -> list[str]:

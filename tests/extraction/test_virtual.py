@@ -29,7 +29,7 @@ from embstore.extraction import recompute as recompute_module
 from embstore.store.arrays import payload_specs
 from embstore.store.storage.files import crc32c
 from embstore.store.storage.local import LocalStorage
-from embstore.store.virtual.fingerprints import fingerprints, signs
+from embstore.store.virtual.fingerprints import STEP, difference, fingerprints, signs
 from embstore.store.zarr.format import shard_parts
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
@@ -324,7 +324,10 @@ def test_columns_are_compressed_and_the_same(
     assert (cached(place) > 0) == (nbytes == 1000)
     group = zarr.open_group(virtual.path, mode="r")
     for name in ("occurrences/type", "occurrences/labels/upos", "sentences/text_bytes"):
-        assert np.asarray(group[name][...]).tobytes() == expected[name].tobytes()  # type: ignore[index]
+        assert np.array_equal(np.asarray(group[name][...]), expected[name])  # type: ignore[index]
+    assert group["occurrences/labels/upos"].dtype == np.int8  # type: ignore[union-attr]
+    numbers = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8)
+    assert np.array_equal(np.ravel(group["fingerprints"][0]), numbers)  # type: ignore[index]
     assert not (virtual.path / "types/occurrences").exists()
     chunk = virtual.path / "occurrences/type" / ("1" if nbytes == 1000 else "0")
     data = bytearray(chunk.read_bytes())
@@ -543,9 +546,18 @@ def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
     made = np.where(np.array(bits).reshape(vectors.shape[0], 2, -1), -1.0, 1.0)
     assert np.array_equal(made, signs(len(made), made.shape[2]))
     projected = np.einsum("lnd,lkd,ln->nk", vectors, made, 1 / norms) / np.sqrt(len(vectors))
-    stored = np.fromfile(virtual.path / "fingerprints/c/0/0/0", "<f2").reshape(-1, 2)
-    assert np.allclose(stored[:, 0], projected[:, 0], atol=2e-3)
-    assert np.allclose(stored[:, 1], projected[:, 1] + np.log2(norms).mean(0), atol=5e-3)
+    projected[:, 1] += np.log2(norms).mean(0)
+    stored = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8).reshape(-1, 2)
+    apart = (projected / STEP - stored + 128) % 256 - 128
+    assert np.abs(apart).max() < 0.51
+
+
+def test_fingerprints_count_around() -> None:
+    """Numbers of one step apart are near where they pass the ends of int8, and those of three are not."""
+    ends = np.array([[127, -128], [-128, 127], [5, 0]], np.int8)
+    assert difference(ends, ends[[1, 0, 2]]) == STEP
+    assert difference(ends, np.array([[-126, -128], [-128, 127], [5, 0]], np.int8)) == pytest.approx(3 * STEP)
+    assert difference(ends, np.array([[-1, -128], [-128, 127], [5, 0]], np.int8)) == pytest.approx(128 * STEP)
 
 
 def test_fingerprints_of_any_values() -> None:
@@ -553,7 +565,10 @@ def test_fingerprints_of_any_values() -> None:
     spec = payload_specs(plan_metadata())[0]
     vectors = np.zeros((2, 3, 4), np.float32)
     vectors[:, 1], vectors[:, 2] = 3e38, 1e-45
-    assert np.isfinite(fingerprints(spec, {spec.path: vectors})).all()
+    found = fingerprints(spec, {spec.path: vectors})
+    again = vectors * np.float32(1 - 1e-6)
+    again[:, 2] = vectors[:, 2]
+    assert difference(found, fingerprints(spec, {spec.path: again})) <= STEP
 
 
 def plan_metadata() -> Any:

@@ -109,7 +109,7 @@ def _damaged(writer: ZarrWriter) -> list[int]:
 
 
 def _has_center(storage: Storage, center: NDArray[np.float32]) -> bool:
-    spec = frozen_spec("center", center.shape)
+    spec = frozen_spec("center", {"center": center})
     return storage.holds(column_key(spec), column_parts(spec, center))
 
 

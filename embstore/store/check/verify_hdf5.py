@@ -75,7 +75,7 @@ class _Checks:
         """Check an array that is written once and return it, None where it is damaged."""
         start, stop = self.addresses.spans[name]
         crc, nbytes = crc32c_of_spans(self.descriptor, [(start, stop)])  # through the file: a map cannot report errors
-        dtype = frozen_spec(name, array.shape).dtype
+        dtype = frozen_spec(name, {name: array}).dtype
         if crc != array.crc32c or nbytes != math.prod(array.shape) * dtype.itemsize:
             self.findings.fault(name, "was changed: its checksum differs")
             return None

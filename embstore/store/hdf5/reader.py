@@ -96,7 +96,7 @@ class HDF5Reader:
 
     def column(self, name: str) -> NDArray[Any]:
         """Return an array that is written once, mapped read-only."""
-        spec = frozen_spec(name, self.arrays[name].shape)
+        spec = frozen_spec(name, self.arrays)
         if name not in self.addresses.spans:
             return self._column_by_library(spec)
         start, stop = self._span(name)

@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from embstore.store.arrays import FINGERPRINT_SIZE, ArraySpec
 from embstore.store.vectors import decode
 
-TOLERANCE = 0.02  # the largest difference of a fingerprint whose row counts as the same
+STEP = 0.02  # of the numbers of a fingerprint; rows whose numbers differ by at most one step count as the same
 
 _ROWS_AT_ONCE = 4096
 _LEAST = 1e-30
 
 
-def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float16]:
-    """Return the fingerprints of the rows of a partition, float16 [n, 2]; `spec`: of its vectors [layer, n, feature].
+def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.int8]:
+    """Return the fingerprints of the rows of a partition, int8 [n, 2]; `spec`: of its vectors [layer, n, feature].
 
     With u_l the direction of a row's vector v_l in stored layer l, of L, and s_l and t_l vectors of fixed random signs,
-    they are sum_l s_l . u_l / sqrt(L) and sum_l t_l . u_l / sqrt(L) + mean_l log2 |v_l|. Each sum has variance 1 over
-    signs. Vectors of int8 are relative to the center.
+    they are sum_l s_l . u_l / sqrt(L) and sum_l t_l . u_l / sqrt(L) + mean_l log2 |v_l|, in steps of STEP modulo 256.
+    Each sum has variance 1 over signs. Vectors of int8 are relative to the center.
     """
     vectors = arrays[spec.path]
     n_layers, n_rows, n_features = vectors.shape
@@ -40,7 +40,7 @@ def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray
             norms[rows] += np.log2(norm.astype(np.float64) * largest)
     projected /= np.sqrt(n_layers)
     projected[:, 1] += norms / n_layers
-    return projected.astype(np.float16)
+    return np.rint(projected / STEP).astype(np.int64).astype(np.int8)
 
 
 def signs(n_layers: int, n_features: int) -> NDArray[np.float32]:
@@ -51,7 +51,6 @@ def signs(n_layers: int, n_features: int) -> NDArray[np.float32]:
     return (1 - 2 * bits.astype(np.float32)).reshape(n_layers, FINGERPRINT_SIZE, n_features)
 
 
-def difference(stored: NDArray[np.float16], found: NDArray[np.float16]) -> float:
-    """Return the largest difference of two arrays of fingerprints [n, 2]; infinite where one is not a number."""
-    apart = np.abs(stored.astype(np.float64) - found).max(initial=0.0)
-    return float(apart) if np.isfinite(apart) else float("inf")
+def difference(stored: NDArray[np.int8], found: NDArray[np.int8]) -> float:
+    """Return the largest difference of two arrays of fingerprints [n, 2], the shorter way around 256 steps."""
+    return STEP * float(np.abs((stored - found).astype(np.int64)).max(initial=0))

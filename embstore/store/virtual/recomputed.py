@@ -28,7 +28,7 @@ from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Stora
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, crc32c_of_file, write_at
-from embstore.store.virtual.fingerprints import TOLERANCE, difference, fingerprints
+from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
 from embstore.store.zarr.format import column_key, shard_end, shard_key, shard_parts
 
 SMALL_NBYTES = 2**23  # of a column that is held in memory once it is expanded
@@ -174,9 +174,9 @@ class Recomputed:
 
         self._cache.add(_names(expected, is_exact=is_exact), write)
 
-    def _stored(self, number: int) -> NDArray[np.float16]:
+    def _stored(self, number: int) -> NDArray[np.int8]:
         start, stop, key = fingerprint_bytes(self._metadata, number)
-        return self._storage.get_range(key, start, stop).view("<f2").reshape(-1, FINGERPRINT_SIZE)
+        return self._storage.get_range(key, start, stop).view(np.int8).reshape(-1, FINGERPRINT_SIZE)
 
 
 def crc_of(shards: list[list[NDArray[Any] | bytes]]) -> int:
@@ -188,16 +188,16 @@ def crc_of(shards: list[list[NDArray[Any] | bytes]]) -> int:
     return crc
 
 
-def require_near(path: object, number: int, stored: NDArray[np.float16], found: NDArray[np.float16]) -> float:
+def require_near(path: object, number: int, stored: NDArray[np.int8], found: NDArray[np.int8]) -> float:
     """Raise StoreDamagedError unless the fingerprints of a partition are the same but for what last bits change.
 
     Returns their largest difference.
     """
     apart = difference(stored, found)
-    if not apart <= TOLERANCE:
+    if apart > STEP:
         raise StoreDamagedError(
             f"partition {number} of {path} was computed again, and is not what was committed: its fingerprints differ "
-            f"by {apart:.3g}, at most {TOLERANCE} is allowed; the model or the software has changed"
+            f"by {apart:.3g}, at most {STEP} is allowed; the model or the software has changed"
         )
     return apart
 

@@ -126,6 +126,7 @@ def packed_node(spec: ArraySpec) -> bytes:
     node = json.loads(array_node(spec))
     node["chunk_grid"]["configuration"]["chunk_shape"] = [packed_rows(spec)]
     node["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "."}}
+    node["data_type"] = spec.packed.name
     node["codecs"] = [_BYTES, {"name": "zstd", "configuration": {"level": PACKED_LEVEL, "checksum": False}}]
     return _encode(node)
 

@@ -24,23 +24,23 @@ def packed(spec: ArraySpec, array: NDArray[Any]) -> Iterator[tuple[str, bytes]]:
         chunk = np.ascontiguousarray(array[number * n_rows : (number + 1) * n_rows])
         if len(chunk) < n_rows:
             chunk = np.append(chunk, np.full(n_rows - len(chunk), spec.fill, spec.dtype))
-        yield key, compress(chunk.tobytes())
+        yield key, compress(chunk.astype(spec.packed, copy=False).tobytes())
 
 
 def unpacked(storage: Storage, spec: ArraySpec) -> Iterator[NDArray[Any]]:
     """Yield the values of a column in order, chunk by chunk. Raises StoreDamagedError where one is not whole."""
     import zstandard
 
-    left, nbytes = spec.shape[0], packed_rows(spec) * spec.dtype.itemsize
+    left, nbytes = spec.shape[0], packed_rows(spec) * spec.packed.itemsize
     for key in packed_keys(spec):
         try:
             data = storage.get(key)
             if zstandard.frame_content_size(data) != nbytes:
                 raise StoreDamagedError(f"{storage.url(key)} was changed, it has another size: {REPAIR_HINT}")
-            chunk = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), spec.dtype)
+            chunk = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), spec.packed)
         except KeyNotFoundError as error:
             raise StoreDamagedError(f"{error}, a column of the store: {REPAIR_HINT}") from None
         except zstandard.ZstdError as error:
             raise StoreDamagedError(f"{storage.url(key)} was changed ({error}): {REPAIR_HINT}") from None
-        yield chunk[:left]
+        yield chunk[:left].astype(spec.dtype, copy=False)
         left -= len(chunk)

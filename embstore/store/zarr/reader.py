@@ -210,7 +210,7 @@ class ZarrReader:
         column = self._columns.get(name)
         if column is None:
             with self._of_this_store(checksum=not self._is_folder):
-                column = self._open_column(frozen_spec(name, self.arrays[name].shape))
+                column = self._open_column(frozen_spec(name, self.arrays))
             self._columns[name] = column
         return column
 

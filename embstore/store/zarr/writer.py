@@ -52,7 +52,7 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
     """Return everything in a store that never changes, by key, the root's zarr.json last."""
     objects: dict[str, Parts] = {}
     for name, array in frozen.items():
-        spec = frozen_spec(name, array.shape)
+        spec = frozen_spec(name, frozen)
         if metadata.kept is not None and is_packed(spec):
             objects.update({key: [chunk] for key, chunk in packed(spec, array)})
         elif array.size and (metadata.kept is None or name not in DERIVED):
