@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Target, interleaved, machine, peak_nbytes, show_rows, table, targets_table, timed, write_json
+from measure import Row, Times, interleaved, machine, show_rows, timed, write_json
 from numpy.typing import NDArray
 
 import embstore as es
@@ -156,7 +156,7 @@ def train_seconds(shape: Shape, data: LabelledExamples, training: Schedule, devi
     return time.perf_counter() - began
 
 
-def linear(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str, Any], list[Target]]:
+def linear(arguments: argparse.Namespace, labelled: Labelled) -> Row:
     """One epoch of the bank, streamed from the store, and of the loop, from memory."""
     data, classes, layers = labelled
     shape = shape_of("linear", classes, layers, data.examples.width, 0)
@@ -177,14 +177,11 @@ def linear(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str,
     train_seconds(shape, first(data, 4 * arguments.batch), training)
     times = interleaved(cases, repeats=arguments.repeats, budget=LOOP_BUDGET, tell=True)
     what = f"{len(layers) * shape.n_probes} linear probes, an epoch of {len(data):,}"
-    more: dict[str, Any] = {"limit_name": "sgemm", "threads": torch.get_num_threads()}
-    row = row_of(what, times, limit=needed(shape, len(data)) / products_rate(), **more)
-    return {"rows": show_rows([row])}, [
-        Target("linear: time of the bank, of the best rival's", row.to_rival or 0, 1, False)
-    ]
+    more: dict[str, Any] = {"limit_name": "sgemm", "threads": torch.get_num_threads(), "targets": {"to_rival": 1}}
+    return row_of(what, times, limit=needed(shape, len(data)) / products_rate(), **more)
 
 
-def hidden(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str, Any], list[Target]]:
+def hidden(arguments: argparse.Namespace, labelled: Labelled) -> Row:
     """Steps of probes with a hidden layer compared with square products; Adam and reading are included.
 
     The time of the steps is that of twice as many less that of the steps alone, so drawing weights is not counted.
@@ -195,29 +192,16 @@ def hidden(arguments: argparse.Namespace, labelled: Labelled) -> tuple[dict[str,
     once = first(data, arguments.steps * arguments.batch_mlp)
     twice = first(data, 2 * len(once))
     cases: dict[str, Callable[[int], float]] = {
-        "products": lambda _: 2 * SQUARE**3 / products_rate(),
-        "bank": lambda _: train_seconds(shape, once, training),
-        "bank, twice": lambda _: train_seconds(shape, twice, training),
+        "limit": lambda _: needed(shape, len(once)) / products_rate(),
+        "once": lambda _: train_seconds(shape, once, training),
+        "twice": lambda _: train_seconds(shape, twice, training),
     }
     times = interleaved(cases, repeats=arguments.repeats, tell=True)
-    flops = needed(shape, len(once))
-    rates = [2 * SQUARE**3 / seconds for seconds in times["products"].seconds]
-    pairs = zip(times["bank"].seconds, times["bank, twice"].seconds, strict=True)
-    steps = [flops / (more - less) for less, more in pairs]
-    share = median(one / other for one, other in zip(steps, rates, strict=True))
-    with_drawing = median(2 * flops / seconds for seconds in times["bank, twice"].seconds)
-    rows = [
-        ("square products", median(rates) / 1e9, 1.0),
-        ("bank, its steps", median(steps) / 1e9, share),
-        (f"bank, {2 * arguments.steps} steps and its first weights", with_drawing / 1e9, with_drawing / median(rates)),
-    ]
-    print(
-        table([f"{len(layers) * shape.n_probes} probes of {arguments.hidden} units", "GFLOP/s", "share"], rows) + "\n"
-    )
-    figures: dict[str, Any] = {name: each.as_json() for name, each in times.items()}
-    figures |= {"share": share, "products_per_second": median(rates), "steps_per_second": median(steps)}
-    figures |= {"parameters": len(layers) * shape.n_probes * shape.n_parameters, "peak_nbytes": peak_nbytes()}
-    return figures, [Target("mlp: share of the rate of square products", share, 0.6, True)]
+    pairs = zip(times.pop("once").seconds, times.pop("twice").seconds, strict=True)
+    times["ours"] = Times([more - less for less, more in pairs])
+    what = f"{arguments.steps} steps of {len(layers) * shape.n_probes} probes of {arguments.hidden} units"
+    threads = torch.get_num_threads()
+    return row_of(what, times, limit_name="sgemm", threads=threads, targets={"to_limit": 1 / 0.6})
 
 
 def parse() -> argparse.Namespace:
@@ -234,12 +218,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def parts(arguments: argparse.Namespace, labelled: Labelled) -> Iterator[tuple[str, dict[str, Any], list[Target]]]:
-    for name, run in (("linear", linear), ("mlp", hidden)):
-        figures, targets = run(arguments, labelled)
-        yield name, figures, targets
-
-
 def main() -> None:
     arguments = parse()
     described = machine()
@@ -249,24 +227,11 @@ def main() -> None:
     print(
         f"{len(data):,} contexts x {len(layers)} layers x {store.hidden_size} {store.dtype}, {len(classes)} classes\n"
     )
-    results: dict[str, Any] = {}
-    targets: list[Target] = []
-    for name, figures, met in parts(arguments, labelled):
-        results["rows"] = results.get("rows", []) + figures.pop("rows", [])
-        results[name] = figures
-        targets += met
-    print(targets_table(targets))
-    write_json(
-        arguments.out,
-        {
-            "benchmark": "bank",
-            "machine": described,
-            "data": {"contexts": len(data), "layers": len(layers), "width": store.hidden_size, "classes": len(classes)},
-            "settings": {"batch": arguments.batch, "batch_mlp": arguments.batch_mlp, "hidden": arguments.hidden},
-            **results,
-            "targets": [target.as_json() for target in targets],
-        },
-    )
+    held = show_rows(run(arguments, labelled) for run in (linear, hidden))
+    size = {"contexts": len(data), "layers": len(layers), "width": store.hidden_size, "classes": len(classes)}
+    settings = {"batch": arguments.batch, "batch_mlp": arguments.batch_mlp, "hidden": arguments.hidden}
+    result = {"benchmark": "bank", "machine": described, "data": size, "settings": settings, "rows": held}
+    write_json(arguments.out, result)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,19 @@ python benchmarks/probe.py STORE edge-probing/pos edge-probing/entities --out be
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 from bank import SQUARE, products_rate
-from measure import Target, Times, interleaved, machine, paired_ratios, table, targets_table, timed, write_json
+from measure import Row, interleaved, machine, show_rows, write_json
 
 import embstore as es
+from embstore.bench.cases import in_each_round
+from embstore.bench.measure import row_of
 from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, EdgeSplit, batch_sentences
 from embstore.probes.edges.model import EdgeBank, EdgeShape, operations
 from embstore.probes.edges.tasks import Sample, join_task
@@ -140,72 +139,39 @@ def needed(case: Case) -> float:
     return 6.0 * total * case.layers
 
 
-def measured(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All cases with the current number of threads; seconds by the clock, and of the processor."""
+def rows_of(case: Case, name: str, arguments: argparse.Namespace) -> list[Row]:
+    """All cases with the current number of threads: the training of all P(l), and the stream that it reads."""
     plan = case.train.plan
     rows = [plan.batch(sentences).rows for sentences in batch_sentences(case.order, case.batch)]
     size = case.layers * case.store.hidden_size * max(map(len, rows))
     dtype = case.store.vector_dtype
     count = (READ_AHEAD + 1) * max(1, GROUP_NBYTES // (size * dtype.itemsize))
     buffers = [np.empty(size, dtype) for _ in range(count)]
-    used: dict[str, Times] = {}
-
-    def counted(name: str, call: Callable[[], object], number: int) -> float:
-        began = time.process_time()
-        seconds = timed(call)
-        if number >= 0:
-            used.setdefault(name, Times()).seconds.append(time.process_time() - began)
-        return seconds
-
-    calls: dict[str, Callable[[], object]] = {
-        "together": partial(together, case),
-        "one by one": partial(one_by_one, case),
-        "by hand": partial(by_hand, case),
-        "stream": partial(streamed, case),
-        "gather": partial(gathered, case, rows, buffers),
-        "products": partial(products_rate, size=arguments.square),
+    cases = {
+        "ours": in_each_round(together, case),
+        "one by one, same code": in_each_round(one_by_one, case),
+        "one by one, by hand": in_each_round(by_hand, case),
+        "stream": in_each_round(streamed, case),
+        "gather": in_each_round(gathered, case, rows, buffers),
     }
-    cases = {name: partial(counted, name, call) for name, call in calls.items()}
     times = interleaved(cases, repeats=arguments.repeats, warm=1, tell=True)
-    nbytes = EPOCHS * sum(map(len, rows)) * case.layers * case.store.hidden_size * dtype.itemsize
-    rate = products_rate(size=arguments.square)
-    figures: dict[str, Any] = {
-        "ratio": median(paired_ratios(times["one by one"], times["together"])),
-        "ratio_by_hand": median(paired_ratios(times["by hand"], times["together"])),
-        "cpu_ratio": median(paired_ratios(used["one by one"], used["together"])),
-        "cpu_ratio_by_hand": median(paired_ratios(used["by hand"], used["together"])),
-        "stream_of_gather": median(paired_ratios(times["gather"], times["stream"])),
-        "gather_bytes_per_second": nbytes / times["gather"].median,
-        "share_of_products": needed(case) / times["together"].median / rate,
-        "share_of_products_by_cpu": needed(case) / used["together"].median / (rate / torch.get_num_threads()),
-        "products_per_second": rate,
-        "rows": sum(map(len, rows)),
-    }
-    figures["times"] = {name: each.as_json() for name, each in times.items() if name != "products"}
-    figures["cpu_times"] = {name: each.as_json() for name, each in used.items() if name != "products"}
-    return figures
+    stream = {"ours": times.pop("stream"), "limit": times.pop("gather")}
+    limit = needed(case) / products_rate(size=arguments.square)
+    more: dict[str, Any] = {"threads": torch.get_num_threads()}
+    what = f"P(0) to P({case.layers - 1}) together, {name}"
+    trained = row_of(what, times, limit=limit, limit_name="products", targets={"to_rival": 1 / SPEEDUP}, **more)
+    more |= {"limit_name": "gather of the same rows", "targets": {"to_limit": 1 / STREAM}}
+    return [trained, row_of(f"stream of {name}", stream, **more)]
 
 
-def shown(name: str, threads: int, found: dict[str, Any]) -> str:
-    rows = [(what, found["times"][what]["median_s"], found["cpu_times"][what]["median_s"]) for what in found["times"]]
-    return table([f"{name}, {threads} threads", "seconds", "CPU s"], rows) + "\n"
-
-
-def targets_of(name: str, threads: int, found: dict[str, Any]) -> Iterator[Target]:
-    where = f"{name}, {threads} threads: "
-    yield Target(f"{where}one after another, same code, of together", found["ratio"], SPEEDUP, True)
-    yield Target(f"{where}one after another by hand, of together", found["ratio_by_hand"], SPEEDUP, True)
-    yield Target(f"{where}the stream, of the bare gather", found["stream_of_gather"], STREAM, True)
-
-
-def targets_of_all(results: dict[str, Any], threads: int) -> Iterator[Target]:
-    """Those of an epoch of every task, one after the other."""
-    found = [task[f"{threads} threads"]["times"] for task in results.values()]
-    took = {what: sum(times[what]["median_s"] for times in found) for what in found[0]}
-    where = f"all tasks, {threads} threads: "
-    yield Target(f"{where}same code, of together", took["one by one"] / took["together"], SPEEDUP, True)
-    yield Target(f"{where}one after another by hand, of together", took["by hand"] / took["together"], SPEEDUP, True)
-    yield Target(f"{where}the stream, of the bare gather", took["gather"] / took["stream"], STREAM, True)
+def of_all(rows: Sequence[Row]) -> Row:
+    """Return the same row of all tasks, one after the other."""
+    first = rows[0]
+    rivals = {name: sum(row.rivals[name] or 0.0 for row in rows) for name in first.rivals}
+    what = f"{first.what.rpartition(' ')[0]} all tasks"
+    return replace(
+        first, what=what, ours=sum(row.ours for row in rows), rivals=rivals, limit=sum(row.limit or 0.0 for row in rows)
+    )
 
 
 def parse() -> argparse.Namespace:
@@ -226,31 +192,22 @@ def main() -> None:
     described = machine()
     store = es.open(arguments.store)
     torch.optim.Adam([torch.zeros(1)])  # its imports are not measured
-    results: dict[str, Any] = {}
-    targets: list[Target] = []
+    held: list[dict[str, Any]] = []
+    by_task: list[list[Row]] = []  # the rows of all threads
     for folder in map(Path, arguments.tasks):
         task = join_task(store, folder / "train.jsonl", name=folder.name, sample=Sample(arguments.sentences))
         case = Case(store, task.train, len(task.labels.labels), arguments.batch)
         print(f"{folder.name}: {case.train.n_sentences:,} sentences, {len(case.train):,} targets, {case.labels} labels")
+        by_task.append([])
         for threads in arguments.threads:
             torch.set_num_threads(threads)
-            found = measured(case, arguments)
-            print(shown(folder.name, threads, found))
-            results.setdefault(folder.name, {})[f"{threads} threads"] = found
-            targets += targets_of(folder.name, threads, found)
-    targets += [each for threads in arguments.threads for each in targets_of_all(results, threads)]
-    print(targets_table(targets))
+            rows = rows_of(case, folder.name, arguments)
+            held += show_rows(rows)
+            by_task[-1] += rows
+    held += show_rows(map(of_all, zip(*by_task, strict=True)))
     settings = {"sentences": arguments.sentences, "batch": arguments.batch, "layers": len(store.layers)}
-    write_json(
-        arguments.out,
-        {
-            "benchmark": "probe",
-            "machine": described,
-            "settings": {**settings, "width": store.hidden_size, "dtype": store.dtype},
-            **results,
-            "targets": [target.as_json() for target in targets],
-        },
-    )
+    settings |= {"width": store.hidden_size, "dtype": store.dtype}
+    write_json(arguments.out, {"benchmark": "probe", "machine": described, "settings": settings, "rows": held})
 
 
 if __name__ == "__main__":

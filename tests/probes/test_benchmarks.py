@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_the_bank_is_compared_with_a_loop(tmp_path: Path) -> None:
     sizes = ("--batch", 16, "--batch-mlp", 16, "--hidden", 4, "--steps", 2, "--repeats", 1)
     held = ran("bank.py", tmp_path / "made.zarr", *lists, *sizes, out=tmp_path / "out.json")
     assert held["data"] == {"contexts": held["data"]["contexts"], "layers": 3, "width": 8, "classes": 3}  # type: ignore[index]
-    assert len(held["targets"]) == 2  # type: ignore[arg-type]
+    assert [len(row["rivals"]) for row in held["rows"]] == [5, 0]  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow
@@ -69,7 +70,9 @@ def test_edge_probes_together_are_compared_with_one_after_another(tmp_path: Path
     made.write(tmp_path / "colours")
     sizes = ("--batch", 8, "--threads", 1, "--repeats", 1, "--square", 64)
     held = ran("probe.py", tmp_path / "made.zarr", tmp_path / "colours", *sizes, out=tmp_path / "out.json")
-    found = held["colours"]["1 threads"]  # type: ignore[index]
-    assert set(found["times"]) == {"together", "one by one", "by hand", "stream", "gather"}
-    assert all(each["median_s"] > 0 for each in found["times"].values())
-    assert len(held["targets"]) == 6  # type: ignore[arg-type]
+    rows: list[dict[str, Any]] = held["rows"]  # type: ignore[assignment]
+    what = [f"{each} {name}" for name in ("colours", "all tasks") for each in ("P(0) to P(1) together,", "stream of")]
+    assert [row["what"] for row in rows] == what
+    assert [sorted(row["rivals"]) for row in rows] == [["one by one, by hand", "one by one, same code"], []] * 2
+    assert rows[0]["ours"] == rows[2]["ours"]
+    assert all(row["limit"] > 0 for row in rows)
