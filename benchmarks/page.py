@@ -28,7 +28,6 @@ ABOUT = {
     "attention": "Statistics of attention: `benchmarks/attention.py`",
     "change": "Change between two stores: `benchmarks/change.py`",
     "explore": "The explorer under load: `benchmarks/explore.py`",
-    "explore_map": "Maps of up to ten million points: `benchmarks/explore_map.py`",
     "static_site": "A static page of a simulated store of 10^9 rows: `benchmarks/static_site.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
     "breakeven": "Storing or computing again: `benchmarks/breakeven.py`",
@@ -168,14 +167,6 @@ def case_lines(cases: dict[str, dict[str, Any]]) -> str:
     return table(["case", "median"], [[name, shown_seconds(seconds)] for seconds, name in timed])
 
 
-def maps_lines(maps: dict[str, dict[str, float]]) -> str:
-    """What a map of each number of points takes, in a browser that draws with the CPU."""
-    header = ["points", *(name.replace("_", " ") for name in next(iter(maps.values())))]
-    return table(
-        header, [[f"{int(size):,}", *(f"{value:,.3g}" for value in each.values())] for size, each in maps.items()]
-    )
-
-
 def targets_lines(targets: list[dict[str, Any]]) -> str:
     rows = [[each["what"], f"{each['bound']:g}", f"{each['value']:.3g}", "yes" if each["holds"] else "**no**"]
             for each in targets if each["value"] is not None]  # fmt: skip
@@ -196,8 +187,6 @@ def section(name: str, result: dict[str, Any]) -> Iterator[str]:
         yield from growth_lines(result["growth"], Path(name).with_suffix(".png").name)
     if result.get("cases"):
         yield case_lines(result["cases"])
-    if result.get("maps"):
-        yield maps_lines(result["maps"])
     if result.get("targets"):
         yield targets_lines(result["targets"])
 
