@@ -48,7 +48,7 @@ def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
 
 
-def by_hand(store: es.Store, layers: tuple[int, ...], k: int, capped: bool) -> dict[str, tuple[int, float]]:
+def by_hand(store: es.Store, layers: tuple[int, ...], k: int) -> dict[str, tuple[int, float]]:
     """The test occurrences and the accuracy of each word of two train senses, without votes shared by equal vectors."""
     table = store.table().with_columns(pl.col("target", "sense", "split").cast(pl.String))
     vectors = np.mean([store.select(layers=layer).vectors(dtype="float64")[0] for layer in layers], axis=0)
@@ -64,7 +64,7 @@ def by_hand(store: es.Store, layers: tuple[int, ...], k: int, capped: bool) -> d
             continue
         right = 0
         for row in rows["test"]:
-            n_votes = min(k, min(counts.values())) if capped else k
+            n_votes = min(k, min(counts.values()))
             near = sorted(rows["train"], key=lambda other, row=row: -float(unit[row] @ unit[other]))[:n_votes]
             votes = Counter(senses[other] for other in near)  # the first of equally frequent ones is the nearest
             right += max(votes, key=lambda name: votes[name]) == senses[row]
@@ -72,19 +72,18 @@ def by_hand(store: es.Store, layers: tuple[int, ...], k: int, capped: bool) -> d
     return found
 
 
-@pytest.mark.parametrize("capped", [True, False])
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.quick(1)
-def test_scores_are_those_of_the_nearest_train_occurrences(capped: bool, k: int, study: StudyResult) -> None:
+def test_scores_are_those_of_the_nearest_train_occurrences(k: int, study: StudyResult) -> None:
     (path,) = (study.folder / "stores").iterdir()
     store = es.open(path)
     for layer in (*store.layers[1:], None):  # vectors of layer 0 are equal
         layers = store.layers[-2:] if layer is None else (layer,)
         chosen = pl.col("layer").eq_missing(pl.lit(layer, pl.Int64))
-        frame = study.frames["words"].filter(chosen, k=k, capped=capped)
-        wanted = by_hand(store, layers, k, capped)
+        frame = study.frames["words"].filter(chosen, k=k)
+        wanted = by_hand(store, layers, k)
         assert {row["word"]: (row["count"], pytest.approx(row["accuracy"])) for row in frame.to_dicts()} == wanted
-        (row,) = study.frames["layers"].filter(chosen, k=k, capped=capped).to_dicts()
+        (row,) = study.frames["layers"].filter(chosen, k=k).to_dicts()
         total = sum(count for count, _ in wanted.values())
         assert row["accuracy"] == pytest.approx(sum(count * value for count, value in wanted.values()) / total)
         assert row["f1"] == pytest.approx(frame["f1"].mean())
@@ -117,7 +116,7 @@ def test_words_of_one_sense_and_unseen_words_are_counted_apart(study: StudyResul
 def test_intervals_are_over_words() -> None:
     """Words of accuracy 0 and 1: resampled words give both; one word gives no interval."""
     words = {"word": ["a", "b"], "count": [3, 1], "accuracy": [1.0, 0.0], "f1": [1.0, 0.0]}
-    frame = pl.DataFrame(words).with_columns(baseline=0.5, chance=0.5, n_labels=2, model=pl.lit("m"), k=1, capped=True)
+    frame = pl.DataFrame(words).with_columns(baseline=0.5, chance=0.5, n_labels=2, model=pl.lit("m"), k=1)
     frame = frame.with_columns(layer=pl.lit(0, pl.Int64))
     empty = pl.DataFrame(schema={"split": pl.String, "target": pl.String, "sense": pl.String})
     (row,) = Scores(Wiedemann2019(), empty, frame).by_layer.to_dicts()
@@ -131,7 +130,7 @@ def test_senses_are_said_to_be_classes_and_the_published_scores_are_shown(study:
     text = study.report.read_text()
     assert "The senses are 4 lexicographer classes of WordNet" in text
     assert {"data": "SensEval-3 lexical sample", "system": "kNN-BERT", "F1": "0.8012"} in rows_of(study, "Published")
-    assert set(study.figures) == {"layers.png", "neighbours.png", "tiny-map.png"}
+    assert set(study.figures) == {"layers.png", "tiny-map.png"}
     for name in study.figures:
         assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
 

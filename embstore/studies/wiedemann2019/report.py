@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 
 from embstore import plot
 from embstore.analysis import LabelledOccurrences
-from embstore.plot.drawing import add_legend, draw_line, look
+from embstore.plot.drawing import add_legend, draw_line
 from embstore.store import Store
 from embstore.studies.study import Row, Section, decimals
 from embstore.studies.wiedemann2019.published import SCORES
 from embstore.studies.wiedemann2019.senses import TEST, TRAIN
 from embstore.studies.wiedemann2019.settings import Wiedemann2019
 
-KEYS = ("model", "capped", "k", "layer")
+KEYS = ("model", "k", "layer")
 MAX_DRAWN, MAX_SENSES = 300, 6  # occurrences of a word on a map, and of its senses the most frequent
 MIN_WORDS = 2  # for an interval
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """`senses`: `split, target, sense` of the data; `words`: the scores of each word, by model, cap, k and layer."""
+    """`senses`: `split, target, sense` of the data; `words`: the scores of each word, by model, k and layer."""
 
     settings: Wiedemann2019
     senses: pl.DataFrame
@@ -66,10 +66,9 @@ class Scores:
         low, high = np.quantile(means, [0.025, 0.975])
         return float(low), float(high)
 
-    def at(self, model: str, *, k: int, capped: bool) -> list[Row]:
+    def at(self, model: str, k: int) -> list[Row]:
         """Return the scores by layer, the mean of the last layers at the end."""
-        rows = self.by_layer.filter(model=model, k=k, capped=capped).sort("layer", nulls_last=True)
-        return rows.to_dicts()
+        return self.by_layer.filter(model=model, k=k).sort("layer", nulls_last=True).to_dicts()
 
     @cached_property
     def one_sense(self) -> tuple[int, float | None]:
@@ -108,7 +107,7 @@ def kinds(scores: Scores) -> Section:
     rows: list[Row] = []
     k = scores.settings.ks[0]
     for model in scores.models:
-        best = max(scores.at(model, k=k, capped=True), key=lambda row: row["accuracy"])
+        best = max(scores.at(model, k), key=lambda row: row["accuracy"])
         found = {"two senses or more": (best["count"], best["accuracy"]), "one sense": scores.one_sense}
         found["no example (back-off)"] = scores.unseen
         total = sum(count for count, _ in found.values())
@@ -128,7 +127,7 @@ def kinds(scores: Scores) -> Section:
 def layers(scores: Scores, model: str) -> Section:
     k = scores.settings.ks[0]
     rows: list[Row] = []
-    found = scores.at(model, k=k, capped=True)
+    found = scores.at(model, k)
     for row in found:
         cells = {"layer": _layer(row, scores.settings.last), "accuracy": _between(row, "accuracy")}
         rows.append({**cells, "macro F1": _between(row, "f1"), "above most frequent sense": _between(row, "gain")})
@@ -146,15 +145,13 @@ def by_k(scores: Scores) -> Section:
     rows: list[Row] = []
     for model in scores.models:
         for k in scores.settings.ks:
-            row: Row = {"model": model, "k": k}
-            for capped, name in ((True, "at most the rarest sense"), (False, "k for every word")):
-                found = scores.at(model, k=k, capped=capped)
-                row[name] = _between(found[-1], "accuracy")
-                row[f"macro F1, {name}"] = _between(found[-1], "f1")
-            rows.append(row)
+            row = scores.at(model, k)[-1]
+            rows.append(
+                {"model": model, "k": k, "accuracy": _between(row, "accuracy"), "macro F1": _between(row, "f1")}
+            )
     note = (
         f"The mean of the last {scores.settings.last} layers. The paper lets no more neighbours vote than the rarest "
-        "train sense of the word has examples, so that frequent senses do not always win; next to it k for every word."
+        "train sense of the word has examples, so that frequent senses do not always win."
     )
     return Section("By number of neighbours", note, rows)
 
@@ -171,8 +168,7 @@ def published() -> Section:
 def draw(scores: Scores, stores: Mapping[str, Store], folder: Path) -> dict[str, str]:
     """Write the figures; returns titles by file name."""
     plot.save(layer_figure(scores), folder / "layers.png")
-    plot.save(k_figure(scores), folder / "neighbours.png")
-    titles = {"layers.png": "Accuracy by layer", "neighbours.png": "Accuracy by number of neighbours"}
+    titles = {"layers.png": "Accuracy by layer"}
     words = drawn_words(scores)
     for name, store in stores.items() if words else ():
         inner = store.layers
@@ -208,27 +204,13 @@ def layer_figure(scores: Scores) -> Any:
     k = scores.settings.ks[0]
     for axis, name, title in zip(axes[0], ("accuracy", "f1"), ("accuracy", "macro F1"), strict=True):
         for number, model in enumerate(scores.models):
-            rows = scores.by_layer.filter(pl.col("layer").is_not_null(), model=model, k=k, capped=True).sort("layer")
+            rows = scores.by_layer.filter(pl.col("layer").is_not_null(), model=model, k=k).sort("layer")
             columns = (name, f"{name}_low", f"{name}_high")
             draw_line(axis, rows, number=number, label=model, columns=columns)
         if name == "accuracy":
-            first = scores.at(scores.models[0], k=k, capped=True)[0]
+            first = scores.at(scores.models[0], k)[0]
             axis.axhline(first["baseline"], color="#555555", linestyle="--", linewidth=1, label="most frequent sense")
             axis.axhline(first["chance"], color="#555555", linestyle=":", linewidth=1, label="a train sense at random")
         plot.style(axis, title=f"Words with two senses or more, k = {k}", x="layer", y=title)
     add_legend(figure, axes)
-    return figure
-
-
-def k_figure(scores: Scores) -> Any:
-    """Draw accuracy by k of the mean of the last layers, with and without the cap."""
-    figure, axes = plot.subplots(figsize=(5.2, 3.6))
-    axis = axes[0, 0]
-    for number, model in enumerate(scores.models):
-        for capped, line, what in ((True, "-", "at most the rarest sense"), (False, "--", "k for every word")):
-            rows = scores.by_layer.filter(pl.col("layer").is_null(), model=model, capped=capped).sort("k")
-            axis.plot(rows["k"], rows["accuracy"], linestyle=line, label=f"{model}, {what}", **look(number))
-    plot.style(axis, title=f"Mean of the last {scores.settings.last} layers", x="neighbours (k)", y="accuracy")
-    axis.set_xticks(list(scores.settings.ks))
-    axis.legend(frameon=False, fontsize=8)
     return figure

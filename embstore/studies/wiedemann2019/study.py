@@ -64,38 +64,36 @@ def extract_one(run: Run, name: str) -> Store:
 
 
 def disambiguate(run: Run, name: str, store: Store) -> pl.DataFrame:
-    """Return the scores of each ambiguous word by layer (null: the mean of the last ones), k, with and without the cap.
+    """Return the scores of each ambiguous word by layer (null: the mean of the last ones) and k.
 
     Words of one sense in train need no search: that sense is predicted.
     """
     settings = run.settings
-    made_from = {"store": store.digest, "ks": settings.ks, "last": settings.last}
+    made_from = {"store": store.digest, "ks": settings.ks, "last": settings.last, "capped": True}
 
     def make() -> pl.DataFrame:
         chosen = {split: {"split": split, "target": run.senses.ambiguous} for split in ("train", "test")}
         train = store.select(labels=chosen["train"])
         together = store.layers[-settings.last :]
-        n_words, n_searches = len(run.senses.ambiguous), 2 * (len(store.layers) + 1)
+        n_words, n_searches = len(run.senses.ambiguous), len(store.layers) + 1
         LOG.info(f"{n_words:,} ambiguous words, {len(train):,} train occurrences, {n_searches} searches of each word")
         parts = []
-        for capped in (True, False):
-            for layers, averaged in ((store.layers, False), (together, True)):
-                found = knn_labels(
-                    store.select(labels=chosen["test"], layers=list(layers)),
-                    label="sense",
-                    word="target",
-                    train=train,
-                    k=settings.ks,
-                    capped=capped,
-                    averaged=averaged,
-                    device=run.device,
-                    progress=run.folder.bars,
-                )
-                for layer in (None,) if averaged else layers:
-                    for k in settings.ks:
-                        words = found.by_word(layer=layer, k=k)
-                        own = {"layer": pl.lit(layer, pl.Int64), "k": pl.lit(k, pl.Int64), "capped": pl.lit(capped)}
-                        parts.append(words.sort("word").with_columns(**own))
+        for layers, averaged in ((store.layers, False), (together, True)):
+            found = knn_labels(
+                store.select(labels=chosen["test"], layers=list(layers)),
+                label="sense",
+                word="target",
+                train=train,
+                k=settings.ks,
+                capped=True,
+                averaged=averaged,
+                device=run.device,
+                progress=run.folder.bars,
+            )
+            for layer in (None,) if averaged else layers:
+                for k in settings.ks:
+                    own = {"layer": pl.lit(layer, pl.Int64), "k": pl.lit(k, pl.Int64)}
+                    parts.append(found.by_word(layer=layer, k=k).sort("word").with_columns(**own))
         return pl.concat(parts)
 
     return run.folder.table(f"{name}-senses", made_from, make)
