@@ -32,6 +32,7 @@ LISTS = "--train learn.tsv --test ask.tsv"
         ("tenney2019 tasks -m model", "tasks"),
         ("tenney2019 tasks -m =", "--model '=' is not allowed: give MODEL or NAME=MODEL"),
         ("chomsky1957 tasks -m model", "unknown study 'chomsky1957': choose zhao2020"),
+        ("ethayarajh2019 corpus.txt -m model --small", "ethayarajh2019 has one size"),
         ("hewitt2019 bank -m model --train learn.tsv", "--train is not for hewitt2019, but for zhao2020: leave it out"),
     ],
 )

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from typer.testing import CliRunner
 
 import embstore as es
 from embstore.errors import InvalidValueError
@@ -230,21 +229,3 @@ def test_bad_input_is_refused_before_the_extraction(
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_command_prints_the_tables(study: StudyResult, corpus: Path, settings: Ethayarajh2019, model: Path) -> None:
-    from embstore_cli.main import app
-
-    given = ["reproduce", "ethayarajh2019", str(corpus), "--model", f"tiny={model}", "--out", str(study.folder)]
-    given += ["--vectors", f"GloVe={settings.vectors['GloVe']}"]
-    for pair in (f"benchmarks={settings.benchmarks}", "sample=50", "resamples=50", "n_words=3"):
-        given += ["--set", pair]
-    ran = CliRunner().invoke(app, given)
-    assert ran.exit_code == 0, ran.output
-    for text in ("What holds", "difference", "Table 1 on shared words", "report.md"):
-        assert text in ran.stdout
-    ran = CliRunner().invoke(app, [*given, "--json"])
-    assert set(json.loads(ran.stdout)) == {section.title for section in study.sections}
-    ran = CliRunner().invoke(app, [*given, "--small"])
-    assert "ethayarajh2019 has one size" in str(ran.exception)

@@ -91,7 +91,6 @@ def test_each_sentence_is_extracted_once(study: StudyResult, data: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     store = es.open(study.folder / "stores" / "tiny-subwords-30-0.zarr")
     files = {split: data / "links" / f"{split}.jsonl" for split in ("train", "dev", "test")}
@@ -215,7 +214,6 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_same_call_does_nothing_twice(
     study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +228,6 @@ def test_the_same_call_does_nothing_twice(
     assert again.notes == study.notes
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_the_command_prints_the_tables_and_resumes(study: StudyResult, data: Path, model: Path) -> None:
     from embstore_cli.main import app
@@ -363,17 +360,6 @@ def test_bad_input_is_refused_in_one_line(case: str, message: str, tmp_path: Pat
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"epochs": 0}, {"hidden_size": 0}, {"sentences": 0}, {"seeds": (-1,)}, {"resamples": -1}, {"unit": "letter"},
-     {"learning_rate": float("nan")}, {"traces": -1}, {"batch_size": "many"}],
-)  # fmt: skip
-def test_bad_settings_are_refused_when_they_are_made(changes: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValueError) as refused:
-        Tenney2019(**changes)
-    assert "\n" not in str(refused.value)
 
 
 def test_unknown_studies_and_missing_models_are_refused(tmp_path: Path) -> None:

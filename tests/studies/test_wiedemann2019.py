@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 import embstore as es
-from embstore.errors import InputError, InvalidValueError
+from embstore.errors import InputError
 from embstore.studies import StudyResult, Wiedemann2019
 from embstore.studies.wiedemann2019.report import Scores
 from embstore.studies.wiedemann2019.senses import read_senses
@@ -230,12 +229,3 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, data: 
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "change", [{"sentences": 1}, {"test_share": 1.0}, {"ks": ()}, {"ks": (0,)}, {"last": 0}, {"resamples": 0}]
-)
-def test_bad_settings_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(InvalidValueError) as refused:
-        Wiedemann2019(**change)
-    assert "\n" not in str(refused.value)
