@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FILES = {"dev": Path, "test": Path, "repair": bool}
 MODEL = {"hidden_size": int, "projection": int, "dropout": float | None, **opt.TRAINING}
 EDGES = {**MODEL, "mixing_rate": float, "layerwise": bool, "resamples": int, **FILES}
-MDL = {**MODEL, "cumulative": bool, "fractions": tuple[float, ...], **FILES}
+MDL = {**MODEL, "fractions": tuple[float, ...], **FILES}
 FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)  # percent of the sentences
 
 Tasks = Annotated[
@@ -218,15 +218,15 @@ def mdl(
 
     Online coding of Voita & Titov 2020: labels are sent block after block, each coded by a probe trained on those
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.
-    --set fractions=10,50,100 ends blocks at these percent of the sentences; cumulative=true adds P(l).
+    --set fractions=10,50,100 ends blocks at these percent of the sentences.
     """
     chosen = opt.read_settings(settings, MDL, probing.config)
-    coding = {"fractions": chosen.pop("fractions", FRACTIONS), "cumulative": chosen.pop("cumulative", False)}
+    fractions = chosen.pop("fractions", FRACTIONS)
     files = probing.files(tasks, chosen)
     base = es.EdgeProbe(**probing.arguments(chosen))
     opened = es.open(store)
     result = es.probes.ProbeResult.concat(
-        es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name, **coding)
+        es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name, fractions=fractions)
         for name, splits in files.items()
     )
     summary = result.summary()
@@ -262,7 +262,7 @@ def _codes_by_layer(summary: pl.DataFrame) -> list[dict[str, Any]]:
     """Return a row for each layer, with two columns for each code."""
     rows: dict[int, dict[str, Any]] = {}
     has_several = summary["task"].n_unique() > 1
-    codes = {"code": "", "cumulative": "P(l)", "control": "control", "control_cumulative": "control P(l)", "": ""}
+    codes = {"code": "", "control": "control", "": ""}
     for row in summary.filter(summary["layer"].is_not_null()).to_dicts():
         code, _, what = row["metric"].rpartition("_")
         unit = "kbit" if what == "length" else "times"

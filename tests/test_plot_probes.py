@@ -147,14 +147,14 @@ def test_code_lengths_are_drawn_in_kbit() -> None:
     rows = [
         {"task": task, "layer": layer, "metric": metric, "value": value + layer, "deviation": 100.0}
         for task in ("t", "$u")
-        for metric, value in (("code_length", 2000.0), ("cumulative_length", 1000.0))
+        for metric, value in (("code_length", 2000.0), ("control_length", 1000.0))
         for layer in (3, 0)
     ]
     rows.append({"metric": "frequency_length", "value": 5000.0})
     figure = plot.code_lengths(frame(rows))
     axis, other = figure.axes
     assert [axis.get_title(), other.get_title(), axis.get_ylabel()] == ["t", r"\$u", "code length (kbit)"]
-    assert [line.get_label() for line in axis.lines] == ["each layer alone", "layers 0 to l mixed", "label frequencies"]
+    assert [line.get_label() for line in axis.lines] == ["each layer alone", "control task", "label frequencies"]
     assert axis.lines[0].get_xdata().tolist() == [0, 3]
     assert axis.lines[0].get_ydata().tolist() == pytest.approx([2, 2.003])
     assert axis.lines[1].get_ydata().tolist() == pytest.approx([1, 1.003])

@@ -37,7 +37,6 @@ GEOMETRY_PANELS = (
 )
 CODE_LENGTHS = {
     "code_length": "each layer alone",
-    "cumulative_length": "layers 0 to l mixed",
     "control_length": "control task",
 }
 # Metric of structural probes -> title and label of the axis.

@@ -25,6 +25,7 @@ from embstore.probes.result import ProbeResult, Row
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
+METRICS = (("code_length", "compression"), ("control_length", "control_compression"))
 FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)
 
 
@@ -43,7 +44,6 @@ def code_length(
     *,
     probe: EdgeProbe | None = None,
     fractions: Sequence[float] = FRACTIONS,
-    cumulative: bool = False,
     name: str | None = None,
     progress: Progress = None,
 ) -> ProbeResult:
@@ -55,13 +55,11 @@ def code_length(
     coded by itself.
 
     `train`, `dev`: targets as in `EdgeProbe.fit`. `probe`: its settings (kind, layers, seeds, control, training ...)
-    are those of the probes that code. `fractions`: percent of the sentences at the end of each block. `cumulative`:
-    also code with P(l), which mix the layers 0 to l.
+    are those of the probes that code. `fractions`: percent of the sentences at the end of each block.
 
     Metrics, all of split train: `code_length` in bits by layer, and `compression`, the length of the uniform code
-    divided by it; with `cumulative` the same of P(l) as `cumulative_length` and `cumulative_compression`; with a
-    control task `control_length` and so on. Without layer: `uniform_length`, and `frequency_length` by the frequencies
-    of the labels in the blocks before. `count`: targets.
+    divided by it; with a control task `control_length` and `control_compression`. Without layer: `uniform_length`, and
+    `frequency_length` by the frequencies of the labels in the blocks before. `count`: targets.
 
     Raises InvalidValueError for fractions that do not ascend to 100, and as `EdgeProbe.fit`.
     """
@@ -70,8 +68,7 @@ def code_length(
         raise InvalidValueError(f"probe {quoted(probe)} is not allowed: give an EdgeProbe")
     schedule, store = probe.schedule(has_dev=dev is not None), store_of(data)
     grid = replace(probe.grid(layers_of(data, probe.layers)), layerwise=True)
-    kinds = (grid.by_layer, grid.cumulative) if cumulative else (grid.by_layer,)
-    chosen = np.unique(np.concatenate([numbers(seed) for numbers in kinds for seed in grid.seeds]))
+    chosen = np.concatenate([grid.by_layer(seed) for seed in grid.seeds])
     block_ends(fractions, 10**9)
     task = join_task(store, train, dev, name=name, sample=probe.sample())
     shape, stream = probe.shape(task.labels, grid, store.hidden_size), EdgeStream(store, grid.layers, schedule)
@@ -90,7 +87,7 @@ def code_length(
             for number, each in enumerate(tasks)
         ]
     uniform = uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
-    rows = _rows(grid, chosen, codes, uniform, cumulative=cumulative)
+    rows = _rows(grid, codes, uniform)
     name = task.labels.name
     notes = (*task.notes, f"{name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
     notes += probe.capped_notes(f"{name}, all blocks", np.concatenate([code.capped for code in codes]))
@@ -210,23 +207,10 @@ def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64
     return ends
 
 
-def _rows(
-    grid: ProbeGrid,
-    chosen: NDArray[np.int64],
-    codes: Sequence[Code],
-    uniform: float,
-    *,
-    cumulative: bool,
-) -> Iterator[Row]:
+def _rows(grid: ProbeGrid, codes: Sequence[Code], uniform: float) -> Iterator[Row]:
     yield {"metric": "uniform_length", "value": uniform}
     yield {"metric": "frequency_length", "value": codes[0].frequency}
-    for names, code in zip((("code_length", ""), ("control_length", "control_")), codes, strict=False):
-        lengths = dict(zip(chosen.tolist(), code.bits.tolist(), strict=True))
-        kinds = [(*names, grid.by_layer)]
-        if cumulative:
-            kinds.append((f"{names[1]}cumulative_length", f"{names[1]}cumulative_", grid.cumulative))
-        for (length, prefix, numbers), seed in product(kinds, grid.seeds):
-            for layer, number in zip(grid.layers, numbers(seed).tolist(), strict=True):
-                common: Row = {"layer": layer, "seed": seed}
-                yield {**common, "metric": length, "value": lengths[number]}
-                yield {**common, "metric": f"{prefix}compression", "value": uniform / lengths[number]}
+    for (length, compression), code in zip(METRICS, codes, strict=False):
+        for (seed, layer), bits in zip(product(grid.seeds, grid.layers), code.bits.tolist(), strict=True):
+            yield {"layer": layer, "seed": seed, "metric": length, "value": bits}
+            yield {"layer": layer, "seed": seed, "metric": compression, "value": uniform / bits}

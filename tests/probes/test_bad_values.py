@@ -106,7 +106,6 @@ def test_wrong_arguments_of_fit_score_and_load_are_refused(made: dict[str, Any],
         lambda value: trace(edges.store, [(fitted, train)], sample_seed=value),
         lambda value: trace(edges.store, [(fitted, train)]).find(value),
         lambda value: ambiguous_sentences(trace(edges.store, [(fitted, train)]), limit=value),
-        lambda value: ambiguous_sentences(trace(edges.store, [(fitted, train)]), more_than=value),
         lambda value: ambiguous_sentences(trace(edges.store, [(fitted, train)]), rule=value),
     ]
     for call in calls:

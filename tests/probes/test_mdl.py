@@ -24,7 +24,7 @@ from tests.probes.edge_store import Made, make
 CPU = torch.device("cpu")
 
 
-OWN = ("fractions", "cumulative", "progress")  # arguments of code_length; the others are settings of the probe
+OWN = ("fractions", "progress")  # arguments of code_length; the others are settings of the probe
 
 
 def code(made: Made, dev: bool = True, **options: Any) -> ProbeResult:
@@ -116,19 +116,14 @@ def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: boo
 def test_codes_are_shortest_in_the_planted_layer(tmp_path: Path, kind: str) -> None:
     made = make(tmp_path / "a.zarr", sentences=80, layers=(0, 1, 2), planted=1, longest=1)
     training = Training(epochs=8, learning_rate=0.01)
-    found = code(
-        made, kind=kind, cumulative=True, control=True, training=training, mixing_rate=0.1, fractions=(10, 40, 100)
-    )
+    found = code(made, kind=kind, control=True, training=training, fractions=(10, 40, 100))
     own, of_control = lengths(found, "code_length"), lengths(found, "control_length")
     uniform, frequency = lengths(found, "uniform_length")[None], lengths(found, "frequency_length")[None]
     assert own[1] < 0.7 * min(own[0], own[2])
     assert lengths(found, "compression")[1] == pytest.approx(uniform / own[1])
     assert min(own[0], own[2]) > 0.9 * frequency
     assert min(of_control.values()) > 0.9 * frequency, "words are not in their vectors"
-    mixed = lengths(found, "cumulative_length")
-    assert mixed[0] == own[0]
-    assert mixed[1] < 0.75 * mixed[0]
-    assert set(lengths(found, "control_cumulative_compression")) == {0, 1, 2}
+    assert set(lengths(found, "control_compression")) == {0, 1, 2}
     assert found.notes[0] == "edges: train: blocks end at 5, 19, 48 sentences"
     assert any("all blocks: the last epoch (8) ended the training" in note for note in found.notes[1:])
 

@@ -249,7 +249,6 @@ def test_bad_input_is_one_line(single: Made, traces: Traces) -> None:
         (lambda: trace(single.store, [(probes, test)], seed=7), "the probes of colours have no seed 7"),
         (lambda: ambiguous_sentences(traces, limit=1.5), "limit 1.5 is not allowed"),
         (lambda: ambiguous_sentences(traces, rule="left"), "rule 'left' is not allowed: choose right or highest"),
-        (lambda: ambiguous_sentences(traces, more_than=-1), "more_than -1 is not allowed"),
     ):  # fmt: skip
         with pytest.raises(InvalidValueError, match=message) as caught:
             call()

@@ -263,10 +263,8 @@ def _require_same_layers(fitted: Sequence[FittedEdges]) -> None:
         names.add(name)
 
 
-def ambiguous_sentences(
-    traces: Traces, *, limit: float = LIMIT, rule: Rule = "right", more_than: int = 1
-) -> pl.DataFrame:
-    """List the sentences with more than `more_than` ambiguous edges, those with most first: one row per sentence.
+def ambiguous_sentences(traces: Traces, *, limit: float = LIMIT, rule: Rule = "right") -> pl.DataFrame:
+    """List the sentences with more than one ambiguous edge, those with most first: one row per sentence.
 
     An edge is ambiguous if the mean over l of the probability of its right label by P(l) is at most `limit`; with rule
     "highest" (footnote 6 of the paper) the mean of whichever label has the highest. The second rule leaves out edges
@@ -276,11 +274,10 @@ def ambiguous_sentences(
     right and best wrong label), of all `edges`, the `tasks` with ambiguous edges, and `text`. With equal numbers, more
     turned edges come first, then the order of the sentences.
     """
-    check_whole("more_than", more_than, 0)
     rows = []
     for sentence in traces.of_sentences:
         ambiguous = sentence.ambiguous(limit, rule).annotations
-        if len(ambiguous) <= more_than:
+        if len(ambiguous) < 2:
             continue
         is_ahead = [edge.right_probability > np.nan_to_num(edge.wrong_probability) for edge in ambiguous]
         tasks = {edge.task for edge in ambiguous}
