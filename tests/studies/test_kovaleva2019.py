@@ -111,8 +111,8 @@ def test_figures_are_drawn_and_the_same_call_resumes(
 ) -> None:
     import embstore.studies.kovaleva2019.study as running
 
-    assert set(study.figures) == {"patterns.png"} | {
-        f"{name}-{task}.png" for name in ("similarity", "heads") for task in ("pos", "paraphrase")
+    assert set(study.figures) == {"patterns-pretrained.png"} | {
+        f"{name}-{task}.png" for name in ("patterns", "similarity", "heads") for task in ("pos", "paraphrase")
     }
     for name in study.figures:
         assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")

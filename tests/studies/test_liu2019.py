@@ -248,7 +248,7 @@ def test_the_report_has_its_figures_and_the_same_call_does_nothing_twice(
     for said in ("Liu et al. 2019", "Transferability of layers", "What of the papers holds here", "not the first"):
         assert said in text
     assert "the expected layer" not in text
-    for name in ("layers.png", "transfer.png", "mean.png", "order.png"):
+    for name in ("layers.png", "transfer.png", "order.png"):
         assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
     import embstore.studies.liu2019.study as probing
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -147,8 +146,11 @@ def pruning(scores: Scores) -> Section:
 
 def draw(scores: Scores, folder: Path) -> dict[str, str]:
     """Write the figures; returns titles by file name."""
-    found = {"patterns.png": "Patterns of attention maps by layer"}
-    plot.save(_patterns_figure(scores), folder / "patterns.png")
+    found = {}
+    for model in ("pretrained", *scores.tasks):
+        maps = scores.frames["attention"].filter(model=model, metric="pattern")
+        plot.save(plot.attention_figure(maps, title=model), folder / f"patterns-{model}.png")
+        found[f"patterns-{model}.png"] = f"Patterns of attention maps by layer: {model}"
     for task in scores.tasks:
         title = f"Attention before and after fine-tuning for {task}"
         similarity = plot.attention_heatmap(scores.of("similarity", task), title=title)
@@ -157,19 +159,3 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
         plot.save(plot.heads_figure(**tables, title=f"{scores.model}, {task}"), folder / f"heads-{task}.png")
         found |= {f"similarity-{task}.png": title, f"heads-{task}.png": f"Disabled heads and layers: {task}"}
     return found
-
-
-def _patterns_figure(scores: Scores) -> Any:
-    frame = scores.frames["attention"].filter(pl.col("metric") == "pattern", pl.col("layer").is_not_null())
-    models = ("pretrained", *scores.tasks)
-    figure, axes = plot.subplots(1, len(models), figsize=(3.4 * len(models) + 0.6, 3.6), sharey=True)
-    for axis, model in zip(axes[0], models, strict=True):
-        below = [0.0] * scores.n_layers
-        for number, item in enumerate(frame["item"].unique(maintain_order=True)):
-            part = frame.filter(model=model, item=item).group_by("layer").agg(pl.col("value").mean()).sort("layer")
-            axis.bar(part["layer"], part["value"], bottom=below, color=plot.PALETTE[number], width=0.75, label=item)
-            below = [one + other for one, other in zip(below, part["value"], strict=True)]
-        plot.style(axis, title=model, x="layer", y="share of maps", layers=list(part["layer"]))
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
-    return figure

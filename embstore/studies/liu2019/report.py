@@ -13,6 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore import plot
+from embstore.plot.drawing import add_legend, draw_line, panels
 from embstore.probes import summary
 from embstore.studies.liu2019 import published
 from embstore.studies.liu2019.tasks import ELEMENTS, GENERALISATION, ORDER_TASKS, POSITIONS
@@ -331,10 +332,9 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
     """Write every figure; returns titles by file name."""
     figures: dict[str, tuple[str, Any]] = {}
     if scores.probed:
-        panels: dict[str, list[Line]] = {title_of(task): [(task, "layer_f1", None, "")] for task in scores.probed}
-        figures["layers.png"] = ("Linear probes by layer", curves_figure(scores, panels, "score (test)"))
+        own: dict[str, list[Line]] = {title_of(task): [(task, "layer_f1", None, "")] for task in scores.probed}
+        figures["layers.png"] = ("Linear probes by layer", curves_figure(scores, own, "score (test)"))
         figures["transfer.png"] = ("Scores of each layer, by task", transfer_figure(scores))
-        figures["mean.png"] = ("Transferability of layers", mean_figure(scores))
     order: dict[str, list[Line]] = {}
     if "index" in scores.tasks:
         order[title_of("index")] = [("index", "sentence_accuracy", "test", "")]
@@ -351,35 +351,21 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
 Line = tuple[str, str, str | None, str]  # task, metric, split, item
 
 
-def curves_figure(scores: Scores, panels: Mapping[str, Sequence[Line]], y: str) -> Any:
+def curves_figure(scores: Scores, lines_of: Mapping[str, Sequence[Line]], y: str) -> Any:
     """Draw scores by layer with their intervals, a panel for each name and a color for each model."""
-    columns = min(len(panels), 4)
-    n_rows = -(-len(panels) // columns)
-    figure, axes = plot.subplots(n_rows, columns, figsize=(3.0 * columns + 0.4, 2.6 * n_rows + 0.6))
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
-    for (name, lines), axis in zip(panels.items(), axes.flat, strict=False):
-        layers: set[int] = set()
+    figure, axes = panels(len(lines_of), columns=4, size=(3.0, 2.6), margin=(0.4, 0.6))
+    for (name, lines), axis in zip(lines_of.items(), axes.flat, strict=False):
         for number, model in enumerate(scores.models):
             for (task, metric, split, item), dash in zip(lines, ("-", "--"), strict=False):
                 curve = scores.curve(model, task, metric, split=split, item=item)
-                if curve is None:
-                    continue
-                look = {"color": plot.PALETTE[number % len(plot.PALETTE)], "linestyle": dash, "markersize": 4}
-                label = model if len(lines) == 1 else f"{model}, {SPLIT_NAMES[str(split)]}"
-                marker = plot.MARKERS[number % len(plot.MARKERS)]
-                axis.plot(curve.layers, curve.value, label=label, marker=marker, **look)
-                axis.fill_between(curve.layers, curve.low, curve.high, color=look["color"], alpha=0.18, linewidth=0)
-                layers |= set(curve.layers)
-        plot.style(axis, title=name, x="layer", y=y, layers=thinned(sorted(layers)))
-    largest = max(axes.flat[: len(panels)], key=lambda axis: len(axis.lines))
-    handles, labels = largest.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+                if curve is not None:
+                    columns = {"layer": curve.layers, "value": curve.value, "low": curve.low, "high": curve.high}
+                    label = model if len(lines) == 1 else f"{model}, {SPLIT_NAMES[str(split)]}"
+                    look = {"number": number, "label": label, "linestyle": dash}
+                    draw_line(axis, pl.DataFrame(columns), columns=("value", "low", "high"), **look)
+        plot.style(axis, title=name, x="layer", y=y)
+    add_legend(figure, axes)
     return figure
-
-
-def thinned(layers: Sequence[int]) -> Sequence[int]:
-    return layers[:: 1 + len(layers) // 14]
 
 
 def transfer_figure(scores: Scores) -> Any:
@@ -402,26 +388,4 @@ def transfer_figure(scores: Scores) -> Any:
         axis.set_ylabel("layer", fontsize=9)
     figure.colorbar(image, ax=axes, label="from the worst layer of a task (0) to its best (1)")
     figure.supxlabel("bold: the best layer by dev", fontsize=8)
-    return figure
-
-
-def mean_figure(scores: Scores) -> Any:
-    """Draw the mean normalized score over tasks by layer, with its interval over tasks; by depth for other depths."""
-    transfers = {model: Transfer.of(scores, model) for model in scores.models}
-    is_same = len({transfer.layers for transfer in transfers.values()}) == 1
-    figure, axes = plot.subplots(figsize=(5.6, 3.8))
-    axis = axes[0, 0]
-    for number, (model, transfer) in enumerate(transfers.items()):
-        x = np.array(transfer.layers) / (1 if is_same else transfer.layers[-1])
-        color, marker = plot.PALETTE[number % len(plot.PALETTE)], plot.MARKERS[number % len(plot.MARKERS)]
-        axis.plot(x, transfer.normalized.mean(0), color=color, marker=marker, label=model)
-        interval = over_tasks(transfer.normalized)
-        if interval is not None:
-            axis.fill_between(x, *interval, color=color, alpha=0.18, linewidth=0)
-    layers = thinned(transfer.layers) if is_same else ()
-    x_name = "layer" if is_same else "layer / last layer"
-    plot.style(axis, title="Mean over tasks", x=x_name, y="from worst (0) to best layer (1)", layers=layers)
-    if not is_same:
-        axis.xaxis.get_major_locator().set_params(integer=False)
-    axis.legend(frameon=False, fontsize=9)
     return figure
