@@ -110,7 +110,6 @@ def test_series_as_json_and_as_a_file(years: Work) -> None:
         (("--metrics", "apd", "--set", "rank=prt"), "rank 'prt'"),
         (("--set", "width=0"), "width 0"),
         (("--set", "top=0"), "count 0"),
-        (("--set", "min_count=999"), "no word has 999 occurrences"),
     ],
 )
 @pytest.mark.quick(3)
@@ -124,10 +123,6 @@ def test_what_is_of_two_sides_is_refused_for_more_periods(years: Work, words: tu
     [
         (("side0.zarr",), "change needs two sides"),
         (("side0.zarr", "--by", "year"), "no column 'year'"),
-        (("side0.zarr", "side1.zarr", "--metrics", "none"), "metric 'none'"),
-        (("side0.zarr", "side1.zarr", "--set", "width=10"), "width 10 is of the periods of a column"),
-        (("side0.zarr", "side1.zarr", "--set", "permutations=5"), "permutations 5"),
-        (("side0.zarr", "side1.zarr", "--set", "min_count=999"), "no word has 999 occurrences"),
     ],
 )
 def test_bad_input_is_one_line(folder: Work, words: tuple[str, ...], message: str) -> None:

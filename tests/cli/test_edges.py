@@ -92,21 +92,15 @@ def test_samples_are_reported_on_standard_error(folder: Work) -> None:
 
 
 def test_bad_input_is_one_line(folder: Work) -> None:
-    folder.write("broken.jsonl", '{"text": "a b", "targets": [{"span1": [0, 3], "label": "x"}]}\n')
-    folder.write("strange.jsonl", '{"text": "a b", "targets": [{"span1": [0, 1], "label": "x"}]}\n')
     (folder / "empty").mkdir()
     dev = settings(dev="colours/dev.jsonl")
     for arguments, message in (
         (("none.zarr", "colours"), "there is no store at none.zarr"),
         (("made.zarr", "empty"), "empty has no train.jsonl"),
         (("made.zarr", "none.jsonl", *dev), "no targets at none.jsonl"),
-        (("made.zarr", "broken.jsonl", *dev), "broken.jsonl:1: span1: [0, 3] is not within the 2 words"),
-        (("made.zarr", "strange.jsonl", *dev), "'a b' is not a sentence of made.zarr, where the nearest is"),
-        (("made.zarr", "colours", "--layers", "2"), "layer 2 is not stored"),
         (("made.zarr", "colours", "--seeds", "a"), "--seeds 'a' is not allowed"),
         (("made.zarr", "colours", "hues", *dev), "--set dev=colours/dev.jsonl goes with one file of train targets"),
         (("made.zarr", "colours", "colours"), "two tasks are called colours"),
-        (("made.zarr", "colours/train.jsonl"), "patience 3 needs dev targets"),
         (("made.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),
         (("made.zarr", "colours", *settings(dropout=1)), "dropout 1.0 is not allowed"),
         (("made.zarr", "colours", *settings(resamples=-1)), "resamples=-1 is not allowed"),
