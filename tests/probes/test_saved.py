@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError, StorageError
+from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, load, require_free, split_words
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store.metadata import document_crc32c
-from embstore.store.storage import files
 from tests.json_schemas import validator_of
 from tests.probes import class_store, edge_store, tree_store
 
@@ -130,27 +128,6 @@ def test_other_files_are_not_overwritten(saved: Path, tmp_path: Path) -> None:
         EdgeProbe().save(tmp_path / "new")
 
 
-def test_a_failed_save_leaves_the_old_probes(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "probes"
-    shutil.copy(saved, file)
-    probe, before = load(file), file.read_bytes()
-    order: list[str] = []
-    for module, name in ((files, "fsync"), (files, "fsync_folder"), (files.os, "replace")):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, name=name, real=real: (order.append(name), real(*a)))
-    probe.save(file)
-    assert order == ["fsync", "replace", "fsync_folder", "fsync"], "the bytes, the name, the folder"
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "no space")
-
-    monkeypatch.setattr(files, "fsync", fail)
-    with pytest.raises(StorageError, match="the disk is full"):
-        probe.save(file)
-    assert file.read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == ["probes"]
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="links and rights of files")
 def test_links_and_rights_of_files_are_those_of_any_file(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
@@ -167,55 +144,6 @@ def test_links_and_rights_of_files_are_those_of_any_file(saved: Path, tmp_path: 
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidValueError, match="pipe exists and is not a file of saved probes"):
         probe.save(tmp_path / "pipe")
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from embstore.probes import ProbeResult, load
-from embstore.store.storage import files
-
-what, step, path = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-probe = load(sys.argv[4])
-count = 0
-
-def counted(real):
-    def call(*arguments, **options):
-        global count
-        count += 1
-        if count == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*arguments, **options)
-    return call
-
-for module, name in ((files.os, "fsync"), (files.os, "replace"), (files.os, "open")):
-    setattr(module, name, counted(getattr(module, name)))
-if what == "probes":
-    probe.seed = 7
-    probe.save(path)
-else:
-    result = ProbeResult.of([{"metric": "f1", "value": 2.0}])
-    result.save(path)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="kills a process by a signal")
-@pytest.mark.parametrize("what", ["probes", "table.json"])
-def test_a_killed_save_leaves_the_old_file_or_the_new_one(saved: Path, tmp_path: Path, what: str) -> None:
-    file = tmp_path / what
-    seen = set()
-    for step in range(1, 9):
-        shutil.copy(saved, file) if what == "probes" else file.write_text('[{"value": 1.0}]')
-        command = [sys.executable, "-c", KILLED, what, str(step), str(file), str(saved)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
-        assert done.returncode in (0, -9), done.stderr
-        found = load(file).seed if what == "probes" else json.loads(file.read_text())[0]["value"]
-        assert found in ((0, 7) if what == "probes" else (1.0, 2.0))
-        seen.add((found, done.returncode))
-        if done.returncode == 0:
-            break
-    assert len(seen) == 3, "killed before the new file, killed after it, and not killed"
 
 
 def _changed(file: Path, **fields: Any) -> None:

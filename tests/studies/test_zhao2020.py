@@ -285,22 +285,6 @@ def test_a_damaged_table_is_made_again(damage: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_report_that_cannot_be_written_leaves_the_old_one(
-    study: StudyResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = study.report.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(es.errors.StorageError, match=r"report\.md"):
-        replace(study, title="Another").save()
-    assert study.report.read_bytes() == before
-    assert not list(study.folder.glob(".*"))
-
-
-@pytest.mark.slow
 def test_scores_are_those_of_numpy(study: StudyResult, corpus: Path) -> None:
     """Micro F1 by the rule of half: logits of the saved probes, decided and counted without embstore."""
     probe = load(study.folder / "probes" / "pretrained")
