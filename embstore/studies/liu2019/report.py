@@ -348,6 +348,7 @@ def draw(scores: Scores, folder: Path) -> dict[str, str]:
     return {name: title for name, (title, _) in figures.items()}
 
 
+INTERVAL = ("value", "low", "high")
 Line = tuple[str, str, str | None, str]  # task, metric, split, item
 
 
@@ -361,8 +362,8 @@ def curves_figure(scores: Scores, lines_of: Mapping[str, Sequence[Line]], y: str
                 if curve is not None:
                     columns = {"layer": curve.layers, "value": curve.value, "low": curve.low, "high": curve.high}
                     label = model if len(lines) == 1 else f"{model}, {SPLIT_NAMES[str(split)]}"
-                    look = {"number": number, "label": label, "linestyle": dash}
-                    draw_line(axis, pl.DataFrame(columns), columns=("value", "low", "high"), **look)
+                    rows = pl.DataFrame(columns)
+                    draw_line(axis, rows, number=number, label=label, columns=INTERVAL, linestyle=dash)
         plot.style(axis, title=name, x="layer", y=y)
     add_legend(figure, axes)
     return figure
