@@ -104,18 +104,17 @@ class Candidates:
         n: int,
         segment: int,
         offsets: NDArray[np.uint16],
-        norms: NDArray[np.float32],
+        norms: NDArray[np.float32] | None,
         allowed: NDArray[np.uint8] | None,
         weights: NDArray[np.int8],
         terms: NDArray[np.uint8],
-        values: NDArray[np.float32],
         bounds: NDArray[np.float32],
     ) -> None:
-        """Set `values` and `bounds` of `n` rows from `first` on by the first level of their sketch, [group, byte].
+        """Set the `bounds` of `n` rows from `first` on by the first level of their sketch, [group, byte].
 
-        They, and `norms`, are up to a whole group, float32 [q, row] and [row]; `allowed` [n]: the rows that can be
-        found. `weights` [q, 64] and the bytes of `terms` [q, byte] are those of the queries; see kernels.h. Likely
-        rows become candidates.
+        They, and `norms`, which products do not need, are up to a whole group, float32 [q, row] and [row]; `allowed`
+        [n]: the rows that can be found. `weights` [q, 64] and the bytes of `terms` [q, byte] are those of the queries;
+        see kernels.h. Likely rows become candidates.
         """
 
     def choose(
@@ -125,17 +124,16 @@ class Candidates:
         n: int,
         segment: int,
         offsets: NDArray[np.uint16],
-        norms: NDArray[np.float32],
+        norms: NDArray[np.float32] | None,
         weights: NDArray[np.int8],
         terms: NDArray[np.uint8],
-        values: NDArray[np.float32],
         bounds: NDArray[np.float32],
         limits: NDArray[np.float32],
     ) -> int:
-        """Add the rows whose bound is above the limit of a query, also by further levels, each [group, byte].
+        """Add the rows whose bound is above the limit of a query, also by the levels after the first.
 
-        `weights` and `terms` are by level and query; of one level where there are none. Changes values and bounds.
-        Returns how many groups were read. Raises ValueError where all rows might not fit.
+        `levels` are [group, byte], `weights` and `terms` by level and query. Changes the bounds. Returns how many
+        groups were read. Raises ValueError where all rows might not fit.
         """
 
     def refine(

@@ -10,7 +10,7 @@ import numpy as np
 cdef extern from "kernels.h" nogil:
     enum:
         FEW_QUERIES
-        CODES
+        CODES, PRODUCT
         SKETCH_SIZE
         SKETCH_GROUP
         SKETCH_ROW_NBYTES
@@ -77,12 +77,11 @@ cdef extern from "kernels.h" nogil:
         const uint16_t *offsets
     void scan_sketch(
         const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
-        const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds
+        const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds
     )
     int64_t choose_sketch(
         const search_t *search, const sketch_block_t *block, const uint8_t **levels, int n_levels,
-        const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *values, float *bounds,
-        const float *limits
+        const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *bounds, const float *limits
     )
     int64_t refine_sketch(
         const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
@@ -322,10 +321,9 @@ cdef class Candidates:
         const uint8_t[::1] allowed,
         const int8_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
-        float[:, :] values,
         float[:, :] bounds,
     ):
-        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, values, bounds)
+        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, bounds)
         self._check_terms(1, weights.shape[0], weights.shape[1], terms)
         self._check_groups(groups, n)
         if allowed is not None and allowed.shape[0] != n:
@@ -334,7 +332,7 @@ cdef class Candidates:
             with nogil:
                 scan_sketch(
                     &self._search, &block, &groups[0, 0], &weights[0, 0], <const sketch_terms_t *>&terms[0, 0],
-                    &norms[0], NULL if allowed is None else &allowed[0], &values[0, 0], &bounds[0, 0]
+                    NULL if norms is None else &norms[0], NULL if allowed is None else &allowed[0], &bounds[0, 0]
                 )
 
     def choose(
@@ -347,7 +345,6 @@ cdef class Candidates:
         const float[::1] norms,
         const int8_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
-        float[:, :] values,
         float[:, :] bounds,
         const float[::1] limits,
     ):
@@ -355,10 +352,10 @@ cdef class Candidates:
         cdef int level, n_levels = len(levels)
         cdef const uint8_t *starts[16]
         cdef const uint8_t[:, ::1] groups
-        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, values, bounds)
-        if limits.shape[0] != self._search.n_queries or n_levels > 16:
-            raise ValueError("the limits are not those of the queries, or there are too many levels")
-        self._check_terms(max(1, n_levels), weights.shape[0], weights.shape[1], terms)
+        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, bounds)
+        if limits.shape[0] != self._search.n_queries or not 0 < n_levels <= 16:
+            raise ValueError("the limits are not those of the queries, or the levels are not 1 to 16")
+        self._check_terms(n_levels, weights.shape[0], weights.shape[1], terms)
         if n <= 0:
             return 0
         for query in range(self._search.n_queries):
@@ -371,7 +368,7 @@ cdef class Candidates:
         with nogil:
             n_read = choose_sketch(
                 &self._search, &block, starts, n_levels, &weights[0, 0], <const sketch_terms_t *>&terms[0, 0],
-                &norms[0], &values[0, 0], &bounds[0, 0], &limits[0]
+                NULL if norms is None else &norms[0], &bounds[0, 0], &limits[0]
             )
         return n_read
 
@@ -404,20 +401,17 @@ cdef class Candidates:
         int64_t segment,
         const uint16_t[::1] offsets,
         const float[::1] norms,
-        float[:, :] values,
         float[:, :] bounds,
     ) except *:
         cdef sketch_block_t block
         cdef int64_t padded = (n + SKETCH_GROUP - 1) // SKETCH_GROUP * SKETCH_GROUP, n_queries = self._search.n_queries
-        if (norms.shape[0], offsets.shape[0]) != (padded, padded) or segment <= 0:
+        if norms is None and self._search.metric != PRODUCT:
+            raise ValueError("this metric needs the norms")
+        if offsets.shape[0] != padded or segment <= 0 or (norms is not None and norms.shape[0] != padded):
             raise ValueError("the norms or offsets are not those of the rows")
-        if (values.shape[0], values.shape[1]) != (n_queries, padded) or values.strides[1] != 4:
-            raise ValueError("the values are not those of the queries and rows")
         if (bounds.shape[0], bounds.shape[1]) != (n_queries, padded) or bounds.strides[1] != 4:
             raise ValueError("the bounds are not those of the queries and rows")
-        if values.strides[0] != bounds.strides[0]:
-            raise ValueError("values and bounds are not laid out in the same way")
-        block.n, block.first, block.stride, block.segment = n, first, values.strides[0] // 4, segment
+        block.n, block.first, block.stride, block.segment = n, first, bounds.strides[0] // 4, segment
         block.offsets = &offsets[0] if padded else NULL
         return block
 

@@ -64,7 +64,18 @@ INLINE TARGET int32_t NAME(multiply_row)(const uint8_t *codes, const int16_t *we
 #endif
 }
 
-/* Add a level to the values of a group of rows, and the tail to their bounds. */
+/* The values of a group of rows: their bounds without what all further levels may add. */
+INLINE TARGET void NAME(values_of)(
+    const uint8_t *group, const sketch_terms_t *own, const float *bounds, float *values
+) {
+    const uint16_t *stored = (const uint16_t *)(group + SKETCH_GROUP * SKETCH_SIZE / 2) + 2 * SKETCH_GROUP;
+    for (int i = 0; i < SKETCH_GROUP; i += WIDTH) {
+        const floats tails = NAME(load_bfloats)(stored + i);
+        NAME(store_floats)(values + i, NAME(load_floats)(bounds + i) - own->of_tail * tails);
+    }
+}
+
+/* Add a level to the values of a group of rows, and set their bounds. */
 INLINE TARGET void NAME(add_level)(
     const uint8_t *group, const int8_t *weights, const sketch_terms_t *own, float *values, float *bounds
 ) {
@@ -80,31 +91,32 @@ INLINE TARGET void NAME(add_level)(
     }
 }
 
-/* Bit i says whether the bound of row i of a group is above the limit, times its norm if the score is divided by that. */
-INLINE TARGET uint32_t NAME(open_rows)(const float *bounds, const float *norms, int divides, float limit) {
+/* Bit i says whether the bound of row at + i is above the limit, times its norm if the score is divided by that. */
+INLINE TARGET uint32_t NAME(open_rows)(
+    const float *bounds, const float *norms, int64_t at, int divides, float limit
+) {
     uint32_t open = 0;
     UNROLL for (int i = 0; i < SKETCH_GROUP; i += WIDTH) {
         floats limits = (floats){0} + limit;
-        if (divides) limits *= NAME(load_floats)(norms + i);
-        open |= NAME(above)(NAME(load_floats)(bounds + i), limits) << i;
+        if (divides) limits *= NAME(load_floats)(norms + at + i);
+        open |= NAME(above)(NAME(load_floats)(bounds + at + i), limits) << i;
     }
     return open;
 }
 
-/* Set the values and bounds of one group of rows by the first level, and add the likely ones. */
+/* Set the bounds of one group of rows by the first level, and add the likely ones. */
 INLINE TARGET void NAME(scan_group)(
     const search_t *search, const sketch_block_t *block, const uint8_t *group, const int8_t *weights,
-    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds, int64_t start
+    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds, int64_t start
 ) {
     const int64_t last = block->n - start < SKETCH_GROUP ? block->n - start : SKETCH_GROUP;
     for (int64_t query = 0; query < search->n_queries; query++) {
         const sketch_terms_t own = terms[query];
         const float least = search->least[query];
-        float *value = values + query * block->stride + start, *bound = bounds + query * block->stride + start;
-        float likely[SKETCH_GROUP];
+        float *bound = bounds + query * block->stride + start, value[SKETCH_GROUP], likely[SKETCH_GROUP];
         if (least == INFINITY) continue;
         for (int i = 0; i < SKETCH_GROUP; i++) {
-            const float norm = norms[start + i];
+            const float norm = norms ? norms[start + i] : 0;
             value[i] = own.base + (own.of_norm + own.of_square * norm) * norm;
         }
         NAME(add_level)(group, weights + query * SKETCH_SIZE, &own, value, bound);
@@ -112,10 +124,10 @@ INLINE TARGET void NAME(scan_group)(
             for (int i = 0; i < SKETCH_GROUP; i++)
                 if (i >= last || (allowed && !allowed[start + i])) bound[i] = -INFINITY;
         for (int i = 0; i < SKETCH_GROUP; i++) {
-            const float norm = norms[start + i], between = 0.75f * value[i] + 0.25f * bound[i];
+            const float norm = norms ? norms[start + i] : 0, between = 0.75f * value[i] + 0.25f * bound[i];
             likely[i] = own.divides ? (norm > 0 ? between / norm : bound[i] < 0 ? bound[i] : 0) : between;
         }
-        uint32_t above = NAME(open_rows)(likely, likely, 0, least);
+        uint32_t above = NAME(open_rows)(likely, NULL, 0, 0, least);
         for (; above; above &= above - 1) {
             const int i = FIRST_BIT(above);
             if (likely[i] > search->least[query]) add_position(search, block, query, start + i, likely[i]);
@@ -125,7 +137,7 @@ INLINE TARGET void NAME(scan_group)(
 
 TARGET static void NAME(scan_sketch)(
     const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
-    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *values, float *bounds
+    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds
 ) {
     enum { STREAMS = 4, AHEAD = 4 };  /* the processor reads several parts at a time faster than one */
     const int64_t n_groups = (block->n + SKETCH_GROUP - 1) / SKETCH_GROUP, each = (n_groups + STREAMS - 1) / STREAMS;
@@ -133,15 +145,14 @@ TARGET static void NAME(scan_sketch)(
         for (int64_t number = i; number < n_groups; number += each) {
             const uint8_t *group = groups + number * SKETCH_GROUP_NBYTES;
             for (int at = 0; at < SKETCH_GROUP_NBYTES; at += 64) FETCH(group + AHEAD * SKETCH_GROUP_NBYTES + at);
-            NAME(scan_group)(
-                search, block, group, weights, terms, norms, allowed, values, bounds, number * SKETCH_GROUP);
+            NAME(scan_group)(search, block, group, weights, terms, norms, allowed, bounds, number * SKETCH_GROUP);
         }
 }
 
-/* Of a list of groups, add a level to the values and bounds of their rows; keeps those of which a row is open still. */
+/* Of a list of groups, add a level to the bounds of their rows; keeps those of which a row is open still. */
 INLINE TARGET int NAME(narrow)(
-    const uint8_t *groups, int64_t *list, int n, const int8_t *weights, const sketch_terms_t *own, const float *norms,
-    float *values, float *bounds, float limit
+    const uint8_t *before, const uint8_t *groups, int64_t *list, int n, const int8_t *weights,
+    const sketch_terms_t *before_own, const sketch_terms_t *own, const float *norms, float *bounds, float limit
 ) {
     enum { AHEAD = 4 };
     int left = 0;
@@ -150,24 +161,24 @@ INLINE TARGET int NAME(narrow)(
         if (i + AHEAD < n)
             for (int byte = 0; byte < SKETCH_GROUP_NBYTES; byte += 64)
                 FETCH(groups + list[i + AHEAD] * SKETCH_GROUP_NBYTES + byte);
-        float bound[SKETCH_GROUP];
-        const uint32_t open = NAME(open_rows)(bounds + at, norms + at, own->divides, limit);
-        NAME(add_level)(groups + group * SKETCH_GROUP_NBYTES, weights, own, values + at, bound);
+        float value[SKETCH_GROUP], bound[SKETCH_GROUP];
+        const uint32_t open = NAME(open_rows)(bounds, norms, at, own->divides, limit);
+        NAME(values_of)(before + group * SKETCH_GROUP_NBYTES, before_own, bounds + at, value);
+        NAME(add_level)(groups + group * SKETCH_GROUP_NBYTES, weights, own, value, bound);
         for (int row = 0; row < SKETCH_GROUP; row++) bounds[at + row] = open >> row & 1 ? bound[row] : -INFINITY;
         list[left] = group;
-        left += NAME(open_rows)(bounds + at, norms + at, own->divides, limit) != 0;
+        left += NAME(open_rows)(bounds, norms, at, own->divides, limit) != 0;
     }
     return left;
 }
 
 TARGET static int64_t NAME(choose_sketch)(
     const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
-    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *values, float *bounds,
-    const float *limits
+    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *bounds, const float *limits
 ) {
     const int64_t n_groups = (block->n + SKETCH_GROUP - 1) / SKETCH_GROUP, n_queries = search->n_queries;
     int64_t n_read = 0, list[SKETCH_LIST];
-    for (int64_t query = 0; query < n_queries; query++, values += block->stride, bounds += block->stride) {
+    for (int64_t query = 0; query < n_queries; query++, bounds += block->stride) {
         const float limit = limits[query];
         const int divides = terms[query].divides;
         if (search->least[query] == INFINITY) continue;
@@ -175,23 +186,25 @@ TARGET static int64_t NAME(choose_sketch)(
             const int64_t last = n_groups - first < SKETCH_LIST ? n_groups : first + SKETCH_LIST;
             int n = 0;
             for (int64_t group = first; group < last; group++) {
-                const int64_t at = group * SKETCH_GROUP;
                 list[n] = group;
-                n += NAME(open_rows)(bounds + at, norms + at, divides, limit) != 0;
+                n += NAME(open_rows)(bounds, norms, group * SKETCH_GROUP, divides, limit) != 0;
             }
-            for (int level = 0; level < n_levels && n; level++) {
+            for (int level = 1; level < n_levels && n; level++) {
                 const int64_t own = level * n_queries + query;
                 n_read += n;
                 n = NAME(narrow)(
-                    levels[level], list, n, weights + own * SKETCH_SIZE, terms + own, norms, values, bounds, limit);
+                    levels[level - 1], levels[level], list, n, weights + own * SKETCH_SIZE, terms + own - n_queries,
+                    terms + own, norms, bounds, limit);
             }
             for (int i = 0; i < n; i++) {
                 const int64_t at = list[i] * SKETCH_GROUP;
-                uint32_t open = NAME(open_rows)(bounds + at, norms + at, divides, limit);
-                for (; open; open &= open - 1) {
-                    const int64_t row = at + FIRST_BIT(open);
-                    const float value = values[row] - (divides ? limit * norms[row] : limit);
-                    add_position(search, block, query, row, value);
+                float value[SKETCH_GROUP];
+                const uint8_t *last = levels[n_levels - 1] + list[i] * SKETCH_GROUP_NBYTES;
+                NAME(values_of)(last, terms + (n_levels - 1) * n_queries + query, bounds + at, value);
+                for (uint32_t open = NAME(open_rows)(bounds, norms, at, divides, limit); open; open &= open - 1) {
+                    const int row = FIRST_BIT(open);
+                    const float least = divides ? limit * norms[at + row] : limit;
+                    add_position(search, block, query, at + row, value[row] - least);
                 }
             }
         }

@@ -39,14 +39,14 @@ def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
     few = {
         "FEW_ROWS": 0,
         "LEAST_ROWS": 64,
-        "PART_SCORES": 1000,
+        "PART_SCORES": 300,
+        "PIECE": 48,
         "PENDING": 50,
         "UNDECIDED": 1,
         "LEAST_UNDECIDED": 10**9,
     }
     for name, value in few.items():
         monkeypatch.setattr(sketch, name, value)
-    monkeypatch.setattr(sketch_codes.Codes, "part_rows", 128)
     monkeypatch.setattr(sketch_codes, "CLUSTER_ROWS", 32)
     monkeypatch.setattr(find, "FEATURES_A_QUERY", 1)
     for module in (sketch, sketch_codes):
@@ -149,13 +149,12 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
         score = search.rescored(np.array([[row]]))
         one.best = exact.Hits(np.array([[n]]), score)
         one.limits = one._limits()
-        values = np.empty((2, 1, -(-(n + 1) // 16) * 16), np.float32)
-        part = sketch._Part(0, n + 1, made.codes.offsets(0, n + 1), made.codes.norms(False, 0, n + 1))
+        bounds, part = np.empty((1, -(-(n + 1) // 16) * 16), np.float32), one.part(0, n + 1)
         at = int(np.flatnonzero(made.codes.rows_at(np.arange(n + 1)) == row)[0])
-        one.scan(exact.Found(search, one.packed, search.least_of(np.array([np.inf])), 9), values, part)
-        values[1, 0, np.arange(values.shape[2]) != at] = -np.inf
+        one.scan(exact.Found(search, one.packed, search.least_of(np.array([np.inf])), 9), bounds, part)
+        bounds[0, np.arange(bounds.shape[1]) != at] = -np.inf
         near = exact.Found(search, one.packed, one.least(), n + 100)
-        one.choose(near, values, part)
+        one.choose(near, bounds, part)
         one.refine(near)
         missed += one.best.rows[0, 0] != row
     return missed
@@ -246,7 +245,7 @@ def test_what_cannot_be_decided_is_read_and_said(tmp_path: Path, monkeypatch: py
     vectors = np.random.default_rng(5).normal(size=(3000, D)).astype(np.float32)
     vectors[100:110] = vectors[0] * 1.01
     made = sketched(vectors, tmp_path / "sketch")
-    monkeypatch.setattr(sketch_codes.Codes, "part_rows", 4000)
+    monkeypatch.setattr(sketch, "PART_SCORES", 8000)
     monkeypatch.setattr(f"{__name__}.THREADS", 1)  # what is not decided depends on which part is read first
     monkeypatch.setattr(sketch, "LEAST_UNDECIDED", 40)
     monkeypatch.setattr(sketch, "UNDECIDED", 50)
@@ -393,7 +392,7 @@ def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> N
     flip(path, places.get(part, streamed if number < 3 else layout.records_at(number) + 200 * 40 + 33))
     damaged = Sketch(made.rotation, MappedCodes(path, layout), layout, made.longest, made.vector_nbytes)
     queries = vectors[198:203] + vectors.mean(0)
-    space = Space("ip", made.rotation.mean if part == "centered norms" else None)
+    space = Space("l2", made.rotation.mean if part == "centered norms" else None)  # a product needs no norms
     assert codes.layout == layout
     if part == "checks":
         damaged.codes.groups(1, 0, 500)

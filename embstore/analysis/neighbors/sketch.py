@@ -33,7 +33,9 @@ from embstore.kernels.compiled import pack_queries, padded_queries
 
 FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
-PART_SCORES, LEAST_ROWS = 2**20, 2**14  # of a part
+PART_SCORES, LEAST_ROWS = 2**21, 2**14  # of a part; of smaller ones, the first are read with too low a k-th score
+PIECE = 2**18  # rows of a part that are chosen from at a time
+LIKELY = 4096  # one row in this many is scored because it is likely to be near
 PENDING = 2**16  # rows that are left before the further levels are read
 MOST_QUERIES = 32  # at a time
 # A query of which the first levels leave more than 1 / OPEN of all rows, or all levels more than 1 / UNDECIDED, reads
@@ -94,12 +96,19 @@ def sketch_search(search: Search, sketch: Sketch) -> SketchHits:
 
 
 class _Part(NamedTuple):
-    """Positions that are read together; their rows in the segment, and norms, to a whole group."""
+    """Positions that are read together; to a whole group their rows in the segment, norms if needed, first level."""
 
     first: int
     stop: int
     offsets: NDArray[np.uint16]
-    norms: NDArray[np.float32]
+    norms: NDArray[np.float32] | None
+    groups: NDArray[np.uint8]
+
+    def piece(self, at: int) -> _Part:
+        """Up to PIECE rows from number `at` on."""
+        first, own, groups = self.first + at, slice(at, at + PIECE), slice(at // GROUP, (at + PIECE) // GROUP)
+        norms = None if self.norms is None else self.norms[own]
+        return _Part(first, min(first + PIECE, self.stop), self.offsets[own], norms, self.groups[groups])
 
 
 @dataclass
@@ -125,9 +134,7 @@ class _SketchSearch:
         self.weights, self.terms = self._terms()
         self._add_to_first(self.terms[0])
         self.packed_terms = [_as_bytes(terms) for terms in self.terms]
-        self.further = range(1, min(GROUPED, sketch.layout.n_levels))
-        own = slice(1, 1 + len(self.further)) if self.further else slice(1)
-        self.grouped = np.concatenate(self.weights[own]), _as_bytes(self.terms[own].reshape(-1))
+        self.grouped = np.concatenate(self.weights[:GROUPED]), _as_bytes(self.terms[:GROUPED].reshape(-1))
         self.packed = pack_queries(search.queries32)
         self.best = Hits(np.full((n_queries, search.k), -1), np.full((n_queries, search.k), np.nan))
         self.limits = self._limits()
@@ -145,7 +152,8 @@ class _SketchSearch:
         terms = np.zeros((n_levels, n_queries), TERMS)
         terms["step"] = unit / 2
         terms["offset"] = 15 * weights.sum(2)
-        terms["spread"] = (1 + ROUNDING) * 7.5 * np.abs(wanted - weights * unit[..., None]).sum(2) + TINY
+        rounded = np.abs(wanted - weights * unit[..., None]) * (1 + ROUNDING)
+        terms["spread"] = 7.5 * (rounded + ROUNDING * np.abs(wanted)).sum(2) + TINY
         terms["divides"] = self.search.space.metric == "cosine"
         squares = np.square(own).sum(2)
         terms["of_error"] = (1 + ROUNDING) * np.sqrt(squares + SLACK * self.squares) + TINY
@@ -156,7 +164,8 @@ class _SketchSearch:
     def _add_to_first(self, terms: NDArray[Any]) -> None:
         """Add the product with the mean, the metric and the rounding of float32 to the terms of the first level."""
         metric, rounding = self.search.space.metric, 2 * self.mean_length * self.lengths
-        terms["of_norm"] = ROUNDING * (self.lengths + (metric == "cosine"))
+        if metric == "cosine":
+            terms["of_norm"] = 2 * ROUNDING
         if metric == "l2":
             terms["of_square"] = ROUNDING - 0.5
             rounding = rounding + self.squares
@@ -168,8 +177,7 @@ class _SketchSearch:
         start, last = int(rows[0]) // SEGMENT * SEGMENT, -(-(int(rows[-1]) + 1) // SEGMENT) * SEGMENT
         last = min(last, search.vectors.count)
         even = -(-(last - start) // (GROUP * search.threads)) * GROUP
-        most = min(self.sketch.codes.part_rows, PART_SCORES // len(search.queries) // GROUP * GROUP)
-        size = max(LEAST_ROWS, min(most, even))
+        size = max(LEAST_ROWS, min(PART_SCORES // len(search.queries) // GROUP * GROUP, even))
         parts = iter([(first, min(first + size, last)) for first in range(start, last, size)])
         n_workers = min(search.threads, -(-(last - start) // size))
         at_once([partial(self.read_parts, parts, size) for _ in range(n_workers)])
@@ -184,37 +192,43 @@ class _SketchSearch:
     def read_parts(self, parts: Iterator[tuple[int, int]], size: int) -> None:
         """Score likely neighbours in parts of the rows, then those that may be nearer than the k-th of all so far."""
         search = self.search
-        likely = Found(search, self.packed, self.least(self.limits), 2 * search.n_candidates)
-        near = Found(search, self.packed, self.least(), PENDING + size + GROUP + 1)
-        values = np.empty((2, len(search.queries), size), np.float32)
+        n_likely = 2 * search.n_candidates + len(search.rows) // LIKELY
+        likely = Found(search, self.packed, self.least(self.limits), n_likely)
+        near = Found(search, self.packed, self.least(), PENDING + min(size, PIECE) + GROUP + 1)
+        bounds = np.empty((len(search.queries), size), np.float32)
         for number in count():
             with self.lock:
                 first, stop = next(parts, (0, 0))
             if not stop or not self.active.any():
                 break
-            codes = self.sketch.codes
-            codes.expect(first, stop + size)
-            part = _Part(first, stop, codes.offsets(first, stop), codes.norms(self.centered, first, stop))
-            own = values[..., : len(part.norms)]
+            self.sketch.codes.expect(first, stop + size)
+            part = self.part(first, stop)
+            own = bounds[:, : len(part.offsets)]
             self.scan(likely, own, part)
             if not number & (number + 1) and likely.filled.any():  # of 1, 1, 2, 4 ... parts
                 self.score(likely.best()[1])
                 likely.filled[:] = 0
                 likely.least[:] = self.least(self.limits)
-            self.choose(near, own, part)
-            if near.filled.max() > PENDING:
-                self.refine(near)
+            for at in range(0, len(part.offsets), PIECE):
+                self.choose(near, own[:, at : at + PIECE], part.piece(at))
+                if near.filled.max() > PENDING:
+                    self.refine(near)
         self.refine(near)
 
-    def scan(self, likely: Found, values: NDArray[np.float32], part: _Part) -> None:
-        """Set values and bounds [2, q, row] of rows by the first level, and add the likely ones."""
-        first, stop, offsets, norms = part
-        groups, allowed = self.sketch.codes.groups(0, first, stop), self.allowed(first, stop)
-        given = norms, allowed, self.weights[0], self.packed_terms[0], values[0], values[1]
+    def part(self, first: int, stop: int) -> _Part:
+        codes, needs_norms = self.sketch.codes, self.search.space.metric != "ip"
+        norms = codes.norms(self.centered, first, stop) if needs_norms else None
+        return _Part(first, stop, codes.offsets(first, stop), norms, codes.groups(0, first, stop))
+
+    def scan(self, likely: Found, bounds: NDArray[np.float32], part: _Part) -> None:
+        """Set the bounds [q, row] of rows by the first level, and add the likely ones."""
+        first, stop, offsets, norms, groups = part
+        allowed = self.allowed(first, stop)
+        given = norms, allowed, self.weights[0], self.packed_terms[0], bounds
         likely.kernel.scan(groups, first, stop - first, SEGMENT, offsets, *given)
-        reads_rows = allowed is not None or self.search.exclude
+        read = [groups, norms, offsets if allowed is not None or self.search.exclude else None]
         with self.lock:
-            self.nbytes += groups.nbytes + norms.nbytes + (offsets.nbytes if reads_rows else 0)
+            self.nbytes += sum(each.nbytes for each in read if each is not None)
 
     def allowed(self, first: int, stop: int) -> NDArray[np.uint8] | None:
         """Whether the rows at positions are candidates; None where all are."""
@@ -229,18 +243,18 @@ class _SketchSearch:
             held[rows[slice(*np.searchsorted(rows, (base, end)))] - base] = 1
         return held[self.sketch.codes.rows_at(np.arange(first, stop)) - base]
 
-    def choose(self, near: Found, values: NDArray[np.float32], part: _Part) -> None:
-        """Add the rows that may be among the nearest by their values and bounds [2, q, row] and the first levels."""
-        (first, stop, offsets, norms), limits, before = part, self.limits, near.filled.copy()
+    def choose(self, near: Found, bounds: NDArray[np.float32], part: _Part) -> None:
+        """Add the rows that may be among the nearest by their bounds [q, row] and the first levels."""
+        (first, stop, offsets, norms, groups), limits, before = part, self.limits, near.filled.copy()
         search, codes = self.search, self.sketch.codes
         near.least[:] = self.least()
         scale = norms if search.space.metric == "cosine" else np.float32(1)
-        wanted = partial(_open_groups, values[1], limits, scale, self.active)
-        groups = [codes.groups(level, first, stop, wanted) for level in self.further]
-        given = norms, *self.grouped, values[0], values[1], limits
-        n_read = near.kernel.choose(groups, first, stop - first, SEGMENT, offsets, *given)
+        wanted = partial(_open_groups, bounds, limits, scale, self.active)
+        further = [codes.groups(level, first, stop, wanted) for level in range(1, min(GROUPED, codes.layout.n_levels))]
+        given = norms, *self.grouped, bounds, limits
+        n_read = near.kernel.choose([groups, *further], first, stop - first, SEGMENT, offsets, *given)
         with self.lock:
-            self.nbytes += min(n_read, len(norms) // GROUP * len(groups)) * GROUP_NBYTES
+            self.nbytes += min(n_read, len(groups) * len(further)) * GROUP_NBYTES
             self.n_left += near.filled - before
             self.active &= self.n_left <= max(LEAST_UNDECIDED, len(search.rows) // OPEN)
 

@@ -230,9 +230,7 @@ class Layout:
 
 
 class Codes:
-    """The file of a sketch, of which a subclass reads bytes; `part_rows`: how many rows are best read at a time."""
-
-    part_rows = 2**18  # of fewer, the first are read with too low a k-th score; of more, bounds leave the cache
+    """The file of a sketch, of which a subclass reads bytes."""
 
     def __init__(self, layout: Layout, where: str) -> None:
         self.layout, self.where = layout, where
@@ -343,8 +341,6 @@ def _known(path: str, inode: int, modified: int, layout: Layout) -> tuple[NDArra
 
 class StoredCodes(Codes):
     """The file of a sketch in a bucket, read by ranges; `key`: where it is below the storage."""
-
-    part_rows = 2**20  # of fewer, the requests take longer than what they read
 
     def __init__(self, storage: Storage, key: str, layout: Layout) -> None:
         super().__init__(layout, key)
