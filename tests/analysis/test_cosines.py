@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import warnings
+from collections.abc import Callable
 from functools import reduce as reduce_states
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.analysis.scan import Reduction, reduce
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Store
+from tests.analysis.test_geometry import cosine, mean_cosine, within_sentence
 from tests.analysis.word_store import write_words
 from tests.store_making import make_store
 
@@ -40,29 +41,10 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return write_words(folder / "store.zarr", words, dtype=request.param, layers=(2, 5)).store
 
 
-def by_pairs(store: Store, layer: int, groups: list[np.ndarray]) -> list[float]:
-    """The mean cosine of all pairs of each group of rows, in float64."""
-    found = []
-    for rows in groups:
-        vectors = store.gather(rows, layer).astype(np.float64)
-        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        units = vectors / np.where(lengths > 0, lengths, 1)
-        pairs = (units @ units.T)[np.triu_indices(len(rows), 1)]
-        found.append(float(pairs.mean()) if len(pairs) else np.nan)
-    return found
-
-
-def with_mean(store: Store, layer: int, groups: list[np.ndarray]) -> list[float]:
-    """The mean cosine of the vectors of each group with their mean, in float64."""
-    found = []
-    for rows in groups:
-        vectors = store.gather(rows, layer).astype(np.float64)
-        lengths = np.linalg.norm(vectors, axis=1)
-        mean = vectors.mean(0)
-        length = np.linalg.norm(mean)
-        cosines = vectors @ mean / np.where(lengths * length > 0, lengths * length, 1)
-        found.append(float(cosines.mean()))
-    return found
+def over(store: Store, layer: int, groups: list[np.ndarray], mean: Callable[[np.ndarray], float]) -> list[float]:
+    """A mean of cosines of each group of rows, in float64; NaN for a single row."""
+    vectors = [store.gather(rows, layer).astype(np.float64) for rows in groups]
+    return [mean(each) if len(each) > 1 else np.nan for each in vectors]
 
 
 def require_by_pairs(found: MeanCosines, store: Store, layer: int, *, atol: float, every: int = 1) -> None:
@@ -71,9 +53,9 @@ def require_by_pairs(found: MeanCosines, store: Store, layer: int, *, atol: floa
     words = [np.flatnonzero(types == number) for number in range(0, len(store.index.words), every)]
     every_sentence = [np.flatnonzero(sentence == number) for number in range(int(sentence[-1]) + 1)]
     several = [rows for rows in every_sentence if len(rows) > 1]
-    np.testing.assert_allclose(found.selfsim, by_pairs(store, layer, words), atol=atol)
-    np.testing.assert_allclose(found.intrasim, with_mean(store, layer, several[::every]), atol=atol)
-    (everything,) = by_pairs(store, layer, [np.arange(store.n_rows)])
+    np.testing.assert_allclose(found.selfsim, over(store, layer, words, mean_cosine), atol=atol)
+    np.testing.assert_allclose(found.intrasim, over(store, layer, several[::every], within_sentence), atol=atol)
+    (everything,) = over(store, layer, [np.arange(store.n_rows)], mean_cosine)
     assert found.anisotropy == pytest.approx(everything, abs=atol)
 
 
@@ -127,11 +109,6 @@ def test_reducers_are_given_vectors_of_a_mapped_file_without_a_warning(store: St
     np.testing.assert_allclose(found["mean"].mean, store.gather(np.arange(store.n_rows), 5).mean(0), atol=1e-3)
 
 
-def cosine(one: np.ndarray, other: np.ndarray) -> float:
-    norms = math.sqrt(sum(float(x) ** 2 for x in one)) * math.sqrt(sum(float(x) ** 2 for x in other))
-    return sum(float(x) * float(y) for x, y in zip(one, other, strict=True)) / norms if norms else 0.0
-
-
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
 @pytest.mark.parametrize("layers", [None, 2, [5, 0]])
 def test_similarity_is_that_of_loops(tmp_path: Path, suffix: str, layers: int | list[int] | None) -> None:
@@ -145,7 +122,7 @@ def test_similarity_is_that_of_loops(tmp_path: Path, suffix: str, layers: int | 
         assert found.values.shape == (len(chosen), len(rows), len(rows))
         assert found.values.dtype == np.float64
         for values, layer in zip(found.values, chosen, strict=True):
-            vectors = made.vectors[(0, 2, 5).index(layer)][rows]
+            vectors = made.vectors[(0, 2, 5).index(layer)][rows].astype(np.float64)
             expected = [[cosine(one, other) for other in vectors] for one in vectors]
             np.testing.assert_allclose(values, expected, atol=1e-12)
 

@@ -244,8 +244,9 @@ def test_at_most_three_groups_of_batches_are_in_memory(
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_reported_with_their_row(tmp_path: Path, dtype: str, wrong: float) -> None:
     largest = np.finfo(dtype).max
-    vectors = np.full((2, 4, 3), largest, np.float32)
-    vectors[1, :, 1] = -largest
+    vectors = np.full((2, 4, 70), largest, np.float32)
+    vectors[1, :, ::3] = -largest
+    vectors[1, 2, 4] = 6e-8  # subnormal
     words = [["a", "b"], ["d", "a"]]
     made = Made(write_store(tmp_path / "a.zarr", words, vectors, (0, 2), dtype=dtype), {}, vectors, np.array([0, 2, 4]))
     split = EdgeSplit("train", np.array([0, 1, 2]), (np.array([[0, 2], [2, 4]]),), np.ones((2, 1), bool), np.zeros(2))
@@ -254,7 +255,7 @@ def test_values_that_are_not_finite_are_reported_with_their_row(tmp_path: Path, 
         return len(list(iter_batches(store, split, np.arange(2), (0, 2), batch_size=2, device=CPU)))
 
     assert read(made.store) == 1, "large values are finite"
-    vectors[1, 3, 2] = wrong
+    vectors[1, 3, 69] = wrong
     store = write_store(tmp_path / "b.zarr", words, vectors, (0, 2), dtype=dtype)
     with pytest.raises(NonFiniteError, match=r"layer 2, row 3 of .*b.zarr contains NaN or infinity"):
         read(store)
