@@ -17,7 +17,7 @@ from embstore.studies.wiedemann2019.report import Scores
 from embstore.studies.wiedemann2019.senses import read_senses
 from tests.studies.sections import rows_of
 
-SETTINGS = Wiedemann2019(sentences=60, test_share=0.3, ks=(1, 3), last=2, maps=2, resamples=50)
+SETTINGS = Wiedemann2019(sentences=60, test_share=0.3, ks=(1, 3), last=2, resamples=50)
 CONTEXTS = {"noun.artifact": ("warm", "mat"), "noun.object": ("sea", "hill"), "noun.group": ("money", "people")}
 
 
@@ -129,9 +129,8 @@ def test_senses_are_said_to_be_classes_and_the_published_scores_are_shown(study:
     text = study.report.read_text()
     assert "The senses are 4 lexicographer classes of WordNet" in text
     assert {"data": "SensEval-3 lexical sample", "system": "kNN-BERT", "F1": "0.8012"} in rows_of(study, "Published")
-    assert set(study.figures) == {"layers.png", "tiny-map.png"}
-    for name in study.figures:
-        assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
+    assert set(study.figures) == {"layers.png"}
+    assert (study.folder / "figures" / "layers.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -177,7 +176,7 @@ def test_coarse_wsd_has_its_own_split_and_names(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_coarse_wsd_runs(tmp_path: Path, model: Path) -> None:
     coarse(tmp_path / "data")
-    settings = replace(SETTINGS, ks=(1,), maps=0, resamples=5)
+    settings = replace(SETTINGS, ks=(1,), resamples=5)
     study = es.reproduce(settings, tmp_path / "data", model={"tiny": model}, out=tmp_path / "out", progress=False)
     assert set(study.frames["words"]["word"]) == {"bank", "cat"}
     assert "lexicographer" not in study.report.read_text()

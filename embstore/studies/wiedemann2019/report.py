@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,16 +11,13 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore import plot
-from embstore.analysis import LabelledOccurrences
 from embstore.plot.drawing import add_legend, draw_line
-from embstore.store import Store
 from embstore.studies.study import Row, Section, decimals
 from embstore.studies.wiedemann2019.published import SCORES
 from embstore.studies.wiedemann2019.senses import TEST, TRAIN
 from embstore.studies.wiedemann2019.settings import Wiedemann2019
 
 KEYS = ("model", "k", "layer")
-MAX_DRAWN, MAX_SENSES = 300, 6  # occurrences of a word on a map, and of its senses the most frequent
 MIN_WORDS = 2  # for an interval
 
 
@@ -163,39 +158,6 @@ def published() -> Section:
         "The tables of the paper itself were not at hand."
     )
     return Section("Published", note, rows)
-
-
-def draw(scores: Scores, stores: Mapping[str, Store], folder: Path) -> dict[str, str]:
-    """Write the figures; returns titles by file name."""
-    plot.save(layer_figure(scores), folder / "layers.png")
-    titles = {"layers.png": "Accuracy by layer"}
-    words = drawn_words(scores)
-    for name, store in stores.items() if words else ():
-        inner = store.layers
-        chosen = sorted({inner[0], inner[len(inner) // 2], inner[-1]})
-        panels = [occurrences(store, word, scores.settings.seed) for word in words]
-        plot.save(plot.sense_map(panels, layers=chosen), folder / f"{name}-map.png")
-        titles[f"{name}-map.png"] = f"Occurrences of a word by sense, the {MAX_SENSES} most frequent ({name})"
-    return titles
-
-
-def drawn_words(scores: Scores) -> list[str]:
-    """The words whose second sense is the most frequent, so that there is something to see."""
-    counts = scores.senses.group_by("target", "sense").len().sort("len", descending=True)
-    second = counts.group_by("target", maintain_order=True).agg(pl.col("len").get(1, null_on_oob=True)).drop_nulls()
-    return second.sort(["len", "target"], descending=[True, False])["target"].head(scores.settings.maps).to_list()
-
-
-def occurrences(store: Store, word: str, seed: int) -> LabelledOccurrences:
-    """Read the vectors of a word with its most frequent senses, a sample if there are many."""
-    found = store.select(labels={"target": word})
-    counts = found.table(columns=["sense"])["sense"].cast(pl.String).value_counts().sort("sense")
-    common = counts.sort("count", descending=True, maintain_order=True)["sense"].head(MAX_SENSES).to_list()
-    found = store.select(labels={"target": word, "sense": common})
-    rows = np.sort(np.random.default_rng(seed).permutation(found.rows)[:MAX_DRAWN])
-    chosen = store.select(rows=rows)
-    labels = chosen.table()["sense"].cast(pl.String).to_list()
-    return LabelledOccurrences(word, chosen.layers, chosen.vectors(dtype="float32"), labels, rows)
 
 
 def layer_figure(scores: Scores) -> Any:

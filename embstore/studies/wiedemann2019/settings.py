@@ -17,8 +17,7 @@ class Wiedemann2019(StudySettings):
 
     sentences: of a corpus in Wiki-PSE markup at most, drawn by their text; None for all. test_share: of these
     sentences, drawn by their text too; a folder of CoarseWSD-20 has its own split. ks: numbers of neighbours. last: how
-    many of the last layers are averaged. maps: words whose occurrences are drawn. resamples: of words, for intervals.
-    seed: of the samples.
+    many of the last layers are averaged. resamples: of words, for intervals. seed: of the samples.
 
     Raises InvalidValueError for a value that is not allowed.
     """
@@ -30,7 +29,6 @@ class Wiedemann2019(StudySettings):
     test_share: float = 0.2
     ks: tuple[int, ...] = (1, 3, 5, 7, 10)
     last: int = 4
-    maps: int = 3
     resamples: int = 1000
     seed: int = 0
 
@@ -40,4 +38,4 @@ class Wiedemann2019(StudySettings):
         object.__setattr__(self, "ks", tuple(dict.fromkeys(self.ks)))
         if not self.ks:
             raise InvalidValueError("ks is empty: give one number of neighbours or more")
-        self.require_at_least(sentences=2, ks=1, last=1, maps=0, resamples=1, seed=0)
+        self.require_at_least(sentences=2, ks=1, last=1, resamples=1, seed=0)

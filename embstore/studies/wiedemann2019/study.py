@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
+from embstore import plot
 from embstore.analysis import knn_labels
 from embstore.corpus.keep import Keep
 from embstore.extraction import ExtractionOptions
@@ -14,7 +15,7 @@ from embstore.store import Store
 from embstore.studies.extract import extract_step
 from embstore.studies.study import LOG, Given, StudyResult, StudyRun, methods
 from embstore.studies.wiedemann2019.published import CITATION
-from embstore.studies.wiedemann2019.report import Scores, draw, sections
+from embstore.studies.wiedemann2019.report import Scores, layer_figure, sections
 from embstore.studies.wiedemann2019.senses import SenseCorpus, read_senses
 from embstore.studies.wiedemann2019.settings import Wiedemann2019
 
@@ -45,13 +46,14 @@ def run(given: Given[Wiedemann2019], data: Path) -> StudyResult:
     run.notes.extend(NOTES)
     if senses.has_supersenses:
         run.notes.append(SUPERSENSES.format(count=senses.table["sense"].n_unique()))
+    plot.save(layer_figure(scores), run.out / "figures" / "layers.png")
     return run.result(
         "Word senses by nearest neighbours, after Wiedemann et al. 2019",
         f"{', '.join(run.models)}. {len(senses.sentences):,} sentences; resamples {settings.resamples:,}, seed "
         f"{settings.seed}.",
         frames={"words": scores.words, "layers": scores.by_layer},
         sections=sections(scores),
-        figures=draw(scores, stores, run.out / "figures"),
+        figures={"layers.png": "Accuracy by layer"},
         methods=methods(stores),
         citation=CITATION,
     )
