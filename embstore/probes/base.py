@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.devices import choose_device
-from embstore.errors import InvalidValueError, check_whole, quoted
-from embstore.probes.reading import MAX_SEED, Layers, check_choice, check_path, require_distinct, store_of
+from embstore.errors import InvalidValueError, check_type, check_whole, quoted
+from embstore.probes.reading import MAX_SEED, Layers, check_path, require_distinct, store_of
 from embstore.probes.saved import is_saved, write_tensors
 from embstore.probes.training import Schedule, Trained, Training
 from embstore.sizes import parse_nbytes
@@ -68,16 +68,11 @@ class Probe(ABC, Generic[F]):
         self.seeds = tuple(check_whole("seed", each, 0, MAX_SEED) for each in self.seeds)
         require_distinct("seeds", self.seeds)
         self.seed = check_whole("seed", self.seed, 0, MAX_SEED)
-        if not isinstance(self.training, Training):
-            raise InvalidValueError(f"training {quoted(self.training)} is not allowed: give a Training")
-        if not isinstance(self.device, str) or not isinstance(self.memory, int | str):
-            raise InvalidValueError(
-                f"device {quoted(self.device)} or memory {quoted(self.memory)} is not allowed: give texts such as auto "
-                "and 4GiB"
-            )
+        check_type("training", self.training, Training, "a Training")
+        check_type("device", self.device, str, "a text such as auto")
         for each in fields(self):
             if each.type == "bool":
-                check_choice(each.name, getattr(self, each.name), (True, False))
+                check_type(each.name, getattr(self, each.name), bool, "True or False")
         self.memory = parse_nbytes(self.memory, name="memory")
         self.schedule()
 

@@ -31,12 +31,6 @@ def check_number(name: str, value: object, low: float, high: float = inf, *, abo
     return number
 
 
-def check_choice(name: str, value: object, allowed: Sequence[object]) -> None:
-    """Raise InvalidValueError for a value that is not one of the allowed ones."""
-    if not any(type(value) is type(each) and value == each for each in allowed):
-        raise InvalidValueError(f"{name} {quoted(value)} is not allowed: choose {' or '.join(map(str, allowed))}")
-
-
 def check_names(name: str, values: object) -> tuple[str, ...]:
     """Return names as a tuple; raises InvalidValueError unless they are texts in a list or tuple, each once."""
     if not isinstance(values, list | tuple) or not all(isinstance(each, str) for each in values):

@@ -261,8 +261,8 @@ def test_bad_input_is_one_line(made: Made) -> None:
         ({}, split_words({f"no {n}": ["animal"] for n in range(9)}, test), "no class has two train words in .*made"),
         ({}, split_words(train, test, dev_share=0), "patience 10 needs dev words"),
         ({"label": "upos"}, words, "there is no label column 'upos': the store has class"),
-        ({"level": "sentence"}, words, "level 'sentence' is not allowed: choose context or type"),
-        ({"kind": "deep"}, words, "kind 'deep' is not allowed: choose linear or mlp"),
+        ({"level": "sentence"}, words, "unknown level 'sentence'; allowed are context, type"),
+        ({"kind": "deep"}, words, "unknown kind 'deep'; allowed are linear, mlp"),
         ({"layers": [2]}, words, "layer 2 is not stored"),
         ({"classes": ["robot"]}, words, "class 'robot' has no train word in .*made"),
     ]

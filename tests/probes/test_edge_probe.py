@@ -239,7 +239,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         (fit(layers=[0, 1]), "layer 1 is not stored"),
         (fit(dev=None), "patience 3 needs dev targets"),
         (fit(seeds=(0, 0)), "seeds must be one or more, each once"),
-        (fit(kind="tree"), r"^kind 'tree' is not allowed: choose mlp or linear$"),
+        (fit(kind="tree"), r"^unknown kind 'tree'; allowed are mlp, linear$"),
     ]
     for call, message in cases:
         with pytest.raises(InvalidValueError, match=message) as caught:

@@ -228,7 +228,7 @@ def test_sentences_are_found_by_their_words(tmp_path: Path) -> None:
     [
         ({"rank": 21}, "rank 21 is not allowed: give 1 to 20"),
         ({"layers": 1}, "layer 1 is not stored: choose among 0, 3, 4"),
-        ({"tasks": ("height",)}, "task 'height' is not allowed: choose distance or depth"),
+        ({"tasks": ("height",)}, "unknown task 'height'; allowed are distance, depth"),
         ({"dev": None}, "patience 5 needs dev trees"),
         (
             {"dev": [Tree(("no", "such"), np.array([-1, 0]), np.zeros(2, bool))]},

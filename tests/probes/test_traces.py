@@ -248,7 +248,7 @@ def test_bad_input_is_one_line(single: Made, traces: Traces) -> None:
         (lambda: trace(single.store, [(probes, pair)]), "the targets have two spans and the probes read one"),
         (lambda: trace(single.store, [(probes, test)], seed=7), "the probes of colours have no seed 7"),
         (lambda: ambiguous_sentences(traces, limit=1.5), "limit 1.5 is not allowed"),
-        (lambda: ambiguous_sentences(traces, rule="left"), "rule 'left' is not allowed: choose right or highest"),
+        (lambda: ambiguous_sentences(traces, rule="left"), "unknown rule 'left'; allowed are right, highest"),
     ):  # fmt: skip
         with pytest.raises(InvalidValueError, match=message) as caught:
             call()

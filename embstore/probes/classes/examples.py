@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
-from embstore.errors import InvalidValueError, check_whole
-from embstore.probes.reading import READ_AHEAD, check_choice
+from embstore.errors import InvalidValueError, check_choice, check_whole
+from embstore.probes.reading import READ_AHEAD
 from embstore.probes.splits import SPLITS, WordSplit
 from embstore.probes.training import digest_of
 from embstore.store import Selection, Store

@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
-from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions, LabelledExamples, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
-from embstore.probes.reading import Layers, check_choice, check_names, layers_of, store_of
+from embstore.probes.reading import Layers, check_names, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.probes.training import Schedule, Trained

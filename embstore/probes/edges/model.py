@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from embstore.errors import check_whole
+from embstore.errors import check_choice, check_whole
 from embstore.probes.edges.batches import EdgeBatch, SpanColumns
-from embstore.probes.reading import check_choice, seeded
+from embstore.probes.reading import seeded
 
 MIXING = ("mix", "scale")
 Kind = Literal["mlp", "linear"]

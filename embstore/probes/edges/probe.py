@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_whole
+from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.probes.base import Fitted, Probe, fitting_store, made_by
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
@@ -36,7 +36,7 @@ from embstore.probes.edges.tasks import (
     require_unit,
 )
 from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
-from embstore.probes.reading import check_choice, check_path, layers_of, store_of
+from embstore.probes.reading import check_path, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress, reporting

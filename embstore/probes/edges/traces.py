@@ -11,11 +11,11 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.probes.edges.probe import EdgeProbe, FittedEdges
 from embstore.probes.edges.tasks import Edges, JoinedEdges, Sample, shown
 from embstore.probes.edges.training import iter_logits
-from embstore.probes.reading import check_choice, check_number, store_of
+from embstore.probes.reading import check_number, store_of
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 

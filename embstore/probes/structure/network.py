@@ -9,8 +9,8 @@ from typing import Literal, get_args
 
 import torch
 
-from embstore.errors import InvalidValueError
-from embstore.probes.reading import check_choice, require_distinct, seeded
+from embstore.errors import InvalidValueError, check_choice
+from embstore.probes.reading import require_distinct, seeded
 from embstore.probes.structure.examples import TreeBatch
 
 Task = Literal["distance", "depth"]
