@@ -374,10 +374,9 @@ def calibrated_rate(
 
     They are a small share of the `positions` of the extraction, with as many vectors as these positions give; returns
     None if even a few sentences would be too many. They are run again where they take a CPU little time, whose median
-    counts, and on a GPU, where the last counts. On a CPU the same threads cast what is stored, which is timed too.
+    counts, and on a GPU, where the last counts. On a CPU the same threads cast what is stored, which is timed too, and
+    what a batch takes however small it is, found by a short sentence, counts as often as the extraction has batches.
     """
-    from embstore.extraction.cast import Cast
-
     share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
     size = min(text.batch_subwords, int(share) // CALIBRATION_BATCHES)
     chosen = sample_typical_lengths(sample, n_specials=encoder.n_specials, batch_subwords=size)
@@ -390,6 +389,23 @@ def calibrated_rate(
     if not len(spans.sentence):
         return None
     spans = _evenly(spans, round(metadata.n_rows * n_stores * n_positions / positions))
+    seconds = _calibration_seconds(encoder, chosen, spans, metadata, options)
+    shortest = int(spans.sentence[np.argmin(lengths[spans.sentence])])
+    n_few = int(lengths[shortest]) + encoder.n_specials
+    if encoder.device.type != "cpu" or not n_few < n_positions < text.batch_subwords:
+        return n_positions / seconds
+    own = spans.where(spans.sentence == shortest)
+    few = select_sentences(chosen, np.array([shortest])), Spans(np.zeros_like(own.sentence), own.start, own.stop)
+    few_seconds = _calibration_seconds(encoder, *few, metadata, options)
+    each = max(seconds - few_seconds, seconds / 2) / (n_positions - n_few)
+    return 1 / (each + max(0.0, few_seconds - n_few * each) / text.batch_subwords)
+
+
+def _calibration_seconds(
+    encoder: Encoder, chosen: Tokenized, spans: Spans, metadata: Metadata, options: ExtractionOptions
+) -> float:
+    from embstore.extraction.cast import Cast
+
     on_cpu = encoder.device.type == "cpu"
     casts = {each.site: Cast(each, center=_no_center(each)) for each in metadata.layouts if on_cpu}
     buffers = {site: cast.buffer(1) for site, cast in casts.items()}
@@ -401,7 +417,7 @@ def calibrated_rate(
                 rows = pooled.rows % min(metadata.partition_rows, metadata.n_rows)
                 casts[pooled.site].into(buffers[pooled.site], pooled.vectors, rows, None)
         times.append(time.perf_counter() - start)
-    return n_positions / (statistics.median(times) if on_cpu else times[-1])
+    return statistics.median(times) if on_cpu else times[-1]
 
 
 def _typical_spans(tokenized: Tokenized, unit: str) -> Spans:

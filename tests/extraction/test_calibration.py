@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,9 +44,11 @@ def sentences(count: int) -> list[list[str]]:
 
 
 def the_run(encoder: Recording) -> np.ndarray:
-    """Return what was run; it is run again where that takes little time."""
-    assert 1 <= len(encoder.runs) <= 3
-    assert all(np.array_equal(run, encoder.runs[0]) for run in encoder.runs)
+    """Return what was run; it is run again where that takes little time, and then a short sentence of it."""
+    several = [run for run in encoder.runs if len(run) > 1]
+    assert 1 <= len(several) <= 3
+    assert all(np.array_equal(run, encoder.runs[0]) for run in several)
+    assert all(run.item() == encoder.runs[0].min() for run in encoder.runs[len(several) :])
     return encoder.runs[0]
 
 
@@ -56,13 +58,25 @@ def the_run(encoder: Recording) -> np.ndarray:
 def test_a_short_calibration_is_run_again_for_its_median(
     seconds: list[float], median: float, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    encoder = timed(monkeypatch, lambda number, n_positions: seconds[number])
+    options = es.ExtractionOptions(batch_subwords=64)  # as the batches of the extraction
+    plan = es.plan(sentences(3000), model=encoder, options=options, progress=False)
+    run, positions = encoder.runs[0], plan.n_subwords + plan.n_sentences * encoder.n_specials
+    share = (run.sum() + len(run) * encoder.n_specials) / positions
+    assert len(encoder.runs) == runs
+    assert plan.estimate.seconds == pytest.approx(median / share)
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[int, int], float]) -> Recording:
+    """An encoder whose runs take some seconds each, given the number of the run and its positions."""
     clock = 0.0
 
     class Timed(Recording):
-        def encode(self, *given: Any, **options: Any) -> Iterator[Any]:
+        def encode(self, tokenized: Tokenized, *given: Any, **options: Any) -> Iterator[Any]:
             nonlocal clock
-            clock += seconds[len(self.runs)]
-            return super().encode(*given, **options)
+            n_sentences = len(tokenized.sentence_indptr) - 1
+            clock += seconds(len(self.runs), len(tokenized.ids) + n_sentences * self.n_specials)
+            return super().encode(tokenized, *given, **options)
 
     def perf_counter() -> float:
         nonlocal clock
@@ -70,12 +84,18 @@ def test_a_short_calibration_is_run_again_for_its_median(
         return clock
 
     monkeypatch.setattr(estimate, "time", SimpleNamespace(perf_counter=perf_counter))
-    encoder = Timed()
-    plan = es.plan(sentences(3000), model=encoder, progress=False)
+    return Timed()
+
+
+@pytest.mark.parametrize(("batch", "each"), [(0.02, 3e-5), (0.0, 1e-4), (0.3, 0.0)])
+def test_what_a_batch_takes_is_counted_once_a_batch(batch: float, each: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration is smaller than a batch of the extraction: its rate alone is that of small batches."""
+    encoder = timed(monkeypatch, lambda number, n_positions: batch + each * n_positions)
+    options = es.ExtractionOptions(batch_subwords=4096)
+    plan = es.plan(sentences(3000), model=encoder, options=options, progress=False)
     run, positions = the_run(encoder), plan.n_subwords + plan.n_sentences * encoder.n_specials
-    share = (run.sum() + len(run) * encoder.n_specials) / positions
-    assert len(encoder.runs) == runs
-    assert plan.estimate.seconds == pytest.approx(median / share)
+    each = max(each, batch / 2 / (run.sum() - run.min() + (len(run) - 1) * encoder.n_specials))
+    assert plan.estimate.seconds == pytest.approx(positions * each + positions / 4096 * batch, rel=0.02)
 
 
 @pytest.mark.parametrize("count", [600, 3000])
