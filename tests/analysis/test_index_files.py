@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -267,6 +268,20 @@ def test_the_last_bytes_of_an_index_on_a_full_disk_are_an_error() -> None:
     index = index_kinds.faiss_package().IndexFlatL2(2)
     with pytest.raises(OSError, match="No space left on device"):
         index_kinds.write_index(index, "/dev/full")
+
+
+def test_an_index_that_exists_is_opened_on_a_read_only_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    built = build_index(store, layer=LAYER, kind="sketch")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("unlink", "rename", "replace", "mkdir"):
+        monkeypatch.setattr(os, name, refuse)
+    assert build_index(store, layer=LAYER, kind="sketch").info == built.info
 
 
 def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,7 +328,7 @@ def remove(path: Path) -> None:
     """Remove a file or a folder, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
-    else:
+    elif os.path.lexists(path):  # of a file that is not there, a read-only file system says that it is read-only
         path.unlink(missing_ok=True)
 
 
