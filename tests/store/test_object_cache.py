@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.errors import StoreDamagedError
+from embstore.errors import StorageError, StoreDamagedError
 from embstore.store import open_store
 from embstore.store.storage.cache import CacheFolder
 from tests.object_server import Bucket, Fault
@@ -120,6 +121,20 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> N
     assert sorted(path.name[-7:] for path in tmp_path.iterdir()) == [".cached", "ine.txt"]
 
 
+def test_a_folder_that_may_only_be_read_gives_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = CacheFolder(tmp_path, 250)
+    kept.add([("a", 100)], lambda descriptors: os.write(descriptors[0], bytes(100)))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("utime", "mkdir"):
+        monkeypatch.setattr(os, name, refuse)
+    assert kept.find("a", 100) is not None
+    with pytest.raises(StorageError, match=r"cannot write /.* \(EMBSTORE_CACHE chooses another folder\): Read-only"):
+        CacheFolder(tmp_path / "new", 250).add([("b", 1)], lambda descriptors: None)
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     example().make(tmp_path / "x.zarr")
@@ -129,6 +144,6 @@ def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match=r"cannot write .*cache: the disk is full"):
+    with pytest.raises(OSError, match=r"cannot write .*cache \(.*\): the disk is full"):
         far.gather([1], 0)
     monkeypatch.undo()

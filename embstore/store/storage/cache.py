@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +41,18 @@ class CacheFolder:
     def find(self, name: str, nbytes: int) -> Path | None:
         """Return the file of `name`, None where it is not there with all its bytes."""
         path = self._path(name)
-        try:
-            if path.stat().st_size != nbytes:
-                return None
+        with suppress(OSError):  # of another user, or on a read-only file system
             os.utime(path)
+        try:
+            return path if path.stat().st_size == nbytes else None
         except OSError:
             return None
-        return path
 
     def add(self, files: Sequence[tuple[str, int]], write: Callable[[list[int]], object]) -> None:
         """Create files (name, nbytes) with what `write` writes to their descriptors; not one of them if it fails."""
         targets = [self._path(name) for name, _ in files]
         temporary: list[Path] = []
-        with storing(self.folder):
+        with storing(f"{self.folder} (EMBSTORE_CACHE chooses another folder)"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_space(sum(nbytes for _, nbytes in files))
             try:
