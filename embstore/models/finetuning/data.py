@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from embstore.models.finetuning.settings import FineTuneTask
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
 COLUMNS = {"conllu": "upos", "conll": "label"}
+_BIO = re.compile(r"O|[BI]-.+")
 FIELDS = {1: ("label", "sentence"), 2: ("label", "sentence1", "sentence2")}
 
 
@@ -85,6 +87,10 @@ def read_items(task: FineTuneTask, path: Path, *, label: str | None = None, colu
     )
     if not items:
         raise CorpusError(f"{one_line(path)} contains no sentence")
+    if task.metric == "f1":
+        other = next((name for item in items for name in labels_of(item) if not _BIO.fullmatch(name)), None)
+        if other is not None:
+            raise CorpusError(f"{one_line(path)}: the label {quoted(other)} is not O, B- or I- with a type (BIO)")
     return items
 
 

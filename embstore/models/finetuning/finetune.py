@@ -21,6 +21,7 @@ from embstore.models.finetuning.record import (
     TRAINING,
     begin,
     finish,
+    lock_of,
     read_record,
     require_same,
     stage_of,
@@ -95,28 +96,28 @@ def finetune(
 
     The same call resumes an interrupted training after its last complete epoch, and returns a finished one unchanged.
     Raises InvalidValueError if `out` contains anything else or was made with other settings, CorpusError for data that
-    cannot be read or trained on, ModelError for the model, MissingPackageError without accelerate.
+    cannot be read or trained on, ModelError, StoreBusyError (another process trains), MissingPackageError (accelerate).
     """
     settings = settings or FineTuneSettings()
     chosen = check_task(task, settings)
     where, folder = _training_device(device), Path(out)
-    stage = stage_of(folder)
+    stage_of(folder)
     files = find_splits(data)
     items = {split: read_items(chosen, path, label=label, columns=columns) for split, path in files.items()}
     labels, unknown = label_names(files, items)
     checkpoint = open_checkpoint(model, revision=revision)
     plan = _plan(task, model, checkpoint, files, settings, {"label": label, "columns": columns})
-    if stage != "new":
-        recorded = read_record(folder / RECORD if stage == "finished" else folder / TRAINING / PLAN)
-        require_same(folder, recorded, plan)
-        if stage == "finished":
-            return FineTuned(folder, recorded)
+    if made := _finished(folder, plan):
+        return made
     items["train"] = sampled(items["train"], settings.n_examples, seed=settings.seed)
     with (
+        lock_of(folder),
         torch_threads(threads),
         own_randomness(settings.seed),
         reporting(progress, unit="batches", label="finetune") as report,
     ):
+        if made := _finished(folder, plan):  # by the process that had the lock until now
+            return made
         trainable = load_trainable(checkpoint, str(model), labels)
         trainable.check(max_length=settings.max_length, attention_window=settings.attention_window)
         encoded = {
@@ -126,9 +127,18 @@ def finetune(
         begin(folder, plan)
         run = FineTuneRun(chosen, settings, trainable, encoded, labels, unknown, folder / TRAINING, where, report)
         record = run.run(plan)
-    save_network(trainable.network, checkpoint, folder / TRAINING / "model")
-    finish(folder, folder / TRAINING / "model", record)
+        save_network(trainable.network, checkpoint, folder / TRAINING / "model")
+        finish(folder, folder / TRAINING / "model", record)
     return FineTuned(folder, record)
+
+
+def _finished(folder: Path, plan: dict[str, Any]) -> FineTuned | None:
+    """Return the model that is in the folder; None where it has none yet, InvalidValueError where another is begun."""
+    if (stage := stage_of(folder)) == "new":
+        return None
+    recorded = read_record(folder / RECORD if stage == "finished" else folder / TRAINING / PLAN)
+    require_same(folder, recorded, plan)
+    return FineTuned(folder, recorded) if stage == "finished" else None
 
 
 def _training_device(device: str) -> torch.device:

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from embstore.errors import InvalidValueError, one_line
 from embstore.models.checkpoint import WEIGHTS, make_durable
 from embstore.store.storage.files import fsync_folder, make_folders, read_json, replacing, storing
+from embstore.store.storage.lock import ProcessLock
 
 RECORD = "finetuning.json"
 TRAINING = "training"  # the folder of an unfinished training, removed at its end
@@ -90,6 +91,12 @@ def begin(out: Path, plan: Mapping[str, Any]) -> None:
     with storing(out):
         make_folders(out / TRAINING)
     write_json(out / TRAINING / PLAN, plan)
+
+
+def lock_of(out: Path) -> ProcessLock:
+    """Return the lock next to the folder, which one process that trains in it holds."""
+    busy = f"another process is training {one_line(out)}; wait until it ends, or stop it"
+    return ProcessLock(out.absolute().with_name(f"{out.absolute().name}.lock"), busy)
 
 
 def finish(out: Path, model: Path, record: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from embstore.errors import EmbstoreError, NonFiniteError
+from embstore.errors import EmbstoreError, NonFiniteError, StoreBusyError
 from embstore.models import FineTuned, FineTuneSettings, finetune, load_encoder
 from embstore.models.encoder import Spans
 from embstore.models.finetuning.record import RECORD, TRAINING, finish, last_checkpoint
@@ -238,6 +238,19 @@ def test_an_interrupted_training_is_resumed(
     assert sorted(os.listdir(moved)) == sorted(os.listdir(made.path))
 
 
+def test_a_second_training_in_the_same_folder_is_refused(model: Path, data: Path, tmp_path: Path) -> None:
+    arguments = {"model": model, "out": tmp_path / "out", **QUICK}
+
+    def second(done: int, total: int) -> None:
+        with pytest.raises(StoreBusyError, match=r"another process is training .*out; wait"):
+            tune("ner", data, **arguments)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        tune("ner", data, progress=second, **arguments)
+    assert os.listdir(tmp_path) == ["out"]
+
+
 @pytest.mark.slow
 def test_an_incomplete_checkpoint_is_ignored(made: FineTuned, model: Path, data: Path, tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
@@ -394,6 +407,7 @@ CONLLU = "1\tthe\tthe\t_\tDT\t_\t2\tdet\t_\t_\n\n"
         ("pos", {"train.conllu": CONLLU, "dev.conllu": CONLLU}, {}, "no word has a label in the column 'upos'"),
         ("pos", {"train.conll": GOOD, "dev.conll": GOOD}, {"label": "upos"}, "no label column 'upos'; it has label"),
         ("ner", {"train.conll": "cat\n", "dev.conll": GOOD}, {}, "train.conll:1: 1 column"),
+        ("ner", {"train.conll": "cat\tS-PET\n", "dev.conll": GOOD}, {}, "the label 'S-PET' is not O, B- or I- with a"),
         ("classify", {"train.tsv": "A\n", "dev.tsv": "A\tx\n"}, {}, "train.tsv:1: 1 fields instead of 2"),
         ("classify", {"train.tsv": "A\t \n", "dev.tsv": "A\tx\n"}, {}, "train.tsv:1: the sentence is empty"),
         ("paraphrase", {"train.tsv": "s\t1.5\ta\tb\n", "dev.tsv": ""}, {}, "4 fields instead of 3"),
