@@ -21,7 +21,7 @@ from embstore.explorer import static as module
 from embstore.explorer.queries.words import described
 from tests.explorer.conftest import loaded, new_page
 from tests.store.example import example
-from tests.store_making import make_store
+from tests.store_making import make_store, make_text_store
 from tests.web_host import WebHost, web_host
 
 SAMPLED = 600
@@ -356,6 +356,15 @@ def test_addresses_of_several_stores(tmp_path: Path) -> None:
     assert urls == ["https://host.example/stores/a%201.zarr", "https://host.example/stores/b%201.zarr"]
     assert "connect-src 'self' https://host.example;" in (out / "index.html").read_text("utf-8")
     assert {"map?layer=5&store=1", "cka?other=1&store=0", "geometry?store=1", "stores?"} <= set(held["answers"])
+
+
+def test_a_store_of_words_that_occur_once_has_a_page(tmp_path: Path) -> None:
+    store = make_text_store(tmp_path / "s.zarr", [["a", "b"], ["c", "d"]])
+    held = json.loads((write_static([store], tmp_path / "out") / "static.json").read_text())
+    found = answer(explored([store]), "word", {"store": 0, "word": "a"})
+    corpus = held["stores"][0]["corpus"]
+    assert found["corpus"] == found["selfsimilarity"] == corpus["selfsim"] == [None, None, None]
+    assert found["anisotropy"] == corpus["anisotropy"] == pytest.approx([1, 1, 1])
 
 
 def test_a_failure_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

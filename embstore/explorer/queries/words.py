@@ -314,7 +314,8 @@ def _self_similarity(asked: Asked, chosen: Selection) -> list[float | None]:
 def corpus_means(asked: Asked, one: Explored) -> dict[str, Any]:
     """Return the mean self-similarity of words and the anisotropy by layer, computed once for a store.
 
-    Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none.
+    Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none. The self-similarity is
+    None where no word occurs twice.
     """
     found: dict[str, Any] = one.saved("corpus", lambda: contextuality(one.store, asked.report)[0])
     return found
@@ -327,7 +328,12 @@ def contextuality(store: Store, progress: Progress) -> tuple[dict[str, Any], pl.
 
     least = 5 if len(eligible_types(store, 5)) else 1
     metrics = ["selfsim", "anisotropy"]
-    frame = geometry(store, metrics=metrics, min_contexts=least, progress=progress).sort("layer", maintain_order=True)
+    try:
+        frame = geometry(store, metrics=metrics, min_contexts=least, progress=progress)
+    except InvalidValueError:  # no word occurs twice
+        frame = geometry(store, metrics="anisotropy", progress=progress)
+    frame = frame.sort("layer", maintain_order=True)
     means = frame.filter(frame["item"] == "")
     by_metric = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
+    by_metric["selfsim"] = by_metric["selfsim"] or [None] * len(store.layers)
     return {**by_metric, "min_contexts": least}, frame
