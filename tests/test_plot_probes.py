@@ -375,6 +375,7 @@ def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:
     figure = plot.mixing_layers(edge_frame())
     for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):

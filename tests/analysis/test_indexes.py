@@ -146,6 +146,7 @@ def test_more_than_there_are_and_a_single_query(made: Written) -> None:
 
 @pytest.mark.parametrize("kind", ["ivf", "ivfpq", "hnsw", "flat"])
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.quick(4)
 def test_the_recall_that_is_measured_is_reached(made: Written, kind: str, metric: str) -> None:
     index = build_index(made.store, layer=LAYER, kind=kind, metric=metric, threads=1)
     table = measure_recall(made.store, index, k=10, queries=60, seed=4, threads=1)
@@ -214,7 +215,7 @@ def test_removing_the_last_leaves_nothing(tmp_path: Path) -> None:
         ("IVF99999999999999999999,Flat", "unknown kind"),
     ],
 )
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 def test_kinds_that_faiss_has_not_are_one_line(made: Written, kind: str, says: str) -> None:
     """Each is tried in a process of its own."""
     with pytest.raises(InvalidValueError, match=says) as raised:

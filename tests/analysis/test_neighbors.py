@@ -146,7 +146,7 @@ def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, m
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
-@pytest.mark.quick(1)
+@pytest.mark.slow
 def test_encoding_a_sentence_leaves_no_file_open(store: es.Store, model: Path) -> None:
     es.neighbors(store, text="the [bank] closed", k=1, model=model)
     before = len(os.listdir("/proc/self/fd"))

@@ -261,6 +261,7 @@ def clusters_of(store: Store, **options: object) -> Clusters:
     return senses(store, "bank", layer=2, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.quick(1)
 def test_a_map_has_each_occurrence_once_a_panel(store: Store) -> None:
     for found, titles in (
         (clusters_of(store), ["by cluster (kmeans)"]),

@@ -63,6 +63,7 @@ def test_the_sentence_of_a_row_is_drawn(work: Work, drawn: list[Any]) -> None:
     np.testing.assert_allclose(drawn[1][0].values, unit @ unit.transpose(0, 2, 1), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_json_stays_json(work: Work) -> None:
     ran = work.run("lookup", "store.zarr", "river", "--json", "--plot", "map.svg")
     assert [row["word"] for row in json.loads(ran.out)] == ["river"]

@@ -119,6 +119,7 @@ def complaint(act: Callable[[], object], error: type[Exception] = CorpusError) -
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
+@pytest.mark.quick(40)
 def test_bad_files(case: str, tmp_path: Path) -> None:
     name, content, expected = BAD_FILES[case]
     path = tmp_path / name

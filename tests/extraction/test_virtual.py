@@ -126,6 +126,7 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     assert tree_bytes(nothing.path) == tree_bytes(virtual.path)
 
 
+@pytest.mark.slow
 def test_a_decoder_and_its_lower_layers(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     decoder = tiny.save("gpt2", tmp_path_factory.mktemp("models") / "gpt2")
     made = plan(decoder, layers=[1, 2])
@@ -515,6 +516,7 @@ def raising(*_: Any) -> None:
     raise Killed
 
 
+@pytest.mark.slow
 def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     made = plan(model)
     full = es.extract(made, place / "full.zarr", progress=False)

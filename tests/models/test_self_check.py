@@ -374,6 +374,7 @@ def test_the_fastest_batching_is_that_of_the_shortest_round():
     assert runs == ["varlen", "padded"] * 2
 
 
+@pytest.mark.slow
 def test_a_gpu_chooses_the_fastest_exact_batching_and_measures_it_once(encoder, monkeypatch):
     given = []
 

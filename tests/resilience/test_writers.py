@@ -142,6 +142,7 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(1)
 def test_the_lock_of_a_killed_writer_is_free(tmp_path: Path, reference: Get, suffix: str) -> None:
     path = tmp_path / "alone" / f"store{suffix}"
     path.parent.mkdir()
@@ -170,6 +171,7 @@ def test_many_writers_at_once_make_one_store(tmp_path: Path, reference: Get, suf
 
 
 @pytest.mark.parametrize("suffix", BACKENDS)
+@pytest.mark.quick(1)
 def test_a_store_created_by_another_process_is_filled(
     tmp_path: Path, reference: Get, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
