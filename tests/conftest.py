@@ -24,6 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A process that a shell runs in the background ignores interrupts, and those that it starts do too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests that act as another user read what they have made, whatever the umask of the shell.
+os.umask(0o022)
+
 # What a collection makes stays: looking for garbage in it takes a third of its time.
 gc.disable()
 
