@@ -199,6 +199,7 @@ def test_encoded_vectors_leave_the_gpu_in_order(encoder: Any, kernel: None, batc
         (one_buffer_on_the_gpu, "copies:copy_, model:index_select"),
     ],
 )
+@pytest.mark.quick(4)
 def test_races_of_encoded_vectors_are_found(
     encoder: Any, fault: Break, pair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
