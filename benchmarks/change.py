@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,9 +29,8 @@ from scipy.spatial.distance import cdist
 import embstore as es
 from embstore.analysis.change import ChangeTests, measure_change
 from embstore.analysis.words import rows_of_words
-from embstore.bench.made import index_of, metadata_of, partitions_of
+from embstore.bench.made import write_stores
 from embstore.bench.measure import Spent, row_of, spent
-from embstore.store import Layout, StoreWriter, create_store
 
 METRICS = (
     *("apd", "apd_excess", "prt", "inverse_prt", "prt_centered"),
@@ -46,16 +44,10 @@ SCIPY, NUMPY = "scipy cdist, word by word", "numpy product of unit vectors, word
 
 def write_store(path: Path, *, n_rows: int, layers: int, hidden_size: int, n_types: int, seed: int) -> es.Store:
     """Write random float16 vectors; the word of rank r has the probability of Zipf's law, 1/(r + 2.7) of their sum."""
-    layout = Layout.of(n_rows=n_rows, layers=tuple(range(layers)), hidden_size=hidden_size, dtype="float16")
     share = 1 / (np.arange(n_types) + 2.7)
     types = np.random.default_rng(seed).choice(n_types, n_rows, p=share / share.sum()).astype(np.int32)
-    create_store(
-        path, metadata=metadata_of(layout), index=replace(index_of(n_rows, seed=seed, n_types=n_types), type=types)
-    )
-    with StoreWriter(path) as writer:
-        for partition, vectors in partitions_of(layout, seed=seed):
-            writer.write(partition, {"hidden_states": vectors})
-        writer.finish()
+    size: dict[str, int] = {"n_rows": n_rows, "n_layers": layers, "hidden_size": hidden_size, "n_types": n_types}
+    write_stores([path], **size, seed=seed, types=types)
     return es.open(path)
 
 

@@ -16,39 +16,19 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 from measure import anonymous_nbytes, in_fresh_process, machine, table, write_json
+from scale import Made
 
-GATHERED, QUERIES, MEAN_WORDS, VOCABULARY = 100_000, 32, 20, 500
+GATHERED, QUERIES, VOCABULARY = 100_000, 32, 500
 SAMPLED_SECONDS = 0.002
 OPERATIONS = ("gather 100,000 rows", "scan", "search, 1 query", "search, 32 queries", "geometry", "verify", "plan")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
-
-
-class Text:
-    """Sentences of 20 words on average over made-up words by a Zipf law, made again at each pass."""
-
-    def __init__(self, n_words: int) -> None:
-        self._left = n_words
-
-    def __iter__(self) -> Iterator[list[str]]:
-        draw, left = np.random.default_rng(0), self._left
-        while left:
-            lengths = 1 + draw.poisson(MEAN_WORDS - 1, 4096)
-            ends = np.minimum(np.cumsum(lengths), left)
-            drawn = np.exp(draw.random(int(ends[-1])) * np.log(VOCABULARY)).astype(np.int64)
-            words = [f"w{number}" for number in drawn.tolist()]
-            begin = 0
-            for end in ends.tolist():
-                if end > begin:
-                    yield words[begin:end]
-                begin = end
-            left -= len(words)
 
 
 def operation(name: str, path: str, n_rows: int, model: str) -> Callable[[], object]:
@@ -57,7 +37,8 @@ def operation(name: str, path: str, n_rows: int, model: str) -> Callable[[], obj
 
     if name == "plan":
         encoder = es.models.encoder_from_shorthand(model) if ":" in model else es.load_encoder(model)
-        return lambda: es.plan(Text(n_rows), model=encoder, calibrate=False, progress=False)
+        text = Made(n_rows, [f"w{number}" for number in range(VOCABULARY)], seed=0)
+        return lambda: es.plan(text, model=encoder, calibrate=False, progress=False)
     if name == "verify":
         return lambda: es.verify(path, progress=False)
     store = es.open(path)

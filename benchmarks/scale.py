@@ -154,7 +154,7 @@ def lay_out_bare(arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
         (store / name).parent.mkdir(parents=True, exist_ok=True)
         (store / name).write_bytes(node)
     for name, array in arrays.items():
-        spec = frozen_spec(name, array.shape)
+        spec = frozen_spec(name, arrays)
         file, end = store / column_key(spec), column_end(spec)
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as open_file:
@@ -263,21 +263,10 @@ def child(arguments: argparse.Namespace) -> None:
 
 def stepped(step: str, rows: int, arguments: argparse.Namespace, store: Path) -> dict[str, Any]:
     """Do a step in a process of its own."""
-    own = [
-        "--rows",
-        rows,
-        "--types",
-        arguments.types,
-        "--width",
-        arguments.width,
-        "--seed",
-        arguments.seed,
-        "--store",
-        store,
-    ]
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", step, *map(str, own)], capture_output=True, text=True, check=False
-    )
+    options = {"rows": rows, "types": arguments.types, "width": arguments.width, "seed": arguments.seed, "store": store}
+    own = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    command = [sys.executable, __file__, "--child", step, *own]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, -signal.SIGKILL) or not done.stdout.strip():
         raise SystemExit(f"{step} of {rows:,} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -331,11 +320,9 @@ def show(runs: list[dict[str, Any]], targets: list[Target]) -> None:
 
 def _figure(name: str, run: dict[str, Any]) -> str:
     phase = run["phases"].get(name)
-    return (
-        "-"
-        if phase is None
-        else f"{phase['seconds']:.1f} ({phase['processor_s']:.1f}; {phase['own_nbytes'] / 1e6:.0f})"
-    )
+    if phase is None:
+        return "-"
+    return f"{phase['seconds']:.1f} ({phase['processor_s']:.1f}; {phase['own_nbytes'] / 1e6:.0f})"
 
 
 def targets_of(runs: list[dict[str, Any]]) -> list[Target]:
@@ -355,12 +342,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--occurrences", type=_number, nargs="+", default=[10**7, 10**8, 10**9])
     parser.add_argument("--columns-to", type=_number, default=10**8, help="rows above which columns are sparse")
-    parser.add_argument(
-        "--plan-to",
-        type=_number,
-        default=0,
-        help="rows up to which such a store is planned",
-    )
+    parser.add_argument("--plan-to", type=_number, default=0, help="rows up to which such a store is planned")
     parser.add_argument("--types", type=_number, default=10**6, help="distinct words that are drawn from")
     parser.add_argument("--width", type=int, default=768, help="features of a vector; there are 13 layers")
     parser.add_argument("--seed", type=int, default=0)

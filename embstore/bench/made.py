@@ -59,10 +59,11 @@ def metadata_of(layout: Layout) -> Metadata:
     )
 
 
-def index_of(n_rows: int, *, seed: int, n_types: int = N_TYPES) -> Index:
-    """Sentences of 20 words drawn from a Zipf law over `n_types` words."""
-    rng = np.random.default_rng(seed)
-    types = np.minimum(rng.zipf(1.1, n_rows) - 1, n_types - 1).astype(np.int32)
+def index_of(n_rows: int, *, seed: int, n_types: int = N_TYPES, types: NDArray[np.int32] | None = None) -> Index:
+    """Sentences of 20 words drawn from a Zipf law over `n_types` words, or of the words `types`."""
+    if types is None:
+        drawn = np.random.default_rng(seed).zipf(1.1, n_rows)
+        types = np.minimum(drawn - 1, n_types - 1).astype(np.int32)
     sentence = np.arange(n_rows, dtype=np.int64) // SENTENCE_WORDS
     n_sentences = int(sentence[-1]) + 1
     words = [f"w{number}" for number in range(n_types)]
@@ -99,10 +100,11 @@ def write_stores(
     dtype: str = "float16",
     seed: int = 0,
     n_types: int = N_TYPES,
+    types: NDArray[np.int32] | None = None,
 ) -> None:
-    """Write the same random vectors to every path."""
+    """Write the same random vectors to every path; `types`: the word of each row."""
     layout = Layout.of(n_rows=n_rows, layers=tuple(range(n_layers)), hidden_size=hidden_size, dtype=dtype)
-    index = index_of(n_rows, seed=seed, n_types=n_types)
+    index = index_of(n_rows, seed=seed, n_types=n_types, types=types)
     for path in paths:
         create_store(path, metadata=metadata_of(layout), index=index)
     with ExitStack() as stack:

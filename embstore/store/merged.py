@@ -103,14 +103,8 @@ class Members:
         with self._lock:
             self._open.pop(number, None)
 
-    def shapes(self, member: int) -> Mapping[str, tuple[int, ...]]:
-        return self[member].column_shapes()
-
     def column(self, member: int, name: str) -> NDArray[Any]:
         return self[member].stored_column(name)
-
-    def added_labels(self, member: int) -> Mapping[str, Labels]:
-        return self[member].label_files.read()
 
 
 def member_names(paths: Sequence[Path | ObjectPath]) -> list[str]:
@@ -148,7 +142,7 @@ class MergedIndex(Index):
 
     @cached_property
     def _shapes(self) -> list[Mapping[str, tuple[int, ...]]]:
-        return [self._of.shapes(member) for member in self._numbers]
+        return [self._of[member].column_shapes() for member in self._numbers]
 
     def _starts(self, name: str, spare: int = 0) -> list[int]:
         """Return where each member begins in a column, and its length; `spare`: last entries that are not joined."""
@@ -304,7 +298,7 @@ class MergedIndex(Index):
 
     @cached_property
     def labels(self) -> dict[str, Labels]:
-        added = [self._of.added_labels(member) for member in self._numbers]
+        added = [self._of[member].label_files.read() for member in self._numbers]
         names = {path.removeprefix(_LABELS) for shapes in self._shapes for path in shapes if path.startswith(_LABELS)}
         names.update(name for each in added for name in each)
         if both := sorted(names & set(self.fields)):

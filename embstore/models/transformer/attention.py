@@ -21,6 +21,7 @@ from embstore.models.checkpoint import load, reason
 from embstore.models.encoder import Tokenized
 from embstore.models.transformer.inputs import Segments
 from embstore.models.transformer.network import Network
+from embstore.models.transformer.varlen import attention_by
 
 NAME = "embstore_maps"
 EAGER = "eager_attention_forward"  # of each module of transformers: attention in steps, as its authors define it
@@ -153,14 +154,12 @@ def longest_words(model: AttentionModel, max_length: int | None) -> int | None:
 
 @contextmanager
 def _recording(model: Any, recorder: _Recorder) -> Iterator[_Recorder]:
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
     _recorders.append(recorder)
     try:
-        yield recorder
+        with attention_by(NAME, model):
+            yield recorder
     finally:
         _recorders.pop()
-        model.config._attn_implementation = before
 
 
 def _attend(
@@ -190,12 +189,8 @@ def _takes_registered(model: Any) -> bool:
 def _plain_maps(network: Network, ids: NDArray[np.int32]) -> Sequence[torch.Tensor]:
     """Return the maps of one sentence as transformers gives them: no batch, no registered attention."""
     model = network.model
-    before = model.config._attn_implementation
-    model.config._attn_implementation = "eager"
-    try:
+    with attention_by("eager", model):
         maps = model(**network.inputs.plain(ids), output_attentions=True).attentions
-    finally:
-        model.config._attn_implementation = before
     if maps is None:
         raise ModelError(f"the model {network.info.name!r} returns no attention weights")
     return tuple(maps)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -70,14 +70,17 @@ def has_kernel(dtype: torch.dtype) -> bool:
 
 
 @contextmanager
-def varlen_attention(model: Any) -> Iterator[None]:
-    """Let the model use `attend` inside the block; its own attention is restored afterwards."""
+def attention_by(name: str, model: Any) -> Iterator[None]:
+    """Let the model use the attention registered by a name inside the block; its own is restored afterwards."""
     before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = name
     try:
         yield
     finally:
         model.config._attn_implementation = before
+
+
+varlen_attention = partial(attention_by, NAME)
 
 
 def attend(
