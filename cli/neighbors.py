@@ -150,7 +150,8 @@ def _queries(
 
 
 def _is_store(source: str) -> bool:
-    return "://" in source or Path(source).suffix in (".zarr", ".h5", ".hdf5", ".json") or Path(source).is_dir()
+    path, _, _ = source.partition("#")  # of a site
+    return "://" in source or Path(path).suffix in (".zarr", ".h5", ".hdf5", ".json") or Path(source).is_dir()
 
 
 def _occurrences(store: es.Store, words: list[str], queries: int) -> tuple[list[int], str]:

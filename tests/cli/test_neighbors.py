@@ -36,6 +36,16 @@ def test_it_prints_each_query_with_its_sentence(work: Work) -> None:
         assert f"{score:.3f}" in ran.out
 
 
+@pytest.mark.parametrize(
+    "command", [("neighbors", "-k", "1", "--queries", "1"), ("hubness", "-k", "1", "--layers", "1")]
+)
+def test_a_site_is_named_after_the_store(work: Work, command: tuple[str, ...]) -> None:
+    name, *options = command
+    words = [word_of(work)] if name == "neighbors" else []
+    named, plain = (work.run(name, path, *words, *options) for path in ("store.zarr#residual", "store.zarr"))
+    assert (named.status, named.err, named.out) == (0, "", plain.out)
+
+
 def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
     word = word_of(work)
     arguments = ("neighbors", "store.zarr", word, "-k", "4", "--queries", "0", "--exclude", "word", "--out", "n.csv")
