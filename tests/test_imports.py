@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -217,6 +218,14 @@ def test_parts_import_one_way() -> None:
             if package == "embstore_cli" and part != "cli":
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_process_is_forked() -> None:
+    """The threads of Polars, of torch and of clients of buckets do not survive a fork."""
+    forks = re.compile(r"""os\.fork\(|get_context\((?!"spawn"\))|multiprocessing\.(Pool|Process)\(|["']fork["']""")
+    assert all(map(forks.search, ("os.fork()", "get_context()", 'get_context("fork")', "multiprocessing.Pool(2)")))
+    assert not forks.search('context = get_context("spawn")')
+    assert not [path for _, path in MODULES if forks.search(path.read_text())]
 
 
 def test_each_heavy_package_has_one_home() -> None:

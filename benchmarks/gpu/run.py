@@ -257,7 +257,7 @@ def run_all(arguments: argparse.Namespace, folder: Path, run: Callable[..., None
     while True:
         before = names_in(out)
         given = argparse.Namespace(**{**vars(arguments), "seconds": ends - time.perf_counter()})
-        child = get_context("fork").Process(target=run, args=(given, folder))  # nothing has used the GPU here
+        child = get_context("fork").Process(target=run, args=(given, folder))  # nothing has used the GPU or Polars
         child.start()
         try:
             child.join()

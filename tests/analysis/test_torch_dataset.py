@@ -132,6 +132,7 @@ def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
 @pytest.mark.quick(1)
 def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Made, workers: int, shuffle: Any) -> None:
     dataset = es.TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
+    made.store.select().table().group_by("word").len()  # the threads of Polars do not survive a fork
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork")
     found = list(loader)
     assert same(found, dataset)
