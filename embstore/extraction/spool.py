@@ -39,8 +39,9 @@ class Spool:
         """Add values to the end of a column; the first call fixes its dtype."""
         with _storing():
             if name not in self._columns:
-                allow_files(8 * len(self._columns))
-                self._columns[name] = _Column(tempfile.TemporaryFile(), values.dtype)  # noqa: SIM115
+                file = tempfile.TemporaryFile()  # noqa: SIM115
+                self._columns[name] = _Column(file, values.dtype)
+                allow_files(file.fileno() + 8 * len(self._columns))  # its number is about how many were open
             column = self._columns[name]
             column.file.write(np.ascontiguousarray(values, column.dtype).data)
         column.length += len(values)

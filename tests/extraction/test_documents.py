@@ -225,6 +225,7 @@ def test_more_fields_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.
     fields = {f"field{number}": f"value {number}" for number in range(150)}
     corpus = [Sentence(["river", "bank"], {}, (), Document(fields))]
     path, before = tmp_path / "x.zarr", resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(500)]  # a process may have many open already
     few = len(os.listdir("/dev/fd")) + 64, before[1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, few)
@@ -239,3 +240,5 @@ def test_more_fields_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.
     finally:
         monkeypatch.undo()
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in held:
+            os.close(descriptor)
