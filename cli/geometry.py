@@ -86,7 +86,7 @@ def geometry(
 
 def _names(stores: list[str]) -> dict[str, str]:
     """Return the stores by name: the stem of each, or its path where two have the same stem."""
-    opt.require_distinct(stores)
+    es.store.require_distinct(stores)
     stems = [PurePosixPath(path).stem for path in stores]
     names = stems if len(set(stems)) == len(stems) else stores
     return dict(zip(names, stores, strict=True))

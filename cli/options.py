@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -259,13 +258,3 @@ def executor_of(cluster: str | None, workers: int | None, devices: str | None = 
     if kind != "ray" or (colon and not address):
         raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
     return RayExecutor(address or None, n_workers=workers)
-
-
-def require_distinct(stores: Sequence[str]) -> None:
-    """Refuse a store that is given twice, by whatever spelling of its path."""
-    known: dict[str, str] = {}
-    for store in stores:
-        place = os.path.realpath(store)
-        if place in known:
-            raise InvalidValueError(f"the store {store} is given twice, once as {known[place]}: give each once")
-        known[place] = store

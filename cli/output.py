@@ -248,7 +248,8 @@ def _labels(rows: Sequence[Mapping[str, Any]], *, most: int) -> list[str]:
 def _column_width(rows: Sequence[Mapping[str, Any]], name: str) -> int:
     from rich.cells import cell_len
 
-    longest = max(cell_len(f"{row[name]:,}" if name == "occurrence" else _shown(row[name])) for row in rows)
+    shown = (f"{row[name]:,}" if name == "occurrence" else _shown(row[name]) for row in rows)
+    longest = max(map(cell_len, shown), default=0)
     return max(len("row" if name == "occurrence" else name), min(longest, MAX_LABEL))
 
 

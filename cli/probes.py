@@ -133,7 +133,7 @@ def _splits(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def open_stores(paths: list[str]) -> dict[str, es.Store]:
     """Open stores by the name of their file, with a number where two have the same name."""
-    opt.require_distinct(paths)
+    es.store.require_distinct(paths)
     named: dict[str, es.Store] = {}
     for path in paths:
         store = es.open(path)

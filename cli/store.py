@@ -135,7 +135,9 @@ def lookup(
     most: Annotated[
         int | None, opt.option("N", f"Print N occurrences at most ({SHOWN}; --json: all).", "--most", "-n", min=1)
     ] = None,
-    row: Annotated[int | None, opt.option("N", "With --plot: draw the sentence of the occurrence in row N.")] = None,
+    where: Annotated[
+        str | None, opt.option("SQL", "Only occurrences for which this is true, such as \"upos = 'VERB'\".")
+    ] = None,
     attention: Annotated[
         str | None, opt.option("MODEL", "With --plot: draw this model's attention in the sentence instead.")
     ] = None,
@@ -143,17 +145,18 @@ def lookup(
 ) -> None:
     """Show a word's occurrences in their sentences.
 
-    --plot draws how similar the words of the first occurrence's sentence are to each other at each layer.
+    --plot draws how similar the words of the first occurrence's sentence are to each other at each layer; --where
+    "occurrence = N" chooses the one in row N.
     """
-    if row is not None and output.plot is None:
-        raise InvalidValueError(f"--row {row} chooses the sentence to draw: give --plot FILE too")
     if attention is not None and output.plot is None:
         raise InvalidValueError(f"--attention {attention} is drawn: give --plot FILE too")
     opened = es.open(store)
-    found = opened.select(words=word)
+    found = opened.select(words=word, where=where)
+    if output.plot is not None and not len(found):
+        raise InvalidValueError(f"--plot {output.plot}: no occurrence of {word!r} is left by --where {where}")
     if output.out is not None:
         Output(output.out).deliver(found.table())
-    output.draw(lambda **look: _sentence_figure(opened, found.occurrences(), word, row, attention, **look))
+    output.draw(lambda **look: _sentence_figure(opened, int(found.rows[0]), attention, **look))
     most = most or (len(found) if output.as_json else SHOWN)
     some = opened.select(rows=found.rows[:most])
     shown = some.occurrences()
@@ -165,20 +168,13 @@ def lookup(
         print(f"... {len(found) - len(shown):,} more: see --most")
 
 
-def _sentence_figure(
-    store: es.Store, occurrences: list[dict[str, Any]], word: str, row: int | None, attention: str | None, **look: Any
-) -> Any:
-    """Return a figure of the similarities, or of a model's attention, in the sentence of an occurrence."""
-    rows = [each["occurrence"] for each in occurrences]
-    if row is not None and row not in rows:
-        raise InvalidValueError(f"--row {row} is not an occurrence of {word!r}: choose one of the rows printed")
-    chosen = occurrences[0 if row is None else rows.index(row)]
-    text: str = chosen["text"]
+def _sentence_figure(store: es.Store, row: int, attention: str | None, **look: Any) -> Any:
+    """Return a figure of the similarities, or of a model's attention, in the sentence of the occurrence in a row."""
+    sentence = int(store.index.sentence[row])
+    text = store.index.texts[sentence]
     if attention is not None:
-        return es.plot.sentence_figure(
-            es.analysis.sentence_attention(store.index.texts[chosen["sentence"]], model=attention), **look
-        )
-    similarity = es.analysis.sentence_similarity(store, sentence=chosen["sentence"])
+        return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention), **look)
+    similarity = es.analysis.sentence_similarity(store, sentence=sentence)
     return es.plot.heat_map(similarity, **({"title": text if len(text) <= 80 else text[:79] + "…"} | look))
 
 

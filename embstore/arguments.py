@@ -146,7 +146,9 @@ def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
         try:
             value.encode("utf-8", "surrogateescape" if is_path else "strict")  # paths may hold any byte
         except UnicodeEncodeError:
-            raise InvalidValueError(f"{name} {quoted(value)} is not text: it holds half a surrogate pair") from None
+            is_bytes = any("\udc80" <= each <= "\udcff" for each in value)  # of the command line, as Python reads it
+            why = "bytes beyond this locale: set PYTHONUTF8=1" if is_bytes else "half a surrogate pair"
+            raise InvalidValueError(f"{name} {quoted(value)} is not text: it holds {why}") from None
         if is_path and ("\0" in value or not value):
             raise InvalidValueError(f"{name} {quoted(value)} is not a path: it {'holds NUL' if value else 'is empty'}")
     hints = get_args(arm)

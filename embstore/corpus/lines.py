@@ -125,7 +125,7 @@ class Lines:
         return self.error(
             number,
             f"byte 0x{error.object[error.start]:02x} at offset {offset} is not {self.encoding} ({error.reason}); "
-            f"if it is text, name its encoding, for example --set encoding=latin-1",
+            f"if it is text, save it as UTF-8, or name the encoding of a corpus, for example --set encoding=latin-1",
         )
 
 

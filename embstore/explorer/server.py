@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from embstore.errors import EmbstoreError, InputError, InvalidValueError
+from embstore.errors import EmbstoreError, InputError, InvalidValueError, MissingRowsError
 from embstore.explorer.answers import JSON, encoded, explained
 from embstore.explorer.queries.registry import (
     CancelledQueryError,
@@ -225,8 +225,8 @@ def _explained(error: BaseException) -> tuple[str, int]:
     if isinstance(error, CancelledQueryError | asyncio.CancelledError):
         return "the query was cancelled", 499
     if isinstance(error, EmbstoreError):
-        status = 404 if isinstance(error, NotFoundError) else 400 if isinstance(error, InputError) else 500
-        return explained(error), status
+        kinds = {NotFoundError: 404, InputError: 400, MissingRowsError: 409}
+        return explained(error), next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
     if os.environ.get("EMBSTORE_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
     return explained(error), 500

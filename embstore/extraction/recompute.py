@@ -107,12 +107,14 @@ def find_model(store: Store) -> str:
     model, folders = store.metadata.model, [Path(".")]
     if isinstance(store.path, Path):
         folders.append(store.path.absolute().parent)
+    before = ""
     with suppress(EmbstoreError, OSError):
         remembered = _memory(model["name"], model["weights_sha256"]).read_text("utf-8")
+        before = f", no longer at {remembered}"
         return locate(remembered, model["revision"], folders=["/"])
     with suppress(EmbstoreError, OSError):
         return locate(model["name"], model["revision"], folders=folders)
-    raise ModelError(f"the model {model['name']!r} that made {store.path} is not found: {_HINT}")
+    raise ModelError(f"the model {model['name']!r} that made {store.path} is not found{before}: {_HINT}")
 
 
 def remember(encoder: Encoder) -> None:

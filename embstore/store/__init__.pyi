@@ -16,6 +16,7 @@ from .opening import collect as collect
 from .opening import open as open
 from .opening import open_store as open_store
 from .storage.files import write_frame as write_frame
+from .storage.location import require_distinct as require_distinct
 from .store import Block as Block
 from .store import Selection as Selection
 from .store import Store as Store

@@ -52,7 +52,9 @@ def test_the_sentence_of_a_row_is_drawn(work: Work, drawn: list[Any]) -> None:
     rows = store.select(words="bank").rows.tolist()
     assert len(rows) == 2
     for row in rows:
-        assert work.run("lookup", "store.zarr", "bank", "--plot", "map.png", "--row", row).status == 0
+        assert (
+            work.run("lookup", "store.zarr", "bank", "--plot", "map.png", "--where", f"occurrence = {row}").status == 0
+        )
     assert [title for _, title in drawn] == [
         "a man sat on the bank of the river .",
         "the old bank of the town lends money .",
@@ -61,6 +63,15 @@ def test_the_sentence_of_a_row_is_drawn(work: Work, drawn: list[Any]) -> None:
     vectors = second.vectors(dtype="float64")
     unit = vectors / np.linalg.norm(vectors, axis=2, keepdims=True)
     np.testing.assert_allclose(drawn[1][0].values, unit @ unit.transpose(0, 2, 1), atol=1e-12)
+
+
+def test_a_condition_chooses_occurrences(work: Work) -> None:
+    rows = es.open(work / "store.zarr").select(words="bank", where="position > 2").rows.tolist()
+    ran = work.run("lookup", "store.zarr", "bank", "--json", "--where", "position > 2")
+    assert [row["occurrence"] for row in json.loads(ran.out)] == rows
+    assert len(rows) == 1
+    none = work.run("lookup", "store.zarr", "bank", "--where", "position > 99")
+    assert (none.status, none.out.splitlines()[0]) == (0, "bank: 0 occurrences")
 
 
 @pytest.mark.slow
@@ -76,9 +87,8 @@ def test_json_stays_json(work: Work) -> None:
         ("--plot map.gif", ("--plot map.gif", ".png, .svg, .pdf")),
         ("--plot gone/map.png", ("--plot gone/map.png", "the folder gone does not exist")),
         ("--plot model", ("--plot model", "is a folder")),
-        ("--row 3", ("--row 3", "--plot FILE")),
-        ("--plot map.png --row 0", ("--row 0", "not an occurrence of 'bank'", "rows printed")),
-        ("--plot map.png --row 999", ("--row 999", "not an occurrence of 'bank'")),
+        ("--plot map.png --where occurrence=0", ("no occurrence of 'bank' is left by --where occurrence=0",)),
+        ("--where upos='X'", ("no column 'upos'",)),
     ],
 )
 def test_bad_input_is_one_line(options: str, says: tuple[str, ...], work: Work) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from embstore.errors import InvalidValueError, StoreDamagedError
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
 from embstore.explorer import Arrays, Explored, explored, security, server, serving
 from embstore.explorer.notebook import CODE
 from embstore.explorer.queries.registry import CancelledQueryError
@@ -284,6 +284,13 @@ def test_errors_are_one_line_of_json(known: TestClient, monkeypatch: pytest.Monk
     monkeypatch.setattr(server, "answer", damaged)
     answer = known.get("/api/stores")
     assert (answer.status_code, answer.json()) == (500, {"error": "a file is gone"})
+
+    def missing(*arguments: object, **options: object) -> None:
+        raise MissingRowsError("row 5 is not written yet")
+
+    monkeypatch.setattr(server, "answer", missing)
+    answer = known.get("/api/stores")
+    assert (answer.status_code, answer.json()) == (409, {"error": "row 5 is not written yet"})
 
     def broken(*arguments: object, **options: object) -> None:
         raise ZeroDivisionError("one\ntwo")

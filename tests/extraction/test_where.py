@@ -256,6 +256,8 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         "position = 'a'": "cannot be used: cannot compare string with numeric type",
         "upos": "cannot be used: filter predicate must be of type `Boolean`",
         "CAST(word AS INT) = 3": "cannot be used: ",
+        "(position + 4294967296) * 4294967296 * 4294967296 * 4294967296 > 0": "has more than 128 bits: cast",
+        "abs(-4611686018427387904 * 4611686018427387904 * 4 - position * 9) * 2 - position < 0": "more than 128 bits",
     }
     monkeypatch.setattr("embstore.extraction.plan.load_encoder", None)  # no model is loaded
 
@@ -286,6 +288,7 @@ def test_conditions_mean_what_sql_means(tmp_path: Path) -> None:
         "tag = 'VERB' IS NOT FALSE OR position = 0",
         "position + 9223372036854775807 > 0",
         "position * 9223372036854775807 * 2 > occurrence",
+        "CAST(position AS DOUBLE) * 9223372036854775807 * 4294967296 * 4294967296 > 0 AND tag = 'VERB'",
         "position / 2 = 1 OR position / 2 > 2.2",
         "-position < -2",
         "length(word) - 5 > 0 OR length(tag) - 5 > 0",

@@ -55,12 +55,12 @@ class Gatherer:
         if missing < 0:
             require_rows(rows, layout.n_rows)
         if missing:
+            written = self._committed.view(bool)[numbers // layout.partition_rows]
             if not nan:
                 raise MissingRowsError(
                     f"{missing:,} of the {len(rows):,} rows requested from {self._reader.path} are "
-                    f"not written yet: {RESUME}"
+                    f"not written yet, the first is row {numbers[written.argmin()]}: {RESUME}"
                 )
-            written = self._committed.view(bool)[numbers // layout.partition_rows]
             found = np.empty((len(layers), int(written.sum()), layout.hidden_size), out.dtype)
             out[:, ~written] = BFLOAT16_NAN if out.dtype == np.uint16 else np.nan
             out[:, written] = self.take(numbers[written], layers, out=found, nan=False)

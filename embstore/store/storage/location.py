@@ -111,7 +111,7 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
 
 
 def require_distinct(locations: Iterable[str | os.PathLike[str] | ObjectPath]) -> None:
-    """Raise InvalidValueError if two locations are one place, by whatever path."""
+    """Raise InvalidValueError if two paths or URLs of stores name one place, by whatever spelling or link."""
     known: dict[str, object] = {}
     for location in locations:
         path = parse_location(location)
