@@ -55,6 +55,19 @@ def test_every_view_fits_a_window_of_200_percent(view: Opened, name: str) -> Non
     becomes(page, lambda: page.evaluate("document.documentElement.scrollWidth > innerWidth"), False)
 
 
+@pytest.mark.parametrize(
+    ("name", "long", "frame"),
+    [
+        ("layers", "select[aria-label=Store] option, .field option", "html"),
+        ("sentence", ".sentence-words a", ".sentence-words"),
+    ],
+)
+def test_long_names_and_words_stay_on_a_phone(view: Opened, name: str, long: str, frame: str) -> None:
+    page = view(view=name, width=390, height=844)
+    page.locator(long).evaluate_all("texts => texts.forEach(text => (text.textContent = 'embeddings'.repeat(12)))")
+    becomes(page, lambda: page.locator(frame).evaluate("box => box.scrollWidth > box.clientWidth"), False)
+
+
 def test_a_word_is_searched_filtered_sorted_and_shared(view: Opened, stores: list[Path]) -> None:
     store = es.open(stores[0])
     page = view(view="word")
