@@ -70,6 +70,7 @@ def test_edge_layers_draws_weights_and_shares_of_differential_scores() -> None:
     assert filled == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert outlines == pytest.approx([1 / 6, 2 / 6, 3 / 6]), "shares of the sum, from layer 1 on"
     assert axis.get_title(loc="left") == "pos   center 1.00, expected 2.00"
+    assert axis.patches[0].get_alpha() < 0.5, "the line of the center is seen on its bars"
     keys = {"mixing weight", "center of gravity", "expected layer", "differential score (test), share of the sum"}
     assert {text.get_text() for text in figure.legends[0].texts} == keys, "every colour has a key"
     assert [axis.get_xlabel() for axis in figure.axes[-2:]] == ["layer of bert", "layer of gpt"]
@@ -318,6 +319,16 @@ def test_long_sentences_of_a_trace_are_broken_into_lines() -> None:
     heights = {text.get_position()[1] for text in axis.texts if text.get_text() in words}
     assert len(heights) > 3
     assert len(axis.lines) > 1, "a span over several lines has a line under each"
+
+
+def test_underlines_of_narrow_words_are_right_of_their_numbers() -> None:
+    spans = [annotation("pos", (place, place + 1), None, "X") for place in range(12)]
+    axis = plot.trace_figure(SentenceTrace(0, ("i",) * 12, (0, 1), tuple(spans))).axes[0]
+    numbers = {text.get_position(): text.get_window_extent().x1 for text in axis.texts if text.get_fontsize() == 5.5}
+    lines = sorted(tuple(axis.transData.transform(line.get_xydata())[:, 0]) for line in axis.lines)
+    assert len(lines) == len(numbers) == 12
+    assert all(start < end for start, end in lines)
+    assert all(end <= start for end, (start, _) in zip(sorted(numbers.values()), lines, strict=True))
 
 
 def test_senses_have_a_row_a_word_and_a_column_a_layer() -> None:

@@ -163,7 +163,7 @@ def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], li
 def _draw_mixing(axis: Any, rows: pl.DataFrame) -> int:
     """Draw the mixing weights of a task; returns the number of layers."""
     mixing = rows.filter(rows["metric"] == "mixing").sort("layer")
-    axis.bar(mixing["layer"], floats(mixing, "value"), 0.8, color=CENTER, alpha=0.75, label="mixing weight")
+    axis.bar(mixing["layer"], floats(mixing, "value"), 0.8, color=CENTER, alpha=0.4, label="mixing weight")
     axis.set_xticks(mixing["layer"].to_list())
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)

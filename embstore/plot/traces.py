@@ -24,6 +24,7 @@ ROW, PAIR_GAP = 0.27, 0.16  # height of a row of bars, and space between annotat
 MAX_CELL, MAX_CELLS = 0.36, 7.0  # width of a layer at most, and of all layers
 COLUMN_GAP, WORD_GAP = 0.16, 0.07  # between columns, between words
 LINE, UNDERLINE = 0.24, 0.085  # height of a line of the sentence, and of a line under its words
+NUMBER = 0.07  # width of a digit next to such a line
 MIN_WIDTH = 5.0  # of the figure
 TREE_GAP, TREE_COLUMN, MAX_TREE = 0.22, 0.21, 9.0  # between words, of an upright word, and of a whole tree
 MAX_SPAN = 34  # characters of a span that are shown
@@ -165,7 +166,8 @@ def _place_underlines(numbers: Mapping[Spans, int], lines: list[_Line]) -> list[
                 start, stop = (min(max(end - line.first, 0), len(line.words)) for end in span)
                 if start == stop:
                     continue
-                begin, end = line.begins[start], line.ends[stop - 1]
+                begin = line.begins[start]
+                end = max(line.ends[stop - 1], begin + NUMBER * len(str(number)) + 0.04)  # right of its number
                 taken = {
                     other.depth
                     for other in underlines
@@ -186,7 +188,7 @@ def _draw_sentence(axis: Any, lines: Sequence[_Line], underlines: Sequence[_Unde
         for mark in underlines:
             if mark.line == index:
                 y = base - 0.07 - UNDERLINE * mark.depth
-                x = [mark.begin + 0.07 * len(mark.text), mark.end]
+                x = [mark.begin + NUMBER * len(mark.text), mark.end]
                 axis.plot(x, [y, y], color=GREY, linewidth=1, linestyle=(0, (3, 1.5)) if mark.dashed else "-")
                 axis.text(mark.begin, y, mark.text, fontsize=5.5, va="center", color="#333333")
         base -= LINE * 0.25 + UNDERLINE * line.depth
