@@ -38,6 +38,17 @@ def test_significant_words_are_named_at_their_frequency_and_change() -> None:
     assert len(plot.change_map(change_frame(), metric="prt", layer=0, most=1).axes[0].texts) == 1
 
 
+def test_names_of_words_do_not_lie_on_each_other() -> None:
+    close = change_frame().with_columns(
+        pl.lit(0.0).alias("q"), pl.lit(20).alias("count_old"), pl.lit(20).alias("count_new")
+    )
+    close = close.with_columns(pl.when(pl.col("value") < 3.2).then(3.0).otherwise(3.9).alias("value"))
+    [axis] = plot.change_map(close, metric="prt").axes
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert len(boxes) == 2
+    assert not boxes[0].overlaps(boxes[1])
+
+
 def test_measures_of_words_are_drawn_by_layer() -> None:
     figure = plot.change_by_layer_figure(change_frame(), words=["c", "b"])
     first, second = figure.axes

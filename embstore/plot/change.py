@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,7 +51,7 @@ TITLES = {
 def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | str = -1, most: int = 25) -> Figure:
     """Draw each word's change against its frequency, from `Change.frame`; significant words (q <= 0.05) are named.
 
-    `most`: how many words are named, those that change most. The line is the median of words of like frequency.
+    `most`: how many words are named at most, those that change most; one whose name would lie on another's is not. The line is the median of words of like frequency.
     """
     rows = _rows(frame, metric)
     number = resolve_layer(layer, rows["layer"].unique().sort().to_list())
@@ -69,9 +69,8 @@ def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | 
         axis.plot(x[order], expected[order], color=PALETTE[0], linewidth=1.2, label="median of words of like frequency")
     chosen = np.flatnonzero(significant & np.isfinite(y))
     named = chosen[np.argsort(-y[chosen], kind="stable")][:most]
-    for place in named:
-        note = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7}
-        axis.annotate(literal(rows["word"][int(place)]), (x[place], y[place]), **note)
+    look_of_note = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7}
+    notes = [axis.annotate(literal(rows["word"][int(at)]), (x[at], y[at]), **look_of_note) for at in named]
     style(axis, title=f"Change by frequency, {layer_name(number)}", y=TITLES.get(metric, metric))
     axis.set_xlabel("occurrences (geometric mean of both sides)", fontsize=9)
     from matplotlib.ticker import LogFormatter
@@ -81,6 +80,14 @@ def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | 
     axis.xaxis.set_minor_formatter(LogFormatter())
     axis.grid(color=GRID)
     add_legend(figure, axes)
+    figure.draw_without_rendering()  # so that texts have places
+    shown: list[Any] = []
+    for note in notes:
+        box = note.get_window_extent()
+        if any(box.overlaps(other) for other in shown):
+            note.remove()
+        else:
+            shown.append(box)
     return figure  # type: ignore[no-any-return]
 
 
