@@ -17,6 +17,7 @@ import polars as pl
 import embstore as es
 from embstore.corpus import Sentence
 from tests.models import tiny, tiny_elmo
+from tests.store.test_token_imports import TEXTS, sequences, write_saelens, write_vllm
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"api", "cli"}  # folders that docs/build.py writes
@@ -72,6 +73,7 @@ def write_folder(folder: Path, minilm: Path) -> None:
     write_models(folder)
     write_corpora(folder)
     write_activations(folder)
+    write_tokens(folder)
     write_senses(folder)
     write_studies(folder, plain)
     write_chats(folder)
@@ -130,6 +132,20 @@ def write_activations(folder: Path) -> None:
                 file[str(number)] = np.random.default_rng(number).normal(size=(3, 3, 4)).astype(np.float32)
             texts = json.dumps({text: str(number) for number, text in enumerate(sentences)})
             file.create_dataset("sentence_to_index", data=[texts], dtype=h5py.string_dtype())
+
+
+def write_tokens(folder: Path) -> None:
+    """Write hidden states of tokens as vLLM (`hidden_states`, of `prompts.txt`) and SAELens (`sae-cache`) do."""
+    tokenizer = tiny.byte_level()
+    for name in ("Qwen/Qwen3-8B", "openai-community/gpt2"):
+        (folder / name).mkdir(parents=True)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    made = sequences(tokenizer, layers=4)
+    write_vllm(folder / "hidden_states", made)
+    write_saelens(folder / "sae-cache", made, "blocks.3.hook_resid_pre")
+    (folder / "prompts.txt").write_text("\n".join(TEXTS))
 
 
 def write_senses(folder: Path) -> None:
