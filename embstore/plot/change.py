@@ -51,7 +51,8 @@ TITLES = {
 def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | str = -1, most: int = 25) -> Figure:
     """Draw each word's change against its frequency, from `Change.frame`; significant words (q <= 0.05) are named.
 
-    `most`: how many words are named at most, those that change most; one whose name would lie on another's is not. The line is the median of words of like frequency.
+    `most`: how many words are named at most, those that change most; a name that would lie on another is left out. The
+    line is the median of words of like frequency.
     """
     rows = _rows(frame, metric)
     number = resolve_layer(layer, rows["layer"].unique().sort().to_list())
