@@ -182,13 +182,13 @@ def bench_breakeven(
     Some sentences are stored, read and computed again, as a virtual store does; all is removed. Prices: hour (of this
     machine), gb_month (of storing 10^9 bytes for a month) and months (1).
     """
-    prices = {"months": 1.0, **opt.read_settings(settings, PRICES)}
-    if ("hour" in prices) != ("gb_month" in prices) or not all(price >= 0 for price in prices.values()):
+    prices = opt.read_settings(settings, PRICES)
+    if (prices and not {"hour", "gb_month"} <= prices.keys()) or not all(price >= 0 for price in prices.values()):
         raise InvalidValueError(f"--set {' '.join(settings or [])}: give hour and gb_month both, each 0 or more")
     result = es.extraction.bench_breakeven(corpus, folder=folder, **trial.arguments(model))
     document, lines = result.as_json(), [result.verdict]
     if "hour" in prices:
-        passes = result.passes_at(**prices)
+        passes = result.passes_at(**{"months": 1.0, **prices})
         document["passes_at_prices"] = passes
         lines.append(es.extraction.when_cheaper(passes, "money"))
     if as_json:

@@ -60,6 +60,7 @@ def test_what_fits_is_allowed(given: dict[str, Any]) -> None:
         ({"share": "half"}, "share 'half' is not allowed: give a number"),
         ({"name": b"x"}, "name b'x' is not allowed: give a text or None"),
         ({"name": "\ud800"}, "it holds half a surrogate pair"),
+        ({"name": "Caf\udcc3\udca9"}, "it holds bytes beyond this locale: set PYTHONUTF8=1"),
         ({"words": 3}, "words 3 is not allowed: give a text or Sequence"),
         ({"words": ["a", 3]}, "a member of words 3 is not allowed: give a text"),
         ({"words": np.ones(2)}, "a member of words 1.0 is not allowed"),

@@ -263,6 +263,9 @@ STORES = {
     "plan for a store in a file": Bad("plan corpus.txt --model gone/x/y", ("'gone/x/y'", "config.json")),
     "lookup of an unknown word": Bad("lookup store.zarr bnak", ("'bnak'", "'bank'")),
     "lookup of a word like none": Bad("lookup store.zarr 0123456789", ("'0123456789'", "spelled")),
+    "months without prices": Bad(
+        "bench breakeven corpus.txt -m model --set months=3", ("--set months=3", "give hour and gb_month both")
+    ),
     "lookup in no store": Bad("lookup gone.zarr bank", ("no store at gone.zarr",)),
     "lookup of none": Bad("lookup store.zarr bank --most 0", ("--most 0", "1 or more")),
     "lookup to no known suffix": Bad("lookup store.zarr bank --out bank.xlsx", ("bank.xlsx", ".csv", ".parquet")),
