@@ -276,7 +276,8 @@ def test_a_model_that_is_gone_or_another_one(
     kept = thinned.gather([5], 2)
     own.rename(place / "own" / "moved")
     forget(place)
-    with pytest.raises(ModelError, match=r"the model 'model' that made .* is not found: set EMBSTORE_MODEL") as caught:
+    gone = r"the model 'model' that made .* is not found, no longer at .*: set EMBSTORE_MODEL"
+    with pytest.raises(ModelError, match=gone) as caught:
         thinned.gather([5], 1)
     assert "\n" not in str(caught.value)
     assert thinned.gather([5], 2).tobytes() == kept.tobytes()
