@@ -41,7 +41,7 @@ class Spool:
             if name not in self._columns:
                 file = tempfile.TemporaryFile()  # noqa: SIM115
                 self._columns[name] = _Column(file, values.dtype)
-                allow_files(file.fileno() + 8 * len(self._columns))  # its number is about how many were open
+                allow_files(8 * len(self._columns))
             column = self._columns[name]
             column.file.write(np.ascontiguousarray(values, column.dtype).data)
         column.length += len(values)

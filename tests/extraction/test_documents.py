@@ -222,16 +222,16 @@ def test_a_field_is_a_label_to_every_analysis(name: str, labelled: es.Store) -> 
 
 def test_more_fields_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
-    fields = {f"field{number}": f"value {number}" for number in range(150)}
+    fields = {f"field{number}": f"value {number}" for number in range(28)}
     corpus = [Sentence(["river", "bank"], {}, (), Document(fields))]
     path, before = tmp_path / "x.zarr", resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(500)]  # a process may have many open already
-    few = len(os.listdir("/dev/fd")) + 64, before[1]
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(850)]  # a process may have many open already
+    few = len(os.listdir("/dev/fd")) + 24, before[1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, few)
         es.extract(plan_of(corpus, model=FakeEncoder()), path, progress=False)
         resource.setrlimit(resource.RLIMIT_NOFILE, few)
-        assert es.open(path).table()["field149"].to_list() == ["value 149"] * 2
+        assert es.open(path).table()["field27"].to_list() == ["value 27"] * 2
         resource.setrlimit(resource.RLIMIT_NOFILE, few)
         monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
         for call in (lambda: plan_of(corpus, model=FakeEncoder()), lambda: es.open(path).table()):

@@ -105,13 +105,14 @@ def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
 
 
 def allow_files(count: int) -> None:
-    """Let this process have `count` files open, if it may."""
+    """Let this process open `count` files more than it has open, if it may."""
     with suppress(ImportError, ValueError, OSError):  # Windows has no such limit
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if resource.RLIM_INFINITY != soft < count:
-            most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        wanted = count + len(os.listdir("/dev/fd"))
+        if resource.RLIM_INFINITY != soft < wanted:
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
