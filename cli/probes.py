@@ -132,14 +132,16 @@ def _splits(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def open_stores(paths: list[str]) -> dict[str, es.Store]:
-    """Open stores by the name of their file, with a number where two have the same name."""
+    """Open stores by the names of their file and site, with a number where two have the same name."""
     es.store.require_distinct(paths)
     named: dict[str, es.Store] = {}
     for path in paths:
         store = es.open(path)
-        name, number = store.path.stem, 2
+        site = store.layout.site
+        name = stem = store.path.stem + ("" if site == "residual" else f"#{site}")
+        number = 2
         while name in named:
-            name, number = f"{store.path.stem}-{number}", number + 1
+            name, number = f"{stem}-{number}", number + 1
         named[name] = store
     return named
 

@@ -23,6 +23,7 @@ from embstore.store import Selection, Store
 from embstore.store.metadata import canonical
 
 NOT_SAVED = ("device", "memory")  # settings of the machine, not of the probes
+WHAT_MAKES_VECTORS = ("pooling", "context_window", "attention_window", "max_length")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,6 +116,16 @@ class Probe(ABC, Generic[F]):
             f"{len(capped):,} probes before early stopping did: they have not converged, give more epochs",
         )
 
+    def changed_notes(self, what: str, data: Store | Selection | None) -> tuple[str, ...]:
+        """Return a note where the vectors of `data` were made otherwise than those of `fit`: by another model or so."""
+        if data is None:
+            return ()
+        store = store_of(data)
+        changed = _differences(self.fitted.store, made_by(store))
+        if not changed:
+            return ()
+        return (f"{what}: the probes were fitted on vectors made otherwise than those of {store.path}: {changed}",)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted probes to a file, atomically; it replaces saved probes at the same path.
 
@@ -178,11 +189,25 @@ def require_free(path: str | os.PathLike[str]) -> None:
 
 
 def made_by(store: Store) -> dict[str, Any]:
-    """Return what made the store that probes were fitted on: model, corpus, extraction, and its digest."""
+    """Return what made the store that probes were fitted on: model, corpus, extraction, its site and its digest."""
     made = {
         "digest": store.digest,
+        "site": store.layout.site,
         "model": dict(store.metadata.model),
         "corpus": dict(store.metadata.corpus),
         "extraction": dict(store.metadata.extraction),
     }
     return dict(json.loads(canonical(made)))
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Describe how the vectors of two stores were made differently: by another model, or with other options."""
+    parts = []
+    first, second = one["model"], other["model"]
+    weights = "weights_sha256"
+    same = first[weights] == second[weights] if weights in first and weights in second else first == second
+    if not same:
+        parts.append(f"{first.get('name')} (now {second.get('name')})")
+    options = [("site", one["site"], other["site"])]
+    options += [(name, one["extraction"].get(name), other["extraction"].get(name)) for name in WHAT_MAKES_VECTORS]
+    return ", ".join([*parts, *(f"{name} {before} (now {now})" for name, before, now in options if before != now)])

@@ -115,6 +115,28 @@ def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
     assert {row["item"] for row in again} > {row["item"] for row in own}, "frequencies are those of the rows then"
 
 
+def test_sites_and_models_of_stores_are_named(work: Work) -> None:
+    rows = [{"text": [f"a{number}", f"b{number}"], "class": ["a", "b"]} for number in range(8)]
+    work.write("c.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
+    for store, options in (("s", ("--sites", "query,key")), ("last", ("--sites", "query", "--pooling", "last"))):
+        ran = work.run("extract", "c.jsonl", f"{store}.zarr", "-m", "model", "--layers", "2", *options)
+        assert ran.status == 0, ran.err
+    for name, numbers in (("train.tsv", range(6)), ("test.tsv", (6, 7))):
+        write_list(work / name, {f"{kind}{number}": [kind] for kind in "ab" for number in numbers})
+    ran = work.run("probe", "classes", "s.zarr#query", "s.zarr#key", *ASK, "--save", "saved")
+    assert ran.status == 0, ran.err
+    assert [line.split()[0] for line in ran.out.splitlines()[2:]] == ["s#query", "s#key"]
+    for store, note in (
+        ("s.zarr#key", ""),
+        ("s.zarr#query", "site key (now query)"),
+        ("last.zarr#query", "site key (now query), pooling mean (now last)"),
+    ):
+        ran = work.run("probe", "apply", "saved/s#key", store)
+        assert ran.status == 0, ran.err
+        noted = [line.rpartition(": ")[2] for line in ran.err.splitlines() if "otherwise" in line]
+        assert noted == ([note] if note else [])
+
+
 def test_what_is_left_out_is_reported_on_standard_error(folder: Work) -> None:
     ran = folder.run(
         "probe", "classes", "made.zarr", "--train", "lonely.tsv", *ASK[2:], "--json", *settings(level="type")

@@ -244,7 +244,7 @@ def test_bad_input_is_one_line(made: TreeStore, settings: dict[str, Any], messag
     assert "\n" not in str(raised.value)
 
 
-def test_subwords_and_stores_of_another_width_are_refused(
+def test_stores_of_subwords_and_of_another_width_are_refused_of_another_model_noted(
     made: TreeStore, probe: StructuralProbe, tmp_path: Path
 ) -> None:
     other = make(tmp_path / "sub.zarr", sentences=3, unit="subword")
@@ -253,6 +253,10 @@ def test_subwords_and_stores_of_another_width_are_refused(
     narrow = make(tmp_path / "narrow.zarr", sentences=3, width=12)
     with pytest.raises(InvalidValueError, match=r"narrow\.zarr has vectors of 12 numbers, the probes were trained on"):
         probe.score(narrow.trees, data=narrow.store)
+    same = make(tmp_path / "same.zarr", sentences=3)
+    assert not any("otherwise" in note for note in probe.score(same.trees, data=same.store).notes)
+    same.store.metadata.model["name"] = "another"
+    assert "otherwise than those of" in probe.score(same.trees, data=same.store).notes[0]
 
 
 def test_values_that_are_not_finite_are_an_error(tmp_path: Path) -> None:

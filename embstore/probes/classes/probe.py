@@ -181,12 +181,11 @@ class ClassProbe(Probe[FittedClasses]):
         Raises InvalidValueError for a store of another width or without a layer of the probes, an unknown split, a
         split without labelled occurrences, or train words among `words`; MissingRowsError, NonFiniteError.
         """
-        fitted, notes, rows = self.fitted, [], []
-        if data is None:
-            notes += list(fitted.notes)
+        fitted = self.fitted
         source, bank, found = self._source(words, data, layers, label, splits)
         if name is None:
             name = source.selection.store.path.stem
+        notes, rows = list(fitted.notes if data is None else self.changed_notes(name, data)), []
         n_classes = len(fitted.classes)
         numbers = np.arange(fitted.shape.sizes[0] * fitted.shape.n_probes).reshape(fitted.shape.sizes)
         for layer, (place, seed) in product(bank.shape.layers, enumerate(bank.shape.seeds)):

@@ -42,8 +42,6 @@ from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 
-WHAT_MAKES_VECTORS = ("pooling", "context_window", "attention_window", "max_length")
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedEdges(Fitted):
@@ -277,11 +275,7 @@ class EdgeProbe(Probe[FittedEdges]):
         """Find targets of the task in a store; a store that was made otherwise than that of `fit` is noted."""
         store, labels = self._store(data), self.fitted.labels
         joined = join_edges(store, edges, labels, split=split, sample=sample or self.sample())
-        changed = "" if data is None else _differences(self.fitted.store, made_by(store))
-        if not changed:
-            return joined
-        note = f"{labels.name}: the probes were fitted on vectors made otherwise than those of {store.path}: {changed}"
-        return replace(joined, notes=(note, *joined.notes))
+        return replace(joined, notes=(*self.changed_notes(labels.name, data), *joined.notes))
 
     def _counts(self, split: EdgeSplit, store: Store) -> SplitCounts:
         fitted, stream, control = self.fitted, self.stream(store), None
@@ -342,18 +336,3 @@ class EdgeProbe(Probe[FittedEdges]):
             majority=np.array([label in learned["majority"] for label in labels.labels]),
             store=store,
         )
-
-
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Describe how the vectors of two stores were made differently: by another model, or with other options."""
-    parts = []
-    first, second = one["model"], other["model"]
-    weights = "weights_sha256"
-    same = first[weights] == second[weights] if weights in first and weights in second else first == second
-    if not same:
-        parts.append(f"{first.get('name')} (now {second.get('name')})")
-    for name in WHAT_MAKES_VECTORS:
-        before, now = one["extraction"].get(name), other["extraction"].get(name)
-        if before != now:
-            parts.append(f"{name} {before} (now {now})")
-    return ", ".join(parts)

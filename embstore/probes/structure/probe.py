@@ -177,7 +177,8 @@ class StructuralProbe(Probe[FittedStructure]):
         """
         shape, store = self.fitted.shape, self._store(data)
         name = store.path.stem if name is None else name
-        finder, notes = SentenceFinder(store), list(self.fitted.notes if data is None else ())
+        finder = SentenceFinder(store)
+        notes = list(self.fitted.notes if data is None else self.changed_notes(name, data))
         probes = product(shape.layers, shape.tasks, shape.seeds)
         rows: list[Row] = [
             {"store": name, "layer": layer, "task": task, "seed": seed, **row}
