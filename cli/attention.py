@@ -57,10 +57,11 @@ def attention(
     chosen = opt.read_settings(settings, SETTINGS)
     if layers != "all":
         chosen["layers"] = opt.layers_of(layers)
+    path = str(corpus).partition("#")[0].rstrip("/")
+    source: Any = es.open(str(corpus)) if path.endswith((".zarr", ".h5", ".json")) else corpus
     if other is not None:
-        _compare(corpus, model, other, chosen, device, output)
+        _compare(source, model, other, chosen, device, output)
         return
-    source: Any = es.open(str(corpus)) if str(corpus).rstrip("/").endswith((".zarr", ".h5", ".json")) else corpus
     result = es.attention(source, model=model, device=device, **chosen)
     output.draw(
         lambda **look: es.plot.attention_figure(
@@ -71,7 +72,7 @@ def attention(
         _print(result)
 
 
-def _compare(corpus: Path, model: str, other: str, settings: dict[str, Any], device: str, output: Drawing) -> None:
+def _compare(corpus: Any, model: str, other: str, settings: dict[str, Any], device: str, output: Drawing) -> None:
     for name in settings:
         if name not in COMPARISON:
             raise es.errors.InvalidValueError(f"{name} does not apply with --other: choose {', '.join(COMPARISON)}")

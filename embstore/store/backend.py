@@ -112,6 +112,9 @@ def open_writer(path: Path | ObjectPath) -> Writer:
 
 def no_store(path: Path | ObjectPath) -> StoreNotFoundError:
     """Return the error for a path at which nothing exists."""
+    whole, _, site = str(path).partition("#")
+    if site and os.path.lexists(whole):
+        return StoreNotFoundError(f"there is no store at {path}: here a store has all its sites, give {whole}")
     return StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
 
 

@@ -53,6 +53,18 @@ def test_a_collection_is_read_as_a_store(work: Work) -> None:
     assert ran[0].out == ran[1].out != ""
 
 
+@pytest.mark.slow
+def test_a_store_with_sites_is_read_and_verified_whole(work: Work) -> None:
+    assert work.run("extract", "corpus.txt", "s.zarr", "-m", "model", "--sites", "query,key").status == 0
+    for options in (("--other", "model"), ("--set", "statistics=shares", "--layers", "1")):
+        command = ("-m", "model", "--device", "cpu", "--json", *options)
+        ran = [work.run("attention", name, *command) for name in ("corpus.txt", "s.zarr", "s.zarr#query")]
+        assert [(each.status, each.err) for each in ran] == [(0, "")] * 3
+        assert ran[0].out == ran[1].out == ran[2].out != ""
+    for command in ("verify s.zarr#query", "collect all.json s.zarr#query"):
+        work.refuses(command, "there is no store at s.zarr#", ": here a store has all its sites, give s.zarr")
+
+
 def test_the_attention_of_a_sentence_is_drawn(work: Work) -> None:
     assert work.run("extract", "corpus.txt", "s.zarr", "-m", "model").status == 0
     word = next(iter((work / "corpus.txt").read_text().split()))

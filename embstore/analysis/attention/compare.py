@@ -18,6 +18,7 @@ from embstore.devices import choose_device, torch_threads
 from embstore.errors import ModelError, check_whole
 from embstore.models.transformer.attention import AttentionModel, load_attention_model
 from embstore.progress import Progress, reporting
+from embstore.store import Store
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @checked
 def attention_similarity(
-    corpus: str | Path | Corpus | Sequence[Any],
+    corpus: str | Path | Corpus | Store | Sequence[Any],
     *,
     model_a: str | Path,
     model_b: str | Path,
@@ -49,7 +50,7 @@ def attention_similarity(
     check_whole("max length", max_length, 1)
     check_sizes(n_sentences, batch_subwords, seed)
     where = choose_device(device)
-    opened = open_corpus(corpus)
+    opened = corpus if isinstance(corpus, Store) else open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
         first = load_attention_model(model_a, device=where)
         second = load_attention_model(model_b, device=where)
