@@ -270,6 +270,26 @@ def test_from_near_the_map_has_more_points(page: Any, served: tuple[WebHost, es.
     near.close()
 
 
+AT_ONCE = """new MutationObserver((_, own) => {
+  const map = document.querySelector(".map-box");
+  if (!map) return;
+  own.disconnect();
+  for (let i = 0; i < 5; i++) map.dispatchEvent(new KeyboardEvent("keydown", {key: "+", bubbles: true}));
+}).observe(document, {childList: true, subtree: true});"""
+
+
+@pytest.mark.slow
+def test_keys_count_from_when_the_map_is_there(page: Any, served: tuple[WebHost, es.Store]) -> None:
+    from playwright.sync_api import expect
+
+    early = page.context.new_page()
+    early.add_init_script(AT_ONCE)
+    early.goto(f"{served[0].url}/site/?view=map&layer=2")
+    early.locator(".map-split .note").first.wait_for()
+    expect(early).to_have_url(re.compile("sample=1000000"))
+    early.close()
+
+
 @pytest.mark.slow
 def test_the_similarity_of_a_sentence_is_computed_in_the_browser(page: Any, served: tuple[WebHost, es.Store]) -> None:
     sentence = int(np.argmax(np.diff(served[1].index.indptr)))

@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { dark } from "../theme";
 import { Grid, NONE, Scatter, type Rgb } from "./scatter";
 
@@ -72,7 +72,7 @@ export function MapCanvas(props: Props) {
   const last = useRef(props);
   last.current = props;
 
-  useEffect(() => {
+  useLayoutEffect(() => { // before the first paint: no key is pressed or wheel turned in vain
     try {
       scatter.current = new Scatter(canvas.current!);
     } catch (problem) {
