@@ -70,6 +70,8 @@ def write_folder(folder: Path, minilm: Path) -> None:
     for name, corpus in (("demo", "senses.pse"), ("trees", "trees.conllu")):
         es.extract(es.plan(folder / corpus, model=folder / "minilm", calibrate=False), folder / f"{name}.zarr")
     shutil.copytree(folder / "demo.zarr", folder / "ewt.zarr")
+    for number in range(13):
+        (folder / f"part{number}.zarr").symlink_to("trees.zarr")
     write_models(folder)
     write_corpora(folder)
     write_activations(folder)

@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partialmethod
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -20,95 +12,15 @@ import embstore as es
 from embstore.errors import InvalidValueError, StoreNotFoundError
 from embstore.store import publish
 from embstore.store.storage.location import ObjectPath, parse_location
+from tests.hub import FakeApi, Hub
 from tests.store_making import make_store
-
-REPOSITORY = "/datasets/user/name/resolve/main/"
-
-
-@dataclass
-class Hub:
-    """Two servers on loopback: `resolve` redirects to `files`, each of whose URLs is signed for one request."""
-
-    folder: Path
-    signed: set[str] = field(default_factory=set)
-    ranges: list[str] = field(default_factory=list)
-    ports: dict[str, int] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def resolve(self, request: BaseHTTPRequestHandler) -> None:
-        path = self.folder / request.path.removeprefix(REPOSITORY)
-        if not request.path.startswith(REPOSITORY) or not path.is_file():
-            self._answer(request, 404)
-            return
-        with self._lock:
-            signature = str(len(self.signed) + len(self.ranges))
-            self.signed.add(signature)
-        location = f"http://127.0.0.1:{self.ports['files']}/{path.relative_to(self.folder)}?signature={signature}"
-        self._answer(request, 302, Location=location)
-
-    def files(self, request: BaseHTTPRequestHandler) -> None:
-        url = urlsplit(request.path)
-        (signature,) = parse_qs(url.query)["signature"]
-        with self._lock:
-            if signature not in self.signed:
-                self._answer(request, 403)  # expired
-                return
-            self.signed.remove(signature)
-            self.ranges.append(request.headers.get("Range", ""))
-        body = (self.folder / url.path[1:]).read_bytes()
-        size, named = len(body), {"ETag": f'"{url.path}"', "Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
-        if given := request.headers.get("Range"):
-            first, last = given.removeprefix("bytes=").split("-")
-            start = int(first) if first else max(0, size - int(last))
-            stop = min(size, int(last) + 1) if first and last else size
-            named["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
-            body = body[start:stop]
-        self._answer(request, 206 if given else 200, body, **named)
-
-    @staticmethod
-    def _answer(request: BaseHTTPRequestHandler, status: int, body: bytes = b"", **headers: str) -> None:
-        request.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            request.send_header(name, value)
-        request.end_headers()
-        if request.command == "GET":
-            request.wfile.write(body)
-
-
-def _handled(request: BaseHTTPRequestHandler, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
-    answer(request)
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    made = Hub(tmp_path / "hub")
-    servers = []
-    for name in ("resolve", "files"):
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            do_GET = do_HEAD = partialmethod(_handled, getattr(made, name))
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        made.ports[name] = server.server_address[1]
-        servers.append(server)
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{made.ports['resolve']}/")
-    yield made
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 @pytest.mark.parametrize("name", ["store.zarr", "some/x.zarr"])
 def test_a_store_on_the_hub_is_read_by_ranges_of_signed_urls(hub: Hub, name: str) -> None:
-    (hub.folder / name).parent.mkdir(parents=True)
-    make_store(hub.folder / name)
-    local = es.open(hub.folder / name)
+    (hub.folder / "user/name" / name).parent.mkdir(parents=True)
+    make_store(hub.folder / "user/name" / name)
+    local = es.open(hub.folder / "user/name" / name)
     store = es.open("hf://datasets/user/name" + ("" if name == "store.zarr" else f"/{name}"))
     rows = np.arange(0, local.n_rows, 3)
     for layer in local.layers:
@@ -138,39 +50,14 @@ def test_a_store_that_is_not_on_the_hub(hub: Hub) -> None:
         es.open("hf://datasets/user/name/gone.zarr")
 
 
-class FakeApi:
-    """The calls of huggingface_hub.HfApi that publishing makes, on a folder."""
-
-    folder: Path
-    created: ClassVar[list[tuple[str, bool]]] = []
-
-    def __init__(self, endpoint: str | None) -> None:
-        assert endpoint is not None
-
-    def create_repo(self, repo_id: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
-        assert (repo_type, exist_ok) == ("dataset", True)
-        self.created.append((repo_id, private))
-
-    def upload_folder(self, *, folder_path: Path, path_in_repo: str, **_: object) -> None:
-        shutil.copytree(folder_path, self.folder / path_in_repo)
-
-    def file_exists(self, repo_id: str, name: str, **_: object) -> bool:
-        return (self.folder / name).exists()
-
-    def upload_file(self, *, path_or_fileobj: bytes, path_in_repo: str, **_: object) -> None:
-        (self.folder / path_in_repo).write_bytes(path_or_fileobj)
-
-
 def test_what_is_published_is_opened(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
-    monkeypatch.setattr(FakeApi, "folder", hub.folder, raising=False)
     monkeypatch.setenv("HF_TOKEN", "hf_secret_token")
     make_store(tmp_path / "made.zarr")
     local = es.open(tmp_path / "made.zarr")
     address = publish(local, "hf://datasets/user/name", license="cc-by-4.0", citation="Doe 2026")
     assert FakeApi.created == [("user/name", False)]
     np.testing.assert_array_equal(es.open(address).gather(np.arange(9), 5), local.gather(np.arange(9), 5))
-    text = (hub.folder / "README.md").read_text()
+    text = (hub.folder / "user/name/README.md").read_text()
     files = sorted(path for path in (tmp_path / "made.zarr").rglob("*") if path.is_file())
     names = sorted(files, key=lambda path: path.relative_to(tmp_path).as_posix())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in names)).hexdigest()
@@ -179,7 +66,7 @@ def test_what_is_published_is_opened(hub: Hub, tmp_path: Path, monkeypatch: pyte
     assert "hf_secret_token" not in text
     publish(local, "hf://datasets/user/name/other.zarr", private=True)
     assert FakeApi.created == [("user/name", False), ("user/name", True)]
-    assert (hub.folder / "README.md").read_text() == text
+    assert (hub.folder / "user/name/README.md").read_text() == text
 
 
 def test_what_cannot_be_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,4 +91,3 @@ def test_what_cannot_be_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         unfinished = es.open(tmp_path / "part.zarr")
     with pytest.raises(InvalidValueError, match="is not finished"):
         publish(unfinished, "hf://datasets/user/name")
-    FakeApi.created.clear()
