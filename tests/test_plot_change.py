@@ -80,6 +80,9 @@ def test_series_are_drawn_with_intervals_and_change_points(tmp_path: Path) -> No
     assert below.axes[0].lines[0].get_ydata().tolist() == values
     assert plot.series_figure(series, metric="prt", words=["b"]).axes[0].get_title() == "b"
     assert len(plot.series_figure(series, most=1).axes) == 1
+    paper = plot.series_figure(series, words=["a"], style="paper")
+    paper.draw_without_rendering()
+    assert paper.get_tightbbox().height <= paper.get_size_inches()[1]
     for wrong in ({"words": ["none"]}, {"words": []}, {"metric": "jsd"}, {"layer": 9}):
         with pytest.raises(InvalidValueError):
             plot.series_figure(series, **wrong)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,44 @@ def test_frames_that_cannot_be_drawn_are_refused() -> None:
         plot.heat_map(SentenceSimilarity((), (0,), np.empty((1, 0, 0))))
 
 
+def drawn_labels(axis: Any) -> list[Any]:
+    axis.figure.draw_without_rendering()
+    return [label for label in axis.get_xticklabels() if label.get_text()]
+
+
+@pytest.mark.parametrize("style", [None, "paper", "talk"])
+@pytest.mark.quick(1)
+def test_a_title_does_not_lie_on_the_legend(style: str | None) -> None:
+    figure = plot.geometry_figure({"bert": geometry_frame(("selfsim", "mev"), 13)}, title="a title", style=style)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().y1 < figure.axes[0].bbox.y0
+    assert figure._suptitle.get_window_extent().y0 > figure.axes[0].bbox.y1
+
+
+@pytest.mark.parametrize("style", [None, "paper", "talk"])
+@pytest.mark.quick(1)
+def test_a_legend_is_not_wider_than_its_figure(style: str | None) -> None:
+    names = [f"a model with the long name of number {number}" for number in range(4)]
+    frames = {name: geometry_frame(("mev",), 3) for name in names}
+    figure = plot.geometry_figure(frames, style=style)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().width <= figure.bbox.width
+
+
+def test_numbers_of_layers_on_paper_do_not_overlap_and_have_one_size() -> None:
+    rows = [("a", layer, "code_length", 1000.0) for layer in range(25)] + [("b", 0, "code_length", 1.0)]
+    made = pl.DataFrame(rows, schema=["task", "layer", "metric", "value"], orient="row")
+    boxes = [label.get_window_extent() for label in drawn_labels(plot.code_lengths(made, style="paper").axes[0])]
+    assert len(boxes) >= 5
+    assert all(one.x1 < next_one.x0 for one, next_one in pairwise(boxes))
+    figure = plot.geometry_figure(
+        {"bert": geometry_frame(("anisotropy", "selfsim", "intrasim", "mev"), 7)}, style="paper"
+    )
+    assert len({label.get_fontsize() for axis in figure.axes for label in drawn_labels(axis)}) == 1
+
+
 def test_recall_curve_draws_each_index_and_exact_search() -> None:
     frame = pl.DataFrame(
         {
@@ -182,9 +221,11 @@ def test_recall_curve_draws_each_index_and_exact_search() -> None:
     )
     axis = plot.recall_curve({"ivf": frame, "hnsw": frame}).axes[0]
     drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines}
-    assert drawn["ivf"] == drawn["hnsw"] == ([0.7, 0.95], [9000, 4000])
+    assert drawn["ivf (nprobe)"] == drawn["hnsw (nprobe)"] == ([0.7, 0.95], [9000, 4000])
     assert drawn["exact search"][1] == [800, 800]
-    assert [text.get_text() for text in axis.texts][:2] == ["nprobe=4", "nprobe=16"]
+    assert [text.get_text() for text in axis.texts][:2] == ["4", "16"]
+    flat = plot.recall_curve({"flat": frame.with_columns(setting=pl.lit("flat"))}).axes[0]
+    assert (flat.lines[0].get_label(), flat.texts[0].get_text()) == ("flat", "flat")
     with pytest.raises(InvalidValueError, match="the frame of ivf has no column 'recall'"):
         plot.recall_curve({"ivf": frame.drop("recall")})
 

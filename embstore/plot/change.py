@@ -149,8 +149,7 @@ def series_figure(
         axis.set_xticks(ticks, [literal(series.periods[tick]) for tick in ticks], rotation=45)
         axis.set_xlim(-0.5, len(places) - 0.5)
         axis.tick_params(labelbottom=True)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("against the period before", fontsize=9)
+    figure.supylabel("against the period before", fontsize=9)
     number = resolve_layer(layer, series.frame["layer"].unique().sort().to_list())
     figure.suptitle(f"Change over periods, {layer_name(number)}: {TITLES.get(metric, metric)}", fontsize=12)
     add_legend(figure, axes, where="lower")

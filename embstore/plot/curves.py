@@ -69,6 +69,7 @@ def geometry_figure(
         known = ", ".join(panel[0] for panel in GEOMETRY_PANELS)
         raise InvalidValueError(f"there is no metric to draw: give frames with one or more of {known}")
     figure, axes = panels(len(drawn), columns=3 if len(drawn) == 3 else 2, size=(4.4, 3.0), margin=(0, 0.5))
+    layers = [layer for frame in [*frames.values(), *dashed.values()] for layer in frame["layer"]]
     for (metric, title, label, columns), axis in zip(drawn, axes.flat, strict=False):
         for number, (name, frame) in enumerate([*frames.items(), *dashed.items()]):
             part = frame.filter(frame["metric"].cast(str) == metric)
@@ -77,14 +78,17 @@ def geometry_figure(
                 line = "-" if number < len(frames) else "--"
                 draw_line(axis, part, number=number, label=name, columns=columns, linestyle=line)
         axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
-        style(axis, title=title, x="layer", y=label)
+        style(axis, title=title, x="layer", y=label, layers=layers)
     add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]
 
 
 @drawn
 def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
-    """Draw recall against queries per second from `measure_recall`, a line for each index; exact search is dashed."""
+    """Draw recall against queries per second from `measure_recall`, a line for each index; exact search is dashed.
+
+    At each point is the number of its setting, which the legend names.
+    """
     check_drawable(frames, ("items",), "frames of measure_recall by the name of the index")
     figure, axes = subplots(figsize=(5.6, 3.8))
     axis = axes[0, 0]
@@ -93,10 +97,12 @@ def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
         check_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
         settings = frame.filter(frame["setting"] != "exact search").sort("recall")
         rates, recalls = floats(settings, "queries_per_second"), floats(settings, "recall")
-        axis.plot(recalls, rates, markersize=4.5, linewidth=1.6, label=literal(name), **look(number))
+        option = next(iter(settings["setting"].str.extract_all(r"\w+=").list.join(" ")), "").replace("=", "")
+        label = literal(f"{name} ({option})" if option else name)
+        axis.plot(recalls, rates, markersize=4.5, linewidth=1.6, label=label, **look(number))
         note = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7, "color": look(number)["color"]}
-        for setting, recall, rate in zip(settings["setting"], recalls, rates, strict=True):
-            axis.annotate(setting, (recall, rate), **note)
+        for given, recall, rate in zip(settings["setting"].str.replace_all(r"\w+=", ""), recalls, rates, strict=True):
+            axis.annotate(given, (recall, rate), **note)
         exact += frame.filter(frame["setting"] == "exact search")["queries_per_second"].to_list()
     if exact:
         axis.axhline(float(np.median(exact)), color="#555555", linestyle="--", linewidth=1, label="exact search")
@@ -106,7 +112,7 @@ def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
     axis.xaxis.get_major_locator().set_params(integer=False)
     axis.set_yscale("log")
     axis.grid(color=GRID)
-    axis.legend(frameon=False, fontsize=9)
+    add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]
 
 
@@ -196,6 +202,6 @@ def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figu
         for level in np.unique(baselines[np.isfinite(baselines)]):  # stores of the same sentences share theirs
             axis.axhline(level, color="#555555", linestyle="--", linewidth=1, label="linear order")
         title, label = STRUCTURE_PANELS[metric]
-        style(axis, title=title, x="layer", y=f"{label} ({chosen})")
+        style(axis, title=title, x="layer", y=f"{label} ({chosen})", layers=layered["layer"].to_list())
     add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]

@@ -34,9 +34,10 @@ GRID = "#eeeeee"
 STYLES: dict[str, tuple[float, float]] = {"paper": (3.35, 0.78), "talk": (10.0, 1.5)}
 TWO_COLUMNS = 6.9  # inches: the width on paper of a figure that is a sentence, or large panels
 LARGE_PANEL = 4.0  # inches
-LONG_LABEL = 24  # letters of a label of a legend that has a line of its own on paper
-MANY_TICKS = 13  # labels whose size follows that of their panel
+MANY_TICKS, FEW_TICKS = 13, 7  # labels that fit below a panel, and on paper; the size of more follows their panel
 LETTER = 0.55  # the mean width of a letter, in sizes of its text
+LEGEND = 10  # points: the size of the text of a legend
+HANDLE = 6  # letters: the line of an entry of a legend, and the space around it
 Grid = tuple[list[int], list[int], NDArray[np.float64]]
 _style: ContextVar[str | None] = ContextVar("style", default=None)
 
@@ -102,6 +103,8 @@ def _set_title(figure: Any, title: str) -> None:
         main[0].set_title(literal(title), fontsize=11)
     else:
         figure.suptitle(literal(title), fontsize=12)
+        for legend in figure.legends:  # above the panels it would be drawn over the title
+            legend.set_loc("outside lower center")
 
 
 def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) -> None:
@@ -126,14 +129,14 @@ def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) ->
     from matplotlib.lines import Line2D
     from matplotlib.text import Text
 
-    ticks = set()
-    for axis in figure.axes:
-        for each in (axis.xaxis, axis.yaxis):
-            labels = each.get_ticklabels()
-            ticks |= set(labels)
-            if labels:
-                dense = min(times, 1.3 * width / before[0]) if len(labels) > MANY_TICKS else times
-                each.set_tick_params(which="both", labelsize=labels[0].get_fontsize() * dense)
+    both = [each for axis in figure.axes for each in (axis.xaxis, axis.yaxis)]
+    for each in both:
+        if labels := each.get_ticklabels():
+            dense = min(times, 1.3 * width / before[0]) if len(labels) > MANY_TICKS else times
+            each.set_tick_params(which="both", labelsize=labels[0].get_fontsize() * dense)
+    # smaller labels leave space for more ticks: those made now have their size already
+    made = [tick for each in both for tick in (*each.get_major_ticks(), *each.get_minor_ticks())]
+    ticks = {label for tick in made for label in (tick.label1, tick.label2)}
     for text in figure.findobj(Text):
         if text not in ticks:
             text.set_fontsize(text.get_fontsize() * times)
@@ -156,6 +159,7 @@ def _is_large(figure: Any) -> bool:
 def _wrap_titles(figure: Any) -> None:
     """Break the titles of panels and the labels of their axes into lines that fit."""
     width, height = figure.get_size_inches()
+    share = 0.75 if any(axis.get_label() == "<colorbar>" for axis in figure.axes) else 0.9
     for axis in figure.axes:
         spec = axis.get_subplotspec()
         rows, columns = (1, 1) if spec is None else spec.get_gridspec().get_geometry()
@@ -164,7 +168,7 @@ def _wrap_titles(figure: Any) -> None:
             (axis.xaxis.label, width / columns),
             (axis.yaxis.label, 0.85 * height / rows),
         ):
-            letters = max(8, int(0.9 * inches * 72 / (LETTER * text.get_fontsize())))
+            letters = max(8, int(share * inches * 72 / (LETTER * text.get_fontsize())))
             text.set_text("\n".join(wrap(text.get_text(), letters)))
     if figure._suptitle is not None:
         letters = max(8, int(width * 72 / (LETTER * figure._suptitle.get_fontsize())))
@@ -297,12 +301,16 @@ def choose_split(splits: Iterable[str], split: str | None) -> str:
 
 
 def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Sequence[int] = ()) -> None:
-    """Give an axis its title, labels, ticks at `layers` (whole numbers by default), grid and open frame."""
+    """Give an axis its title, labels, ticks at `layers` (whole numbers by default), grid and open frame.
+
+    Of more layers than there is space for every second, third ... has a tick.
+    """
     axis.set_title(title, fontsize=11)
     axis.set_xlabel(x, fontsize=9)
     axis.set_ylabel(y, fontsize=9)
     if layers:
-        axis.set_xticks(sorted(set(layers)))
+        numbers = sorted(set(layers))
+        axis.set_xticks(numbers[:: ceil(len(numbers) / (FEW_TICKS if on_paper() else MANY_TICKS))])
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis.tick_params(labelsize=8)
@@ -348,8 +356,8 @@ def add_legend(figure: Any, axes: Any, *, where: str = "upper") -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        columns = min(len(handles), 4)
-        if on_paper():
-            columns = 1 if max(map(len, handles)) > LONG_LABEL else min(columns, 2)
-        options = {"loc": f"outside {where} center", "ncols": columns, "frameon": False, "fontsize": 10}
+        width, times = STYLES.get(_style.get() or "", (figure.get_size_inches()[0], 1.0))
+        letters = width * 72 / (LETTER * LEGEND * times)
+        columns = max(1, min(len(handles), 4, int(letters / (max(map(len, handles)) + HANDLE))))
+        options = {"loc": f"outside {where} center", "ncols": columns, "frameon": False, "fontsize": LEGEND}
         figure.legend(handles.values(), handles.keys(), **options)

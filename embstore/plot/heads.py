@@ -42,7 +42,7 @@ def heads_figure(
         raise InvalidValueError(
             "there is nothing to draw: give what disable_heads or another function of heads returns"
         )
-    figure, axes = panels(len(drawn), columns=4, size=(4.6, 3.7), margin=(0.2, 0.5))
+    figure, axes = panels(len(drawn), columns=2, size=(4.6, 3.7), margin=(0.2, 0.5))
     for (name, draw), axis in zip(drawn, axes.flat, strict=False):
         draw(figure, axis, given[name])
     if title is not None:
@@ -64,12 +64,13 @@ def _draw_effects(figure: Any, axis: Any, frame: pl.DataFrame) -> None:
     axis.scatter(
         [heads.index(head) for head in clear["head"]],
         [layers.index(layer) for layer in clear["layer"]],
-        s=16,
+        s=20,
         color="black",
+        edgecolors="white",
         label="clear",
     )
     metric = frame["metric"][0]
-    axis.set_title(f"Change of {metric} without a head; dots: clear", fontsize=10)
+    axis.set_title(f"Change of {metric} without a head (dots: clear)", fontsize=11)
 
 
 def _draw_layers(figure: Any, axis: Any, frame: pl.DataFrame) -> None:
@@ -86,7 +87,7 @@ def _draw_layers(figure: Any, axis: Any, frame: pl.DataFrame) -> None:
 
 def _draw_importance(figure: Any, axis: Any, frame: pl.DataFrame) -> None:
     _map(figure, axis, frame, "value", cmap="Greys", vmin=0, vmax=1)
-    axis.set_title("Importance by gradient (l2 norm of a layer: 1)", fontsize=10)
+    axis.set_title("Importance by gradient (l2 norm of a layer: 1)", fontsize=11)
 
 
 def _draw_pruning(figure: Any, axis: Any, frame: pl.DataFrame) -> None:
