@@ -342,7 +342,8 @@ def knn(
     ).frame
     if output.deliver(frame):
         first = frame.row(0, named=True)
-        print_table(_accuracies(frame), title=f"{label} of the {k} nearest, {first['split']}, {first['space']}")
+        how = "by the nearest centroid" if chosen.get("classifier") == "centroid" else f"of the {k} nearest"
+        print_table(_accuracies(frame), title=f"{label} {how}, {first['split']}, {first['space']}")
 
 
 def _train_and_test(path: str, train: str | None, test: str | None) -> tuple[es.Store | es.Selection, dict[str, Any]]:

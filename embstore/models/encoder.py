@@ -127,6 +127,10 @@ class Encoder(ABC):
     split_over: str | Mapping[str, int | str] | None = None
     weights_by_device: Mapping[str, int] = MappingProxyType({})
 
+    def __repr__(self) -> str:
+        layers = f"{self.info.num_hidden_layers} layers x {self.info.hidden_size}"
+        return f"<{type(self).__name__} {self.info.name}: {self.info.architecture}, {layers}, {self.device}>"
+
     @property
     def attention(self) -> Mapping[str, float]:
         """Return "head_size", the features of a head, and "scaling", that of scores, where sites are known."""

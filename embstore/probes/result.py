@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from embstore.errors import InvalidValueError
+from embstore.html import html_frame
 from embstore.store.storage.files import write_frame
 
 SCHEMA = {
@@ -79,7 +80,7 @@ class ProbeResult:
         return f"ProbeResult({len(self.frame):,} scores of {tasks:,} tasks in {metrics:,} metrics)"
 
     def _repr_html_(self) -> str:
-        return f"<p>{self!r}</p>{self.frame._repr_html_()}"
+        return html_frame(self, self.frame)
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:

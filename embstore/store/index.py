@@ -197,6 +197,10 @@ class Index:
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", {**self.own_labels, **self.spread_fields()})
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.type):,} rows, {len(self.words):,} words, {len(self.texts):,} sentences"
+        return f"<Index of {counts}, labels {[*self.labels]}>"
+
     def spread_fields(self) -> dict[str, Labels]:
         """Return the fields of documents as labels of rows."""
         return {name: _FieldLabels(own, lambda: self.document_of(self.sentence)) for name, own in self.fields.items()}

@@ -19,6 +19,7 @@ from embstore.arguments import checked
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, check_choice, check_type, check_whole, quoted
+from embstore.html import html_frame
 from embstore.models.batching import Batch, make_batches
 from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
 from embstore.progress import Progress, reporting
@@ -55,6 +56,9 @@ class Attention:
             f"<Attention of {self.model!r} over {self.corpus!r}: {', '.join(self.statistics)} of "
             f"{self.n_sentences:,} sentences, {self.n_subwords:,} subwords>"
         )
+
+    def _repr_html_(self) -> str:
+        return html_frame(self, self.frame)
 
     def save(self, path: str | Path) -> None:
         """Write the frame to a .csv, .parquet or .json file."""
@@ -317,6 +321,9 @@ class SentenceAttention:
     layers: tuple[int, ...]
     heads: tuple[int, ...]
     values: NDArray[np.float32]
+
+    def __repr__(self) -> str:
+        return f"<SentenceAttention of {len(self.subwords)} subwords, layers {self.layers}, heads {self.heads}>"
 
 
 @checked

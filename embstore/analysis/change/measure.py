@@ -22,6 +22,7 @@ from embstore.analysis.scan import Counter
 from embstore.analysis.words import MEMORY
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice
+from embstore.html import html_frame
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, write_frame
@@ -135,7 +136,7 @@ class Change:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.__repr__()[1:-1]}</p>{self.frame._repr_html_()}"
+        return html_frame(self, self.frame)
 
 
 @checked

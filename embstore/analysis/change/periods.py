@@ -20,6 +20,7 @@ from embstore.analysis.change.testing import ChangeTests, draw, each_word, rando
 from embstore.analysis.words import MEMORY
 from embstore.arguments import checked
 from embstore.errors import check_choice, check_whole
+from embstore.html import html_frame
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, write_frame
@@ -103,6 +104,9 @@ class ChangeSeries:
 
     def __repr__(self) -> str:
         return f"<ChangeSeries of {len(self.compared.words):,} words over {len(self.periods)} periods>"
+
+    def _repr_html_(self) -> str:
+        return html_frame(self, self.frame)
 
 
 @checked

@@ -19,6 +19,7 @@ from embstore.analysis.neighbors.voting import Distinct, Predictions, search_wit
 from embstore.analysis.scan import Counter
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
+from embstore.html import html_frame
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
 from embstore.store.layout import resolve_layer
@@ -119,6 +120,14 @@ class KnnLabels:
     _task: Task
     _found: Mapping[tuple[int | None, int], Predictions]
     _space: str
+
+    def __repr__(self) -> str:
+        layers, ks = ([*dict.fromkeys(each)] for each in zip(*self._found, strict=True))
+        occurrences = f"{len(self._task.queries):,} occurrences, {self._task.split}"
+        return f"<KnnLabels of {self._task.wanted.label}: {occurrences}, layers {layers}, k {ks}>"
+
+    def _repr_html_(self) -> str:
+        return html_frame(self, self.frame)
 
     @property
     def frame(self) -> pl.DataFrame:

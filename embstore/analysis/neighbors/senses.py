@@ -23,6 +23,7 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
+from embstore.html import html_frame
 from embstore.progress import Report
 from embstore.store import Selection, Store, write_frame
 from embstore.vectors.kmeans import spherical_kmeans, unit_rows
@@ -103,7 +104,7 @@ class Clusters:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p>{self.__repr__()[1:-1]}</p>{self.frame._repr_html_()}"
+        return html_frame(self, self.frame)
 
 
 @checked

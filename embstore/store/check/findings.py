@@ -46,9 +46,10 @@ class VerifyReport:
     checked_nbytes: int
 
     def __repr__(self) -> str:
-        state = "ok" if self.ok else f"{len(self.faults)} faults"
+        n_faults, n = len(self.faults), self.n_partitions
+        state = "ok" if self.ok else f"{n_faults} fault{'' if n_faults == 1 else 's'}"
         missing = f", {len(self.missing)} not written" if self.missing else ""
-        return f"<VerifyReport of {self.path}: {state}, {self.n_partitions} partitions{missing}>"
+        return f"<VerifyReport of {self.path}: {state}, {n:,} partition{'' if n == 1 else 's'}{missing}>"
 
     def _repr_html_(self) -> str:
         faults = "".join(f"<li>{escape(str(fault))}</li>" for fault in self.faults)
