@@ -37,7 +37,6 @@ from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
 CHECK_SENTENCES = 4
-MAX_NAME_WIDTH = 34
 
 
 @dataclass
@@ -247,7 +246,7 @@ class Plan:
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *contexts,
             *windows,
-            *((f"dropped: {drop.reason}", _with_examples(drop)) for drop in self.metadata.dropped),
+            *(("dropped", _with_examples(drop)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{self._together()}"),
@@ -258,12 +257,12 @@ class Plan:
 
 
 def _with_examples(drop: Dropped) -> str:
-    return f"{drop.count:,}" + (f", such as {'; '.join(drop.examples[:3])}" if drop.examples else "")
+    return f"{drop.count:,} {drop.reason}" + (f", such as {'; '.join(drop.examples[:3])}" if drop.examples else "")
 
 
 def as_text(lines: Sequence[tuple[str, str]]) -> str:
     """Format names and values in two columns."""
-    width = min(MAX_NAME_WIDTH, max(len(name) for name, _ in lines))
+    width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 

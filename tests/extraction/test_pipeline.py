@@ -113,6 +113,8 @@ def test_every_word_has_a_row_or_a_reason(tmp_path: Path) -> None:
     dropped = {drop.reason.split(":")[0]: drop.count for drop in plan.metadata.dropped}
     units = sum(len(s.words) - sum(stop - start - 1 for start, stop in s.targets) for s in SENTENCES)
     assert dropped == {"no subword": 3, "not chosen": units - 3 - 3}
+    lines = [line.split(maxsplit=3) for line in repr(plan).splitlines() if line.startswith("dropped ")]
+    assert [each[1:3] for each in lines] == [["3", "no"], [str(units - 6), "not"]]
     assert store.index.texts[0] == "the bank of the river"
     assert store.index.source.tolist() == [0, 1, 4]
     examples = plan.metadata.dropped[0].examples
