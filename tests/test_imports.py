@@ -80,6 +80,7 @@ ALLOWED: dict[str, set[str]] = {
     "probes": {
         "spacing",
         "errors",
+        "html",
         "arguments",
         "devices",
         "progress",

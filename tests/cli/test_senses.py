@@ -97,8 +97,9 @@ def test_label_prints_a_row_a_layer(folder: Work) -> None:
     assert [line.split()[0] for line in lines[2:]] == ["0", "2", "5"]
     accuracy = knn_labels(es.open(folder / "labels.zarr"), label="upos", k=3, layers=5).frame["value"][0]
     assert float(lines[-1].split()[1]) == pytest.approx(accuracy, rel=1e-3)
-    ran = folder.run("knn", "labels.zarr", "--label", "upos", "--set", "classifier=centroid")
-    assert ran.out.startswith("upos by the nearest centroid, leave-one-word-out, cosine\n")
+    folder.write("test.txt", "bank\nriver\n")
+    ran = folder.run("knn", "labels.zarr", "--label", "upos", "--test", "test.txt", "--set", "classifier=centroid")
+    assert ran.out.startswith("upos by the nearest centroid, words, cosine\n")
 
 
 def test_label_reads_lists_of_either_form(folder: Work) -> None:
