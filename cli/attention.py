@@ -73,9 +73,7 @@ def attention(
 
 
 def _compare(corpus: Any, model: str, other: str, settings: dict[str, Any], device: str, output: Drawing) -> None:
-    for name in settings:
-        if name not in COMPARISON:
-            raise es.errors.InvalidValueError(f"{name} does not apply with --other: choose {', '.join(COMPARISON)}")
+    opt.exclude("other", *(name for name in SETTINGS if name not in COMPARISON), "layers")
     table = es.analysis.attention_similarity(corpus, model_a=model, model_b=other, device=device, **settings)
     names = " and ".join(Path(name).name for name in (model, other))
     output.draw(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError, check_choice
+from embstore.errors import check_choice
 from embstore_cli.output import Drawing, counted, print_concordance, print_notes, print_table
 
 if TYPE_CHECKING:
@@ -41,14 +41,17 @@ def change(
     --set min_count=N: only words with N occurrences on each side; width=10: decades of a column of years.
     """
     chosen = opt.read_settings(settings, SETTINGS)
+    opt.exclude("as_json", "top", "sentences", *(("rank",) if output.plot is None else ()))
+    names = list(METRICS) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(","))) or [""]
+    if "jsd" not in names:
+        opt.refuse("without jsd among --metrics: give that too", "n_clusters", "min_senses")
     store = es.open(old)
     periods: tuple[str, ...] = ()
     if by is not None and new is None:
         periods = es.analysis.change.list_periods(store, by=by, width=chosen.get("width"))
-    names = list(METRICS) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(","))) or [""]
     if len(periods) > 2:
-        _refuse_sides(chosen, metrics, f"--by {by} has {len(periods)} periods")
-        names = [name for name in names if name != "jsd"]
+        opt.refuse(f"on the {len(periods)} periods of --by {by}: leave it out, or compare two", *TWO_SIDES)
+        names = [name for name in names if name != "jsd" or metrics != "all"]
     top, sentences, rank = chosen.pop("top", 10), chosen.pop("sentences", 2), chosen.pop("rank", None)
     if rank is not None:
         check_choice("rank", rank, names)
@@ -66,15 +69,6 @@ def change(
     print_notes(found.notes)
     if output.deliver(found.frame):
         _print(found, rank, top, sentences)
-
-
-def _refuse_sides(chosen: dict[str, Any], metrics: str, what: str) -> None:
-    """Raise InvalidValueError for what only two sides have: typical sentences, clusters, words of like frequency."""
-    given = [f"--set {name}" for name in TWO_SIDES if name in chosen]
-    given += ["--metrics jsd"] if "jsd" in metrics.replace(" ", "").split(",") else []
-    given += ["--set rank=jsd"] if chosen.get("rank") == "jsd" else []
-    if given:
-        raise InvalidValueError(f"{given[0]} is of two periods, and {what}: leave it out, or compare two")
 
 
 def _print_series(series: ChangeSeries, rank: str, top: int) -> None:

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from embstore.errors import EmbstoreError, InvalidValueError
-from embstore_cli.options import SETTINGS
+from embstore_cli.options import GIVEN, SETTINGS
 
 RENAMED = {"test_words": "--test", "train_words": "--train"}  # arguments of functions
 
@@ -110,6 +110,12 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that names an argument of a Python function names the option instead."""
+        GIVEN.clear()
+        for each in self.params:
+            source = ctx.get_parameter_source(each.name)
+            is_typed = source is not None and source.name == "COMMANDLINE"
+            if is_typed and each.param_type_name == "option" and each.name != "settings":
+                GIVEN[each.name] = _typed(each, ctx.params[each.name])
         try:
             return super().invoke(ctx)
         except EmbstoreError as error:
@@ -117,6 +123,13 @@ class Command(TyperCommand):
             names = {name: option for name, option in options.items() if "_" in name and option.startswith("--")}
             error.args = (_in_options(str(error), names), *error.args[1:])
             raise
+
+
+def _typed(option: Any, value: Any) -> str:
+    """Return an option and its value as they were typed; of several values the first."""
+    if option.is_flag:
+        return str(max(option.opts if value else option.secondary_opts, key=len))
+    return f"{max(option.opts, key=len)} {value[0] if isinstance(value, list) else value}"
 
 
 def _converting(parameters: list[Any]) -> list[Any]:

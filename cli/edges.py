@@ -58,6 +58,8 @@ class EdgeProbing(opt.Probing):
         return find_tasks(tasks, derive=self.task or (), **named)
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        if self.kind == "linear":
+            opt.refuse("with --kind linear: leave one of them out", "hidden_size", "projection")
         own = {"kind": self.kind, "sentences": self.sentences or None, "control": self.control}
         return {**own, **super().arguments(settings)}
 

@@ -51,17 +51,11 @@ def explore(
 
     Runs until Ctrl-C. Only those who have the URL that is printed can read the stores, and nobody can change them.
     """
+    opt.exclude("static", but=("store_url", "maps"))
+    opt.require("static", "store_url", "maps")
     if static is not None:
-        served = {"--host": host != HOST, "--port": port, "--model": model, "--probes": probes}
-        served |= {"--no-browser": not browser, "--password": password}
-        for name, value in served.items():
-            if value:
-                raise InvalidValueError(f"{name} is of a server, and --static {static} writes a folder: leave one out")
         _write_static(stores, static, store_url, maps)
         return
-    if store_url is not None or maps is not None:
-        given = "--maps" if store_url is None else f"--store-url {store_url}"
-        raise InvalidValueError(f"{given} is for static pages: give --static OUT too")
     try:
         from embstore.explorer import serve
     except ImportError as error:

@@ -224,16 +224,13 @@ class Extraction:
             **computing,
         )
 
-    def use_options_of(self, store: str, invocation: typer.Context) -> None:
+    def use_options_of(self, store: str) -> None:
         """Use the options that a store was made with, but for those that are given."""
         if len(self.windows) > 1 or "{window}" in store:
             raise InvalidValueError(f"--append adds to one store: give one --{self.kind}-window, or none")
         stored = es.extraction.options_of(store)
-        sources = {name: invocation.get_parameter_source(name) for name in invocation.params}
-        named = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-        named |= set(opt.read_settings(self.given.settings, SETTINGS))
-        names = {each.name for each in fields(es.ExtractionOptions)} & named
-        if named & {"where", "word_list", "label", "max_contexts", *KEEP}:
+        names = {each.name for each in fields(es.ExtractionOptions)} & opt.GIVEN.keys()
+        if opt.GIVEN.keys() & {"where", "word_list", "label", "max_contexts", *KEEP}:
             names.add("keep")
         self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(names)})
 
@@ -280,7 +277,6 @@ def plan(
 
 
 def extract(
-    invocation: typer.Context,
     corpus: Corpus,
     store: opt.NewStore,
     *,
@@ -307,12 +303,13 @@ def extract(
     --set, how it is computed: compute_dtype (float32, float16, bfloat16); batch_subwords; max_length; workers=N.
     """
     extraction = Extraction(corpus, extracting)
-    if extraction.means and (virtual or append or repair or devices or cluster):
-        raise InvalidValueError("means are made in this process: leave out --virtual, --append, --repair, and workers")
+    if extraction.means:
+        why = "with --set means=true, which is made in this process: leave one of them out"
+        opt.refuse(why, "virtual", "append", "repair", "devices", "cluster", "workers")
     if virtual and (append or len(extraction.windows) > 1):
         raise InvalidValueError("--virtual goes with neither --append nor several windows: thin the stores afterwards")
     if append:
-        extraction.use_options_of(store, invocation)
+        extraction.use_options_of(store)
     paths = extraction.paths(store)
     executor = opt.executor_of(cluster, extraction.workers, devices)
     device = devices.split(",")[0] if devices is not None and extracting.device == "auto" else extracting.device

@@ -27,6 +27,7 @@ TITLES = {
     "effective_rank": "effective rank",
     "top_component": "share of the top component",
 }
+NEEDS = {"min_contexts": {"selfsim", "mev"}, "centered": {"mev"}, "top": {"selfsim"}}  # one of these metrics
 SETTINGS = {
     "top": int,
     "baseline": Literal["exact", "sample"],
@@ -62,17 +63,24 @@ def geometry(
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
     --set top=N shows the N most and the N least context-specific words; words_only=true leaves punctuation out.
     """
-    names = _names(stores)
+    paths = _names(stores)
     chosen = opt.read_settings(settings, SETTINGS)
+    opt.exclude("as_json", "top", *(("resamples",) if output.plot is None else ()))
+    if chosen.get("baseline") != "sample":
+        opt.refuse("without --set baseline=sample: give that too", "sample")
+    names = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
+    for option, needed in NEEDS.items():
+        if not needed & {*names}:
+            opt.refuse(f"with --metrics {metrics}: give {' or '.join(sorted(needed))} too", option)
     top = chosen.pop("top", 5)
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
     check_whole("resamples", resampling["resamples"], 1, 10**6)
     executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
-    options = {"executor": executor, "min_contexts": min_contexts, "centered": centered, "device": device, **chosen}
-    options["metrics"] = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
+    options: dict[str, Any] = {"executor": executor, "metrics": names, "device": device, **chosen}
+    options |= {"min_contexts": min_contexts, "centered": centered}
     tables: dict[str, pl.DataFrame] = {}
     with executor or nullcontext():
-        for name, path in names.items():
+        for name, path in paths.items():
             opened = es.open(path)
             tables[name] = es.geometry(opened, layers=opt.layers_of(layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
@@ -174,8 +182,9 @@ def separability(
     The share of occurrences whose vector is closest, by cosine, to the centroid of their own label, among the labels of
     the word; means over words by layer, and the N words with the lowest and the highest share (--set top=N).
     """
-    opened = es.open(store)
     chosen = opt.read_settings(settings, SEPARABILITY)
+    opt.exclude("as_json", "top")
+    opened = es.open(store)
     top = chosen.pop("top", 5)
     table = es.analysis.sense_separability(opened, label=label, layers=opt.layers_of(layers), **chosen)
     if output.deliver(table):

@@ -8,7 +8,7 @@ import typer
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError
+from embstore.errors import check_whole
 from embstore_cli.output import Output, print_json, print_table
 
 if TYPE_CHECKING:
@@ -44,18 +44,13 @@ def index(
     Run the same command again to resume. An index is refused once its store has changed, until it is built again.
     --set memory=2GiB limits its size; --set k=10 and queries=1000 are of --recall.
     """
-    if output.out is not None and not recall:
-        raise InvalidValueError(f"--out {output.out} takes the table of --recall: give that too")
-    if recall and (list_ or remove is not None):
-        raise InvalidValueError("--recall is of an index that is built: leave it out with --list and --remove")
     chosen = opt.read_settings(settings, SETTINGS)
-    measured: dict[str, Any] = {"k": 10, "queries": 1000}
-    for key in [key for key in measured if key in chosen]:
-        value = measured[key] = chosen.pop(key)
-        if not recall:
-            raise InvalidValueError(f"--set {key}={value} is for --recall: give that too")
-        if value < 1:
-            raise InvalidValueError(f"--set {key}={value} is not allowed: give 1 or more")
+    opt.exclude("list_", but=("remove", "as_json"))
+    opt.exclude("remove", but=("list_", "as_json"))
+    opt.require("recall", "out", "k", "queries")
+    measured: dict[str, Any] = {"k": chosen.pop("k", 10), "queries": chosen.pop("queries", 1000)}
+    for key, value in measured.items():
+        check_whole(key, value, 1)
     opened = es.open(store)
     if remove is not None:
         es.analysis.remove_index(opened, remove)

@@ -123,6 +123,8 @@ def generate(
     taken; with it, subwords are drawn.
     """
     chosen = opt.read_settings(settings, GENERATING)
+    if not chosen.get("temperature"):
+        opt.refuse("on the likeliest subword: give --set temperature=T above 0 too", "top_p", "seed")
     made = es.models.generate(prompts, out, model=model, max_new_tokens=max_new_tokens, device=device, **chosen)
     if as_json:
         print_json({**asdict(made), "path": str(made.path)})

@@ -81,13 +81,22 @@ def neighbors(
 
     The search is exact unless --index is given. In a file of word vectors the neighbors are words.
     """
-    words, vectors = _queries(word, batch, row, text, mean)
-    if model is not None and text is None:
-        raise InvalidValueError(f"--model {model} encodes the sentence of --text: give that too")
-    space: dict[str, Any] = {"k": k, "metric": metric, "centered": centered, "n_components": components}
+    opt.exclude("batch", "row", "text")
+    opt.exclude("row", "text", "mean", "queries")
+    opt.exclude("text", "mean", "queries")
+    opt.exclude("mean", "queries")
+    opt.require("text", "model")
+    words, vectors = _queries(word, batch, row, text)
+    space: dict[str, Any] = {
+        "k": k,
+        "metric": metric,
+        "centered": centered,
+        "n_components": components,
+        "device": device,
+    }
     if not _is_store(source):
-        if row is not None or text is not None or mean or layer != "last" or label or exclude or index:
-            raise InvalidValueError(f"{source} holds word vectors: use WORD, -k, --metric, --centered or --components")
+        of_stores = ("layer", "row", "text", "queries", "mean", "label", "exclude", "index")
+        opt.refuse(f"on the word vectors of {source}: leave it out", *of_stores)
         table = es.neighbors(es.vectors.read_vectors(source), words, vectors=vectors, **space)
         _show(table, output)
         return
@@ -109,22 +118,15 @@ def neighbors(
         same_word=exclude not in ("word", "both"),
         same_sentence=exclude not in ("sentence", "both"),
         index=index,
-        device=device,
         **space,
     )
     _show(table, output, store=store, more=more, text=text, has_vectors=vectors is not None)
 
 
-def _queries(
-    word: str | None, batch: Path | None, row: int | None, text: str | None, mean: bool
-) -> tuple[list[str] | None, Any]:
+def _queries(word: str | None, batch: Path | None, row: int | None, text: str | None) -> tuple[list[str] | None, Any]:
     """Return the query words and vectors, each None where the query is something else; refuses contradictions."""
-    if batch is not None and (word is not None or row is not None or text is not None):
-        raise InvalidValueError(f"--batch {batch} names the queries: leave WORD, --row and --text out")
-    if row is not None and (word is not None or text is not None):
-        raise InvalidValueError(f"--row {row} names the query: leave WORD and --text out")
-    if mean and (text is not None or row is not None):
-        raise InvalidValueError("--mean is of a word of the store: leave it out, or --row and --text")
+    if word is not None:
+        opt.refuse(f"with the word {word}: leave one of them out", "batch", "row")
     if batch is None and word is None and row is None and text is None:
         raise InvalidValueError("there is no query: give a WORD, --row, --text or --batch")
     if batch is None:
@@ -132,8 +134,7 @@ def _queries(
     if not batch.is_file():
         raise InvalidValueError(f"--batch {batch}: there is no such file; give words, one a line, or an array as .npy")
     if batch.suffix == ".npy":
-        if mean:
-            raise InvalidValueError("--mean is of words of the store: give a text file of words")
+        opt.refuse("with --batch of vectors: leave it out, or give a text file of words", "mean", "queries")
         import numpy as np
 
         try:
@@ -232,6 +233,8 @@ def senses(
     Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
     """
     chosen = opt.read_settings(settings, SENSES)
+    opt.require("plot", "map")
+    opt.exclude("clusters", "min_size")
     drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
     opened = es.open(store)
     found = es.senses(
@@ -405,8 +408,8 @@ def hubness(
     components = chosen.pop("n_components", 0)
     import polars as pl
 
-    if not _is_store(source) and layers != "all":
-        raise InvalidValueError(f"--layers {layers}: {source} holds word vectors, which have no layers")
+    if not _is_store(source):
+        opt.refuse(f"on the word vectors of {source}: leave it out", "layers")
     data: Any = es.open(source) if _is_store(source) else es.vectors.read_vectors(source)
     numbers = opt.layers_of(layers)
     frame = pl.concat(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -15,6 +15,7 @@ import embstore as es
 from embstore.errors import InvalidValueError
 
 SETTINGS: set[str] = set()  # the keys that --set takes in any command
+GIVEN: dict[str, str] = {}  # the options and settings that the command line gives, by their Python names
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -109,13 +110,38 @@ def read_settings(given: list[str] | None, keys: Mapping[str, Any], config: Path
     settings: dict[str, Any] = {}
     for key, value in (_read_config(config) if config is not None else {}).items():
         settings[key] = _checked(key, value, keys, f"--config {config}: ")
+        GIVEN[key] = f"--config {config}: {key}"
     for pair in given or []:
         key, sign, text = pair.partition("=")
         if not sign or not text:
             raise InvalidValueError(f"--set {pair} is not KEY=VALUE: the keys are {', '.join(keys)}")
         key = key.strip().replace("-", "_")
         settings[key] = _checked(key, text if keys.get(key) is str else _parsed(text), keys, "--set ")
+        GIVEN[key] = f"--set {pair}"
     return settings
+
+
+def refuse(why: str, *names: str) -> None:
+    """Raise InvalidValueError for the first of these options and settings that the command line gives, if any.
+
+    `why`: where it has no effect, and what to do. Settings are known once they are read.
+    """
+    for name in names:
+        if name in GIVEN:
+            raise InvalidValueError(f"{GIVEN[name]} has no effect {why}")
+
+
+def exclude(name: str, *others: str, but: Collection[str] = ()) -> None:
+    """Refuse what has no effect where this option is given: `others`, or all options but these."""
+    if name in GIVEN:
+        others = others or tuple(each for each in GIVEN if each not in (name, *but))
+        refuse(f"with {GIVEN[name]}: leave one of them out", *others)
+
+
+def require(needed: str, *names: str) -> None:
+    """Refuse what has no effect unless this option is given."""
+    if needed not in GIVEN:
+        refuse(f"without --{needed.replace('_', '-')}: give that too", *names)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -158,10 +158,7 @@ class Drawing(Output):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_file(self.plot, "--plot", (".png", ".svg", ".pdf"))
-        if self.plot is None:
-            for name in ("title", "size", "style"):
-                if (value := getattr(self, name)) is not None:
-                    raise InvalidValueError(f"--{name} {value} is for the figure: give --plot FILE too")
+        opt.require("plot", "title", "size", "style")
         opt.size_of(self.size)
 
     def draw(self, make: Callable[..., Any]) -> None:

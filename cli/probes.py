@@ -66,7 +66,11 @@ def classes(
     each right if at least half of its contexts are (Zhao et al. 2020). Training stops early by a fifth of the --train
     words, or by those of --set dev=FILE.
     """
+    opt.exclude("as_json", "by")
     chosen = opt.read_settings(settings, CLASSES, probing.config)
+    opt.exclude("dev", "dev_share")
+    if kind == "linear":
+        opt.refuse("with linear probes: give --kind mlp too", "hidden_size")
     splits, dev_share = _splits(chosen.pop("splits", ("dev", "test"))), chosen.pop("dev_share", 0.2)
     words = {
         name: opt.read_words(path, option=f"--{name}")
@@ -109,6 +113,7 @@ def apply(
     are those that the probes were tested on, unless --test is given; --set splits=train,dev,test scores those of other
     splits too. --set label=COLUMN: the label column, if it has another name in these stores.
     """
+    opt.exclude("as_json", "by")
     chosen = opt.read_settings(settings, APPLIED)
     words = None if test is None else opt.read_words(test, option="--test")
     probe = es.probes.load(probes)
@@ -220,10 +225,9 @@ def structure(
     the order of the words as a baseline. Sentences are found in the stores by their words.
     """
     chosen = opt.read_settings(settings, STRUCTURE, probing.config)
-    if sentence is not None and (output.plot is None or chosen.get("tasks") == ("depth",)):
-        raise InvalidValueError(
-            f"--sentence {sentence} draws distances: give --plot FILE, and not only --set tasks=depth"
-        )
+    opt.require("plot", "sentence")
+    if chosen.get("tasks") == ("depth",):
+        opt.refuse("with --set tasks=depth, as it draws distances: leave one of them out", "sentence")
     splits = _splits(chosen.pop("splits", ("dev", "test")))
     options = {"sentences": sentences or None, **probing.arguments(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read

@@ -148,8 +148,7 @@ def lookup(
     --plot draws how similar the words of the first occurrence's sentence are to each other at each layer; --where
     "occurrence = N" chooses the one in row N.
     """
-    if attention is not None and output.plot is None:
-        raise InvalidValueError(f"--attention {attention} is drawn: give --plot FILE too")
+    opt.require("plot", "attention")
     opened = es.open(store)
     found = opened.select(words=word, where=where)
     if output.plot is not None and not len(found):
@@ -206,8 +205,8 @@ def export(
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """
-    if sample is not None and not (atlas or projector):
-        raise InvalidValueError(f"--sample {sample} is for --atlas and --projector: give one of them too")
+    if not (atlas or projector):
+        opt.refuse("without --atlas or --projector: give one of them too", "sample")
     chosen = [word] if word is not None else None
     if word_list is not None:
         chosen = [*(chosen or ()), *opt.read_words(word_list, option="--word-list")]
@@ -319,8 +318,7 @@ def label(
     """
     if (table is None) == (remove is None):
         raise InvalidValueError("give either FILE with labels to add, or --remove NAME")
-    if remove is not None and replace:
-        raise InvalidValueError(f"--replace is for labels that are added: leave it or --remove {remove} out")
+    opt.exclude("remove", "on", "replace")
     opened = es.open(store)
     if remove is not None:
         opened.remove_labels(remove)

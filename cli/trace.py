@@ -54,9 +54,10 @@ def trace(
     ambiguous if the mean probability over P(0) to P(L) is at most --set limit=0.7: that of the right label, or with
     --set rule=highest of the likeliest one. --set all=true shows all edges of a sentence.
     """
-    if sentence is not None and most is not None:
-        raise InvalidValueError("--sentence and --most are both given: choose a sentence, or have them listed")
+    opt.exclude("sentence", "most")
     chosen = opt.read_settings(settings, SETTINGS)
+    if sentence is None and output.plot is None:
+        opt.refuse("without --sentence or --plot: give one of them too", "all")
     limits: dict[str, Any] = {"limit": chosen.get("limit", 0.7), "rule": chosen.get("rule", "right")}
     loaded = _loaded(probes, device)
     opened = es.open(store)

@@ -165,6 +165,7 @@ def evaluate(
     """
     options: dict[str, Any] = {"oov": oov, "lowercase": True, "shared_vocabulary": shared_vocabulary, "seed": 0}
     options |= opt.read_settings(settings, EVALUATION)
+    opt.exclude("as_json", "paper")
     limit, paper = options.pop("limit", None), options.pop("paper", False)
     names = _names(vectors)
     found = es.vectors.read_benchmarks(benchmarks)

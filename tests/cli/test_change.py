@@ -99,12 +99,12 @@ def test_series_as_json_and_as_a_file(years: Work) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--metrics", "apd,jsd"), "--metrics jsd is of two periods, and --by year has 5 periods"),
-        (("--set", "rank=jsd"), "--set rank=jsd is"),
-        (("--set", "sentences=1"), "--set sentences is"),
-        (("--set", "n_clusters=3"), "--set n_clusters is"),
-        (("--set", "min_senses=3"), "--set min_senses is"),
-        (("--set", "matched=3"), "--set matched is"),
+        (("--metrics", "apd,jsd"), "metric 'jsd'"),
+        (("--set", "rank=jsd"), "rank 'jsd'"),
+        (("--set", "sentences=1"), "--set sentences=1 has no effect on the 5 periods of --by year"),
+        (("--set", "n_clusters=3"), "--set n_clusters=3 has no effect"),
+        (("--set", "min_senses=3"), "--set min_senses=3 has no effect"),
+        (("--set", "matched=3"), "--set matched=3 has no effect"),
         (("--metrics", "none"), "metric 'none'"),
         (("--metrics", ","), "metric ''"),
         (("--metrics", "apd", "--set", "rank=prt"), "rank 'prt'"),

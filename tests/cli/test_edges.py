@@ -59,7 +59,7 @@ def test_tasks_by_folder_and_by_file(folder: Work) -> None:
 
 
 def test_linear_probes_are_shown_by_layer(folder: Work) -> None:
-    ran = folder.run("probe", "edges", "made.zarr", "colours", *ASK, "--kind", "linear")
+    ran = folder.run("probe", "edges", "made.zarr", "colours", *settings(epochs=2, patience=0), "--kind", "linear")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "linear probes: F1 of each layer alone"

@@ -58,7 +58,6 @@ def test_fine_tuned_extracted_and_compared(work: Work) -> None:
         ("attention corpus.txt -m model --layers 9", "layer 9 has no attention in 'model'"),
         ("attention corpus.txt -m model --set heads=4", "there is no head 4"),
         ("attention corpus.txt -m model --set statistics=trees", "trees cannot be measured: corpus.txt has no trees"),
-        ("attention corpus.txt -m model --other model --set heads=1", "heads does not apply with --other"),
         ("attention gone.txt -m model", "no corpus at gone.txt"),
         ("attention corpus.txt -m model --plot maps.doc", "--plot maps.doc has no known suffix"),
     ],

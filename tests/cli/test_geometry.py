@@ -18,7 +18,6 @@ def test_a_figure_has_the_title_and_size_that_are_given(work: Work) -> None:
     assert (ran.status, ran.err) == (0, "")
     assert "Two layers" in svg_texts(work / "a.svg")
     for options, says in (
-        (("--title", "A"), "--title A is for the figure: give --plot FILE too"),
         (("--plot", "a.svg", "--size", "big"), "--size 'big' is not allowed: give width and height in inches"),
         (("--plot", "a.svg", "--style", "poster"), "--style 'poster' is not allowed: give paper, talk"),
     ):

@@ -112,6 +112,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
         ("store.zarr --layer 1 --components 32", ("components 32", "0 to 31")),
         ("store.zarr --layer 1 --set name=a/b", ("name 'a/b'", "letters")),
         ("store.zarr --set train_sample=0", ("--set train_sample 0",)),
+        ("store.zarr --kind hnsw --set train_sample=20", ("--set train_sample 20", "HNSW")),
         ("store.zarr --set seed=-1", ("seed=-1", "0 or more")),
         ("store.zarr --seed 1", ("--seed is a setting", "--set seed=VALUE")),
         ("store.zarr --set memory=much", ("'much'", "2GiB")),

@@ -109,10 +109,8 @@ def test_a_batch_of_words_or_vectors(work: Work) -> None:
     ("arguments", "says"),
     [
         ((), "there is no query"),
-        (("the", "--row", "3"), "--row 3 names the query"),
         (("--row", "99999"), "there is no row 99999"),
         (("--batch", "none.txt"), "--batch none.txt: there is no such file"),
-        (("the", "--batch", "store.zarr"), "leave WORD, --row and --text out"),
         (("--batch", "corpus.txt"), "no word"),
         (("the", "--queries", "-1"), "--queries"),
         (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),

@@ -26,7 +26,7 @@ def test_means_are_made_without_a_store_of_occurrences(work: Work) -> None:
     np.testing.assert_array_equal(store.select(layers=[2]).vectors()[0], vectors.vectors)
     again = work.run("extract", "corpus.txt", "means.zarr", *command[:-1])
     assert f"means.zarr holds {store.n_rows:,} mean vectors in 2 layers" in again.out
-    for options in (("--virtual",), ("--devices", "cpu"), ("--context-window", "1,2")):
+    for options in (("--virtual",), ("--devices", "cpu"), ("--set", "workers=2"), ("--context-window", "1,2")):
         work.refuses(" ".join(("extract corpus.txt other.zarr", *command, *options)), "means")
 
 

@@ -87,7 +87,6 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
     ("options", "message"),
     [
         (("store.zarr", *ASK), "store.zarr has no sentence of the 20 train trees with all its words"),
-        (("made.zarr", *ASK, "--sentence", 1), "--sentence 1 draws distances: give --plot FILE"),
         (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", *settings(tasks="depth")), "tasks=depth"),
         (
             ("made.zarr", *ASK, "--sentence", 99, "--plot", "a.svg"),
@@ -97,6 +96,6 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
         (("made.zarr", *ASK, "--save", "."), "is not a file of saved probes"),
     ],
 )
-@pytest.mark.quick(5)
+@pytest.mark.quick(4)
 def test_what_is_refused(folder: Work, options: tuple[object, ...], message: str) -> None:
     folder.refuses(" ".join(("probe", "structure", *map(str, options))), message)

@@ -153,6 +153,8 @@ def _settings_of(
     chosen = kinds.choose_kind(
         data, kind=kind, metric=metric, centered=centered, train_sample=train_sample, memory=nbytes
     )
+    if train_sample is not None and not chosen.n_train:
+        raise InvalidValueError(f"train_sample {train_sample} is not for {chosen.factory}, which needs no training")
     return IndexSettings(
         digest=data.digest,
         layer=number,
