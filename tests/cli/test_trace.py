@@ -112,7 +112,6 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         (("trace", "made.zarr", "saved", "--targets", "none"), "no targets at none"),
         (("trace", "made.zarr", "saved", "--targets", "saved"), "there are no dev targets of colours at saved"),
         (("trace", "made.zarr", "saved", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
-        (("trace", "made.zarr", "saved", *targets, "--sentence", "1", "--most", "2"), "are both given"),
         (
             ("trace", "made.zarr", "saved", *targets, *settings(limit=0), "--plot", "a.svg"),
             "no sentence to draw has two ambiguous edges, of probability 0 or less",
