@@ -121,7 +121,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
         ("store.zarr --set colour=red", ("colour is not a setting", "train_sample, seed, memory, threads, k, queries")),
         ("store.zarr --layer 1 --out r.csv", ("--recall",)),
         ("store.zarr --layer 1 --recall --out r.txt", ("--out r.txt", ".csv")),
-        ("store.zarr --recall --set k=0", ("k=0", "1 or more")),
+        ("store.zarr --recall --set k=0", ("k 0", "1 or more")),
         ("store.zarr --layer top", ("'top'", "-1 or last")),
         ("store.zarr --remove gone", ("no index 'gone'", "it has none")),
     ],
