@@ -55,6 +55,7 @@ def attention(
     in both models (Zhao et al. 2020, Figure 7).
     """
     chosen = opt.read_settings(settings, SETTINGS)
+    opt.exclude("other", "layers", *(name for name in SETTINGS if name not in COMPARISON))
     if layers != "all":
         chosen["layers"] = opt.layers_of(layers)
     path = str(corpus).partition("#")[0].rstrip("/")
@@ -73,7 +74,6 @@ def attention(
 
 
 def _compare(corpus: Any, model: str, other: str, settings: dict[str, Any], device: str, output: Drawing) -> None:
-    opt.exclude("other", *(name for name in SETTINGS if name not in COMPARISON), "layers")
     table = es.analysis.attention_similarity(corpus, model_a=model, model_b=other, device=device, **settings)
     names = " and ".join(Path(name).name for name in (model, other))
     output.draw(
