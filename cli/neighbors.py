@@ -81,19 +81,9 @@ def neighbors(
 
     The search is exact unless --index is given. In a file of word vectors the neighbors are words.
     """
-    opt.exclude("batch", "row", "text")
-    opt.exclude("row", "text", "mean", "queries")
-    opt.exclude("text", "mean", "queries")
-    opt.exclude("mean", "queries")
-    opt.require("text", "model")
     words, vectors = _queries(word, batch, row, text)
-    space: dict[str, Any] = {
-        "k": k,
-        "metric": metric,
-        "centered": centered,
-        "n_components": components,
-        "device": device,
-    }
+    space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
+    space |= {"k": k, "device": device}
     if not _is_store(source):
         of_stores = ("layer", "row", "text", "queries", "mean", "label", "exclude", "index")
         opt.refuse(f"on the word vectors of {source}: leave it out", *of_stores)
@@ -125,6 +115,11 @@ def neighbors(
 
 def _queries(word: str | None, batch: Path | None, row: int | None, text: str | None) -> tuple[list[str] | None, Any]:
     """Return the query words and vectors, each None where the query is something else; refuses contradictions."""
+    opt.exclude("batch", "row", "text")
+    opt.exclude("row", "text", "mean", "queries")
+    opt.exclude("text", "mean", "queries")
+    opt.exclude("mean", "queries")
+    opt.require("text", "model")
     if word is not None:
         opt.refuse(f"with the word {word}: leave one of them out", "batch", "row")
     if batch is None and word is None and row is None and text is None:
