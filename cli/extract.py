@@ -316,7 +316,7 @@ def extract(
     device = f"cuda:{device}" if device.isdecimal() else device
     made = extraction.plan(model, store=f"{store}/part.zarr" if append else store, device=device)
     if not as_json:
-        print(made, flush=True)
+        print(made, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
     try:
         with executor or nullcontext():
             if isinstance(made, es.Plan):
@@ -335,7 +335,8 @@ def extract(
         return
     for path, one in stores.items():
         what = "mean vector" if extraction.means else "occurrence"
-        print(f"{path} holds {counted(one.n_rows, what)} in {counted(len(one.layers), 'layer')}, all committed")
+        state = "no vector stored" if virtual else "all committed"
+        print(f"{path} holds {counted(one.n_rows, what)} in {counted(len(one.layers), 'layer')}, {state}")
 
 
 def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:

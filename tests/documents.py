@@ -89,6 +89,7 @@ def write_models(folder: Path) -> None:
     tiny.save("bert", folder / "bert-base-uncased")
     tiny.save("gpt2", folder / "gpt")
     tiny.save("llama", folder / "Qwen" / "Qwen2.5-0.5B")
+    tiny.save("llama41", folder / "meta-llama" / "Llama-3.1-70B")
     (folder / "gpt2").symlink_to(folder / "gpt")
     tiny_elmo.save_elmo(folder / "elmo-original")
 
@@ -96,6 +97,7 @@ def write_models(folder: Path) -> None:
 def write_corpora(folder: Path) -> None:
     """Write small corpora of the names that the pages use: a treebank, entities, tables, letters of a century."""
     (folder / "corpus.txt").write_text("\n".join(" ".join(form for form, *_ in words_of(n)) for n in range(60)))
+    (folder / "news.txt").symlink_to("corpus.txt")
     (folder / "ud-ewt").mkdir()
     (folder / "wnut17").mkdir()
     for part in ("train", "dev", "test"):

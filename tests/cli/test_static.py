@@ -30,6 +30,14 @@ def test_means_are_made_without_a_store_of_occurrences(work: Work) -> None:
         work.refuses(" ".join(("extract corpus.txt other.zarr", *command, *options)), "means")
 
 
+@pytest.mark.slow
+def test_a_virtual_store_says_that_no_vector_is_written(work: Work) -> None:
+    ran = work.run("extract", "corpus.txt", "virtual.zarr", "-m", "model", "--virtual")
+    assert (ran.status, ran.err) == (0, "")
+    assert "\nvectors      not written (--virtual)\n" in ran.out
+    assert ran.out.endswith(" layers, no vector stored\n")
+
+
 @pytest.mark.parametrize(
     ("out", "options", "format"),
     [

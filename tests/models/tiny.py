@@ -185,10 +185,14 @@ DECODERS: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
 }
 
 
+# As many blocks as the layers of a large model that the documentation names.
+DEEP = {"llama41": lambda: _of("Llama", byte_level(around=("<s>", "")), **_bert(num_hidden_layers=41, **KEYS))}
+
+
 def save(name: str, folder: Path, *, seed: int = 0) -> Path:
     """Write a tiny model of that architecture, with weights large enough that attention matters."""
     folder.mkdir(parents=True, exist_ok=True)
-    for file, content in _files(name, (DECODERS | ARCHITECTURES)[name], seed).items():
+    for file, content in _files(name, (DECODERS | ARCHITECTURES | DEEP)[name], seed).items():
         (folder / file).write_bytes(content)
     torch.manual_seed(seed)  # the same after the first time and after others
     return folder
