@@ -335,8 +335,7 @@ def extract(
         return
     for path, one in stores.items():
         what = "mean vector" if extraction.means else "occurrence"
-        state = "no vector stored" if virtual else "all committed"
-        print(f"{path} holds {counted(one.n_rows, what)} in {counted(len(one.layers), 'layer')}, {state}")
+        print(f"{path} holds {counted(one.n_rows, what)} in {counted(len(one.layers), 'layer')}, all committed")
 
 
 def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:
