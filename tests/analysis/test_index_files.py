@@ -6,9 +6,6 @@ import errno
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +19,12 @@ import embstore as es
 from embstore.analysis.neighbors import index_files, index_kinds
 from embstore.analysis.neighbors.index import build_index, list_indexes, open_index
 from embstore.analysis.neighbors.index_files import building_folder, folder_of
-from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, StorageError, StoreBusyError
+from embstore.errors import EmbstoreError, InvalidValueError, SearchIndexError, StoreBusyError
 from embstore.store import Store, StoreWriter, open_store, verify
 from embstore.store.check.repair import repair_layout
 from embstore.store.metadata import document_crc32c
 from embstore.store.storage.files import crc32c_of_file
 from tests.analysis.index_store import LAYER, hard_store
-from tests.resilience.calls import killed_at_each_step
 from tests.resilience.faults import flip
 from tests.store.example import all_files, example
 
@@ -163,104 +159,11 @@ def test_a_damaged_checkpoint_is_never_used(tmp_path: Path, file: str, damage: s
         assert longest[0] == longest[1]
 
 
-def test_a_build_killed_before_a_checkpoint_has_its_name_resumes_at_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_builds_an_index_at_a_time(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
-    options: dict[str, Any] = {"layer": LAYER, "kind": "flat", "name": "a", "checkpoint_seconds": 0}
-    replace = os.replace
-    named: list[str] = []
-
-    def kill(old: Path, new: Path) -> None:
-        named.append(Path(new).name)
-        if named.count("index.faiss") == 4:
-            raise Stop
-        replace(old, new)
-
-    monkeypatch.setattr(os, "replace", kill)
-    with pytest.raises(Stop):
-        build_index(store, **options)
-    monkeypatch.undo()
-    monkeypatch.setattr(index_files, "BLOCK_ROWS", 64)
-    steps: list[tuple[int, int]] = []
-    build_index(store, progress=lambda *step: steps.append(step), **options)
-    assert steps[0][0] == 192  # of the checkpoints of 0, 64, 128 and 192 rows the third is there
-
-
-@pytest.mark.parametrize(("suffix", "kind"), [(".zarr", "ivf"), (".h5", "hnsw")])
-@pytest.mark.slow
-def test_a_build_killed_at_any_step_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, kind: str) -> None:
-    store = fresh(tmp_path / f"s{suffix}")
-    options = {"kind": kind, "metric": "ip", "threads": 1, "checkpoint_seconds": 0}
-    build_index(store, layer=LAYER, name="whole", **options)  # type: ignore[arg-type]
-    deaths = 0
-    for _ in killed_at_each_step(lambda: build_index(store, layer=LAYER, name="parts", **options), stride=3):  # type: ignore[arg-type]
-        deaths += 1
-        assert verify(store.path).ok
-        assert {state.state for state in list_indexes(store)} <= {"ready", "building"}
-    assert deaths > 1
-    assert files_of(store, "parts")["index.faiss"] == files_of(store, "whole")["index.faiss"]
-    assert sorted(os.listdir(folder_of(store))) == ["parts", "whole"]
-
-
-@pytest.mark.slow
-def test_replacing_a_stale_index_can_be_killed_at_any_step(tmp_path: Path) -> None:
-    store = fresh(tmp_path / "s.zarr")
-    build_index(store, layer=LAYER, kind="flat", name="a")
-    file = folder_of(store) / "a" / "index.json"
-    file.write_text(file.read_text().replace(store.digest, "0" * 64))
-    for _ in killed_at_each_step(lambda: build_index(store, layer=LAYER, kind="flat", name="a")):
-        states = [state.state for state in list_indexes(store)]
-        assert states in (["building"], ["damaged"], ["ready"])
-    assert [state.state for state in list_indexes(store)] == ["ready"]
-    assert os.listdir(folder_of(store)) == ["a"]
-
-
-def test_an_index_is_on_disk_under_its_name_before_the_old_one_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = fresh(tmp_path / "s.zarr")
-    index = build_index(store, layer=LAYER, kind="flat", name="a")
-    shutil.copytree(index.path, building_folder(index.path))
-    steps: list[tuple[str, str]] = []
-    rename, sync, remove = os.rename, index_files.fsync_folder, index_files.remove
-    monkeypatch.setattr(os, "rename", lambda old, new: (steps.append(("rename", Path(new).name)), rename(old, new)))
-    monkeypatch.setattr(index_files, "fsync_folder", lambda path: (steps.append(("fsync", path.name)), sync(path)))
-    monkeypatch.setattr(index_files, "remove", lambda path: (steps.append(("remove", path.name)), remove(path)))
-    index_files.put_in_place(index.path)
-    assert [step for step in steps if step != ("remove", "progress.json")] == [
-        ("remove", ".a.old"), ("rename", ".a.old"), ("rename", "a"), ("fsync", ".index"), ("remove", ".a.old"),
-    ]  # fmt: skip
-
-
-def test_another_process_resumes_after_a_kill(tmp_path: Path) -> None:
-    store = fresh(tmp_path / "s.zarr")
-    code = (
-        "import sys, embstore\n"
-        "from embstore.analysis.neighbors import index, index_files\n"
-        "index_files.BLOCK_ROWS = 64\n"
-        "def held(done, total): print(done, flush=True); sys.stdin.readline()\n"
-        f"index.build_index(embstore.open(sys.argv[1]), layer={LAYER}, kind='ivf', threads=1, checkpoint_seconds=0, "
-        "progress=held)\n"
-    )
-    command = [sys.executable, "-c", code, str(store.path)]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert child.stdin is not None
-    assert child.stdout is not None
-    for _ in range(2):
-        child.stdout.readline()
-        print(file=child.stdin, flush=True)
-    done = int(child.stdout.readline())
-    with pytest.raises(StoreBusyError, match="another process is building the index layer2-ivf-cosine"):
-        build_index(store, layer=LAYER, kind="ivf", threads=1)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
-    steps: list[int] = []
-    build_index(store, layer=LAYER, kind="ivf", threads=1, progress=lambda rows, total: steps.append(rows))
-    assert done < steps[0] <= done + 3 * 64
-    build_index(store, layer=LAYER, kind="ivf", threads=1, name="whole")
-    parts = files_of(store, "layer2-ivf-cosine")
-    assert parts["index.faiss"] == files_of(store, "whole")["index.faiss"]
+    busy = pytest.raises(StoreBusyError, match="another process is building the index layer2-flat-cosine")
+    with index_files.building(folder_of(store) / "layer2-flat-cosine"), busy:
+        build_index(store, layer=LAYER, kind="flat")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
@@ -282,21 +185,6 @@ def test_an_index_that_exists_is_opened_on_a_read_only_file_system(
     for name in ("unlink", "rename", "replace", "mkdir"):
         monkeypatch.setattr(os, name, refuse)
     assert build_index(store, layer=LAYER, kind="sketch").info == built.info
-
-
-def test_a_full_disk_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = fresh(tmp_path / "s.zarr")
-
-    def fail(index: object, path: str) -> None:
-        Path(path).write_bytes(b"half")
-        raise StorageError(f"cannot write {path}: is the disk full?")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(index_kinds, "write_index", fail)
-        with pytest.raises(StorageError, match="is the disk full"):
-            build_index(store, layer=LAYER, kind="flat")
-    assert "index.faiss" not in all_files(building_folder(folder_of(store) / "layer2-flat-cosine"))
-    assert build_index(store, layer=LAYER, kind="flat").search(np.ones(12), k=1).rows.shape == (1, 1)
 
 
 def test_a_store_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -419,30 +417,6 @@ def test_a_damaged_sketch_is_not_used_and_said(name: str, tmp_path: Path, monkey
         es.neighbors(store, occurrence=3, layer=2, k=7, index="layer2-sketch")
     build_index(store, layer=2, kind="sketch")
     assert es.neighbors(store, occurrence=3, layer=2, k=7)["search"][0] == "sketch"
-
-
-@pytest.mark.slow
-def test_a_killed_build_leaves_no_sketch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "FEW_ROWS", 0)
-    store = word_store(tmp_path / "store.zarr")
-    expected = es.neighbors(store, occurrence=3, layer=2, k=7)
-    program = (
-        "import os, sys\nimport embstore as es\nfrom embstore.analysis.neighbors import sketch_codes\n"
-        "whole, left = sketch_codes.Encoded.groups, [int(sys.argv[2])]\n"
-        "def groups(self, level):\n    left[0] -= 1\n    return whole(self, level) if left[0] else os._exit(9)\n"
-        "sketch_codes.Encoded.groups = groups\n"
-        "es.build_index(es.open(sys.argv[1]), layer=2, kind='sketch')\n"
-    )
-    for step in (1, 2):
-        done = subprocess.run([sys.executable, "-c", program, str(store.path), str(step)], check=False)
-        assert done.returncode == 9
-        assert find_sketch(store, 2) is None
-        found = es.neighbors(store, occurrence=3, layer=2, k=7)
-        assert found.equals(expected)
-    build_index(store, layer=2, kind="sketch")
-    found = es.neighbors(store, occurrence=3, layer=2, k=7)
-    assert found["search"][0] == "sketch"
-    assert found.drop("search", "score").equals(expected.drop("search", "score"))
 
 
 @pytest.mark.slow

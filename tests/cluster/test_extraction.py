@@ -22,8 +22,9 @@ from embstore.store import StoreWriter
 from tests.cluster.specs import use_fake_specs
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of, window_plan_of
-from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import many, small_partitions
 from tests.models import tiny
+from tests.store.example import all_files
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def test_threads_write_the_same_bytes(
         )
     assert plan.layout.n_partitions >= 4
     assert store.finished
-    assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
+    assert all_files(tmp_path / f"s{suffix}") == all_files(tmp_path / f"plain{suffix}")
     assert seen == sorted(seen)
     assert seen[-1] == store.n_rows
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"plain{suffix}", f"s{suffix}"]
@@ -73,7 +74,7 @@ def test_several_context_windows_on_an_executor(tmp_path: Path, monkeypatch: pyt
     with ThreadPoolExecutor(2) as executor:
         stores = extract_windows(plan, tmp_path / "s.zarr", executor=executor, progress=False)
     for window, store in stores.items():
-        assert tree_bytes(Path(str(store.path))) == tree_bytes(Path(str(plain[window].path)))
+        assert all_files(Path(str(store.path))) == all_files(Path(str(plain[window].path)))
 
 
 @pytest.mark.parametrize("unit", ["word", "subword"])
@@ -127,7 +128,7 @@ def test_a_partition_that_fails_is_named_and_the_others_are_committed(
         assert n_missing(tmp_path / "s.zarr") == (1, n_partitions)
         use_fake_specs(monkeypatch)
         es.extract(make_plan(poisoned()), tmp_path / "s.zarr", executor=executor)
-    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    assert all_files(tmp_path / "s.zarr") == all_files(tmp_path / "plain.zarr")
 
 
 def test_many_failures_end_the_extraction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +156,7 @@ def test_a_killed_worker_ends_in_one_line_and_the_same_call_resumes(
     missing, n_partitions = n_missing(tmp_path / f"s{suffix}")
     assert 0 < missing < n_partitions
     es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}")
-    assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
+    assert all_files(tmp_path / f"s{suffix}") == all_files(tmp_path / f"plain{suffix}")
 
 
 @pytest.mark.slow
@@ -168,7 +169,7 @@ def test_a_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     missing, n_partitions = n_missing(tmp_path / f"s{suffix}")
     assert 0 < missing < n_partitions
     es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}")
-    assert tree_bytes(tmp_path / f"s{suffix}") == tree_bytes(tmp_path / f"plain{suffix}")
+    assert all_files(tmp_path / f"s{suffix}") == all_files(tmp_path / f"plain{suffix}")
 
 
 @pytest.mark.slow
@@ -182,9 +183,9 @@ def test_processes_load_the_model_and_write_the_same_bytes(tmp_path: Path) -> No
     with Processes(2) as executor:
         es.extract(plan, tmp_path / "s.zarr", executor=executor)
         stores = extract_windows(windows, tmp_path / "w.zarr", executor=executor)
-    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    assert all_files(tmp_path / "s.zarr") == all_files(tmp_path / "plain.zarr")
     for window, store in stores.items():
-        assert tree_bytes(Path(str(store.path))) == tree_bytes(Path(str(plain[window].path)))
+        assert all_files(Path(str(store.path))) == all_files(Path(str(plain[window].path)))
 
 
 def test_another_model_on_a_worker_is_refused(tmp_path: Path) -> None:

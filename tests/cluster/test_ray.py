@@ -18,8 +18,9 @@ from tests.cluster.ray_head import RayHead, free_port
 from tests.cluster.specs import first, use_fake_specs
 from tests.cluster.test_executors import raise_unpicklable, square
 from tests.cluster.test_extraction import make_plan, poisoned
-from tests.extraction.test_pipeline import small_partitions, tree_bytes
+from tests.extraction.test_pipeline import small_partitions
 from tests.object_server import Bucket, Proxy, bucket_environment
+from tests.store.example import all_files
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,10 @@ def test_workers_write_the_same_bytes_on_a_disk_and_into_a_bucket(
     es.extract(make_plan(), tmp_path / "plain.zarr")
     use_fake_specs(monkeypatch)
     es.extract(make_plan(), tmp_path / "s.zarr", executor=executor)
-    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    assert all_files(tmp_path / "s.zarr") == all_files(tmp_path / "plain.zarr")
     es.extract(make_plan(), f"{bucket.url}/s.zarr", executor=executor)
     keys = bucket.keys()
-    assert {key.removeprefix("s.zarr/"): bucket.get(key) for key in keys} == tree_bytes(tmp_path / "plain.zarr")
+    assert {key.removeprefix("s.zarr/"): bucket.get(key) for key in keys} == all_files(tmp_path / "plain.zarr")
 
 
 @pytest.mark.slow
@@ -72,7 +73,7 @@ def test_a_worker_that_dies_and_a_partition_that_fails(
     es.extract(make_plan(poisoned()), tmp_path / "plain.zarr")
     use_fake_specs(monkeypatch, word="zzz", fault="killed", folder=tmp_path)
     es.extract(make_plan(poisoned()), tmp_path / "s.zarr", executor=executor)  # Ray starts the worker again
-    assert tree_bytes(tmp_path / "s.zarr") == tree_bytes(tmp_path / "plain.zarr")
+    assert all_files(tmp_path / "s.zarr") == all_files(tmp_path / "plain.zarr")
     use_fake_specs(monkeypatch, poison="zzz")
     with pytest.raises(NonFiniteError, match=r"1 of 5 partitions .*: the same command continues"):
         es.extract(make_plan(poisoned()), tmp_path / "t.zarr", executor=executor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,11 @@ from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, NonFiniteError, StoreMismatchError
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import many, small_partitions
+from tests.store.example import all_files
 from tests.store.memory_bucket import URL, MemoryBucket
 
 pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
-
-
-class Killed(BaseException):
-    """Ends an extraction at once, as a signal does."""
 
 
 @pytest.fixture
@@ -43,35 +39,10 @@ def test_a_bucket_gets_the_bytes_of_a_disk(memory: MemoryBucket, tmp_path: Path,
     assert str(store.path) == URL
     near = es.extract(plan(sentences, dtype=dtype), tmp_path / "x.zarr")
     assert near.layout.n_partitions > 2
-    assert memory.files() == tree_bytes(near.path)
+    assert memory.files() == all_files(near.path)
     before = memory.files()
     assert es.extract(plan(sentences, dtype=dtype), URL).finished
     assert memory.files() == before
-
-
-def test_killed_and_run_again(memory: MemoryBucket, tmp_path: Path) -> None:
-    sentences = many(150)
-    expected = tree_bytes(es.extract(plan(sentences), tmp_path / "x.zarr").path)
-    mutex = threading.Lock()
-    deaths = 0
-    for number in range(0, 1000, 6):
-        left = [number]
-
-        def step(when: str, kind: str, name: str, left: list[int] = left) -> None:
-            if when == "end" and kind in ("put", "put_new", "delete"):
-                with mutex:
-                    left[0] -= 1
-                if left[0] < 0:
-                    raise Killed
-
-        memory.step = step
-        try:
-            es.extract(plan(sentences), URL)
-            break
-        except Killed:
-            deaths += 1
-    assert deaths > 3
-    assert memory.files() == expected
 
 
 def test_another_plan_is_refused_with_what_differs(memory: MemoryBucket) -> None:

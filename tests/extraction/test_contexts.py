@@ -15,19 +15,20 @@ import torch
 import embstore as es
 from embstore.corpus import Document, Keep, Sentence
 from embstore.corpus.sentence import sentence_pair
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import InvalidValueError
 from embstore.extraction.contexts import Overlap, Units, cut_documents
 from embstore.models.encoder import indptr
-from embstore.store import verify
+from embstore.store import StoreWriter, verify
 from embstore.store.check.consistency import index_faults
 from embstore.store.index import Index
 from tests.cluster.test_extraction import use_fake_specs
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import documents_of, expected_rows, plain_contexts
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import assert_rows, rows_of, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import assert_rows, rows_of, small_partitions
 from tests.models.oracle import PlainScript
 from tests.models.tiny import random_sentences, save
+from tests.store.example import all_files
 
 WORDS = ["bank", "the", "extraordinary", "of", "~", "constantinople", "a"]
 
@@ -242,33 +243,20 @@ def test_a_word_counts_the_contexts_that_the_model_saw() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".zarr", pytest.param(".h5", marks=SLOW)])
-def test_a_failed_run_resumes_and_repairs_to_the_same_bytes(
+def test_missing_partitions_come_back_with_the_same_bytes(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
-    encoder = FakeEncoder()
-    texts = corpus([50] * 9, [90] * 3, [300])
-    plan = plan_of(texts, model=encoder, dtype="float32", context=20, min_left=3)
-    whole, broken = tmp_path / f"a{suffix}", tmp_path / f"b{suffix}"
-    es.extract(plan, whole, progress=False)
-    encode, calls = encoder.encode, iter([False, False, True])
-
-    def fails(*given: Any, **options: Any) -> Any:
-        if next(calls):
-            raise NonFiniteError("stopped")
-        return encode(*given, **options)
-
-    monkeypatch.setattr(encoder, "encode", fails)
-    with pytest.raises(NonFiniteError):
-        es.extract(plan, broken, progress=False)
-    assert tree_bytes(whole) != tree_bytes(broken)
-    monkeypatch.setattr(encoder, "encode", encode)
-    es.extract(plan_of(texts, model=encoder, dtype="float32", context=20, min_left=3), broken, progress=False)
-    assert tree_bytes(whole) == tree_bytes(broken)
     use_fake_specs(monkeypatch)
-    with ThreadPoolExecutor(2) as executor:
-        es.extract(plan, tmp_path / f"c{suffix}", executor=executor, progress=False)
-    assert tree_bytes(whole) == tree_bytes(tmp_path / f"c{suffix}")
+    path = tmp_path / f"a{suffix}"
+    plan = plan_of(corpus([50] * 9, [90] * 3, [300]), model=FakeEncoder(), dtype="float32", context=20, min_left=3)
+    es.extract(plan, path, progress=False)
+    whole = all_files(path)
+    for executor in (None, ThreadPoolExecutor(2)):
+        with StoreWriter(path) as writer:
+            writer.discard([1, 3])
+        es.extract(plan, path, executor=executor, progress=False)
+        assert all_files(path) == whole
 
 
 def test_windows_cross_sentences_within_a_document(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
 from tests.extraction.oracle import expected_rows
 from tests.extraction.plans import plan_of, window_plan_of
-from tests.extraction.test_pipeline import assert_rows, many, rows_of, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import assert_rows, many, rows_of, small_partitions
+from tests.store.example import all_files
 
 SENTENCES = many(1000)
 FEW = many(600)
@@ -88,7 +89,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes
         small_partitions(patch)
         for suffix in (".zarr", ".h5"):
             es.extract(grouped(), folder / f"s{suffix}")
-            found[suffix] = tree_bytes(folder / f"s{suffix}")
+            found[suffix] = all_files(folder / f"s{suffix}")
     return found
 
 
@@ -123,7 +124,7 @@ def test_any_partitions_that_are_missing_come_back_with_the_same_bytes(
         es.extract(plan, path, progress=lambda done, total, seen=seen: seen.append(done))
         groups = np.unique(missing // 4).tolist()
         assert plan.encoder.calls == [int(np.diff(plan.groups.span(group))[0]) for group in groups]  # type: ignore[attr-defined]
-        assert tree_bytes(path) == whole[suffix]
+        assert all_files(path) == whole[suffix]
         assert seen[-1] == plan.layout.n_rows
         assert seen == sorted(seen)
 
@@ -134,7 +135,7 @@ def test_of_a_group_only_the_passages_with_missing_rows_are_encoded(
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 2000)
     path, plan = tmp_path / "s.zarr", grouped()
     es.extract(plan, path)
-    bytes_before, calls = tree_bytes(path), plan.encoder.calls  # type: ignore[attr-defined]
+    bytes_before, calls = all_files(path), plan.encoder.calls  # type: ignore[attr-defined]
     assert len(calls) > 3 * len(plan.groups)
     bounds = np.cumsum([0, *calls])
     for partition in (1, 6, plan.layout.n_partitions - 1):
@@ -145,7 +146,7 @@ def test_of_a_group_only_the_passages_with_missing_rows_are_encoded(
         start, stop = plan.layout.span(partition)
         needed = [n for n, a, b in zip(calls, bounds[:-1], bounds[1:], strict=True) if a < stop and b > start]
         assert again.encoder.calls == needed  # type: ignore[attr-defined]
-        assert tree_bytes(path) == bytes_before
+        assert all_files(path) == bytes_before
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -160,7 +161,7 @@ def test_repair_of_one_partition_of_a_group(tmp_path: Path, suffix: str, whole: 
     file.write_bytes(data)
     assert es.verify(path).damaged_partitions == [5]
     es.extract(grouped(), path, repair=True)
-    assert tree_bytes(path) == whole[suffix]
+    assert all_files(path) == whole[suffix]
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -172,7 +173,7 @@ def test_two_workers_write_the_same_bytes(tmp_path: Path, suffix: str, whole: di
         writer.discard([2, 3, 4, 11, 17])
     with mock.patch.object(EncoderSpec, "load", return_value=CallEncoder()), ThreadPoolExecutor(2) as executor:
         es.extract(grouped(), path, executor=executor)
-    assert tree_bytes(path) == whole[suffix]
+    assert all_files(path) == whole[suffix]
 
 
 def test_a_worker_runs_a_group_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +220,7 @@ def test_several_threads_write_at_once_and_the_bytes_are_the_same(
 
     monkeypatch.setattr(writer, "write", meet)
     es.extract(grouped(), tmp_path / f"s{suffix}")
-    assert tree_bytes(tmp_path / f"s{suffix}") == whole[suffix]
+    assert all_files(tmp_path / f"s{suffix}") == whole[suffix]
 
 
 @pytest.mark.parametrize("options", [{"dtype": "int8"}, {"dtype": "bfloat16"}, {"sites": "residual,query"}])
@@ -227,30 +228,34 @@ def test_several_threads_write_at_once_and_the_bytes_are_the_same(
 def test_every_kind_of_store_resumes_within_a_group(tmp_path: Path, options: dict[str, Any]) -> None:
     path = tmp_path / "s.zarr"
     es.extract(grouped(**options), path)
-    before = tree_bytes(path)
+    before = all_files(path)
     with StoreWriter(path) as writer:
         last = writer.metadata.n_partitions - 1
         writer.discard([1, 2, 9, last])
     es.extract(grouped(**options), path)
-    assert tree_bytes(path) == before
+    assert all_files(path) == before
 
 
-def test_context_windows_that_miss_different_partitions_of_a_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("suffix", "dtype"), [(".zarr", "float32"), (".h5", "int8"), (".zarr", "int8")])
+@pytest.mark.quick(1)
+def test_context_windows_that_miss_different_partitions_of_a_group(tmp_path: Path, suffix: str, dtype: str) -> None:
     def plan() -> Any:
         made = window_plan_of(
-            FEW, model=CallEncoder(), context_windows=[1, 2], batch_subwords=512, dtype="float32", layers=[1]
+            FEW, model=CallEncoder(), context_windows=[1, 2], batch_subwords=512, dtype=dtype, layers=[1]
         )
         assert made.plans[1].groups.size == 3
         return made
 
-    stores = extract_windows(plan(), tmp_path / "s.zarr", progress=False)
+    stores = extract_windows(plan(), tmp_path / f"s{suffix}", progress=False)
     paths = [Path(str(store.path)) for store in stores.values()]
-    before = [tree_bytes(path) for path in paths]
+    before = [all_files(path) for path in paths]
     for path, missing in zip(paths, ([0, 4], [1, 4, 5]), strict=True):
         with StoreWriter(path) as writer:
             writer.discard(missing)
-    extract_windows(plan(), tmp_path / "s.zarr", progress=False)
-    assert [tree_bytes(path) for path in paths] == before
+    seen: list[tuple[int, int | None]] = []
+    extract_windows(plan(), tmp_path / f"s{suffix}", progress=lambda *step: seen.append(step))
+    assert seen[-1] == (2 * stores[1].n_rows,) * 2
+    assert [all_files(path) for path in paths] == before
 
 
 def test_a_plan_for_a_gpu_says_what_is_there_and_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +410,7 @@ def test_stages_of_different_partitions_run_at_the_same_time(
         ("encode", 3): ("write", 5),
     }
     es.extract(grouped(model=played(monkeypatch, waits)), tmp_path / "s.zarr")
-    assert tree_bytes(tmp_path / "s.zarr") == whole[".zarr"]
+    assert all_files(tmp_path / "s.zarr") == whole[".zarr"]
 
 
 def test_buffers_are_bounded_however_slow_the_disk(
@@ -425,7 +430,7 @@ def test_buffers_are_bounded_however_slow_the_disk(
     for number in range(1, order.count(("encode", 1)) + encoder.played.seen["copy"] - 3):
         begun = order.index(("copy", number + 3)) if ("copy", number + 3) in order else len(order)
         assert order.index(("write", number)) < begun, "a fourth copy waits for a buffer"
-    assert tree_bytes(tmp_path / "s.zarr") == whole[".zarr"]
+    assert all_files(tmp_path / "s.zarr") == whole[".zarr"]
 
 
 @pytest.mark.parametrize("stage", ["encode", "copy", "write"])
@@ -452,7 +457,7 @@ def test_a_stage_that_fails_once_leaves_what_resumes(
             with pytest.raises((OSError, es.errors.StorageError), match=r"[Nn]o space|disk is full"):
                 es.extract(grouped(model=encoder), path)
     es.extract(grouped(), path)
-    assert tree_bytes(path) == whole[".zarr"]
+    assert all_files(path) == whole[".zarr"]
 
 
 def test_a_value_that_cannot_be_stored_is_found_before_any_partition_of_its_passage_is(

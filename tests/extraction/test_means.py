@@ -27,7 +27,8 @@ from embstore.store.storage.lock import ProcessLock
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.extraction.test_groups import CallEncoder
-from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import many, small_partitions
+from tests.store.example import all_files
 
 SENTENCES = many(600)
 
@@ -63,7 +64,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     made = store.metadata.extraction["static"]
     assert made == {"method": "mean", "occurrences": full.n_rows}
     assert not sums_file(folder / "means.zarr").exists()
-    return tree_bytes(folder / "means.zarr")
+    return all_files(folder / "means.zarr")
 
 
 class Broken(CallEncoder):
@@ -93,7 +94,7 @@ def test_an_interrupted_pass_continues(
     assert not path.exists()
     seen: list[int] = []
     extract_means(planned(encoder), path, progress=lambda done, total: seen.append(done))
-    assert tree_bytes(path) == written
+    assert all_files(path) == written
     assert min(seen) > 0 or not at or seconds
     n_groups = len(planned().groups)
     assert len(encoder.calls) == (n_groups - at if seconds == 0 else n_groups)
@@ -107,7 +108,7 @@ def test_one_process_adds_up_at_a_time(tmp_path: Path, written: dict[str, bytes]
         extract_means(planned(Broken(0)), path, progress=False)
     assert list(tmp_path.iterdir()) == []
     extract_means(planned(), path, progress=False)
-    assert tree_bytes(path) == written
+    assert all_files(path) == written
 
 
 def test_what_another_process_has_finished_is_not_done_again(
@@ -123,32 +124,7 @@ def test_what_another_process_has_finished_is_not_done_again(
 
     monkeypatch.setattr(making, "sums_lock", lambda store: AfterAnother(sums_lock(store).file, "busy"))
     extract_means(planned(Broken(0)), path, progress=False)
-    assert tree_bytes(path) == written
-
-
-def test_what_a_kill_left_next_to_a_finished_store_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "s.zarr"
-    extract_means(planned(), path, progress=False)
-    for left in (sums_file(path), sums_lock(path).file):
-        left.touch()
-        extract_means(planned(Broken(0)), path, progress=False)
-        assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_kill_while_the_means_are_written(
-    tmp_path: Path, written: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "s.zarr"
-
-    def killed(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(making, "fill_words", killed)
-        with pytest.raises(KeyboardInterrupt):
-            extract_means(planned(), path, progress=False)
-    extract_means(planned(Broken(0)), path, progress=False)
-    assert tree_bytes(path) == written
+    assert all_files(path) == written
 
 
 def test_a_partition_after_one_that_failed_is_not_added(
@@ -171,7 +147,7 @@ def test_a_partition_after_one_that_failed_is_not_added(
     assert len(calls) == 2 < planned().groups.size == 3
     extract_means(planned(), tmp_path / "s.zarr", progress=False)
     assert len(calls) == 1 + planned().layout.n_partitions
-    assert tree_bytes(tmp_path / "s.zarr") == written
+    assert all_files(tmp_path / "s.zarr") == written
 
 
 def test_sums_of_float16_values_are_exact() -> None:
@@ -275,4 +251,4 @@ def test_a_gpu_continues_with_the_recorded_batch_size(
             with pytest.raises(RuntimeError, match="broken"):
                 extract_means(plan, path, progress=False)
     extract_means(plan, path, progress=False)
-    assert tree_bytes(path) == written
+    assert all_files(path) == written

@@ -33,6 +33,7 @@ from tests.extraction.fake import FakeEncoder
 from tests.extraction.oracle import Row, expected_rows
 from tests.extraction.plans import plan_of
 from tests.models.tiny import save
+from tests.store.example import all_files
 
 SENTENCES = [
     Sentence(["the", "bank", "of", "the", "river"], {"class": [None, "nature", None, None, "nature"]}),
@@ -189,36 +190,6 @@ def test_partitions_meet_inside_sentences(
     assert_rows(rows_of(store), expected)
 
 
-def tree_bytes(path: Path) -> dict[str, bytes]:
-    """Every file of a store with its bytes."""
-    if path.is_file():
-        return {"": path.read_bytes()}
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-@pytest.mark.quick(1)
-def test_a_failed_run_resumes_to_the_same_bytes(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_partitions(monkeypatch)
-    sentences = [*many(150), Sentence(["zzz", "poison"]), *many(30)]
-    encoder = FakeEncoder()
-    plan = plan_of(sentences, model=encoder, dtype="float32")
-    encoder.poison = "zzz"
-    with pytest.raises(NonFiniteError, match=r"layer 0, sentence 150, row \d+: the model computes nan"):
-        es.extract(plan, tmp_path / f"s{suffix}")
-    with pytest.warns(es.errors.UnfinishedStoreWarning, match="resume"):
-        begun = es.open(tmp_path / f"s{suffix}")
-    assert 0 < begun.n_committed_rows < begun.n_rows
-    encoder.poison = None
-    whole = es.extract(
-        plan_of(sentences, model=FakeEncoder(), dtype="float32"),
-        tmp_path / f"s{suffix}",
-    )
-    assert whole.finished
-    _, straight = extracted(tmp_path / f"t{suffix}", sentences)
-    assert tree_bytes(whole.path) == tree_bytes(straight.path)
-
-
 def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     class Large(FakeEncoder):
         def encode(self, *args: object, **options: object):  # type: ignore[no-untyped-def]
@@ -247,21 +218,21 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
 def test_another_plan_is_refused(tmp_path: Path, suffix: str, change: dict[str, object], named: str) -> None:
     path = tmp_path / f"s{suffix}"
     extracted(path)
-    before = tree_bytes(path)
+    before = all_files(path)
     with pytest.raises(StoreMismatchError, match=f"was made with {named} "):
         extracted(path, **change)
     with pytest.raises(StoreMismatchError, match="corpus"):
         extracted(path, SENTENCES[1:])
-    assert tree_bytes(path) == before
+    assert all_files(path) == before
 
 
 def test_the_same_call_on_a_finished_store_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "s.zarr"
     extracted(path)
-    before = tree_bytes(path)
+    before = all_files(path)
     _, store = extracted(path)
     assert store.finished
-    assert tree_bytes(path) == before
+    assert all_files(path) == before
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,9 @@ import embstore as es
 from embstore.models.static.shorthand import public_name
 from tests.extraction.plans import plan_of
 from tests.models import tiny
+from tests.store.example import all_files
 
 SENTENCES = tiny.random_sentences(40, seed=4)
-
-
-def written_bytes(folder: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.fixture
@@ -63,7 +60,7 @@ def test_no_file_names_a_folder_or_a_user(home: Path) -> None:
     )
     es.ClassProbe(label="upos", training=es.Training(epochs=1)).fit(stores[0], split).save(made / "probe")
     es.geometry(stores[0], progress=False).write_csv(made / "geometry.csv")
-    found = written_bytes(made)
+    found = all_files(made)
     assert len(found) > 30
     private = [str(home), home.name, os.path.expanduser("~"), "/tmp/", "somebody-else", getpass.getuser() + "/"]
     for name, data in found.items():

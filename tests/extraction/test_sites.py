@@ -15,8 +15,9 @@ from embstore.executors import Processes
 from embstore.store import StoreWriter
 from tests.extraction.fake import SIZES, FakeEncoder, site_vectors
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import many, small_partitions
 from tests.models.tiny import random_sentences, save
+from tests.store.example import all_files
 from tests.store.memory_bucket import URL, MemoryBucket
 
 SITES = tuple(SIZES)
@@ -128,7 +129,7 @@ def test_interrupted_between_the_sites_of_a_partition(
     es.extract(plan(), path, progress=lambda done, total: counted.append((done, total)))
     assert counted[-1] == (expected.n_rows, expected.n_rows)
     assert all(done <= expected.n_rows for done, _ in counted)
-    assert tree_bytes(path) == tree_bytes(expected.path)
+    assert all_files(path) == all_files(expected.path)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -178,7 +179,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("embstore.store.storage.objects.ObjectStorage.at", held.at)
     es.extract(plan(store=URL), URL, progress=False)
     near = es.extract(plan(), tmp_path / "x.zarr", progress=False)
-    assert held.files() == tree_bytes(near.path)
+    assert held.files() == all_files(near.path)
     query = es.open(URL, site="query")
     np.testing.assert_array_equal(query.gather([5, 1], 2), near.site("query").gather([5, 1], 2))
 
@@ -191,7 +192,7 @@ def test_workers_write_all_sites(tmp_path: Path) -> None:
     here = es.extract(made, tmp_path / "here.zarr", progress=False)
     with Processes(2) as pool:
         there = es.extract(made, tmp_path / "there.zarr", executor=pool, progress=False)
-    assert tree_bytes(there.path) == tree_bytes(here.path)
+    assert all_files(there.path) == all_files(here.path)
 
 
 @pytest.mark.parametrize(("start", "end"), [(".zarr", ".h5"), (".h5", ".zarr")])

@@ -34,8 +34,9 @@ from embstore.store.zarr.format import shard_parts
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import small_partitions, tree_bytes
+from tests.extraction.test_pipeline import small_partitions
 from tests.models import tiny
+from tests.store.example import all_files
 from tests.store_making import make_store
 
 thin = es.store.thin
@@ -123,7 +124,7 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     assert nothing.metadata.kept == ()
     forget(place)
     assert_same(nothing, full)
-    assert tree_bytes(nothing.path) == tree_bytes(virtual.path)
+    assert all_files(nothing.path) == all_files(virtual.path)
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_other_processes_read_it_too(place: Path, model: Path) -> None:
     full = es.extract(made, place / "full.zarr", progress=False)
     with Processes(2) as executor:
         virtual = es.extract(made, place / "virtual.zarr", virtual=True, executor=executor, progress=False)
-        assert tree_bytes(virtual.path) == tree_bytes(thin(full.path, progress=False).path)
+        assert all_files(virtual.path) == all_files(thin(full.path, progress=False).path)
         rows = np.arange(full.n_rows)
         futures = [executor.submit(virtual.gather, rows, 1) for _ in range(4)]
         assert len({future.result().tobytes() for future in futures}) == 1
@@ -234,7 +235,7 @@ def zeros(vectors: NDArray[Any]) -> None:
 @pytest.mark.quick(1)
 def test_what_is_computed_again_is_compared(place: Path, model: Path, change: Any) -> None:
     full, virtual = virtual_store(place, model)
-    before = tree_bytes(full.path)
+    before = all_files(full.path)
     recomputing.register(changing(change))
     rows = np.arange(256)
     try:
@@ -250,7 +251,7 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
                 InvalidValueError, match=r"partition 0 of .* other last bits .* accept that with --check near"
             ):
                 thin(full.path, keep=[2], progress=False)
-            assert tree_bytes(full.path) == before
+            assert all_files(full.path) == before
             with pytest.warns(RecomputedWarning):
                 thin(full.path, keep=[2], check="near", progress=False)
             return
@@ -260,7 +261,7 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
         assert not es.verify(virtual.path).ok
         with pytest.raises(StoreDamagedError, match="is not what was committed"):
             thin(full.path, progress=False)
-        assert tree_bytes(full.path) == before
+        assert all_files(full.path) == before
     finally:
         recomputing.register(es._recompute)  # type: ignore[attr-defined]
 
@@ -358,10 +359,10 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
     data = bytearray(flip.read_bytes())
     data[100] ^= 1
     flip.write_bytes(data)
-    before = tree_bytes(full.path)
+    before = all_files(full.path)
     with pytest.raises(StoreDamagedError, match=r"partition 1 of .* repair it before"):
         thin(full.path, model=model, progress=False)
-    assert tree_bytes(full.path) == before
+    assert all_files(full.path) == before
     with pytest.raises(InvalidValueError, match="exists with all its vectors"):
         es.extract(made, full.path, virtual=True, progress=False)
     with pytest.raises(InvalidValueError, match=r"only a .zarr on a disk"):
@@ -406,36 +407,6 @@ def killed_at(stop: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "keeps"), [("float16", ["none"]), ("int8", ["1"]), ("float16", ["1", "none"])])
-def test_thinning_that_is_interrupted_is_resumed(
-    place: Path, model: Path, dtype: str, keeps: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At each change: the store is whole as it is, and the same call ends in the same bytes."""
-    full = es.extract(plan(model, dtype=dtype), place / "full.zarr", progress=False)
-    begun = place / "begun.zarr"
-    shutil.copytree(full.path, begun)
-    for keep in keeps[:-1]:
-        thin(begun, keep=keep, model=model, progress=False)
-    shutil.copytree(begun, place / "once.zarr")
-    expected = tree_bytes(thin(place / "once.zarr", keep=keeps[-1], model=model, progress=False).path)
-    stop = 0
-    while True:
-        stop, path = stop + 1, Path(shutil.copytree(begun, place / f"{stop}.zarr"))
-        try:
-            with killed_at(stop, monkeypatch):
-                thin(path, keep=keeps[-1], check="sample", progress=False)
-            break
-        except Killed:
-            assert es.verify(path).ok
-            assert es.open(path).finished
-            forget(place)
-            assert_same(es.open(path), full)
-            thin(path, keep=keeps[-1], check="sample", progress=False)
-            assert tree_bytes(path) == expected
-    assert stop > full.layout.n_partitions * (1 + (dtype == "int8"))
-
-
 @pytest.mark.parametrize("keep", ["none", "2"])
 def test_a_store_that_another_process_thins_meanwhile(
     place: Path, model: Path, keep: str, monkeypatch: pytest.MonkeyPatch
@@ -476,7 +447,7 @@ def test_an_interrupted_virtual_extraction_is_resumed(
     place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan(model)
-    expected = tree_bytes(es.extract(made, place / "once.zarr", virtual=True, progress=False).path)
+    expected = all_files(es.extract(made, place / "once.zarr", virtual=True, progress=False).path)
     write = ZarrWriter.write
 
     def killed(self: ZarrWriter, partition: int, arrays: Any) -> int:
@@ -497,24 +468,7 @@ def test_an_interrupted_virtual_extraction_is_resumed(
     with pytest.raises(MissingRowsError, match="is not finished"):
         thin(begun.path, progress=False)
     es.extract(made, place / "x.zarr", progress=False)
-    assert tree_bytes(place / "x.zarr") == expected
-
-
-def test_a_killed_computation_leaves_nothing_half_written(
-    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full, virtual = virtual_store(place, model)
-    for moment in ("embstore.store.virtual.recomputed.write_at", "embstore.store.storage.cache.os.replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(moment, raising)
-            with pytest.raises(Killed):
-                virtual.gather([0], 1)
-        assert cached(place) == 0
-    assert_same(virtual, full)
-
-
-def raising(*_: Any) -> None:
-    raise Killed
+    assert all_files(place / "x.zarr") == expected
 
 
 @pytest.mark.slow
@@ -523,7 +477,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     full = es.extract(made, place / "full.zarr", progress=False)
     expected = everything(full)
     thin(full.path, keep=[1], model=model, progress=False)
-    whole = tree_bytes(full.path)
+    whole = all_files(full.path)
     shard = full.path / "hidden_states/c/0/1/0"
     data = bytearray(shard.read_bytes())
     data[100] ^= 1
@@ -533,7 +487,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     with pytest.raises(StoreDamagedError, match="keeps of partition 1 were changed"):
         es.open(full.path, verify="lazy").gather([300], 1)
     repaired = es.extract(made, full.path, repair=True, progress=False)
-    assert tree_bytes(full.path) == whole
+    assert all_files(full.path) == whole
     assert everything(repaired)[0].tobytes() == expected[0].tobytes()
     shard.unlink()
     assert everything(es.open(full.path))[0].tobytes() == expected[0].tobytes()

@@ -25,8 +25,8 @@ from embstore.store import where as where_module
 from embstore.store.where import rows_where
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import tree_bytes
 from tests.models import tiny
+from tests.store.example import all_files
 
 COLUMNS = ("word", "sentence", "position", "source", "tag", "year", "text")
 
@@ -329,15 +329,15 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     store = es.extract(made, path, progress=False)
     assert store.metadata.extraction["keep"]["where"] == keep.where == made.as_json()["where"]
     assert ("where", keep.where) in made.lines()
-    before = tree_bytes(path)
+    before = all_files(path)
     es.extract(made, path, progress=False)
-    assert tree_bytes(path) == before
+    assert all_files(path) == before
     assert es.extraction.options_of(path).keep == keep
     with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.keep\.where"):
         es.extract(plan_of(texts, model=model), path, progress=False)
     with Processes(2) as executor:
         es.extract(made, tmp_path / "w.zarr", executor=executor, progress=False)
-    assert tree_bytes(tmp_path / "w.zarr") == before
+    assert all_files(tmp_path / "w.zarr") == before
     virtual = es.extract(made, tmp_path / "v.zarr", virtual=True, progress=False)
     np.testing.assert_array_equal(virtual.select().vectors(), store.select().vectors())
     more = plan_of(texts[:9], model=model, options=es.extraction.options_of(path))

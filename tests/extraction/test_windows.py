@@ -21,11 +21,11 @@ from embstore.extraction.options import sorted_windows
 from embstore.extraction.windows import Targets, cut_windows
 from embstore.extraction.worker import Timings
 from embstore.models.encoder import Encoder, Tokenized
-from embstore.store import Store, StoreWriter
+from embstore.store import Store
 from tests.extraction.fake import FakeEncoder, span_vector
 from tests.extraction.plans import plan_of, window_plan_of
 from tests.extraction.test_pipeline import SENTENCES as FAKE_SENTENCES
-from tests.extraction.test_pipeline import small_partitions, tree_bytes
+from tests.extraction.test_pipeline import small_partitions
 from tests.models.oracle import PlainScript
 from tests.models.tiny import SENTENCES as TINY_SENTENCES
 from tests.models.tiny import random_sentences, save
@@ -375,55 +375,6 @@ def test_what_is_run_is_every_different_window_once(tmp_path: Path, scene: Calla
     assert counted.n_subwords == sum(different.values())
     assert plan.estimate.subwords_to_run == counted.n_subwords
     assert plan.estimate.counted
-
-
-class _Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("suffix", "dtype"),
-    [
-        (".zarr", "float16"),
-        pytest.param(".h5", "float16", marks=pytest.mark.slow),
-        (".h5", "int8"),
-        pytest.param(".zarr", "int8", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.quick(1)
-def test_a_killed_sweep_resumes_to_the_same_bytes(
-    tmp_path: Path, scene: Callable[[str], Scene], suffix: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small_partitions(monkeypatch)
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
-    sentences = random_sentences(56, seed=5)
-    widths = (0, 2, None)
-    plan = sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2])
-    assert next(iter(plan.plans.values())).layout.n_partitions >= 3
-    straight = extract_windows(plan, tmp_path / f"straight{suffix}")
-    write, written = StoreWriter.write, 0
-
-    def failing(self: StoreWriter, partition: int, arrays: Any) -> None:
-        nonlocal written
-        if written == 4:  # in the middle of the second partition: one store has it, two have not
-            raise _Killed
-        written += 1
-        write(self, partition, arrays)
-
-    monkeypatch.setattr(StoreWriter, "write", failing)
-    with pytest.raises(_Killed):
-        extract_windows(plan, tmp_path / f"x{suffix}")
-    monkeypatch.setattr(StoreWriter, "write", write)
-    seen: list[tuple[int, int | None]] = []
-    resumed = extract_windows(
-        sweep(scene("bert"), sentences, context_windows=widths, dtype=dtype, layers=[0, 2]),
-        tmp_path / f"x{suffix}",
-        progress=lambda done, total: seen.append((done, total)),
-    )
-    assert seen[-1] == (3 * resumed[0].n_rows,) * 2
-    for width in widths:
-        assert resumed[width].finished
-        assert tree_bytes(resumed[width].path) == tree_bytes(straight[width].path)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,29 +138,6 @@ def test_the_same_call_continues_one_that_was_stopped(temperature, tmp_path, mon
     assert made.read_bytes() == expected.path.read_bytes()
     assert (found.texts, found.subwords) == (expected.texts, expected.subwords)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["made.jsonl", "model", "whole.jsonl"]
-
-
-@pytest.mark.slow
-def test_a_killed_call_is_continued(tmp_path):
-    code = """if True:
-        import os, signal, sys
-        from embstore.models import generate, generating
-        calls, continued = [], generating._continued
-        def killed(*given):
-            calls.append(1)
-            if len(calls) > int(sys.argv[1]):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return continued(*given)
-        generating._continued = killed
-        options = {"model": "model", "max_new_tokens": 9, "temperature": 2.0, "batch_size": 1, "device": "cpu"}
-        generate(["the river", "a bank", "the cat", "cats"], sys.argv[2], **options)
-    """
-    decoder("gpt2", tmp_path / "model")
-    run = partial(subprocess.run, cwd=tmp_path, check=False)
-    for allowed, status in ((1, -9), (0, -9), (2, -9), (9, 0)):
-        assert run([sys.executable, "-c", code, str(allowed), "made.jsonl"]).returncode == status
-    assert run([sys.executable, "-c", code, "4", "whole.jsonl"]).returncode == 0
-    assert (tmp_path / "made.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def marked(sentence) -> list[str]:

@@ -16,10 +16,11 @@ from embstore.models import encoder_from_shorthand, load_encoder, model_kind
 from embstore.models.vllm import encoder as vllm_encoder
 from embstore.models.vllm import engine
 from tests.extraction.plans import plan_of
-from tests.extraction.test_pipeline import many, small_partitions, tree_bytes
+from tests.extraction.test_pipeline import many, small_partitions
 from tests.models import tiny
 from tests.models.fake_vllm import install
 from tests.models.oracle import gather, relative_error, word_spans
+from tests.store.example import all_files
 
 KINDS = {"llama": "LlamaForCausalLM", "gpt2": "GPT2LMHeadModel"}
 
@@ -231,4 +232,4 @@ def test_a_store_that_was_broken_off_gets_the_same_bytes(vllm, llama, tmp_path, 
     monkeypatch.setattr(vllm, "generate", answer)
     again = extracted("broken.zarr")
     assert len(vllm.made[-1].batches) < n_batches
-    assert tree_bytes(again.path) == tree_bytes(whole.path)
+    assert all_files(again.path) == all_files(whole.path)

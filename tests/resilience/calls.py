@@ -6,7 +6,6 @@ import builtins
 import io
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -142,31 +141,3 @@ class Failing:
                 self.name = named(name, arguments)
                 raise OSError(self._number, os.strerror(self._number), path)
         return call(*arguments, **options)
-
-
-def killed_at_each_step(work: Callable[[], Any], *, stride: int = 1) -> Iterator[int]:
-    """Run `work` in a forked process killed at its first step, then at every `stride`-th, until it comes to its end.
-
-    Yields the number of the step after each kill.
-    """
-    step = 0
-    with tempfile.NamedTemporaryFile() as log:
-        while _dies_at(work, step, log.name):
-            yield step
-            step += stride
-            os.truncate(log.name, 0)
-
-
-def _dies_at(work: Callable[[], Any], step: int, log: str) -> bool:
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with watched(Steps(log, step)):
-                work()
-            status = 0
-        finally:
-            os._exit(status)
-    _, ended = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(ended) or os.WEXITSTATUS(ended) == 0, f"the child failed at step {step}"
-    return os.WIFSIGNALED(ended)

@@ -283,7 +283,7 @@ def _export() -> Scene:
 INDEX = "hidden_states/.index/x"
 
 
-def _index(*, stale: bool) -> Scene:
+def _index(*, stale: bool, kind: str = "flat") -> Scene:
     """An index is built; with `stale`, over that of a store which had been at the same path."""
 
     def before(folder: Path, get: Get) -> None:
@@ -296,7 +296,7 @@ def _index(*, stale: bool) -> Scene:
 
     def work(folder: Path, progress: Progress) -> None:
         store = es.open(folder / "store.zarr")
-        es.build_index(store, layer=1, kind="flat", name="x", threads=1, checkpoint_seconds=0, progress=progress)
+        es.build_index(store, layer=1, kind=kind, name="x", threads=1, checkpoint_seconds=0, progress=progress)
 
     def state(folder: Path, whole: Whole) -> str:
         """The index is that of before or after, but for the progress of its building, or it is absent."""
@@ -395,9 +395,11 @@ def _vectors(path: Path, version: int) -> None:
     write_vectors(WordVectors(("a", "b"), np.full((2, 50), version, np.float32)), path)
 
 
-def _thin(keep: str, dtype: str = "float32") -> Scene:
+def _thin(keep: str, dtype: str = "float32", *, first: str | None = None) -> Scene:
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr", dtype).tree, folder / virtual.NAME)
+        if first is not None:
+            virtual.thin(folder, False, keep=first)
 
     def state(folder: Path, whole: Whole) -> str:
         assert whole.reference is not None
@@ -479,9 +481,11 @@ SCENES: dict[str, Scene] = {
     "export": _export(),
     "thinning": _thin("none"),
     "thinning of int8 to a layer": _thin("1", "int8"),
+    "thinning further": _thin("none", first="1"),
     "computing again": _compute_again(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),
+    "sketch": _index(stale=False, kind="sketch"),
     "means of words": _means(),
     "saved probes": _replacement("probes", _probes),
     "table of a study": _table(),

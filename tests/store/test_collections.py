@@ -38,6 +38,7 @@ from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.object_server import Bucket
 from tests.probes import class_store, edge_store
+from tests.store.example import all_files
 from tests.store_making import make_store
 
 CUTS = (0, 40, 41, 100, 150)
@@ -593,10 +594,6 @@ def test_members_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     np.testing.assert_array_equal(es.open(urls[0]).select().vectors(), es.open(local[0]).select().vectors())
 
 
-def tree_bytes(path: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-
-
 def test_a_failed_append_loses_nothing_and_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,7 +615,7 @@ def test_a_failed_append_loses_nothing_and_resumes_to_the_same_bytes(
     with pytest.raises(StoreMismatchError, match=r"0002\.zarr was begun with another corpus"):
         extract(torn, SENTENCES[60:70], append=True)
     extract(torn, SENTENCES[40:60], append=True)
-    assert tree_bytes(torn) == tree_bytes(tmp_path / "calm.zarr")
+    assert all_files(torn) == all_files(tmp_path / "calm.zarr")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert es.open(torn).n_rows > len(before)
@@ -628,25 +625,25 @@ def test_a_corpus_is_appended_once(tmp_path: Path) -> None:
     path = tmp_path / "store.zarr"
     extract(path, SENTENCES[:20])
     extract(path, SENTENCES[20:40], append=True)
-    before = tree_bytes(path)
+    before = all_files(path)
     for again in (SENTENCES[:20], SENTENCES[20:40]):
         with pytest.warns(AppendedTwiceWarning, match="already, nothing is appended"):
             extract(path, again, append=True)
-    assert tree_bytes(path) == before
+    assert all_files(path) == before
 
 
 def test_a_damaged_part_is_named_and_repaired(tmp_path: Path) -> None:
     path = tmp_path / "store.zarr"
     extract(path, SENTENCES[:20])
     extract(path, SENTENCES[20:40], append=True)
-    before, shard = tree_bytes(path), path / "appended/0001.zarr/hidden_states/c/0/0/0"
+    before, shard = all_files(path), path / "appended/0001.zarr/hidden_states/c/0/0/0"
     shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
     (fault,) = es.verify(path).faults
     assert "0001.zarr" in fault.part
     assert fault.partition == 1
     plan = plan_of(SENTENCES[20:40], model=FakeEncoder())
     es.extract(plan, path, append=True, repair=True, progress=False)
-    assert tree_bytes(path) == before
+    assert all_files(path) == before
     assert es.verify(path).ok
     shard.with_name("0").unlink()
     es.extract(plan_of(SENTENCES[:20], model=FakeEncoder()), path, repair=True, progress=False)

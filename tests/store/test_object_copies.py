@@ -7,16 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
+from embstore.errors import InvalidValueError, StoreDamagedError
 from embstore.store import create_store, export, open_store
 from tests.store.example import all_files, example
 from tests.store.memory_bucket import URL, MemoryBucket
 
 pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
-
-
-class Killed(BaseException):
-    """Ends a copy at once, as a signal does."""
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
@@ -42,28 +38,6 @@ def test_a_part_of_a_store_in_another_dtype(memory: MemoryBucket, tmp_path: Path
     export(open_store(URL).select(**chosen), "s3://bucket/far.zarr", dtype="float32")
     far = {key.removeprefix("far.zarr/"): data for key, data in memory.all_objects().items() if key.startswith("far")}
     assert far == all_files(tmp_path / "near.zarr")
-
-
-def test_an_interrupted_copy_goes_on(memory: MemoryBucket, tmp_path: Path) -> None:
-    local = example().make(tmp_path / "x.zarr")
-    written: list[str] = []
-
-    def step(when: str, kind: str, name: str) -> None:
-        if when == "begin" and kind == "put_new":
-            if name == "hidden_states/c/0/2/0" and name not in written:
-                written.append(name)
-                raise Killed
-            written.append(name)
-
-    memory.step = step
-    with pytest.raises(Killed):
-        export(local, URL)
-    with pytest.raises(MissingRowsError), pytest.warns(match="is not finished"):
-        export(open_store(URL), tmp_path / "back.zarr")
-    written[:-1] = []
-    export(local, URL)
-    assert [name for name in written if name.startswith("hidden_states/c")] == ["hidden_states/c/0/2/0"] * 2
-    assert memory.files() == all_files(local.path)
 
 
 def test_what_was_changed_is_not_copied(memory: MemoryBucket, tmp_path: Path) -> None:

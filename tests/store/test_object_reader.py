@@ -21,7 +21,7 @@ from embstore.store import Store, open_store
 from embstore.store.vectors import float32_of_bfloat16
 from embstore.store.zarr import remote
 from embstore.store.zarr.remote import runs_of
-from tests.object_server import Bucket, Fault
+from tests.object_server import Bucket
 from tests.store.example import DTYPES, Example, example
 
 KEY = "stores/x.zarr"
@@ -190,25 +190,6 @@ def test_rows_not_written_are_missing(bucket: Bucket, tmp_path: Path) -> None:
     bucket.upload(tmp_path / "x.zarr", KEY)
     far.refresh()
     assert np.array_equal(far.gather([300], 0), made.values[0][[300]])
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [
-        Fault(SHARD, 2, cut=0.5),
-        pytest.param(Fault(SHARD, 2, 503), marks=pytest.mark.slow),
-        pytest.param(Fault(SHARD, 2, lose=True), marks=pytest.mark.slow),
-        pytest.param(Fault("zarr.json", 2, 503), marks=pytest.mark.slow),
-    ],
-    ids=["cut", "503", "lost", "503 at opening"],
-)
-def test_faults_are_tried_again_and_the_values_are_right(bucket: Bucket, tmp_path: Path, fault: Fault) -> None:
-    near, _ = upload(bucket, example(), tmp_path)
-    bucket.proxy.break_next(fault)
-    far = open_store(f"{bucket.url}/{KEY}")
-    rows = np.random.default_rng(3).integers(0, 700, 40)
-    assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
-    assert fault.met == 2
 
 
 @pytest.mark.slow

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import errno
-import functools
 import io
 import os
 import tempfile
-import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +13,9 @@ import pytest
 
 from embstore.errors import StorageError, StoreDamagedError, StoreNotFoundError
 from embstore.store import export, open_store, verify
-from tests.object_server import Bucket, Fault, Server
+from tests.object_server import Bucket, Fault
 from tests.store.example import all_files, example
+from tests.web_host import web_host
 
 KEY = "x.zarr"
 
@@ -106,56 +103,22 @@ def test_exports_are_those_of_the_disk(bucket: Bucket, url: str, tmp_path: Path)
             export(open_store(url, cache=cache), tmp_path / "damaged.zarr")
 
 
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[str]:
-    """A web server that serves parts of the files below a folder."""
-    server = Server(("127.0.0.1", 0), functools.partial(_Ranges, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-
-
-class _Ranges(SimpleHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    wbufsize = -1
-
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        path = Path(self.translate_path(self.path))
-        asked = self.headers.get("range")
-        if asked is None or not path.is_file():
-            super().do_GET()
-            return
-        data = path.read_bytes()
-        first, last = asked.removeprefix("bytes=").split("-")
-        start = int(first) if first else len(data) - int(last)
-        stop = min(int(last) + 1, len(data)) if first else len(data)
-        self.send_response(206)
-        self.send_header("content-range", f"bytes {start}-{stop - 1}/{len(data)}")
-        self.send_header("content-length", str(stop - start))
-        self.end_headers()
-        self.wfile.write(data[start:stop])
-
-
 @pytest.mark.slow
-def test_a_store_is_read_and_verified_from_a_web_server(web: str, tmp_path: Path) -> None:
+def test_a_store_is_read_and_verified_from_a_web_server(tmp_path: Path) -> None:
     pytest.importorskip("obstore")
     made = example()
     local = made.make(tmp_path / "x.zarr")
-    far = open_store(f"{web}/x.zarr")
-    rows = np.random.default_rng(0).integers(0, 700, 60)
-    assert far.finished
-    assert np.array_equal(far.gather_layers(rows), local.gather_layers(rows))
-    assert far.select().table().equals(local.select().table())
-    assert verify(f"{web}/x.zarr").ok
-    shard = tmp_path / "x.zarr/hidden_states/c/0/1/0"
-    shard.write_bytes(b"\1" + shard.read_bytes()[1:])
-    assert [fault.partition for fault in verify(f"{web}/x.zarr").faults] == [1]
-    shard.unlink()
-    assert [fault.what for fault in verify(f"{web}/x.zarr").faults] == ["is missing"]
-    with pytest.raises(StoreNotFoundError, match="there is no store at"):
-        open_store(f"{web}/y.zarr")
+    with web_host(tmp_path) as host:
+        far = open_store(f"{host.url}/x.zarr")
+        rows = np.random.default_rng(0).integers(0, 700, 60)
+        assert far.finished
+        assert np.array_equal(far.gather_layers(rows), local.gather_layers(rows))
+        assert far.select().table().equals(local.select().table())
+        assert verify(f"{host.url}/x.zarr").ok
+        shard = tmp_path / "x.zarr/hidden_states/c/0/1/0"
+        shard.write_bytes(b"\1" + shard.read_bytes()[1:])
+        assert [fault.partition for fault in verify(f"{host.url}/x.zarr").faults] == [1]
+        shard.unlink()
+        assert [fault.what for fault in verify(f"{host.url}/x.zarr").faults] == ["is missing"]
+        with pytest.raises(StoreNotFoundError, match="there is no store at"):
+            open_store(f"{host.url}/y.zarr")

@@ -167,7 +167,11 @@ def test_what_the_server_refuses_is_one_line(
     objects: ObjectStorage, bucket: Bucket, fault: Fault, kind: type[EmbstoreError], said: str
 ) -> None:
     bucket.proxy.break_next(fault)
-    for call in (lambda: objects.get("a/b"), lambda: objects.get_range("a/b", 0, 9)):
+    for call in (
+        lambda: objects.get("a/b"),
+        lambda: objects.get_range("a/b", 0, 9),
+        lambda: objects.put("a/b", [b"x"]),
+    ):
         with pytest.raises(kind) as raised:
             call()
         assert said in str(raised.value)

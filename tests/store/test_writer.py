@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import threading
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +13,6 @@ from embstore.errors import (
     EmbstoreError,
     InvalidValueError,
     MissingRowsError,
-    StorageError,
     StoreBusyError,
     StoreFormatError,
     StoreNotFoundError,
@@ -29,44 +23,6 @@ from embstore.store.arrays import commit_record, committed, record_crc32c
 from embstore.store.storage.local import LocalStorage
 from embstore.store.writer import PartitionWriter
 from tests.store.example import SUFFIXES, all_files, example
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.quick(1)
-def test_second_writer_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = example().create(tmp_path / f"s{suffix}")
-    lock = path.with_name(f"s{suffix}.lock")
-    with StoreWriter(path):
-        assert lock.exists()
-        with pytest.raises(StoreBusyError, match=f"another process is writing .*s{suffix}"):
-            StoreWriter(path)
-        code = f"from embstore.store import StoreWriter; StoreWriter({str(path)!r})"
-        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "StoreBusyError" in other.stderr
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UnfinishedStoreWarning)
-            assert open_store(path).n_committed_rows == 0
-    assert not lock.exists()
-    StoreWriter(path).close()
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.quick(1)
-def test_a_killed_writer_leaves_no_lock(tmp_path: Path, suffix: str) -> None:
-    path = example().create(tmp_path / f"s{suffix}")
-    code = (
-        f"import time; from embstore.store import StoreWriter; w = StoreWriter({str(path)!r}); "
-        "print('here', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"here\n"
-        with pytest.raises(StoreBusyError):
-            StoreWriter(path)
-        process.send_signal(signal.SIGKILL)
-    example().fill(path)
-    assert open_store(path).finished
-    assert sorted(tmp_path.iterdir()) == [path]
 
 
 def test_writers_that_race_get_the_lock_one_at_a_time(tmp_path: Path) -> None:
@@ -289,37 +245,6 @@ def test_written_from_another_thread(tmp_path: Path, suffix: str) -> None:
             thread.join()
         writer.finish()
     np.testing.assert_array_equal(open_store(path).gather(np.arange(700), 0), made.values[0])
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_full_disk_is_one_line_and_loses_nothing(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = example()
-    path = made.create(tmp_path / f"s{suffix}")
-    made.fill(path, [0])
-    before = all_files(path)
-    put, free = os.pwrite, [9000]
-
-    def full(descriptor: int, data: Any, offset: int) -> int:
-        if free[0] <= 0:
-            raise OSError(28, "No space left on device")
-        free[0] -= len(data)
-        return put(descriptor, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(StorageError, match=r"the disk is full; free some space .* again$") as caught:
-        made.fill(path, [1])
-    assert "\n" not in str(caught.value)
-    free[0] = 0
-    with pytest.raises(StorageError, match="the disk is full"):
-        made.create(tmp_path / f"t{suffix}")
-    monkeypatch.undo()
-    assert sorted(item.name for item in tmp_path.iterdir()) == [f"s{suffix}"]
-    if suffix == ".zarr":
-        assert all_files(path) == before
-    made.fill(path)
-    assert all_files(path) == all_files(made.make(tmp_path / f"u{suffix}").path)
 
 
 def test_a_partition_is_discarded_by_its_record_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

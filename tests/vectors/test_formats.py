@@ -191,26 +191,6 @@ def test_spaces_become_underscores_with_a_warning(tmp_path: Path) -> None:
     assert not (tmp_path / "w.txt").exists()
 
 
-@pytest.mark.parametrize(("suffix", "failing"), [("txt", "os.fsync"), ("npy", "os.fsync"), ("npy", "numpy.save")])
-def test_a_failed_write_keeps_the_old_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, failing: str
-) -> None:
-    path = tmp_path / f"v.{suffix}"
-    write_vectors(table(), path)
-    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-
-    def fail(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(failing, fail)
-    with pytest.raises(StorageError, match=rf"cannot write .*v\.(vocab|{suffix}): the disk is full"):
-        write_vectors(table(ODD_WORDS[::-1]), path)
-    found = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    assert found == before or (failing, suffix) == ("os.fsync", "npy")
-    if path.exists():
-        assert same(read_vectors(path), table())
-
-
 def test_an_old_array_never_has_the_new_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped between the two renames, there is no array rather than one with the words of another."""
     write_vectors(table(), tmp_path / "v.npy")
