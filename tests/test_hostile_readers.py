@@ -192,9 +192,8 @@ def test_code_in_the_folder_of_a_model_is_not_run(tmp_path: Path) -> None:
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "mine.py").write_bytes(HOSTILE["python"])
-    with pytest.raises(ModelError) as error:
+    with pytest.raises(ModelError):
         es.load_encoder(folder)
-    assert "\n" not in str(error.value)
     assert not Path(MARKER).exists()
 
 

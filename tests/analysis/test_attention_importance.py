@@ -90,6 +90,5 @@ def test_a_model_without_a_head_or_a_mask_is_refused(tmp_path: Path) -> None:
         (language_model("bert", tmp_path, mask=False), r"has no mask"),
         (tiny.save("llama", tmp_path / "l"), r"has no language modeling head"),
     ):
-        with pytest.raises(ModelError, match=says) as error:
+        with pytest.raises(ModelError, match=says):
             attention_importance(SENTENCES[:2], model=made, device="cpu")
-        assert "\n" not in str(error.value)

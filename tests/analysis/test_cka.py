@@ -162,9 +162,8 @@ def test_stores_of_different_occurrences_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="sentence of occurrence 12: 'text number 3' and 'another'"):
         linear_cka(first.store, retold.store)
     again = write_words(tmp_path / "again.zarr", [("bank", vectors[0, :4])]).store
-    with pytest.raises(InvalidValueError, match="position of occurrence 1: 1 and 2") as caught:
+    with pytest.raises(InvalidValueError, match="position of occurrence 1: 1 and 2"):
         linear_cka(again.select(rows=[0, 1]), again.select(rows=[0, 2]))
-    assert "\n" not in str(caught.value)
 
 
 def test_words_numbered_otherwise_are_the_same_words(tmp_path: Path) -> None:

@@ -93,9 +93,8 @@ class TestProcesses:
             calls = [partial(square, 1), kill_this_process, partial(square, 2)]
             results = iter_results(executor, calls, in_flight=1)
             assert next(results)[0] == 1
-            with pytest.raises(ExecutorError, match="a worker process ended abruptly") as caught:
+            with pytest.raises(ExecutorError, match="a worker process ended abruptly"):
                 list(results)
-        assert "\n" not in str(caught.value)
 
     def test_an_error_in_the_block_ends_the_processes(self) -> None:
         executor = Processes(1)

@@ -114,9 +114,8 @@ def test_splits_are_those_of_the_folders(tmp_path: Path, layout: str) -> None:
 )
 def test_what_is_not_of_the_form_is_refused_with_its_line(tmp_path: Path, old: str, new: str, said: str) -> None:
     folder = write(tmp_path / "notes", {"train.gold_conll": conll(COLUMNS.replace(old, new))})
-    with pytest.raises(CorpusError, match=said) as refused:
+    with pytest.raises(CorpusError, match=said):
         convert_ontonotes(folder, tmp_path / "out")
-    assert "\n" not in str(refused.value)
     assert {path.name for path in tmp_path.iterdir()} == {"notes"}
 
 

@@ -88,9 +88,8 @@ def test_layer_sentence_and_dtype_are_named(
     plan = planned(spoil(value, compute), monkeypatch, dtype)
     sentence = len(SENTENCES)
     row = plan.layout.n_rows - 2
-    with pytest.raises(NonFiniteError, match=rf"^layer 2, sentence {sentence}, row {row}: {message}") as error:
+    with pytest.raises(NonFiniteError, match=rf"^layer 2, sentence {sentence}, row {row}: {message}"):
         es.extract(plan, tmp_path / "s.zarr")
-    assert "\n" not in str(error.value)
 
 
 QUICK = {("float32", "float16"), ("float16", "float32"), ("bfloat16", "int8")}

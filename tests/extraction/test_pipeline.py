@@ -266,7 +266,6 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         plan_of(SENTENCES, **({"model": FakeEncoder()} | options))
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_a_sentence_beyond_the_limit_is_run_in_blocks() -> None:

@@ -278,9 +278,8 @@ def test_a_model_that_is_gone_or_another_one(
     own.rename(place / "own" / "moved")
     forget(place)
     gone = r"the model 'model' that made .* is not found, no longer at .*: set EMBSTORE_MODEL"
-    with pytest.raises(ModelError, match=gone) as caught:
+    with pytest.raises(ModelError, match=gone):
         thinned.gather([5], 1)
-    assert "\n" not in str(caught.value)
     assert thinned.gather([5], 2).tobytes() == kept.tobytes()
     other = tiny.save("bert", tmp_path_factory.mktemp("models") / "bert", seed=3)
     monkeypatch.setenv("EMBSTORE_MODEL", str(other))

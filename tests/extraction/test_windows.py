@@ -283,7 +283,6 @@ def test_a_model_that_does_not_respect_a_mask_of_pairs_is_refused(scene: Callabl
     ) as caught:
         plan_of(list(CORPUS), model=encoder, attention_window=2)
     assert str(caught.value).endswith("use context windows")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.slow
@@ -322,7 +321,6 @@ def test_bad_windows(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         plan_of(FAKE_SENTENCES, model=FakeEncoder(), **options)
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_elmo_has_context_windows_and_no_attention_windows(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ def folder(tmp_path):
 
 
 def refused(folder: Path, match: str) -> None:
-    with pytest.raises(ModelError, match=match) as caught:
+    with pytest.raises(ModelError, match=match):
         load_encoder(folder)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ def folder(tmp_path):
 def refused(model, match: str, **options: object) -> None:
     with pytest.raises((ModelError, InvalidValueError), match=match) as caught:
         load_encoder(model, **options)
-    assert "\n" not in str(caught.value)
     assert caught.value.exit_status == 2
 
 
@@ -94,7 +93,6 @@ def test_no_such_folder(name):
 def test_what_is_no_name(name, load):
     with pytest.raises((ModelError, InvalidValueError)) as caught:
         load(name)
-    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
 
 

@@ -105,10 +105,9 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
     passes = encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=128)
     with (
         pytest.warns(SmallerBatchesWarning),
-        pytest.raises(DeviceMemoryError, match=rf"one sentence of {longest} subwords.*--max-length.*cpu") as caught,
+        pytest.raises(DeviceMemoryError, match=rf"one sentence of {longest} subwords.*--max-length.*cpu"),
     ):
         list(passes)
-    assert "\n" not in str(caught.value)
 
 
 def test_an_extraction_with_little_memory_is_complete(encoder, tmp_path, monkeypatch):

@@ -97,11 +97,8 @@ def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, fam
         wrong.append(path.read_bytes())
     for each in wrong:
         path.write_bytes(each)
-        with pytest.raises(
-            InvalidValueError, match=r"is not a checkpoint of (class|edge|structural) probes"
-        ) as refused:
+        with pytest.raises(InvalidValueError, match=r"is not a checkpoint of (class|edge|structural) probes"):
             fit(checkpoint=path)
-        assert "\n" not in str(refused.value)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(InvalidValueError, match="pipe is not a checkpoint"):

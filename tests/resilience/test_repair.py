@@ -202,9 +202,8 @@ def test_another_plan_repairs_nothing(tmp_path: Path, reference: Get, suffix: st
     path = damaged(tmp_path, reference(suffix))
     HURT[suffix][hurt](path)
     before = tree(path)
-    with pytest.raises((StoreMismatchError, StoreDamagedError, StoreFormatError)) as caught:
+    with pytest.raises((StoreMismatchError, StoreDamagedError, StoreFormatError)):
         es.extract(make_plan(**OTHERS[other]), path, repair=True)
-    assert "\n" not in str(caught.value)
     assert tree(path) == before
     assert [item.name for item in path.parent.iterdir()] == [path.name]
 
@@ -241,9 +240,8 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path, suffix: str, kind: str, 
     path = tmp_path / f"store{suffix}"
     foreign(path, kind)
     before = tree(path)
-    with pytest.raises(EmbstoreError) as caught:
+    with pytest.raises(EmbstoreError):
         es.extract(make_plan(), path, repair=repair)
-    assert "\n" not in str(caught.value)
     assert tree(path) == before
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 

@@ -46,7 +46,6 @@ def test_the_second_writer_is_refused_and_the_first_finishes(tmp_path: Path, ref
         encoder = CountingEncoder()
         with pytest.raises(StoreBusyError, match="another process is writing") as caught:
             es.extract(make_plan(encoder=encoder), path, repair=repair)
-        assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
         assert encoder.rows == 0
     with pytest.raises(StoreMismatchError):
@@ -74,9 +73,8 @@ def test_the_second_append_is_refused_and_the_first_finishes(tmp_path: Path, who
     first = Running(APPENDS[0], tmp_path, held=True)
     assert first.wait_for("progress") is not None
     for name in APPENDS:
-        with pytest.raises(StoreBusyError, match="another process is writing") as caught:
+        with pytest.raises(StoreBusyError, match="another process is writing"):
             SCENES[name].work(tmp_path, False)
-        assert "\n" not in str(caught.value)
     first.release()
     assert first.join() == 0
     SCENES[APPENDS[0]].assert_whole(tmp_path, one)
@@ -219,9 +217,8 @@ def test_a_read_only_folder(closed: Path, suffix: str) -> None:
     path = closed / f"store{suffix}"
     plan = make_plan()
     closed.chmod(0o555)
-    with without_privileges(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied") as caught:
+    with without_privileges(), pytest.raises(StorageError, match=r"cannot write .*: Permission denied"):
         es.extract(plan, path)
-    assert "\n" not in str(caught.value)
     assert list(closed.iterdir()) == []
 
 

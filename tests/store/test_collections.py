@@ -401,9 +401,8 @@ def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match:
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "a").mkdir()
     (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(error, match=match) as found:
+    with pytest.raises(error, match=match):
         call(tmp_path)
-    assert "\n" not in str(found.value)
 
 
 SCHEMA = json.loads((resources.files("schemas") / "collection.schema.json").read_text())
@@ -423,9 +422,8 @@ def test_the_file_of_a_collection(tmp_path: Path) -> None:
     for key in ("collection_version", "metadata", "members"):
         for value in (None, 7, [], "x", {}, [{}], [{**document["members"][0], "n_rows": -1}]):
             path.write_text(json.dumps({**document, key: value}))
-            with pytest.raises(StoreFormatError, match=r"collection\.json") as error:
+            with pytest.raises(StoreFormatError, match=r"collection\.json"):
                 es.open(path)
-            assert "\n" not in str(error.value)
     moved = shutil.move(tmp_path / "in", tmp_path / "moved")
     path.write_text(json.dumps(document).replace("in/", "moved/"))
     assert es.open(path).table().equals(es.open([moved / each.name for each in paths]).table())

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import (
-    EmbstoreError,
     InvalidValueError,
     MissingRowsError,
     NonFiniteError,
@@ -350,13 +349,6 @@ def test_damage_is_not_copied(made: Made, tmp_path: Path, what: str) -> None:
         assert export(source.select(rows=slice(200)), tmp_path / "other.h5").n_rows == 200
 
 
-def one_line(error: EmbstoreError) -> str:
-    message = str(error)
-    assert message
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize(
     ("rows", "dtype", "message"),
     [
@@ -367,9 +359,8 @@ def one_line(error: EmbstoreError) -> str:
     ],
 )
 def test_bad_options(made: Made, tmp_path: Path, rows: list[int] | None, dtype: str | None, message: str) -> None:
-    with pytest.raises(InvalidValueError, match=re.escape(message)) as caught:
+    with pytest.raises(InvalidValueError, match=re.escape(message)):
         export(made.store.select(rows=rows), tmp_path / "out.zarr", dtype=dtype)
-    one_line(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -395,9 +386,8 @@ PATHS: list[tuple[Callable[[Path], Path], str]] = [
 def test_bad_paths(made: Made, tmp_path: Path, make: Callable[[Path], Path], message: str) -> None:
     out = make(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(InvalidValueError, match=message) as caught:
+    with pytest.raises(InvalidValueError, match=message):
         export(made.store, out)
-    one_line(caught.value)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -411,9 +401,8 @@ def test_onto_itself(made: Made) -> None:
 def test_no_source(tmp_path: Path) -> None:
     (tmp_path / "text.h5").write_text("no store")
     for path, kind in ((tmp_path / "none.zarr", StoreNotFoundError), (tmp_path / "text.h5", StoreFormatError)):
-        with pytest.raises(kind) as caught:
+        with pytest.raises(kind):
             export(path, tmp_path / "out.zarr")
-        one_line(caught.value)
     assert not (tmp_path / "out.zarr").exists()
 
 
@@ -421,9 +410,8 @@ def test_no_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_an_unfinished_source(tmp_path: Path, suffix: str) -> None:
     unfinished = make_store(tmp_path / f"s{suffix}", sentences=170, leave_out=(1,)).store
-    with pytest.raises(MissingRowsError, match=r"cannot be exported: 256 of its 7\d\d rows are not") as caught:
+    with pytest.raises(MissingRowsError, match=r"cannot be exported: 256 of its 7\d\d rows are not"):
         export(unfinished.select(rows=[0, 1]), tmp_path / "out.zarr")
-    one_line(caught.value)
     assert not (tmp_path / "out.zarr").exists()
 
 
@@ -447,9 +435,8 @@ def _with_value(path: Path, value: float) -> Store:
 def test_values_beyond_the_dtype(tmp_path: Path, value: float, dtype: str, message: str) -> None:
     source = _with_value(tmp_path / "s.zarr", value)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(NonFiniteError, match=message) as caught:
+    with pytest.raises(NonFiniteError, match=message):
         export(source, tmp_path / "out.h5", dtype=dtype)
-    one_line(caught.value)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -463,7 +450,6 @@ def test_too_small_a_disk(made: Made, tmp_path: Path, monkeypatch: pytest.Monkey
         free = 1000
 
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage)
-    with pytest.raises(StorageError, match=r"needs [0-9.,]+ MiB, but .* has 0\.0 MiB free") as caught:
+    with pytest.raises(StorageError, match=r"needs [0-9.,]+ MiB, but .* has 0\.0 MiB free"):
         export(made.store, tmp_path / "out.zarr")
-    one_line(caught.value)
     assert list(tmp_path.iterdir()) == []

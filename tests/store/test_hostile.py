@@ -33,7 +33,6 @@ def refusal(path: Path, kind: type[EmbstoreError], *, named: bool = True) -> str
     with pytest.raises(kind) as caught:
         open_store(path)
     assert type(caught.value) is kind
-    assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value) or not named
     if kind is not StoreNotFoundError:
         report = verify(path)
@@ -171,7 +170,6 @@ def test_a_committed_shard_that_is_not_whole(tmp_path: Path, damage: Callable[[P
     for call in (lambda: store.gather([300], 0), lambda: list(store.scan(0))):
         with pytest.raises((StoreDamagedError, StorageError), match=message) as caught:
             call()
-        assert "\n" not in str(caught.value)
         assert "0/1/0" in str(caught.value)
     np.testing.assert_array_equal(store.gather([0, 699], 0), made.values[0, [0, 699]])
     report = verify(path)

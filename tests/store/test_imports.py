@@ -369,9 +369,8 @@ def test_bad_files(
 
 def refused(source: Path, folder: Path, kind: type[EmbstoreError], message: str, **options: Any) -> None:
     before = sorted(folder.rglob("*"))
-    with pytest.raises(kind, match=message) as caught:
+    with pytest.raises(kind, match=message):
         import_store(source, folder / "out.zarr", **options)
-    assert "\n" not in str(caught.value)
     assert sorted(folder.rglob("*")) == before
 
 

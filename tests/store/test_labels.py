@@ -128,9 +128,8 @@ def test_labels_of_rows_that_are_not_there_name_the_first(made: Made, tmp_path: 
         (pl.DataFrame({"word": ["bank", "banks"], "x": ["a", "b"]}), "word", "row 2 .* no word 'banks'"),
         (pl.DataFrame({"source": [10**9], "x": ["a"]}), "source", "row 1 .* no source"),
     ]:
-        with pytest.raises(InvalidValueError, match=message) as raised:
+        with pytest.raises(InvalidValueError, match=message):
             made.store.with_labels(frame, on=on, save=True)
-        assert "\n" not in str(raised.value)
     assert not folder_of(made.store.path).exists()
 
 

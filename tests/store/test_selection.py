@@ -190,7 +190,6 @@ def test_bad_conditions(made: Made, conditions: dict[str, Any], message: str) ->
     with pytest.raises(InvalidValueError) as caught:
         _ = made.store.select(**conditions).rows
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ def refused(tmp_path: Path, **changes: Any) -> str:
     for suffix in SUFFIXES:
         with pytest.raises(InvalidValueError) as caught:
             create_store(tmp_path / f"s{suffix}", metadata=metadata, index=index, center=changes.get("center"))
-        assert "\n" not in str(caught.value)
         assert list(tmp_path.iterdir()) == []
     return str(caught.value)
 

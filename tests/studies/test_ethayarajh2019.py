@@ -227,5 +227,4 @@ def test_bad_input_is_refused_before_the_extraction(
     with pytest.raises((InvalidValueError, es.errors.InputError)) as refused:
         es.reproduce(Ethayarajh2019(**change), corpus, model={"tiny": model}, out=tmp_path / "out")
     assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()

@@ -165,5 +165,4 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, data: 
     with pytest.raises(es.errors.InputError) as refused:
         es.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()

@@ -161,5 +161,4 @@ def test_bad_input_is_refused_before_anything_is_computed(case: str, says: str, 
     with pytest.raises(EmbstoreError) as refused:
         es.reproduce(Kovaleva2019(tuning=tuning), corpus, model=model, out=tmp_path / "out")
     assert says in str(refused.value)
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()

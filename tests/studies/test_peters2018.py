@@ -168,7 +168,6 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, tmp_pa
     with pytest.raises(InputError) as refused:
         es.reproduce(SETTINGS, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -76,9 +76,8 @@ BINARY = {
 )
 def test_text_and_binary(format: str, content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "v").write_bytes(content)
-    with pytest.raises(WordVectorsError, match=message) as caught:
+    with pytest.raises(WordVectorsError, match=message):
         read_vectors(tmp_path / "v", format=format)
-    assert "\n" not in str(caught.value)
 
 
 def test_every_cut_of_a_binary_file_is_refused(tmp_path: Path) -> None:
@@ -113,9 +112,8 @@ def test_npy(array: np.ndarray | bytes, words: bytes | None, message: str, tmp_p
     (tmp_path / "v.npy").write_bytes(array if isinstance(array, bytes) else npy(array))
     if words is not None:
         (tmp_path / "v.vocab").write_bytes(words)
-    with pytest.raises(WordVectorsError, match=message) as caught:
+    with pytest.raises(WordVectorsError, match=message):
         read_vectors(tmp_path / "v.npy")
-    assert "\n" not in str(caught.value)
 
 
 def test_paths(tmp_path: Path) -> None:

@@ -123,9 +123,8 @@ def test_damaged_fasttext_models(trained: FastText, tmp_path: Path) -> None:
     vocabulary = whole.index(b"the\0")
     for size in (4, 50, 100, vocabulary + 2, len(whole) // 3):
         path.write_bytes(whole[:size])
-        with pytest.raises(WordVectorsError, match="cannot be read as a fastText model") as caught:
+        with pytest.raises(WordVectorsError, match="cannot be read as a fastText model"):
             open_vector_table(path)
-        assert "\n" not in str(caught.value)
     path.write_bytes(whole[: vocabulary + 12] + b"\1" + whole[vocabulary + 13 :])  # the word is a label
     with pytest.raises(WordVectorsError, match="its words and labels are out of order"):
         open_vector_table(path)

@@ -158,8 +158,7 @@ BAD: dict[str, tuple[str, str | bytes, str]] = {
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
 def test_bad_files(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     write(tmp_path, {**(SEMEVAL if name in SEMEVAL else {}), name: content})
-    with pytest.raises(BenchmarkError, match=message) as caught:
+    with pytest.raises(BenchmarkError, match=message):
         read_benchmarks(tmp_path)
-    assert "\n" not in str(caught.value)
     with pytest.raises(BenchmarkError, match=r"no benchmarks at .*gone"):
         read_benchmarks(tmp_path / "gone")
