@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from embstore.errors import EmbstoreError
 from embstore_cli.main import app
 from tests.object_server import Bucket
 from tests.store.example import all_files
@@ -47,18 +46,3 @@ def test_extract_and_export(bucket: Bucket, corpus: Path, tmp_path: Path) -> Non
     assert {key.removeprefix("again.zarr/"): data for key, data in again.items()} == near
     plan = json.loads(run("plan", corpus, *made, "--store", url, "--json"))
     assert plan["free_nbytes"] is None
-
-
-@pytest.mark.parametrize(
-    ("store", "message"),
-    [
-        ("s3://no-such-bucket/x.zarr", "there is no bucket 'no-such-bucket'"),
-        ("https://localhost/x.zarr", "stores at https:// are read-only"),
-        ("s3://bucket/x.h5", "a store in a bucket is a .zarr"),
-        ("s3://bucket/x", "must end in .zarr or .h5"),
-        ("ftp://bucket/x.zarr", "ftp:// is not supported"),
-    ],
-)
-def test_places_that_are_none_are_refused(bucket: Bucket, corpus: Path, store: str, message: str) -> None:
-    with pytest.raises(EmbstoreError, match=message):
-        run("extract", corpus, store, "-m", "random:4")

@@ -105,8 +105,6 @@ def test_series_as_json_and_as_a_file(years: Work) -> None:
         (("--set", "n_clusters=3"), "--set n_clusters=3 has no effect"),
         (("--set", "min_senses=3"), "--set min_senses=3 has no effect"),
         (("--set", "matched=3"), "--set matched=3 has no effect"),
-        (("--metrics", "none"), "metric 'none'"),
-        (("--metrics", ","), "metric ''"),
         (("--metrics", "apd", "--set", "rank=prt"), "rank 'prt'"),
         (("--set", "width=0"), "width 0"),
         (("--set", "top=0"), "count 0"),
@@ -116,16 +114,3 @@ def test_series_as_json_and_as_a_file(years: Work) -> None:
 def test_what_is_of_two_sides_is_refused_for_more_periods(years: Work, words: tuple[str, ...], message: str) -> None:
     few = settings(permutations=0, resamples=0)
     years.refuses(" ".join(("change", "years.zarr", "--by", "year", *few, *words)), message)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("side0.zarr",), "change needs two sides"),
-        (("side0.zarr", "--by", "year"), "no column 'year'"),
-    ],
-)
-def test_bad_input_is_one_line(folder: Work, words: tuple[str, ...], message: str) -> None:
-    ran = folder.run("change", *words)
-    assert (ran.status, len(ran.err.splitlines())) == (2, 1)
-    assert message in ran.err

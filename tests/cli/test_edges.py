@@ -95,14 +95,12 @@ def test_bad_input_is_one_line(folder: Work) -> None:
     (folder / "empty").mkdir()
     dev = settings(dev="colours/dev.jsonl")
     for arguments, message in (
-        (("none.zarr", "colours"), "there is no store at none.zarr"),
         (("made.zarr", "empty"), "empty has no train.jsonl"),
         (("made.zarr", "none.jsonl", *dev), "no targets at none.jsonl"),
         (("made.zarr", "colours", "--seeds", "a"), "--seeds 'a' is not allowed"),
         (("made.zarr", "colours", "hues", *dev), "--set dev=colours/dev.jsonl goes with one file of train targets"),
         (("made.zarr", "colours", "colours"), "two tasks are called colours"),
         (("made.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),
-        (("made.zarr", "colours", *settings(dropout=1)), "dropout 1.0 is not allowed"),
         (("made.zarr", "colours", *settings(resamples=-1)), "resamples=-1 is not allowed"),
     ):
         folder.refuses(" ".join(("probe", "edges", *arguments)), message)

@@ -73,9 +73,6 @@ def test_one_figure_of_several_stores(work: Work) -> None:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["store.zarr", "--metrics", "entropy"], ["'entropy'", "selfsim"]),
-        (["store.zarr", "--metrics", ","], ["no metric"]),
-        (["store.zarr", "--set", "memory=much"], ["'much'"]),
         (["store.zarr", "--set", "baseline=none"], ["exact or sample"]),
         (["store.zarr", "--plot", "figure.jpeg"], ["figure.jpeg", ".png"]),
         (["store.zarr", "--plot", "nowhere/figure.png"], ["nowhere"]),
@@ -84,9 +81,6 @@ def test_one_figure_of_several_stores(work: Work) -> None:
         (["store.zarr", "--set", f"seed={2**64}"], ["seed=18446744073709551616"]),
         (["store.zarr", "--set", "top=-1"], ["top=-1", "0 or more"]),
         (["store.zarr", "--level"], ["--level"]),
-        (["store.zarr", "store.zarr"], ["given twice"]),
-        (["store.zarr", "./store.zarr"], ["given twice, once as store.zarr"]),
-        (["none.zarr"], ["none.zarr"]),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], parts: list[str], work: Work) -> None:
@@ -166,7 +160,6 @@ def test_separability_by_layer_and_word(work: Work) -> None:
     ("command", "parts"),
     [
         ("cka store.zarr store.zarr", ["given twice"]),
-        ("cka store.zarr none.zarr", ["none.zarr"]),
         ("cka store.zarr --plot nowhere/cka.png", ["nowhere"]),
         ("separability store.zarr --label sense", ["no label column 'sense'"]),
         ("separability store.zarr --label x --set min_occurrences=1", ["min_occurrences 1"]),

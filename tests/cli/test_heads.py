@@ -52,7 +52,6 @@ def test_how_heads_are_disabled_is_passed_on(work: Work, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("heads model data", "model has no finetuning.json"),
         ("heads model gone", "no data at gone"),
         ("heads model data --set how=half", "how=half is not allowed"),
         ("heads model data --plot heads.doc", "--plot heads.doc has no known suffix"),

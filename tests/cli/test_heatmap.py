@@ -88,7 +88,6 @@ def test_json_stays_json(work: Work) -> None:
         ("--plot gone/map.png", ("--plot gone/map.png", "the folder gone does not exist")),
         ("--plot model", ("--plot model", "is a folder")),
         ("--plot map.png --where occurrence=0", ("no occurrence of 'bank' is left by --where occurrence=0",)),
-        ("--where upos='X'", ("no column 'upos'",)),
     ],
 )
 def test_bad_input_is_one_line(options: str, says: tuple[str, ...], work: Work) -> None:

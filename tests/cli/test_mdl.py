@@ -48,7 +48,6 @@ def test_code_lengths_by_task_and_layer(folder: Work) -> None:
 
 def test_bad_input_is_one_line(folder: Work) -> None:
     for arguments, message in (
-        (("none.zarr", "colours"), "there is no store at none.zarr"),
         (("made.zarr", "colours", *settings(fractions="ten")), "fractions=ten is not allowed"),
         (("made.zarr", "gone"), "no targets at gone: give an existing file or folder"),
     ):

@@ -109,14 +109,11 @@ def test_a_batch_of_words_or_vectors(work: Work) -> None:
     ("arguments", "says"),
     [
         ((), "there is no query"),
-        (("--row", "99999"), "there is no row 99999"),
         (("--batch", "none.txt"), "--batch none.txt: there is no such file"),
-        (("--batch", "corpus.txt"), "no word"),
         (("the", "--queries", "-1"), "--queries"),
         (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),
         (("the", "-k", "0"), "-k"),
         (("the", "--out", "x.txt"), "no known suffix"),
-        (("zzzz",), "the store has no word 'zzzz'"),
     ],
 )
 def test_bad_input(arguments: tuple[str, ...], says: str, work: Work) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import embstore as es
 from tests.cli.conftest import Ran
-from tests.object_server import KEY, SECRET, Bucket, Fault
+from tests.object_server import Bucket
 
 
 @pytest.fixture
@@ -48,30 +48,6 @@ def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bu
     damaged = run("verify", url)
     assert damaged.status == 1
     assert "hidden_states/c/0/0/0 (partition 0): its bytes do not match the commit record" in damaged.out
-
-
-@pytest.mark.parametrize(
-    ("address", "fault", "status", "said"),
-    [
-        ("s3://no-such-bucket/x.zarr", None, 2, "there is no bucket 'no-such-bucket'"),
-        ("BUCKET/none.zarr", None, 2, "there is no store at"),
-        ("BUCKET/x.h5", None, 2, "a store in a bucket is a .zarr"),
-        ("ftp://host/x.zarr", None, 2, "ftp:// is not supported"),
-        ("s3://user:hunter2@host/x.zarr", None, 2, "credentials come from the environment only"),
-        ("BUCKET/x.zarr", Fault("", 9, 403, "AccessDenied"), 1, "permission denied (403 Forbidden AccessDenied)"),
-        ("BUCKET/x.zarr", Fault("", 9, 301, "PermanentRedirect"), 1, "its bucket is in another region"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(
-    bucket: Bucket, run: Run, address: str, fault: Fault | None, status: int, said: str
-) -> None:
-    if fault is not None:
-        bucket.proxy.break_next(fault)
-    ran = run("info", address.replace("BUCKET", bucket.url))
-    assert (ran.status, ran.out) == (status, "")
-    assert said in ran.err
-    assert ran.err.count("\n") == 1
-    assert not any(secret in ran.err for secret in (KEY, SECRET, "hunter2"))
 
 
 def test_an_endpoint_that_is_not_there_is_one_line(bucket: Bucket, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

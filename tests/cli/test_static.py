@@ -89,22 +89,16 @@ def test_a_store_of_one_row_a_word(out: str, work: Work) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("gone.zarr v.txt --layer 1", ("no store at gone.zarr",)),
         ("store.zarr v.xlsx", ("v.xlsx", ".txt")),
         ("store.zarr v", ("known suffix", ".bin")),
         ("store.zarr v.txt --layer 1 --method pc2", ("'pc2'", "medoid")),
-        ("store.zarr v.txt --layer 1 --method mean --set scale=rms", ("'rms'", "pc1")),
-        ("store.zarr v.txt --layer 1 --method abtt --set n_components=32", ("components 32", "0 to 31")),
         ("store.zarr v.txt --layer 1 --min-contexts 0", ("0", "--min-contexts")),
-        ("store.zarr v.txt --layer 1 --set memory=plenty", ("'plenty'", "2GiB")),
-        ("store.zarr v.txt --layer 1 --device abacus", ("'abacus'", "cpu")),
         ("store.zarr gone/v.txt --layer 1", ("the folder gone does not exist",)),
         ("store.zarr model --layer 1 --set format=text", ("model is a folder",)),
         ("store.zarr v.txt.gz --layer 1", ("v.txt.gz", "uncompressed")),
         ("store.zarr v.txt --layer 1 --set format=npy", ("v.txt", ".npy")),
         ("store.zarr v.zarr --layer 1 --set format=text", ("v.zarr", "store")),
         ("store.zarr v.txt --layer 1 --set format=store", ("v.txt", "format store")),
-        ("store.zarr store.zarr --layer 1", ("store.zarr exists already",)),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_everything_as_it_was(

