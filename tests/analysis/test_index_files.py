@@ -159,6 +159,30 @@ def test_a_damaged_checkpoint_is_never_used(tmp_path: Path, file: str, damage: s
         assert longest[0] == longest[1]
 
 
+def test_a_build_killed_before_a_checkpoint_has_its_name_resumes_at_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fresh(tmp_path / "s.zarr")
+    options: dict[str, Any] = {"layer": LAYER, "kind": "flat", "name": "a", "checkpoint_seconds": 0}
+    replace = os.replace
+    named: list[str] = []
+
+    def kill(old: Path, new: Path) -> None:
+        named.append(Path(new).name)
+        if named.count("index.faiss") == 4:
+            raise Stop
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", kill)
+    with pytest.raises(Stop):
+        build_index(store, **options)
+    monkeypatch.undo()
+    monkeypatch.setattr(index_files, "BLOCK_ROWS", 64)
+    steps: list[tuple[int, int]] = []
+    build_index(store, progress=lambda *step: steps.append(step), **options)
+    assert steps[0][0] == 192  # of the checkpoints of 0, 64, 128 and 192 rows the third is there
+
+
 def test_one_process_builds_an_index_at_a_time(tmp_path: Path) -> None:
     store = fresh(tmp_path / "s.zarr")
     busy = pytest.raises(StoreBusyError, match="another process is building the index layer2-flat-cosine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import MissingRowsError, StoreNotFoundError, UnfinishedStoreWarning
-from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized
+from embstore.models.encoder import Pooled
 from embstore.store import Store
 from embstore.store.backend import exists
 from embstore.store.storage.location import parse_location
@@ -33,17 +33,8 @@ class CountingEncoder(FakeEncoder):
         super().__init__()
         self.rows = 0
 
-    def encode(
-        self,
-        tokenized: Tokenized,
-        spans: Spans,
-        *,
-        layers: Sequence[int],
-        pooling: Pooling,
-        batch_subwords: int,
-        **_: Any,
-    ) -> Iterator[Pooled]:
-        for pooled in super().encode(tokenized, spans, layers=layers, pooling=pooling, batch_subwords=batch_subwords):
+    def encode(self, *given: Any, **options: Any) -> Iterator[Pooled]:
+        for pooled in super().encode(*given, **options):
             self.rows += len(pooled.rows)
             yield pooled
 

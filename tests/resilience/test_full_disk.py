@@ -10,16 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import embstore as es
 from embstore.errors import StorageError
-from embstore.store import create_store
-from tests.forked_command import ForkedCommand
-from tests.models.tiny import save
 from tests.resilience.conftest import campaign
-from tests.resilience.scene import BACKENDS, Reference, assert_honest, assert_whole, make_plan, tree
+from tests.resilience.scene import Reference, assert_honest, assert_whole, make_plan
 
 Get = Callable[..., Reference]
 PAGE = 4096
@@ -123,50 +119,3 @@ def test_disk_of_every_size(
     assert any("of 5 partitions" in state for state in states)
     with capsys.disabled():
         print(f"\n{suffix} {dtype}: {len(sizes)} sizes of disk: {dict(states)}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", BACKENDS)
-def test_command_line_on_a_full_disk(disk: Disk, tmp_path: Path, forked_command: ForkedCommand, suffix: str) -> None:
-    rng = np.random.default_rng(2)
-    words = ["bank", "river", "the", "of", "money", "closed"]
-    lines = [" ".join(words[number] for number in rng.integers(0, len(words), 8)) for _ in range(100)]
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(lines) + "\n")
-    model = save("bert", tmp_path / "model")
-
-    def run(path: Path) -> subprocess.CompletedProcess[str]:
-        return forked_command("extract", corpus, path, "--model", model, shard_nbytes=1)
-
-    path = disk.folder / f"store{suffix}"
-    straight = tmp_path / "straight" / f"store{suffix}"
-    straight.parent.mkdir()
-    assert run(straight).returncode == 0
-    size = sum(len(data or b"") for data in tree(straight).values())
-
-    disk.resize(size // 3)  # refused by the plan, before anything is written
-    assert_one_line(run(path), disk.folder)
-    assert list(disk.folder.iterdir()) == []
-
-    disk.resize(2**24)
-    begun = es.plan(corpus, model=model, calibrate=False)
-    create_store(path, metadata=begun.metadata, index=begun.index)
-    disk.resize(disk.used() + begun.layout.partition_nbytes * 3 // 2)
-    found = run(path)
-    assert_one_line(found, path)
-    assert "the disk is full; free some space and run the same command again" in found.stderr
-    with pytest.warns(es.errors.UnfinishedStoreWarning):
-        assert es.open(path).committed.tolist() == [True, False, False, False]
-    assert es.verify(path).ok
-
-    disk.resize(2**24)
-    assert run(path).returncode == 0
-    assert tree(path) == tree(straight)
-
-
-def assert_one_line(found: subprocess.CompletedProcess[str], named: Path) -> None:
-    """A failure is one line on standard error that names a path, with exit status 1."""
-    assert found.returncode == 1, found.stderr
-    assert found.stderr.count("\n") == 1, found.stderr
-    assert found.stderr.startswith("embstore: ")
-    assert str(named) in found.stderr

@@ -14,8 +14,6 @@ import pytest
 import embstore as es
 from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
 from embstore.store import Collection, StoreWriter, create_store
-from tests.forked_command import ForkedCommand
-from tests.models.tiny import save
 from tests.privileges import reachable_folder, without_privileges
 from tests.resilience.running import Running
 from tests.resilience.scene import (
@@ -183,26 +181,6 @@ def test_a_store_created_by_another_process_is_filled(
     monkeypatch.setattr("embstore.extraction.extract.create_store", second)
     es.extract(make_plan(), path)
     assert_whole(path, reference(suffix))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", BACKENDS)
-def test_command_line_of_a_second_writer(tmp_path: Path, forked_command: ForkedCommand, suffix: str) -> None:
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("the bank of the river\n" * 100)
-    model = save("bert", tmp_path / "model")
-    path = tmp_path / f"store{suffix}"
-    es.extract(es.plan(corpus, model=model, calibrate=False), path)
-    before = tree(path)
-    command = ["extract", corpus, path, "--model", model]
-    with StoreWriter(path) as writer:
-        writer.discard([0])
-        found = forked_command(*command, shard_nbytes=1)
-        assert (found.returncode, found.stderr.count("\n")) == (1, 1), found.stderr
-        assert f"embstore: another process is writing {path}" in found.stderr
-    found = forked_command(*command, shard_nbytes=1)
-    assert found.returncode == 0
-    assert tree(path) == before
 
 
 @pytest.fixture
