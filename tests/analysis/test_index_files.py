@@ -25,8 +25,7 @@ from embstore.store.check.repair import repair_layout
 from embstore.store.metadata import document_crc32c
 from embstore.store.storage.files import crc32c_of_file
 from tests.analysis.index_store import LAYER, hard_store
-from tests.resilience.faults import flip
-from tests.store.example import all_files, example
+from tests.store.example import all_files, example, flip
 
 SUFFIXES = (".zarr", ".h5")
 KINDS = ("flat", "ivf", "ivfpq", "hnsw")

@@ -26,6 +26,7 @@ from embstore.kernels.compiled import limit_target
 from tests.analysis.test_exact import brute, require_same
 from tests.analysis.word_store import write_words
 from tests.object_server import Bucket
+from tests.store.example import flip
 
 D = 150  # three levels, the last one not full
 THREADS = 2
@@ -363,12 +364,6 @@ def test_a_sketch_of_another_state_is_not_used(tmp_path: Path, monkeypatch: pyte
     vectors[9, 3] = 1e30
     with pytest.raises(NonFiniteError, match="these, row 9 holds"):
         sketched(vectors, tmp_path / "sketch")
-
-
-def flip(path: Path, at: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= 4
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import embstore as es
 from embstore_cli.output import concordance
 from tests.cli.conftest import Ran, Work
 from tests.json_schemas import validator_of
+from tests.store.example import flip
 from tests.store_making import make_store
 from tests.test_public_names import commands, wrong_words
 
@@ -82,9 +83,7 @@ def test_verify_of_a_damaged_store(work: Work) -> None:
     shard = next((work / "store.zarr" / "hidden_states" / "c").rglob("0"))
     while shard.is_dir():
         shard = next(shard.iterdir())
-    data = bytearray(shard.read_bytes())
-    data[1000] ^= 1
-    shard.write_bytes(data)
+    flip(shard, 1000)
     before = work.contents()
 
     ran = work.run("verify", "store.zarr", "--json")

@@ -32,7 +32,7 @@ from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
 from tests.extraction.oracle import expected_rows
 from tests.extraction.plans import plan_of, window_plan_of
 from tests.extraction.test_pipeline import assert_rows, many, rows_of, small_partitions
-from tests.store.example import all_files
+from tests.store.example import all_files, flip
 
 SENTENCES = many(1000)
 FEW = many(600)
@@ -155,10 +155,9 @@ def test_repair_of_one_partition_of_a_group(tmp_path: Path, suffix: str, whole: 
     path = tmp_path / f"s{suffix}"
     es.extract(grouped(), path)
     file = path / "hidden_states/c/0/5/0" if suffix == ".zarr" else path
-    data = bytearray(file.read_bytes())
-    at = 100 if suffix == ".zarr" else data.index(whole[".zarr"]["hidden_states/c/0/5/0"][:2048]) + 7
-    data[at] ^= 1
-    file.write_bytes(data)
+    flip(
+        file, 100 if suffix == ".zarr" else file.read_bytes().index(whole[".zarr"]["hidden_states/c/0/5/0"][:2048]) + 7
+    )
     assert es.verify(path).damaged_partitions == [5]
     es.extract(grouped(), path, repair=True)
     assert all_files(path) == whole[suffix]

@@ -17,7 +17,7 @@ from tests.extraction.fake import SIZES, FakeEncoder, site_vectors
 from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import many, small_partitions
 from tests.models.tiny import random_sentences, save
-from tests.store.example import all_files
+from tests.store.example import all_files, flip
 from tests.store.memory_bucket import URL, MemoryBucket
 
 SITES = tuple(SIZES)
@@ -143,10 +143,7 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
         target = path / "query" / "c" / "0" / "1" / "0"
         assert target.exists()
     row = store.site("query").gather([store.layout.partition_rows], 1).tobytes()
-    data = bytearray(target.read_bytes())
-    at = data.find(row)
-    data[at] ^= 1
-    target.write_bytes(bytes(data))
+    flip(target, target.read_bytes().find(row))
     report = es.verify(path, progress=False)
     assert report.damaged_partitions == [n_parts + 1]
     assert "query" in str(report.faults[0])
@@ -164,10 +161,8 @@ def test_damaged_metadata_are_repaired_and_rows_kept(tmp_path: Path, suffix: str
         (path / "query" / "zarr.json").unlink()
         (path / "block" / "c" / "0").unlink()
     else:
-        data = bytearray(path.read_bytes())
-        at = data.find(b'"batch_subwords"')
-        data[at + 2] ^= 1
-        path.write_bytes(bytes(data))
+        at = path.read_bytes().find(b'"batch_subwords"')
+        flip(path, at + 2)
     assert not es.verify(path, progress=False).ok
     es.extract(plan(), path, repair=True, progress=False)
     require_all_sites(path)

@@ -36,7 +36,7 @@ from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import small_partitions
 from tests.models import tiny
-from tests.store.example import all_files
+from tests.store.example import all_files, flip
 from tests.store_making import make_store
 
 thin = es.store.thin
@@ -332,9 +332,7 @@ def test_columns_are_compressed_and_the_same(
     assert np.array_equal(np.ravel(group["fingerprints"][0]), numbers)  # type: ignore[index]
     assert not (virtual.path / "types/occurrences").exists()
     chunk = virtual.path / "occurrences/type" / ("1" if nbytes == 1000 else "0")
-    data = bytearray(chunk.read_bytes())
-    data[len(data) // 2] ^= 255
-    chunk.write_bytes(data)
+    flip(chunk, chunk.stat().st_size // 2)
     assert "occurrences/type" in {fault.part for fault in es.verify(virtual.path).faults}
     forget(place)
     with pytest.raises(StoreDamagedError, match=r"occurrences/type.* was changed"):
@@ -355,9 +353,7 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
         with pytest.raises(error, match=message):
             thin(str(store.path), progress=False)
     flip = full.path / "hidden_states/c/0/1/0"
-    data = bytearray(flip.read_bytes())
-    data[100] ^= 1
-    flip.write_bytes(data)
+    flip(flip, 100)
     before = all_files(full.path)
     with pytest.raises(StoreDamagedError, match=r"partition 1 of .* repair it before"):
         thin(full.path, model=model, progress=False)
@@ -478,9 +474,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     thin(full.path, keep=[1], model=model, progress=False)
     whole = all_files(full.path)
     shard = full.path / "hidden_states/c/0/1/0"
-    data = bytearray(shard.read_bytes())
-    data[100] ^= 1
-    shard.write_bytes(data)
+    flip(shard, 100)
     report = es.verify(full.path)
     assert [fault.partition for fault in report.faults] == [1]
     with pytest.raises(StoreDamagedError, match="keeps of partition 1 were changed"):

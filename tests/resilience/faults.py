@@ -15,6 +15,7 @@ import numpy as np
 from embstore.store.arrays import COMMITS
 from embstore.store.hdf5.addresses import CHECKSUM
 from embstore.store.hdf5.reader import read_addresses
+from tests.store.example import flip
 
 Inject = Callable[[Path], tuple[int, ...] | None]
 
@@ -45,16 +46,6 @@ class Injury:
 def in_partition(inject: Inject, *partitions: int) -> Injury:
     """A fault within partitions, which are named and encoded again."""
     return Injury(inject, partitions, partitions)
-
-
-def flip(file: Path, offset: int, *, bit: int = 0) -> None:
-    """Flip one bit; an offset below zero counts from the end."""
-    with file.open("r+b") as opened:
-        opened.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
-        place = opened.tell()
-        byte = opened.read(1)[0]
-        opened.seek(place)
-        opened.write(bytes([byte ^ 1 << bit]))
 
 
 def write_at(file: Path, offset: int, data: bytes) -> None:

@@ -34,8 +34,9 @@ from embstore.vectors import WordVectors, write_vectors
 from tests.extraction.fake import FakeEncoder
 from tests.object_server import contents
 from tests.resilience import virtual
-from tests.resilience.faults import chunk, flip
+from tests.resilience.faults import chunk
 from tests.resilience.scene import Reference, assert_honest, make_plan, open_quietly, sentences, tree, write_tree
+from tests.store.example import flip
 
 Tree = dict[str, bytes | None]
 Get = Callable[..., Reference]

@@ -27,7 +27,7 @@ from embstore.store import StoreWriter
 from embstore.store.storage.lock import StoreLock
 from tests.extraction.fake import FakeEncoder
 from tests.resilience.conftest import campaign
-from tests.resilience.faults import INJURIES, cut, edit, flip, half, swap_files, write_at
+from tests.resilience.faults import INJURIES, cut, edit, half, swap_files, write_at
 from tests.resilience.scene import (
     BACKENDS,
     CountingEncoder,
@@ -38,6 +38,7 @@ from tests.resilience.scene import (
     tree,
     write_tree,
 )
+from tests.store.example import flip
 
 Get = Callable[..., Reference]
 SEED = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -138,3 +139,13 @@ def all_files(path: Path) -> dict[str, bytes]:
     if path.is_file():
         return {"": path.read_bytes()}
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def flip(file: Path, offset: int, bit: int = 0) -> None:
+    """Flip one bit; an offset below zero counts from the end."""
+    with file.open("r+b") as opened:
+        opened.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        place = opened.tell()
+        byte = opened.read(1)[0]
+        opened.seek(place)
+        opened.write(bytes([byte ^ 1 << bit]))

@@ -27,7 +27,7 @@ from embstore.errors import (
 from embstore.store import Store, StoreWriter, bfloat16_bits, create_store, export, float32_of_bfloat16, verify
 from embstore.store.check.findings import schema_faults
 from embstore.store.reading.scan import SequentialReader
-from tests.store.example import DTYPES, SUFFIXES, all_files, stored_as, table, values
+from tests.store.example import DTYPES, SUFFIXES, all_files, flip, stored_as, table, values
 from tests.store_making import Made, make_store
 
 
@@ -324,9 +324,7 @@ def test_another_unfinished_store_is_not_resumed(tmp_path: Path) -> None:
 
 
 def _flip(path: Path, find: bytes, offset: int = 0) -> None:
-    data = bytearray(path.read_bytes())
-    data[data.index(find) + offset] ^= 1
-    path.write_bytes(data)
+    flip(path, path.read_bytes().index(find) + offset)
 
 
 @pytest.mark.parametrize("what", ["vectors", "index"])

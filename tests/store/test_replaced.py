@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import pytest
 
@@ -17,8 +16,9 @@ from embstore.errors import StoreBusyError, StoreDamagedError
 from embstore.store import Store, StoreWriter, export, open_store, verify
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.lock import StoreLock
-from tests.store.example import SUFFIXES, all_files, example
+from tests.store.example import SUFFIXES, all_files, example, flip
 from tests.store.memory_bucket import URL, MemoryBucket
+from tests.store.test_shard_index import crafted, exchange
 
 ROWS = np.arange(700)
 
@@ -149,9 +149,7 @@ def test_lazy_checks_find_a_flipped_bit_where_it_is_first_read(tmp_path: Path, s
     path = made.make(tmp_path / f"s{suffix}").path
     assert isinstance(path, Path)
     file = path if suffix == ".h5" else path / "hidden_states/c/0/1/0"
-    data = bytearray(file.read_bytes())
-    data[data.index(made.arrays["hidden_states"][1, 300].tobytes()) + 5] ^= 64
-    file.write_bytes(data)
+    flip(file, file.read_bytes().index(made.arrays["hidden_states"][1, 300].tobytes()) + 5)
     assert not np.array_equal(open_store(path).gather([300], 3), made.values[1, [300]]), "a plain read does not look"
     lazy = open_store(path, verify="lazy")
     np.testing.assert_array_equal(lazy.gather([0, 699], 3), made.values[1, [0, 699]])
@@ -172,7 +170,8 @@ def test_lazy_checks_find_a_flipped_bit_where_it_is_first_read(tmp_path: Path, s
 def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path) -> None:
     path = example().make(tmp_path / "s.zarr").path
     assert isinstance(path, Path)
-    exchange_layers(path / "hidden_states/c/0/0/0", layers=3)
+    shard = path / "hidden_states/c/0/0/0"
+    shard.write_bytes(crafted(shard.read_bytes(), exchange))
     lazy = open_store(path, verify="lazy")
     with pytest.raises(StoreDamagedError, match=r"size or index of .* of partition 0 was changed"):
         lazy.gather([0], 0)
@@ -184,17 +183,6 @@ def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path
         export(path, tmp_path / "copy.zarr")
 
 
-def exchange_layers(shard: Path, *, layers: int) -> None:
-    """Exchange the first two layers in the index of a shard, which keeps its own checksum and that of the shard."""
-    data = shard.read_bytes()
-    nbytes = layers * 16
-    pairs = np.frombuffer(data[-nbytes - 4 : -4], "<u8").reshape(layers, 2)[[1, 0, *range(2, layers)]]
-    index = pairs.tobytes()
-    crafted = data[: -nbytes - 4] + index + google_crc32c.value(index).to_bytes(4, "little")
-    assert google_crc32c.value(crafted) == google_crc32c.value(data)
-    shard.write_bytes(crafted)
-
-
 def test_lazy_checks_of_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
     made = example()
     upload(memory, all_files(made.make(tmp_path / "x.zarr").path))  # type: ignore[arg-type]
@@ -202,9 +190,7 @@ def test_lazy_checks_of_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
         store = open_store(URL, cache=cache, verify="lazy")
         np.testing.assert_array_equal(store.gather(ROWS, 0), made.values[0])
     for file in (tmp_path / "cache").iterdir():
-        data = bytearray(file.read_bytes())
-        data[0] ^= 1
-        file.write_bytes(data)
+        flip(file, 0)
     with pytest.raises(StoreDamagedError, match=r"partition 0 of s3://bucket/x\.zarr were changed"):
         open_store(URL, cache=tmp_path / "cache", verify="lazy").gather([0], 0)
     shard = memory.storage.get("hidden_states/c/0/2/0")

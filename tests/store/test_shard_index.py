@@ -21,7 +21,7 @@ SHARD = "hidden_states/c/0/1/0"
 LAYERS = 3
 
 
-def _exchange(pairs: np.ndarray) -> None:
+def exchange(pairs: np.ndarray) -> None:
     pairs[[0, 1]] = pairs[[1, 0]]
 
 
@@ -41,7 +41,7 @@ def _beyond(pairs: np.ndarray) -> None:
     pairs[0, 0] = 2**40
 
 
-CRAFTS = [_exchange, _overlap, _absent, _into_itself, _beyond]
+CRAFTS = [exchange, _overlap, _absent, _into_itself, _beyond]
 Craft = Callable[[np.ndarray], None]
 
 

@@ -14,13 +14,7 @@ from embstore.store import verify
 from embstore.store.arrays import commit_record
 from embstore.store.check.repair import repair_layout
 from embstore.store.zarr.format import array_node
-from tests.store.example import SUFFIXES, Example, all_files, example
-
-
-def flip(file: Path, offset: int, bit: int = 0) -> None:
-    content = bytearray(file.read_bytes())
-    content[offset] ^= 1 << bit
-    file.write_bytes(content)
+from tests.store.example import SUFFIXES, Example, all_files, example, flip
 
 
 def spans_of_rows(path: Path) -> list[tuple[int, int, int]]:
@@ -83,9 +77,7 @@ def test_a_changed_column_of_hdf5_is_named(tmp_path: Path) -> None:
     path = example().make(tmp_path / "s.h5").path
     with h5py.File(path) as file:
         offset = file["occurrences/type"].id.get_offset()
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
+    flip(path, offset)
     assert [fault.part for fault in verify(path).faults] == ["occurrences/type"]
 
 
