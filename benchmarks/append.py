@@ -9,14 +9,13 @@ processor, but for the opening, whose are by the clock too.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from measure import Row, Times, interleaved, machine, table, write_json
+from measure import Row, Times, interleaved, parser_of, table, write_json
 
 import embstore as es
 from embstore.corpus import Sentence
@@ -105,14 +104,13 @@ def rows_of(times: dict[str, Times], n_words: list[int], n_members: int) -> list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("novel", type=Path, nargs="+")
     parser.add_argument("--model", required=True)
     parser.add_argument("--words", type=int, default=20_000)
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tmp", help="a folder for the stores")
-    parser.add_argument("--out", help="write the result as JSON")
     given = parser.parse_args()
     parts = split(list(es.open_corpus(given.novel)), given.words)
     assert parts[1], "the corpus has too few words"
@@ -126,7 +124,7 @@ def main() -> None:
     rows = rows_of({**grown, **opened}, n_words, given.members)
     times = {name: vars(each) for name, each in {**grown, **opened}.items()}
     settings = {"model": Path(given.model).name, "members": given.members}
-    found = {"benchmark": "append", "machine": machine(), "settings": settings, "words": n_words, "times": times}
+    found = {"benchmark": "append", "settings": settings, "words": n_words, "times": times}
     write_json(given.out, {**found, "rows": [row.as_json() for row in rows]})
 
 

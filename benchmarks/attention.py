@@ -9,7 +9,6 @@ python benchmarks/attention.py en_ewt-ud-train.conllu --model MODEL_DIR --out be
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from measure import Target, anonymous_nbytes, in_fresh_process, machine, table, targets_table, write_json
+from measure import Target, anonymous_nbytes, in_fresh_process, parser_of, table, targets_table, write_json
 
 import embstore as es
 from embstore.analysis.attention import measure
@@ -86,14 +85,13 @@ def growth_of(corpus: Path, model: Path, count: int) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=None)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--growth", type=int, default=500, help="sentences, for the memory of ten times more")
     parser.add_argument("--memory", action="store_true", help="print the memory of one pass and nothing else")
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.memory:
         print(memory_of(given.corpus, given.model, given.growth))
@@ -126,7 +124,6 @@ def main() -> None:
     print(targets_table(targets))
     result = {
         "benchmark": "attention",
-        "machine": machine(),
         "model": network.info.name,
         "corpus": corpus.name,
         "n_sentences": reader.n_done,
@@ -135,7 +132,7 @@ def main() -> None:
         "processor_seconds": {**seconds, "reading": reading},
         "forward_passes": {name: ratio for name, _, ratio in rows},
         "memory_nbytes": memory,
-        "targets": [target.as_json() for target in targets],
+        "targets": targets,
     }
     write_json(given.out, result)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, Times, interleaved, machine, show_rows, timed, write_json
+from measure import Row, Times, interleaved, parser_of, show_rows, timed, write_json
 from numpy.typing import NDArray
 
 import embstore as es
@@ -205,7 +205,7 @@ def hidden(arguments: argparse.Namespace, labelled: Labelled) -> Row:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("store")
     parser.add_argument("--train", required=True, help="list of words with their classes, as Wiki-PSE has them")
     parser.add_argument("--test", required=True)
@@ -214,13 +214,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=8, help="steps of the probes with a hidden layer")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    described = machine()
     store = es.open(arguments.store)
     labelled = learnt(store, arguments.train, arguments.test)
     data, classes, layers = labelled
@@ -230,7 +228,7 @@ def main() -> None:
     held = show_rows(run(arguments, labelled) for run in (linear, hidden))
     size = {"contexts": len(data), "layers": len(layers), "width": store.hidden_size, "classes": len(classes)}
     settings = {"batch": arguments.batch, "batch_mlp": arguments.batch_mlp, "hidden": arguments.hidden}
-    result = {"benchmark": "bank", "machine": described, "data": size, "settings": settings, "rows": held}
+    result = {"benchmark": "bank", "data": size, "settings": settings, "rows": held}
     write_json(arguments.out, result)
 
 

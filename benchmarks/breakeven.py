@@ -6,7 +6,6 @@ python benchmarks/breakeven.py --corpus en_ewt-ud-train.conllu --model MODEL \\
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import random
@@ -19,7 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from measure import Target, machine, table, targets_table, write_json
+from measure import Target, parser_of, table, targets_table, write_json
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 import embstore as es
@@ -104,13 +103,12 @@ def narrow_model(like: str, folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     for name in ("corpus", "model"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--share", type=float, default=1.0, help="of the sentences of each case")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", help="on the disk that is measured")
-    parser.add_argument("--out")
     given = parser.parse_args()
     narrow = str(narrow_model(given.model, Path(given.folder or tempfile.gettempdir()) / "narrow-bert"))
     cases = {
@@ -148,13 +146,12 @@ def main() -> None:
     settings = {"sentences": sentences, "sampled": f"one of {SHARE}", "rounds": given.rounds}
     by_round = {name: each.rounds for name, each in ratios.items()}
     held = {
-        "machine": machine(),
         "settings": settings,
         "medians": medians,
         "ratios": by_round,
         "kept_nbytes_a_row": kept,
     }
-    write_json(given.out, {"benchmark": "breakeven", **held, "targets": [target.as_json() for target in targets]})
+    write_json(given.out, {"benchmark": "breakeven", **held, "targets": targets})
 
 
 if __name__ == "__main__":

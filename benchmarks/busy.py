@@ -5,7 +5,6 @@ python benchmarks/busy.py --model MODEL_DIR --corpus en_ewt-ud-train.conllu --se
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from measure import Row, interleaved, machine, show_rows, timed, write_json
+from measure import Row, interleaved, parser_of, show_rows, timed, write_json
 
 import embstore as es
 from embstore.devices import n_cores
@@ -47,14 +46,13 @@ def extract(model: str, corpus: Path, folder: Path, environment: dict[str, str],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", required=True, help="folder of a Hugging Face model")
     parser.add_argument("--corpus", required=True, help="a corpus in any format that embstore reads")
     parser.add_argument("--sentences", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
-    described, rows = machine(), []
+    rows = []
     cases = {
         "ours": {},
         "one thread": {"OMP_NUM_THREADS": "1"},
@@ -73,7 +71,7 @@ def main() -> None:
             what = f"extract {arguments.sentences:,} sentences next to {count} busy processes, loading included"
             rows.append(Row(what, seconds.pop("ours"), seconds, threads=n_cores(), targets={"to_rival": 1.05}))
         held = show_rows(rows)
-    write_json(arguments.out, {"benchmark": "busy", "machine": described, "rows": held})
+    write_json(arguments.out, {"benchmark": "busy", "rows": held})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy is loaded
 
 import numpy as np
-from measure import Row, Target, interleaved, machine, show_rows, targets_table, write_json
+from measure import Row, Target, interleaved, parser_of, show_rows, targets_table, write_json
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
@@ -112,7 +112,7 @@ def by_numpy(old: NDArray[np.float32], new: NDArray[np.float32]) -> float:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=float, default=500_000, help="of each store")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--hidden-size", type=int, default=384)
@@ -120,13 +120,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=60, help="seconds after which a slow case is not repeated")
     parser.add_argument("--tmp", help="folder for the stores")
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         size = {"n_rows": int(arguments.rows), "layers": arguments.layers, "hidden_size": arguments.hidden_size}
         stores = [
@@ -174,12 +172,11 @@ def main() -> None:
     print("".join(f"largest difference from {name}: {value:.1e}\n" for name, value in differ.items()))
     found = {
         "benchmark": "change",
-        "machine": described,
         "rows": held,
         "store": size,
         "words": {"count": len(bench.types), "pairs_of_a_layer": bench.n_pairs},
         "largest_differences": differ,
-        "targets": [target.as_json() for target in targets],
+        "targets": targets,
     }
     write_json(arguments.out, found)
 

@@ -5,13 +5,12 @@ python benchmarks/class_probes.py STORE --train train.tsv --test test.tsv
 
 from __future__ import annotations
 
-import argparse
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from measure import table, write_json
+from measure import parser_of, table, write_json
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
@@ -76,12 +75,11 @@ def compared(store: es.Store, words: WordSplit, layers: Sequence[int], **setting
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("store")
     parser.add_argument("--train", required=True, help="list of words with their classes, as Wiki-PSE has them")
     parser.add_argument("--test", required=True)
     parser.add_argument("--layers", default="all")
-    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
     store = es.open(arguments.store)
     words = split_words(read_word_classes(arguments.train), read_word_classes(arguments.test))

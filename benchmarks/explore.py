@@ -23,7 +23,7 @@ from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 import numpy as np
-from measure import Row, Target, machine, show_rows, targets_table, write_json
+from measure import Row, Target, parser_of, show_rows, targets_table, write_json
 
 import embstore as es
 
@@ -103,12 +103,11 @@ async def load(url: str, server: int, arguments: argparse.Namespace, store: es.S
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("store")
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--reading", type=float, default=1.0, help="seconds between an answer and the next question")
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     store = es.open(arguments.store)
     command = [sys.executable, "-m", "embstore", "explore", arguments.store, "--no-browser"]
@@ -138,10 +137,10 @@ def main() -> None:
     print(targets_table(targets))
     print("\n".join(found["errors"][:5]))
     memory = {"start": found["start"], "end": found["end"]}
-    result = {"benchmark": "explore", "machine": machine(), "rows": show_rows(rows), "memory": memory}
+    result = {"benchmark": "explore", "rows": show_rows(rows), "memory": memory}
     settings = {"clients": arguments.clients, "seconds": arguments.seconds, "reading": arguments.reading}
     settings |= {"store": {"n_rows": store.n_rows, "layers": len(store.layers), "hidden_size": store.hidden_size}}
-    write_json(arguments.out, {**result, "settings": settings, "targets": [each.as_json() for each in targets]})
+    write_json(arguments.out, {**result, "settings": settings, "targets": targets})
     print(json.dumps(memory))
 
 

@@ -28,7 +28,7 @@ import psutil
 from playwright.sync_api import Error, sync_playwright
 
 import embstore as es
-from benchmarks.measure import machine, write_json
+from benchmarks.measure import parser_of, write_json
 
 ARGUMENTS = "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-sync"
 WEBGPU = " --enable-unsafe-webgpu --use-webgpu-adapter=swiftshader"  # without it Embedding Atlas draws nothing
@@ -144,11 +144,11 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
+    parser.set_defaults(out=Path(__file__).parent / "results" / "explorers.json")
     parser.add_argument("store")
     parser.add_argument("--rivals", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "explorers.json")
     given = parser.parse_args()
     store = es.open(given.store)
     runs: dict[str, list[dict[str, Any]]] = {}
@@ -161,7 +161,7 @@ def main() -> None:
     results = {case: medians(each) for case, each in runs.items()}
     shape = {"n_rows": store.n_rows, "layers": len(store.layers), "hidden_size": store.hidden_size}
     settings = {"store": shape, "rounds": given.rounds}
-    result = {"benchmark": "explorers", "machine": machine(), "rows": [], "tools": results, "settings": settings}
+    result = {"benchmark": "explorers", "rows": [], "tools": results, "settings": settings}
     write_json(given.out, result)
     print(json.dumps(results, indent=2))
 

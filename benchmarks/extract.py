@@ -29,8 +29,8 @@ from measure import (
     Times,
     in_fresh_process,
     interleaved,
-    machine,
     paired_ratios,
+    parser_of,
     table,
     targets_table,
     timed,
@@ -332,7 +332,7 @@ def report(setting: Setting, times: dict[str, Times], words: int, subwords: int,
         "matmul_peak_gflops": peak / 1e9,
         "matmul_gflops_by_round": [rate / 1e9 for rate in setting.matmul],
         "needed_gflop": flops / 1e9,
-        "targets": [target.as_json() for target in targets],
+        "targets": targets,
     }
 
 
@@ -418,7 +418,7 @@ def has_neurox(setting: Setting) -> bool:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", required=True, help="folder of a BERT-like Hugging Face model")
     parser.add_argument("--corpus", required=True, help="a corpus in any format that embstore reads")
     parser.add_argument(
@@ -433,7 +433,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--neurox", help="folder that holds the package neurox")
     parser.add_argument("--threads", type=int, help="CPU threads of torch; all if not given")
     parser.add_argument("--tmp", help="folder for the files written (default: the system's)")
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
@@ -442,7 +441,6 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
         os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         loaded = prepared(arguments, Path(folder))
         found = {name: measured(replace(loaded, **fresh(some)), arguments) for name, some in texts(arguments)}
@@ -450,7 +448,6 @@ def main() -> None:
         arguments.out,
         {
             "benchmark": "extract",
-            "machine": described,
             "corpus": {"name": Path(arguments.corpus).name},
             "options": {
                 key: getattr(arguments, key) for key in ("dtype", "suffix", "batch_subwords", "repeats", "threads")

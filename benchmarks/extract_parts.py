@@ -5,7 +5,6 @@ python benchmarks/extract_parts.py --model MODEL_DIR --corpus novel.txt --senten
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from measure import Row, machine, show_rows, write_json
+from measure import Row, parser_of, show_rows, write_json
 from torch import nn
 
 import embstore as es
@@ -145,12 +144,11 @@ def limits(made: es.Plan, lengths: Any, folder: Path) -> dict[str, tuple[float, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", required=True, help="folder of a BERT-like Hugging Face model")
     parser.add_argument("--corpus", required=True, help="a corpus in any format that embstore reads")
     parser.add_argument("--sentences", type=int, nargs="+", default=[500, 2000])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     encoder = es.load_encoder(arguments.model, device="cpu", compute_dtype="float32")
@@ -166,7 +164,7 @@ def main() -> None:
                 least.append(limits(made, lengths, Path(folder)))
             rows += list(rows_of(f"{len(some):,} sentences", spent, least))
         held = show_rows(rows)
-    write_json(arguments.out, {"benchmark": "extract_parts", "machine": machine(), "rows": held})
+    write_json(arguments.out, {"benchmark": "extract_parts", "rows": held})
 
 
 def rows_of(text: str, spent: list[dict[str, float]], least: list[dict[str, tuple[float, str]]]) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measure import Row, interleaved, machine, show_rows, write_json
+from measure import Row, interleaved, parser_of, show_rows, write_json
 from numpy.typing import NDArray
 
 import embstore as es
@@ -104,26 +104,24 @@ def word_rows(store: es.Store, layer: int, repeats: int, pair_words: int, seed: 
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("store", help="a finished store of 200,000 rows or more")
     parser.add_argument("--layer", type=int, help="whose words are decomposed; the last if not given")
     parser.add_argument("--pair-words", type=int, default=200, help="words that the loop over pairs does")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    described = machine()
     store = es.open(arguments.store)
     layer, repeats = store.layers[-1] if arguments.layer is None else arguments.layer, arguments.repeats
     size = {"rows": store.n_rows, "layers": len(store.layers), "nbytes": store.n_rows * store.layout.row_nbytes}
     print(f"{size}, {store.dtype}, words and scripts of layer {layer}\n")
     held = show_rows(layers_rows(store, repeats)) + show_rows(layer_rows(store, layer, repeats))
     held += show_rows(word_rows(store, layer, max(1, repeats // 2), arguments.pair_words, arguments.seed))
-    write_json(arguments.out, {"benchmark": "geometry", "machine": described, "store": size, "rows": held})
+    write_json(arguments.out, {"benchmark": "geometry", "store": size, "rows": held})
 
 
 if __name__ == "__main__":

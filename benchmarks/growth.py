@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from measure import anonymous_nbytes, in_fresh_process, machine, table, write_json
+from measure import anonymous_nbytes, in_fresh_process, parser_of, table, write_json
 from scale import Made
 
 GATHERED, QUERIES, VOCABULARY = 100_000, 32, 500
@@ -130,7 +130,7 @@ def plot(growth: list[dict[str, Any]], path: str) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=float, nargs="+", default=[1e5, 3e5, 1e6, 5e6], help="ascending")
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument(
@@ -138,7 +138,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tmp", help="folder for the stores (default: the system's)")
-    parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--plot", help="PNG or SVG file of the figure")
     parser.add_argument("--child", dest="operation", help=argparse.SUPPRESS)
     parser.add_argument("--path", help=argparse.SUPPRESS)
@@ -152,7 +151,6 @@ def main() -> None:
         return
     if len(arguments.rows) < 2 or sorted(arguments.rows) != arguments.rows:
         raise SystemExit("--rows: give two sizes or more, ascending")
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         growth = grown(arguments, Path(folder))
     sizes = [f"{rows:,} rows" for rows in growth[0]["rows"]]
@@ -167,7 +165,7 @@ def main() -> None:
     if arguments.plot:
         plot(growth, arguments.plot)
     settings = {"hidden_size": arguments.hidden_size, "dtype": "float16", "repeats": arguments.repeats, "threads": 1}
-    write_json(arguments.out, {"benchmark": "growth", "machine": described, "settings": settings, "growth": growth})
+    write_json(arguments.out, {"benchmark": "growth", "settings": settings, "growth": growth})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -24,6 +25,7 @@ __all__ = [
     "interleaved",
     "machine",
     "paired_ratios",
+    "parser_of",
     "peak_nbytes",
     "show_rows",
     "table",
@@ -34,7 +36,15 @@ __all__ = [
 
 _run = cache(run_of)
 _LOAD = watched_load()
+_AT_START = os.getloadavg()[0]
 LOAD = _LOAD.__enter__()  # from the start of the script to its result
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """Return a parser of the options of a script, which has `--out` already."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="JSON file to write")
+    return parser
 
 
 def paired_ratios(slower: Times, faster: Times) -> list[float]:
@@ -137,16 +147,20 @@ def show_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def write_json(path: str | Path | None, result: Mapping[str, Any], *, tell: bool = True) -> None:
-    """Write a result with its run and the load of the machine; without a path it is only shown.
+    """Write a result with its run, the machine and its load; without a path it is only shown.
 
-    `rows`, where the script has some, are those of `embstore.bench`; see `schemas/bench.schema.json`.
+    `targets` and `rows`, where the script has some, are `Target`s and those of `embstore.bench`; see
+    `schemas/bench.schema.json`.
     """
     if path is None:
         return
     _LOAD.__exit__(None, None, None)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    ended = {**_run(), "load": LOAD, "rows": [], **result}
+    described = {**machine(), "load_average_at_start": _AT_START}
+    ended = {**_run(), "machine": described, "load": LOAD, "rows": [], **result}
+    if "targets" in ended:
+        ended["targets"] = [target.as_json() for target in ended["targets"]]
     partial = path.with_name(f".{path.name}.new")
     partial.write_text(json.dumps(_finite(ended), indent=1, ensure_ascii=False) + "\n")
     partial.replace(path)

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from measure import Target, in_fresh_process, machine, peak_nbytes, table, targets_table, write_json
+from measure import Target, in_fresh_process, parser_of, peak_nbytes, table, targets_table, write_json
 
 GROWTH_ALLOWED = 1.10
 
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         ]
         runs[name] = in_fresh_process(__file__, *options, *map(str, files))
     show(runs)
-    return {"runs": runs, "targets": [target.as_json() for target in targets_of(runs)]}
+    return {"runs": runs, "targets": targets_of(runs)}
 
 
 def show(runs: dict[str, Any]) -> None:
@@ -127,7 +127,7 @@ def targets_of(runs: dict[str, Any]) -> list[Target]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", required=True, help="folder of a Hugging Face model")
     parser.add_argument("--texts", help="folder of .txt files with one sentence a line")
     parser.add_argument("--small", default="1023_bleak_house.txt", help="the one text compared with all of them")
@@ -136,7 +136,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float16")
     parser.add_argument("--suffix", choices=[".zarr", ".h5"], default=".zarr")
     parser.add_argument("--tmp", help="folder for temporary stores (default: the system's)")
-    parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--files", nargs="*", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -147,10 +146,9 @@ def main() -> None:
     if arguments.child:
         child(arguments)
         return
-    described = machine()
     result = run(arguments)
     options = {key: getattr(arguments, key) for key in ("layers", "max_sentences", "dtype", "suffix")}
-    write_json(arguments.out, {"benchmark": "memory", "machine": described, "options": options, **result})
+    write_json(arguments.out, {"benchmark": "memory", "options": options, **result})
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from measure import (
     Times,
     anonymous_nbytes,
     interleaved,
-    machine,
     paired_ratios,
+    parser_of,
     show_rows,
     table,
     targets_table,
@@ -197,7 +197,7 @@ def usearch_graph(arguments: argparse.Namespace, store: es.Store) -> tuple[pl.Da
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("store", help="a finished store of 100,000 rows or more")
     parser.add_argument("--layer", type=int, help="the layer searched; the last if not given")
     parser.add_argument("--rows", type=int, default=100_000)
@@ -206,13 +206,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tmp", help="folder for the copy of the layer whose indexes are built")
     parser.add_argument("--plot", help="file of the figure of recall against time")
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         given = es.open(arguments.store)
         arguments.layer = given.layers[-1] if arguments.layer is None else arguments.layer
@@ -231,12 +229,11 @@ def main() -> None:
         arguments.out,
         {
             "benchmark": "neighbors",
-            "machine": described,
             "store": {"rows": store.n_rows, "hidden_size": store.hidden_size, "dtype": store.dtype},
             "rows": rows,
             "memory": memory,
             "indexes": found,
-            "targets": [target.as_json() for target in targets],
+            "targets": targets,
         },
     )
 

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from measure import Row, machine, show_rows, write_json
+from measure import Row, parser_of, show_rows, write_json
 
 from embstore.extraction import worker
 from embstore.extraction.cast import Cast
@@ -159,12 +159,11 @@ def balanced(shape: Shape, arguments: argparse.Namespace) -> list[tuple[str, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--batch-ms", type=float, help="sleep for each batch; by default several cases are played")
     parser.add_argument("--copy-ms", type=float, default=0.0)
     parser.add_argument("--write-ms", type=float, default=0.0)
     parser.add_argument("--group-ms", type=float, default=1000.0, help="of the slowest stage, for each group")
-    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
@@ -179,7 +178,7 @@ def main() -> None:
             limit += f"; {groups.layout.n_rows / taken:,.0f} words/s"
             rows.append(Row(what, taken, {}, alone[slowest], limit, targets={"to_limit": 1 / SHARE}))
     held = show_rows(rows)
-    write_json(arguments.out, {"benchmark": "pipeline", "machine": machine(), "rows": held})
+    write_json(arguments.out, {"benchmark": "pipeline", "rows": held})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from bank import SQUARE, products_rate
-from measure import Row, interleaved, machine, show_rows, write_json
+from measure import Row, interleaved, parser_of, show_rows, write_json
 
 import embstore as es
 from embstore.bench.cases import in_each_round
@@ -175,7 +175,7 @@ def of_all(rows: Sequence[Row]) -> Row:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("store")
     parser.add_argument("tasks", nargs="+", help="folders with train.jsonl")
     parser.add_argument("--sentences", type=int, default=800, help="of each task")
@@ -183,13 +183,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--square", type=int, default=SQUARE, help="rows of the products the machine is measured by")
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    described = machine()
     store = es.open(arguments.store)
     torch.optim.Adam([torch.zeros(1)])  # its imports are not measured
     held: list[dict[str, Any]] = []
@@ -207,7 +205,7 @@ def main() -> None:
     held += show_rows(map(of_all, zip(*by_task, strict=True)))
     settings = {"sentences": arguments.sentences, "batch": arguments.batch, "layers": len(store.layers)}
     settings |= {"width": store.hidden_size, "dtype": store.dtype}
-    write_json(arguments.out, {"benchmark": "probe", "machine": described, "settings": settings, "rows": held})
+    write_json(arguments.out, {"benchmark": "probe", "settings": settings, "rows": held})
 
 
 if __name__ == "__main__":

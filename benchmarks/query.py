@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import in_fresh_process, machine, show_rows, table, write_json
+from measure import in_fresh_process, parser_of, show_rows, table, write_json
 from numpy.typing import NDArray
 
 import embstore as es
@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--layers", type=int, default=7)
     parser.add_argument("--hidden-size", type=int, default=384)
@@ -148,16 +148,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--budget", type=float, default=20, help="seconds for one tool and number of rows")
     parser.add_argument("--tmp", help="folder for temporary files (default: the system's); needs 4 times the store")
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
 def main() -> None:
     arguments = parse()
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         result = run(arguments, Path(folder))
-    write_json(arguments.out, {"benchmark": "query", "machine": described, **result})
+    write_json(arguments.out, {"benchmark": "query", **result})
 
 
 if __name__ == "__main__":

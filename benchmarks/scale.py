@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import Target, anonymous_nbytes, machine, peak_nbytes, table, targets_table, write_json
+from measure import Target, anonymous_nbytes, parser_of, peak_nbytes, table, targets_table, write_json
 from numpy.typing import NDArray
 
 LAYERS = tuple(range(13))
@@ -339,7 +339,7 @@ def targets_of(runs: list[dict[str, Any]]) -> list[Target]:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--occurrences", type=_number, nargs="+", default=[10**7, 10**8, 10**9])
     parser.add_argument("--columns-to", type=_number, default=10**8, help="rows above which columns are sparse")
     parser.add_argument("--plan-to", type=_number, default=0, help="rows up to which such a store is planned")
@@ -347,7 +347,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=768, help="features of a vector; there are 13 layers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tmp", help="folder for the files written (default: the system's); 70 bytes an occurrence")
-    parser.add_argument("--out", help="JSON file to write")
     parser.add_argument("--child", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -363,7 +362,6 @@ def main() -> None:
     if arguments.child:
         child(arguments)
         return
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         os.environ["TMPDIR"] = folder
         runs = [measured(rows, arguments, Path(folder)) for rows in sorted(arguments.occurrences)]
@@ -374,8 +372,8 @@ def main() -> None:
     }
     write_json(
         arguments.out,
-        {"benchmark": "scale", "machine": described, "settings": settings, "runs": runs,
-         "targets": [target.as_json() for target in targets]},
+        {"benchmark": "scale", "settings": settings, "runs": runs,
+         "targets": targets},
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import faiss
 import numpy as np
-from measure import Target, interleaved, machine, show_rows, targets_table, write_json
+from measure import Target, interleaved, parser_of, show_rows, targets_table, write_json
 from numpy.typing import NDArray
 from usearch.index import MetricKind
 from usearch.index import search as usearch_search
@@ -228,7 +228,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("store", help="a finished store")
     parser.add_argument("--layer", type=int, help="the layer searched; the last if not given")
     parser.add_argument("--rows", type=int, nargs="*", default=[200_000], help="numbers of rows of hidden states")
@@ -240,7 +240,6 @@ def main() -> None:
     parser.add_argument("--tmp", help="folder for the vectors and their sketches")
     parser.add_argument("--folder", help="keep the vectors and their sketches here, and use those that are there")
     parser.add_argument("--only-make", action="store_true", help="make what is not in --folder yet, measure nothing")
-    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
     if arguments.only_make and not arguments.folder:
         parser.error("--only-make needs --folder")
@@ -272,8 +271,8 @@ def main() -> None:
     if arguments.only_make:
         return
     print(targets_table(targets))
-    result = {"benchmark": "sketch", "machine": machine(), "rows": rows, "sketches": figures}
-    write_json(arguments.out, {**result, "targets": [target.as_json() for target in targets]})
+    result = {"benchmark": "sketch", "rows": rows, "sketches": figures}
+    write_json(arguments.out, {**result, "targets": targets})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ or end that is neither an abbreviation's full stop ("Mr.") nor an apostrophe ("'
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import Row, interleaved, machine, table, write_json
+from measure import Row, interleaved, parser_of, table, write_json
 
 import embstore as es
 from embstore.corpus.splitting import Splitter
@@ -150,11 +149,10 @@ def novel(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--treebank", type=Path, nargs="+", required=True)
     parser.add_argument("--novels", type=Path, nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     gold = [each for path in arguments.treebank for each in paragraphs(path)]
     ours: dict[tuple[str, str], Splits] = {
@@ -193,7 +191,7 @@ def main() -> None:
     counts = {"paragraphs": len(gold), **{f"{unit}s": sum(len(each.spans[unit]) for each in gold) for unit in UNITS}}
     write_json(
         arguments.out,
-        {"benchmark": "splitters", "machine": machine(), "rows": [row.as_json() for row in rows], "gold": counts,
+        {"benchmark": "splitters", "rows": [row.as_json() for row in rows], "gold": counts,
          "scores": scores, "novels": novels, "not_installed": missing},
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ The store has UD-EWT's labels and a layer 0. Results of SQL and of the functions
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import interleaved, machine, show_rows, write_json
+from measure import interleaved, parser_of, show_rows, write_json
 
 import embstore as es
 from embstore.analysis.neighbors.find import encode_word
@@ -241,14 +240,12 @@ def measure(question: Question, ask: Callable[[str], pl.DataFrame], repeats: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("store", help="a store of UD-EWT's train part by MiniLM, all layers")
     parser.add_argument("--model", required=True, help="folder of MiniLM")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--tmp", help="folder for the copies (default: the system's)")
-    parser.add_argument("--out", help="JSON file to write")
     arguments = parser.parse_args()
-    described = machine()
     store = add_years(es.open(arguments.store))
     ask = partial(es.sql, store, model=arguments.model)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
@@ -256,7 +253,7 @@ def main() -> None:
         rows = show_rows(measure(question, ask, arguments.repeats) for question in asked)
     statements = {question.what: question.statement.replace(folder + "/", "") for question in asked}
     options = {"rows": store.n_rows, "hidden_size": store.hidden_size, "repeats": arguments.repeats}
-    result = {"benchmark": "sql", "machine": described, "options": options, "statements": statements, "rows": rows}
+    result = {"benchmark": "sql", "options": options, "statements": statements, "rows": rows}
     write_json(arguments.out, result)
 
 

@@ -8,7 +8,6 @@ hold what the measured word needs; its 1,000 occurrences lie in as many partitio
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from playwright.sync_api import Browser, sync_playwright
 
-from benchmarks.measure import Row, Target, machine, show_rows, write_json
+from benchmarks.measure import Row, Target, parser_of, show_rows, write_json
 from embstore.explorer import write_static
 from embstore.explorer.answers import as_json
 from embstore.explorer.static import COMPONENTS, SAMPLE, write_words
@@ -157,9 +156,9 @@ def median(runs: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
+    parser.set_defaults(out=Path(__file__).parent / "results" / "static_site.json")
     parser.add_argument("store")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "static_site.json")
     parser.add_argument("--runs", type=int, default=5)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, sync_playwright() as run:
@@ -197,8 +196,8 @@ def report(medians: dict[str, dict[str, float]], runs: int) -> dict[str, Any]:
         rows.append(Row(f"{case}{asked}, {each['nbytes'] / 1e6:.2f} MB", each["seconds"], targets=targets))
     target = Target("first map, MB", medians["first map"]["nbytes"] / 1e6, 5, False)
     settings = {"n_rows": N_ROWS, "runs": runs}
-    result = {"benchmark": "static_site", "machine": machine(), "rows": show_rows(rows), "settings": settings}
-    return {**result, "targets": [target.as_json()]}
+    result = {"benchmark": "static_site", "rows": show_rows(rows), "settings": settings}
+    return {**result, "targets": [target]}
 
 
 TARGETS = {"first map": 2.0, "1,000 occurrences at a layer, mapped": 1.0}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from measure import Times, interleaved, machine, show_rows, write_json
+from measure import Times, interleaved, parser_of, show_rows, write_json
 
 import embstore as es
 from embstore.bench.measure import row_of
@@ -144,7 +144,7 @@ def require_agreement(setting: Setting) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("corpus", help="a corpus in any format that embstore reads; its labelled words are targets")
     parser.add_argument("--model", required=True, help="folder of a BERT-like Hugging Face model")
     parser.add_argument("--format", help="the corpus's format, where its suffix does not tell")
@@ -153,7 +153,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--threads", type=int, help="CPU threads of torch; all if not given")
     parser.add_argument("--tmp", help="folder for the files written (default: the system's)")
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
@@ -186,7 +185,6 @@ def main() -> None:
     arguments = parse()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    described = machine()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         setting = prepared(arguments, Path(folder))
         print(f"{len(setting.sentences):,} sentences, {len(setting.targets):,} targets, all layers, float16\n")
@@ -212,7 +210,7 @@ def main() -> None:
         row_of(what, alone, targets={"to_rival": 1}, **more),
     ]
     corpus = {"name": Path(arguments.corpus).name, "sentences": len(setting.sentences), "targets": len(setting.targets)}
-    result = {"benchmark": "windows", "machine": described, "corpus": corpus, "rows": show_rows(rows)}
+    result = {"benchmark": "windows", "corpus": corpus, "rows": show_rows(rows)}
     write_json(arguments.out, result)
 
 

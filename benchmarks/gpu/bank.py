@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bank import loop, needed, products_rate, shape_of, train_seconds
-from measure import Target, interleaved, machine, table, targets_table, timed, write_json
+from measure import Target, interleaved, parser_of, table, targets_table, timed, write_json
 
 from embstore.probes.classes.bank import Shape
 from embstore.probes.classes.examples import ArrayExamples, LabelledExamples
@@ -92,7 +92,7 @@ def measured(arguments: argparse.Namespace, kind: str, tf32: bool) -> dict[str, 
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=13)
     parser.add_argument("--classes", type=int, default=34)
@@ -104,7 +104,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--square", type=int, default=8192, help="rows and columns of the products")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="JSON file to write")
     return parser.parse_args()
 
 
@@ -132,10 +131,9 @@ def main() -> None:
         arguments.out,
         {
             "benchmark": "bank on a GPU",
-            "machine": machine(),
             "settings": settings,
             "found": found,
-            "targets": [target.as_json() for target in targets],
+            "targets": targets,
         },
     )
 

@@ -177,7 +177,7 @@ def exit_status(steps: dict[str, Any]) -> int:
 
 def written(out: str, result: dict[str, Any], setting: Setting) -> None:
     """Write what was found so far; `known` is what later steps need of it."""
-    result["targets"] = [target.as_json() for target in setting.targets]
+    result["targets"] = setting.targets
     figures = {name: str(each) if isinstance(each, Path) else each for name, each in setting.figures.items()}
     result["known"] = {"figures": figures, "targets": [vars(target) for target in setting.targets]}
     write_json(out, result, tell=False)
