@@ -352,8 +352,8 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
     ):
         with pytest.raises(error, match=message):
             thin(str(store.path), progress=False)
-    flip = full.path / "hidden_states/c/0/1/0"
-    flip(flip, 100)
+    shard = full.path / "hidden_states/c/0/1/0"
+    flip(shard, 100)
     before = all_files(full.path)
     with pytest.raises(StoreDamagedError, match=r"partition 1 of .* repair it before"):
         thin(full.path, model=model, progress=False)
