@@ -27,7 +27,13 @@ TITLES = {
     "effective_rank": "effective rank",
     "top_component": "share of the top component",
 }
-NEEDS = {"min_contexts": {"selfsim", "mev"}, "centered": {"mev"}, "top": {"selfsim"}}  # one of these metrics
+NEEDS = {  # options that are of some metrics only
+    "min_contexts": ("selfsim", "mev"),
+    "centered": ("mev",),
+    "top": ("selfsim",),
+    "baseline": ("selfsim", "intrasim", "mev", "anisotropy"),
+    "resamples": ("selfsim", "intrasim", "mev"),
+}
 SETTINGS = {
     "top": int,
     "baseline": Literal["exact", "sample"],
@@ -70,8 +76,8 @@ def geometry(
         opt.refuse("without --set baseline=sample: give that too", "sample")
     names = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
     for option, needed in NEEDS.items():
-        if not needed & {*names}:
-            opt.refuse(f"with --metrics {metrics}: give {' or '.join(sorted(needed))} too", option)
+        if not {*needed} & {*names}:
+            opt.refuse(f"with --metrics {metrics}: give {' or '.join(needed)} too", option)
     top = chosen.pop("top", 5)
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
     check_whole("resamples", resampling["resamples"], 1, 10**6)

@@ -23,6 +23,8 @@ IGNORED = (  # a command, and the two options of its message
     ("generate corpus.txt new.jsonl -m model --set temperature=0 --set top_p=0.5", "top_p=0.5", "--set temperature=T"),
     ("geometry s.zarr --metrics anisotropy --centered", "--centered", "--metrics anisotropy"),
     ("geometry s.zarr --metrics intrasim,anisotropy --min-contexts 2", "--min-contexts 2", "intrasim,anisotropy"),
+    ("geometry s.zarr --metrics mean_norm --set baseline=sample", "--set baseline=sample", "--metrics mean_norm"),
+    ("geometry s.zarr --metrics anisotropy --set resamples=9", "--set resamples=9", "--metrics anisotropy"),
     ("geometry s.zarr --metrics mev --set top=3", "--set top=3", "--metrics mev"),
     ("geometry s.zarr --set sample=50", "--set sample=50", "--set baseline=sample"),
     ("geometry s.zarr --json --set resamples=100", "--set resamples=100", "--json"),

@@ -188,7 +188,7 @@ def test_hubness_of_word_vectors(folder: Work) -> None:
         ("knn labels.zarr --label upos --split words", ["--test FILE"]),
         ("knn labels.zarr --label upos --test none.txt", ["none.txt"]),
         ("hubness labels.zarr -k 0", ["0", "-k"]),
-        ("hubness words.txt --layers 3", ["words.txt", "no layers"]),
+        ("hubness words.txt --layers 3", ["words.txt", "--layers 3"]),
     ],
 )
 @pytest.mark.quick(8)
