@@ -66,7 +66,7 @@ def times_of_opening(folder: Path, n_members: int, repeats: int) -> dict[str, Ti
     es.extract(es.plan([["a", "small", "store"]], model=encoder_from_shorthand("random:8")), first, progress=False)
     for number in range(1, n_members):
         shutil.copytree(first, folder / f"{number:04}.zarr", copy_function=link)
-    collect(folder / "all.json", stores=[str(folder / "*.zarr")])
+    collect([str(folder / "*.zarr")], folder / "all.json")
     cases = {
         f"open a file of {n_members:,}": lambda number: es.open(folder / "all.json"),
         f"open a glob of {n_members:,}": lambda number: es.open(str(folder / "*.zarr")),

@@ -73,12 +73,18 @@ class Bench:
 
     def ours(self, _: int = 0, *, layers: tuple[int, ...]) -> Any:
         return measure_change(
-            *self.stores, layers=layers, metrics=METRICS, min_count=MIN_COUNT, tests=NO_TESTS, threads=1, progress=False
+            *self.stores,
+            layers=layers,
+            metrics=METRICS,
+            min_occurrences=MIN_COUNT,
+            tests=NO_TESTS,
+            threads=1,
+            progress=False,
         )
 
     def tested(self, _: int) -> None:
         tests = ChangeTests(permutations=99, resamples=0, sample=100)
-        options: dict[str, Any] = {"layers": self.layer, "metrics": METRICS, "min_count": MIN_COUNT}
+        options: dict[str, Any] = {"layers": self.layer, "metrics": METRICS, "min_occurrences": MIN_COUNT}
         measure_change(*self.stores, **options, tests=tests, threads=1, progress=False)
 
     def script(self, _: int, *, distance: Any) -> Spent:

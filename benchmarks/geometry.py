@@ -69,7 +69,7 @@ def word_rows(store: es.Store, layer: int, repeats: int, pair_words: int, seed: 
     The loop runs over `pair_words` words, and its time is scaled to the pairs of all. Raises RuntimeError where it
     finds other values.
     """
-    types = es.analysis.eligible_types(store, 5)
+    types = es.analysis.eligible_types(store)
     words = rows_of_words(store, types)
 
     def float32_of(place: int) -> NDArray[np.float32]:

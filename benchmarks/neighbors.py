@@ -141,7 +141,7 @@ def indexed(arguments: argparse.Namespace, store: es.Store) -> tuple[dict[str, A
         times: dict[str, Times] = interleaved(cases, repeats=arguments.repeats, rest=0.1)
         ratio = median(paired_ratios(times["embstore"], times["faiss alone"]))
         targets.append(Target(f"{kind}: time, of that of faiss alone", ratio, 1.05, False))
-        recall = measure_recall(store, index, k=K, queries=1000, seed=arguments.seed)
+        recall = measure_recall(index, k=K, n_queries=1000, seed=arguments.seed)
         curves[kind] = recall
         figures[kind] = {
             "build_s": seconds,

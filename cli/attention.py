@@ -110,7 +110,7 @@ def _print(result: es.analysis.Attention) -> None:
         ("coreference", "coreference: best heads, nearest"),
     ):
         if metric in metrics:
-            print_table([_best(row, "") for row in result.best(metric, 3).to_dicts()], title=title)
+            print_table([_best(row, "") for row in result.best(metric, count=3).to_dicts()], title=title)
             print()
     print(f"{result.n_sentences:,} sentences, {result.n_subwords:,} subwords; --out writes every head")
 

@@ -20,7 +20,7 @@ SHOWN = ("apd_excess", "apd", "prt", "prt_centered", "selfsim_change", "jsd")
 COUNTS = ("permutations", "resamples", "sample", "n_clusters", "min_senses", "matched", "seed")
 TESTS = {**dict.fromkeys(COUNTS, int), "exchange": str}
 TWO_SIDES = ("sentences", "n_clusters", "min_senses", "matched")
-SETTINGS = {"min_count": int, "width": int, "top": int, "sentences": int, "rank": str, "memory": str, **TESTS}
+SETTINGS = {"min_occurrences": int, "width": int, "top": int, "sentences": int, "rank": str, "memory": str, **TESTS}
 
 
 def change(
@@ -38,7 +38,7 @@ def change(
     Distances, self-similarity and senses of every shared word at every layer, with permutation p-values, false
     discovery control, and the sentences that show the change best. --out has every word. With more than two values of
     --by, each period against the one before it and against the first, and the periods at which words change.
-    --set min_count=N: only words with N occurrences on each side; width=10: decades of a column of years.
+    --set min_occurrences=N: only words with N occurrences on each side; width=10: decades of a column of years.
     """
     chosen = opt.read_settings(settings, SETTINGS)
     opt.exclude("as_json", "top", "sentences", *(("rank",) if output.plot is None else ()))

@@ -14,7 +14,7 @@ from embstore_cli.output import Output, print_json, print_table
 if TYPE_CHECKING:
     from embstore.analysis import IndexState
 
-SETTINGS = {"name": str, "train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "queries": int}
+SETTINGS = {"name": str, "train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "n_queries": int}
 Kind = Annotated[
     str,
     opt.option(
@@ -42,13 +42,13 @@ def index(
     """Build a search index of a layer, stored next to the store.
 
     Run the same command again to resume. An index is refused once its store has changed, until it is built again.
-    --set memory=2GiB limits its size; --set k=10 and queries=1000 are of --recall.
+    --set memory=2GiB limits its size; --set k=10 and n_queries=1000 are of --recall.
     """
     chosen = opt.read_settings(settings, SETTINGS)
     opt.exclude("list_", but=("remove", "as_json"))
     opt.exclude("remove", but=("list_", "as_json"))
-    opt.require("recall", "out", "k", "queries")
-    measured: dict[str, Any] = {"k": chosen.pop("k", 10), "queries": chosen.pop("queries", 1000)}
+    opt.require("recall", "out", "k", "n_queries")
+    measured: dict[str, Any] = {"k": chosen.pop("k", 10), "n_queries": chosen.pop("n_queries", 1000)}
     for key, value in measured.items():
         check_whole(key, value, 1)
     opened = es.open(store)
@@ -64,7 +64,7 @@ def index(
     described = _described(state)
     if recall:
         options = {key: chosen[key] for key in ("seed", "threads") if key in chosen}
-        table = es.analysis.measure_recall(opened, built, **measured, **options)
+        table = es.analysis.measure_recall(built, **measured, **options)
         described["recall"] = table.to_dicts()
         Output(output.out).deliver(table)
     if output.as_json:

@@ -88,7 +88,7 @@ def collect(
     Every command takes the file as a store. The stores stay where they are; each must be of the same model, layers,
     dtype, unit and pooling.
     """
-    print(_written(es.store.collect(out, stores=stores)))
+    print(_written(es.store.collect(stores, out)))
 
 
 def verify(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
@@ -158,7 +158,7 @@ def lookup(
     output.draw(lambda **look: _sentence_figure(opened, int(found.rows[0]), attention, **look))
     most = most or (len(found) if output.as_json else SHOWN)
     some = opened.select(rows=found.rows[:most])
-    shown = some.occurrences()
+    shown = some.to_dicts()
     if output.as_json:
         print_json(shown)
         return
@@ -174,7 +174,7 @@ def _sentence_figure(store: es.Store, row: int, attention: str | None, **look: A
     if attention is not None:
         return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention), **look)
     similarity = es.analysis.sentence_similarity(store, sentence=sentence)
-    return es.plot.heat_map(similarity, **({"title": text if len(text) <= 80 else text[:79] + "…"} | look))
+    return es.plot.similarity_heatmap(similarity, **({"title": text if len(text) <= 80 else text[:79] + "…"} | look))
 
 
 def export(

@@ -147,3 +147,22 @@ def test_any_value_for_any_argument_works_or_is_one_line(
         for value in VALUES:
             with suppress(EmbstoreError):
                 function(**{**allowed, parameter: value})
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (es.geometry, {"metrics": "anisotropy"}),
+        (es.analysis.hubness, {"k": 2}),
+        (es.analysis.knn_labels, {"label": "upos"}),
+        (es.analysis.sense_separability, {"label": "upos"}),
+        (es.analysis.linear_cka, {}),
+        (es.analysis.sentence_similarity, {"sentence": 0}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_list_of_layers_may_name_the_last(function: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s.zarr", sentences=12).store
+    found = function(store, layers=[0, "last"], **options)
+    layers = found.layers if hasattr(found, "layers") else getattr(found, "frame", found)["layer"].unique()
+    assert set(layers) == {0, store.layers[-1]}

@@ -35,7 +35,7 @@ def test_significant_words_are_named_at_their_frequency_and_change() -> None:
     assert axis.lines[0].get_xdata().tolist() == [20, 40, 80]
     assert axis.get_title() == "Change by frequency, layer 3"
     assert axis.get_ylabel() == "prototype distance"
-    assert len(plot.change_map(change_frame(), metric="prt", layer=0, most=1).axes[0].texts) == 1
+    assert len(plot.change_map(change_frame(), metric="prt", layer=0, n_words=1).axes[0].texts) == 1
 
 
 def test_names_of_words_do_not_lie_on_each_other() -> None:
@@ -79,7 +79,7 @@ def test_series_are_drawn_with_intervals_and_change_points(tmp_path: Path) -> No
               for old, new in pairwise(YEARS)]  # fmt: skip
     assert below.axes[0].lines[0].get_ydata().tolist() == values
     assert plot.series_figure(series, metric="prt", words=["b"]).axes[0].get_title() == "b"
-    assert len(plot.series_figure(series, most=1).axes) == 1
+    assert len(plot.series_figure(series, n_words=1).axes) == 1
     paper = plot.series_figure(series, words=["a"], style="paper")
     paper.draw_without_rendering()
     assert paper.get_tightbbox().height <= paper.get_size_inches()[1]

@@ -51,7 +51,7 @@ def shown(figure: Any) -> list[Any]:
 @pytest.mark.quick(1)
 def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path) -> None:
     found = similarity(words, layers)
-    figure = plot.heat_map(found, title="a sentence")
+    figure = plot.similarity_heatmap(found, title="a sentence")
     panels = shown(figure)
     assert [axis.get_title() for axis in panels] == ["layer 0 (no context)"] + [f"layer {n}" for n in range(1, layers)]
     limits = {axis.images[0].get_clim() for axis in panels}
@@ -68,7 +68,7 @@ def test_a_heat_map_has_a_panel_a_layer(words: int, layers: int, tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_heat_map_on_paper_has_no_gap_below_a_panel() -> None:
-    figure = plot.heat_map(similarity(12, 3), style="paper")
+    figure = plot.similarity_heatmap(similarity(12, 3), style="paper")
     figure.draw_without_rendering()
     first, _, third = (axis.get_position() for axis in shown(figure)[:3])
     assert first.y0 - third.y1 < 0.6 * first.height
@@ -76,7 +76,7 @@ def test_a_heat_map_on_paper_has_no_gap_below_a_panel() -> None:
 
 @pytest.mark.slow
 def test_the_words_of_a_heat_map_do_not_overlap() -> None:
-    figure = plot.heat_map(similarity(30, 13))
+    figure = plot.similarity_heatmap(similarity(30, 13))
     figure.draw_without_rendering()
     first = shown(figure)[0]
     boxes = [label.get_window_extent() for label in first.get_yticklabels() if label.get_visible()]
@@ -88,7 +88,7 @@ def test_the_words_of_a_heat_map_do_not_overlap() -> None:
 def test_words_are_drawn_as_they_are(tmp_path: Path) -> None:
     words = ("$", "US$5", "$\\frac$", "a_b^c", "%")
     found = SentenceSimilarity(words, (3,), np.eye(5)[None])
-    figure = plot.heat_map(found, title="$x_1$ costs $")
+    figure = plot.similarity_heatmap(found, title="$x_1$ costs $")
     plot.save(figure, tmp_path / "dollars.svg")
     assert {*words, "$x_1$ costs $"} <= svg_texts(tmp_path / "dollars.svg")
     frame = geometry_frame(("mev",), 3)
@@ -169,7 +169,7 @@ def test_frames_that_cannot_be_drawn_are_refused() -> None:
     with pytest.raises(InvalidValueError, match="CKA map has no column 'other_layer'"):
         plot.cka_map(frame)
     with pytest.raises(InvalidValueError, match="no word or no layer to draw"):
-        plot.heat_map(SentenceSimilarity((), (0,), np.empty((1, 0, 0))))
+        plot.similarity_heatmap(SentenceSimilarity((), (0,), np.empty((1, 0, 0))))
 
 
 def drawn_labels(axis: Any) -> list[Any]:

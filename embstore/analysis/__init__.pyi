@@ -10,7 +10,7 @@ from .attention.similarity import HeadDistances as HeadDistances
 from .attention.statistic import STATISTICS as STATISTICS
 from .attention.statistic import Statistic as Statistic
 from .attention.statistic import Values as Values
-from .attention.statistic import register as register
+from .attention.statistic import register_statistic as register_statistic
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import SentenceSimilarity as SentenceSimilarity
 from .geometry.cosine import sentence_similarity as sentence_similarity

@@ -19,6 +19,7 @@ from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store, write_frame
+from embstore.store.layout import Layer
 from embstore.store.storage.files import new_folder
 
 POINTS = 100_000  # what TensorBoard's projector shows
@@ -29,7 +30,7 @@ def write_atlas(
     data: Store | Selection,
     out: str | os.PathLike[str],
     *,
-    layer: int | str = -1,
+    layer: Layer = -1,
     sample: int | None = POINTS,
     k: int = 10,
     seed: int = 0,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
@@ -18,7 +17,9 @@ from embstore.analysis.scan import Batch, Scope, layer_of, reduce, selected
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.progress import Progress, reporting
-from embstore.store import Selection, Store, write_frame
+from embstore.store import Selection, Store
+from embstore.store.framed import Framed
+from embstore.store.layout import Layer
 
 if TYPE_CHECKING:
     import polars as pl
@@ -33,7 +34,7 @@ _TOLERANCE = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class Projection(Framed):
     """Occurrences of one layer in two dimensions: `rows` int64 [n], ascending, and `points` float32 [n, 2].
 
     `explained`: the share of the variance of these vectors along each of the two axes, None for UMAP. `n_selected`: how
@@ -55,10 +56,6 @@ class Projection:
 
         return pl.DataFrame({"occurrence": self.rows, "x": self.points[:, 0], "y": self.points[:, 1]})
 
-    def save(self, path: str | Path) -> None:
-        """Write `frame` to a .csv, .parquet or .json file."""
-        write_frame(self.frame, Path(path))
-
     def __repr__(self) -> str:
         return f"<Projection of layer {self.layer} by {self.method}: {len(self.rows):,} of {self.n_selected:,} rows>"
 
@@ -67,7 +64,7 @@ class Projection:
 def project(
     data: Store | Selection,
     *,
-    layer: int | str = -1,
+    layer: Layer = -1,
     method: str = "pca",
     sample: int | None = 100_000,
     seed: int = 0,

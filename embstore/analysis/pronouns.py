@@ -16,7 +16,7 @@ from embstore.corpus import EdgeSentence
 from embstore.errors import InvalidValueError
 from embstore.spacing import spaced
 from embstore.store import Store
-from embstore.store.layout import resolve_layers
+from embstore.store.layout import Layers, resolve_layers
 from embstore.vectors.kmeans import unit_rows
 
 Span = tuple[int, int]
@@ -96,7 +96,7 @@ def resolve_pronouns(
     sentences: Sequence[EdgeSentence],
     pronouns: Sequence[Pronoun],
     *,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     centered: bool = False,
 ) -> pl.DataFrame:
     """Choose the antecedent of each pronoun: the candidate whose vector has the highest cosine with its own.

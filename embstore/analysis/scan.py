@@ -7,7 +7,7 @@ states are merged in the order of the parts, so that the result does not depend 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -25,7 +25,7 @@ from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, ch
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
-from embstore.store.layout import resolve_layer
+from embstore.store.layout import Layer, Layers, resolve_layer
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 BLOCK_NBYTES = 4 * 2**20  # of float32: the block of a thread stays in its cache
@@ -279,7 +279,7 @@ def reduce(
     data: Store | Selection,
     reducers: Mapping[str, Reducer[Any]],
     *,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     precision: str = "float32",
     device: str = "auto",
     threads: int | None = None,
@@ -362,7 +362,7 @@ class Counter:
             self._report(self.done)
 
 
-def selected(data: Store | Selection, layers: int | str | Sequence[int] | None = None) -> Selection:
+def selected(data: Store | Selection, layers: Layers = None) -> Selection:
     """A selection of `data` at some layers (-1 and "last": the last one); raises InvalidValueError if it is empty."""
     require_store(data)
     if isinstance(data, Store):
@@ -382,7 +382,7 @@ def require_store(data: object) -> None:
         raise InvalidValueError(f"{quoted(data)} is not a store: give what es.open or a store's select returns")
 
 
-def layer_of(data: Store | Selection, layer: int | str) -> int:
+def layer_of(data: Store | Selection, layer: Layer) -> int:
     """The number of a stored layer; -1 and "last" are the last layer of `data`. Raises InvalidValueError."""
     require_store(data)
     from_end = isinstance(layer, str) or (isinstance(layer, int) and layer < 0)

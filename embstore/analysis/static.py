@@ -30,6 +30,7 @@ from embstore.progress import Progress, reporting
 from embstore.store import Layout, Selection, Store
 from embstore.store.convert.filling import require_free_path
 from embstore.store.convert.words import fill_words, word_metadata
+from embstore.store.layout import Layer
 from embstore.vectors import WordVectors
 
 Method = Literal["pc1", "mean", "medoid", "abtt"]
@@ -44,7 +45,7 @@ _BLOCK_ROWS = 4096
 def static_vectors(
     data: Store | Selection,
     *,
-    layer: int | str = -1,
+    layer: Layer = -1,
     method: str = "pc1",
     min_contexts: int = 1,
     types: ArrayLike | None = None,
@@ -52,7 +53,7 @@ def static_vectors(
     n_components: int | None = None,
     precision: str = "float64",
     device: str = "auto",
-    memory: int | str | None = None,
+    memory: int | str = "1GiB",
     executor: Executor | None = None,
     progress: Progress = None,
 ) -> WordVectors:
@@ -69,8 +70,8 @@ def static_vectors(
     Viswanath 2018; by default one for every hundred features). A word whose vectors are all zero gets zeros.
 
     `min_contexts`: only words that occur in this many different sentences; or `types`: positions in `index.words`.
-    `precision`: float32 or float64 for products of vectors. `memory`: bytes or a text such as "4GiB" (default 1 GiB),
-    in addition to the result. `executor`: compute groups of words in its workers, each within `memory` and with one
+    `precision`: float32 or float64 for products of vectors. `memory`: bytes or a text such as "4GiB", in
+    addition to the result. `executor`: compute groups of words in its workers, each within `memory` and with one
     thread; the vectors are the same to the bit. `progress(done, total)` counts occurrences.
 
     Raises InvalidValueError for an invalid option, a layer that is not stored, or if no word remains; MissingRowsError,
@@ -80,7 +81,7 @@ def static_vectors(
     selection = selected(data, layer_of(data, layer))
     store = selection.store
     if types is None:
-        types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts)
+        types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts=min_contexts)
         if not len(types):
             raise InvalidValueError(
                 f"no word of {store.path} occurs in {min_contexts:,} different sentences: allow fewer contexts"

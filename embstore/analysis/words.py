@@ -21,7 +21,6 @@ from embstore.errors import InvalidValueError, NonFiniteError, check_choice, che
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store, Strings
 
-MEMORY = 2**30
 BLOCK_ROWS = 2**18  # of a column of an index
 BLOCK_SENTENCES = 2**13
 BATCH_NBYTES = 4 * 2**20  # of float32: a batch, its Gram matrices and intermediate results stay in the cache
@@ -120,7 +119,7 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
 
 
 def eligible_types(
-    data: Store | Selection, min_contexts: int = 5, max_contexts: int | None = None
+    data: Store | Selection, *, min_contexts: int = 5, max_contexts: int | None = None
 ) -> NDArray[np.int64]:
     """The types that occur in `min_contexts` to `max_contexts` different sentences, ascending; int64 [n]."""
     check_whole("min_contexts", min_contexts, 1)
@@ -208,11 +207,10 @@ class Resources:
     memory: int
 
     @classmethod
-    def of(cls, precision: str = "float32", device: str = "auto", memory: int | str | None = None) -> Resources:
-        """Check the options of an analysis; raises InvalidValueError. `memory`: None for 1 GiB."""
+    def of(cls, precision: str = "float32", device: str = "auto", memory: int | str = "1GiB") -> Resources:
+        """Check the options of an analysis; raises InvalidValueError."""
         check_choice("precision", precision, PRECISIONS)
-        nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
-        return cls(PRECISIONS[precision], choose_device(device, float64=True), nbytes)
+        return cls(PRECISIONS[precision], choose_device(device, float64=True), parse_nbytes(memory, name="memory"))
 
     @property
     def window_nbytes(self) -> int:
@@ -269,7 +267,7 @@ def compute_per_word(
     *,
     precision: str,
     device: str,
-    memory: int | str | None,
+    memory: int | str,
     executor: Executor | None,
     progress: Callable[[int], object],
 ) -> Iterator[NDArray[Any]]:

@@ -19,7 +19,7 @@ IntArray = NDArray[np.int64]
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Keep:
     """Rules that choose which occurrences get a row; they apply in this order, each to what the previous ones left.
 

@@ -99,7 +99,7 @@ class Vectors:
         order = np.argsort(rows)
         selection = store.select(rows=rows[order], layers=layer)
         if self.missing == "null":
-            order = order[np.isin(rows[order], selection.committed().rows)]
+            order = order[np.isin(rows[order], selection.written().rows)]
             selection = store.select(rows=rows[order], layers=layer)
         self.n_read += len(order)
         counts = np.bincount(groups[order], minlength=n_groups)

@@ -14,6 +14,7 @@ from embstore.explorer.answers import encoded, explained
 from embstore.explorer.queries.registry import QUERIES, answer, has
 from embstore.explorer.stores import Explored, explored
 from embstore.store import Selection, Store
+from embstore.store.layout import Layer, resolve_layer
 
 CODE = Path(__file__).parent / "page" / "explorer.js"  # one module without imports
 Given = str | os.PathLike[str] | Store
@@ -24,7 +25,7 @@ def explore(
     stores: Given | Sequence[Given],
     *,
     word: str | None = None,
-    layer: int | None = None,
+    layer: Layer | None = None,
     where: str | None = None,
     view: str = "map",
     height: int = 640,
@@ -42,6 +43,7 @@ def explore(
     """
     opened = explored([stores] if isinstance(stores, str | os.PathLike | Store) else stores)
     check_whole("height", height, 100)
+    layer = None if layer is None else resolve_layer(layer, opened[0].store.layers)
     given = {"view": view, "word": word, "layer": layer, "where": where}
     state = {name: str(value) for name, value in given.items() if value is not None}
     return _widget_class()(opened, state=state, height=height)

@@ -28,7 +28,7 @@ ATTENTION_RULE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExtractionOptions:
     """What a store holds of a corpus: the layers, the rows, and how each vector is made.
 

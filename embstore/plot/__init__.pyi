@@ -23,8 +23,8 @@ from .heads import heads_figure as heads_figure
 from .maps import attention_heatmap as attention_heatmap
 from .maps import cka_map as cka_map
 from .maps import cluster_map as cluster_map
-from .maps import heat_map as heat_map
 from .maps import principal_plane as principal_plane
 from .maps import sense_map as sense_map
+from .maps import similarity_heatmap as similarity_heatmap
 from .traces import trace_figure as trace_figure
 from .traces import tree_figure as tree_figure

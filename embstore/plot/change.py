@@ -23,7 +23,7 @@ from embstore.plot.drawing import (
     style,
     subplots,
 )
-from embstore.store.layout import resolve_layer
+from embstore.store.layout import Layer, resolve_layer
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,11 +48,11 @@ TITLES = {
 
 
 @drawn
-def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | str = -1, most: int = 25) -> Figure:
+def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: Layer = -1, n_words: int = 25) -> Figure:
     """Draw each word's change against its frequency, from `Change.frame`; significant words (q <= 0.05) are named.
 
-    `most`: how many words are named at most, those that change most; a name that would lie on another is left out. The
-    line is the median of words of like frequency.
+    `n_words`: how many are named, those that change most; a name that would lie on another is left out. The line is the
+    median of words of like frequency.
     """
     rows = _rows(frame, metric)
     number = resolve_layer(layer, rows["layer"].unique().sort().to_list())
@@ -69,7 +69,7 @@ def change_map(frame: pl.DataFrame, *, metric: str = "apd_excess", layer: int | 
     if np.isfinite(expected).any():
         axis.plot(x[order], expected[order], color=PALETTE[0], linewidth=1.2, label="median of words of like frequency")
     chosen = np.flatnonzero(significant & np.isfinite(y))
-    named = chosen[np.argsort(-y[chosen], kind="stable")][:most]
+    named = chosen[np.argsort(-y[chosen], kind="stable")][:n_words]
     look_of_note = {"xytext": (3, 3), "textcoords": "offset points", "fontsize": 7}
     notes = [axis.annotate(literal(rows["word"][int(at)]), (x[at], y[at]), **look_of_note) for at in named]
     style(axis, title=f"Change by frequency, {layer_name(number)}", y=TITLES.get(metric, metric))
@@ -115,18 +115,18 @@ def series_figure(
     series: ChangeSeries,
     *,
     metric: str = "apd_excess",
-    layer: int | str = -1,
+    layer: Layer = -1,
     words: Sequence[str] | None = None,
-    most: int = 6,
+    n_words: int = 6,
 ) -> Figure:
     """Draw a measure of each period against the one before it, a panel for each word, from `measure_periods`.
 
     Bars are bootstrap intervals; dashed lines are change points with q <= 0.05, between the two periods that they
-    divide. `words`: by default `most` of those of `ChangeSeries.top`.
+    divide. `words`: by default the first `n_words` of `ChangeSeries.top`.
     """
     check_drawable(series, ("steps", "top", "points", "periods"), "what measure_periods returns")
-    rows, best = series.steps(metric, layer=layer), series.top(metric, layer=layer, count=len(series.points) + most)
-    chosen = best["word"].unique(maintain_order=True).to_list()[:most] if words is None else list(words)
+    rows, best = series.steps(metric, layer=layer), series.top(metric, layer=layer, count=len(series.points) + n_words)
+    chosen = best["word"].unique(maintain_order=True).to_list()[:n_words] if words is None else list(words)
     missing = [word for word in chosen if word not in rows["word"]]
     if missing or not chosen:
         raise InvalidValueError(

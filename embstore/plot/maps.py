@@ -158,7 +158,7 @@ MAPS: dict[str, tuple[Callable[[NDArray[Any], int], NDArray[np.float64]], str, s
 
 
 @drawn
-def heat_map(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
+def similarity_heatmap(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
     """Draw the cosine similarity of the words of a sentence to each other, a panel for each layer."""
     check_drawable(similarity, ("words", "layers", "values"), "what sentence_similarity returns")
     words, layers = similarity.words, similarity.layers

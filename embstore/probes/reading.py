@@ -13,9 +13,8 @@ import torch
 
 from embstore.errors import InvalidValueError, quoted
 from embstore.store import Selection, Store
-from embstore.store.layout import resolve_layers
+from embstore.store.layout import Layers, resolve_layers
 
-Layers = int | str | Sequence[int] | None
 READ_AHEAD = 2  # batches that are read before they are needed
 MAX_SEED = 2**63 - 1
 VERIFY = "run embstore verify to find damaged rows"

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from embstore.errors import InvalidValueError
-from embstore.html import html_frame
-from embstore.store.storage.files import write_frame
+from embstore.store.framed import Framed
 
 SCHEMA = {
     "store": pl.String,
@@ -32,7 +29,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class ProbeResult:
+class ProbeResult(Framed):
     """Scores of probes, one row per store, task, layer, split, metric, item and seed.
 
     `frame` has the columns `store, task, layer, split, metric, item, value, low, high, count, seed`. `item` is the
@@ -68,19 +65,9 @@ class ProbeResult:
         """
         return summary(self.frame)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write `frame` to a .csv, .parquet or .json file, atomically.
-
-        Raises InvalidValueError for another suffix, StorageError.
-        """
-        write_frame(self.frame, Path(path))
-
     def __repr__(self) -> str:
         tasks, metrics = (self.frame[name].n_unique() for name in ("task", "metric"))
         return f"ProbeResult({len(self.frame):,} scores of {tasks:,} tasks in {metrics:,} metrics)"
-
-    def _repr_html_(self) -> str:
-        return html_frame(self, self.frame)
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:

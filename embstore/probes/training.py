@@ -26,7 +26,7 @@ COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """How probes are trained, the same settings for class, edge and structural probes; the optimizer is Adam.
 

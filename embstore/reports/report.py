@@ -47,7 +47,7 @@ class Report:
 
 @checked
 def report(
-    store: Store, *, sections: str | Sequence[str] | None = None, seed: int = 0, progress: Progress = None
+    data: Store, *, sections: str | Sequence[str] | None = None, seed: int = 0, progress: Progress = None
 ) -> Report:
     """Describe a store and what its vectors show, as one HTML page that needs no network.
 
@@ -64,7 +64,7 @@ def report(
         check_choice("section", name, SECTIONS)
     if not names:
         raise InvalidValueError(f"no section is chosen: name some of {', '.join(SECTIONS)}")
-    source, made = Source(store, seed), []
+    source, made = Source(data, seed), []
     chosen = {name: section for name, section in SECTIONS.items() if name in names}
     with reporting(progress, total=len(chosen), unit="sections", label="report") as done:
         for name, (title, make) in chosen.items():
@@ -73,4 +73,4 @@ def report(
             except (InvalidValueError, NonFiniteError) as error:
                 made.append(Section(name, title, problem=str(error)))
             done(len(made))
-    return Report(tuple(made), page(store, made, seed=seed))
+    return Report(tuple(made), page(data, made, seed=seed))

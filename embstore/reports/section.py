@@ -77,7 +77,7 @@ class Source:
         if self._n_sentences is not None:
             drawn = np.random.default_rng(self.seed).permutation(len(self.store.index.texts))[: self._n_sentences]
             selection = self.store.select(sentences=np.sort(drawn).tolist())
-        return selection if self.store.finished else selection.committed()
+        return selection if self.store.finished else selection.written()
 
     @cached_property
     def few(self) -> Selection:
@@ -96,7 +96,7 @@ class Source:
 
     @property
     def data_code(self) -> str:
-        committed = "" if self.store.finished else ".committed()"
+        committed = "" if self.store.finished else ".written()"
         if self._n_sentences is None:
             return f"data = store.select(){committed}"
         return (

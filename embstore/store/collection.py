@@ -18,13 +18,13 @@ from embstore.errors import InvalidValueError, StoreMismatchError, check_choice
 from embstore.store.conditions import checked_rows
 from embstore.store.index import Labels
 from embstore.store.labels.files import LabelFiles
-from embstore.store.layout import partition_rows, resolve_layer
+from embstore.store.layout import Layer, partition_rows, resolve_layer
 from embstore.store.merged import MEMBER, Member, Members, MergedIndex, MergedTypes
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.gather import checked_out
 from embstore.store.reading.scan import BLOCK_NBYTES, RowReader, StoredRows
 from embstore.store.storage.location import ObjectPath
-from embstore.store.store import Layer, Missing, Store
+from embstore.store.store import Missing, Store
 
 MAX_EXAMPLES = 5
 REMOTE_AT_ONCE = 16

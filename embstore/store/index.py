@@ -45,6 +45,9 @@ class Strings:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __repr__(self) -> str:
+        return f"<Strings: {len(self):,} texts>"
+
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self):
             raise IndexError(f"string {index} of {len(self)}")
@@ -176,9 +179,9 @@ class Index:
     [sentences + 1], sentence i has the rows `indptr[i]` to `indptr[i + 1]`. `source`: int64 [sentences], the number of
     the sentence in the corpus. `document`: int64 [sentences], the document of each sentence, which counts from 0 on
     without a gap; None: each sentence is a document of its own. `fields`: facts about documents. `contexts`: what the
-    model was given; None: each sentence on its own. `labels`: the label
-    columns; each field is one of them too. Where the unit is the subword, forms are spellings of subwords, and the
-    subwords of one word follow each other with the word's position.
+    model was given; None: each sentence on its own. `labels`: the label columns; each field is one of them too. Where
+    the unit is the subword, forms are spellings of subwords, and the subwords of one word follow each other with the
+    word's position.
     """
 
     type: NDArray[np.int32]
@@ -251,7 +254,7 @@ class Index:
             arrays[f"labels/{column}/name_bytes"] = labels.names.data
         return arrays
 
-    def occurrences(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def to_dicts(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
         """Return the occurrence table of some rows as dicts, as `Selection.table` describes it."""
         types, sentences = self.type[rows].tolist(), self.sentence[rows].tolist()
         words = {number: self.words[number] for number in set(types)}

@@ -18,6 +18,8 @@ CHUNK_ROWS = 256
 RESIDUAL = "residual"
 SITES = (RESIDUAL, "attention_output", "head_output", "mlp_output", "query", "key", "value")
 ITEM_NBYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+Layer = int | str  # a number, -1 or "last"
+Layers = Layer | Iterable[Layer] | None  # also "all", or a text such as "0,6-12"; None: all
 _RANGE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 

@@ -84,7 +84,7 @@ open = open_store
 
 
 @checked
-def collect(out: str | os.PathLike[str], *, stores: Iterable[Location]) -> Store:
+def collect(stores: Iterable[Location], out: str | os.PathLike[str]) -> Store:
     """Write the file `out` (NAME.json), by which stores are opened as one, and open it.
 
     Their paths are kept relative to it. Opening it opens no store before that is read; the size and fingerprint of each

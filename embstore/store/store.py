@@ -30,7 +30,7 @@ from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.labels.files import LabelFiles
-from embstore.store.layout import RESIDUAL, Layout, resolve_layer, resolve_layers
+from embstore.store.layout import RESIDUAL, Layer, Layers, Layout, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import (
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
 
 Missing = Literal["error", "skip", "nan"]
-Layer = int | str  # a number, -1, or "last"
-Layers = Layer | Iterable[Layer] | None  # also "all"
 
 
 class Store:
@@ -570,7 +568,7 @@ class Selection:
             return np.arange(self.store.n_rows) if chosen is None else chosen
         return given if chosen is None else given[np.isin(given, chosen)]
 
-    def committed(self) -> Selection:
+    def written(self) -> Selection:
         """Return the selected rows that are written already, of an unfinished store."""
         written = self.rows[self.store.is_written(self.rows)]
         return Selection(self.store, layers=self.layers, rows=written)
@@ -650,10 +648,10 @@ class Selection:
 
         return TorchDataset(self, **options)
 
-    def occurrences(self) -> list[dict[str, Any]]:
+    def to_dicts(self) -> list[dict[str, Any]]:
         """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""
         self.store.require_current(columns=True)
-        return self.store.index.occurrences(self.rows)
+        return self.store.index.to_dicts(self.rows)
 
     def concordance(self) -> list[tuple[str, str, str]]:
         """Return for each row its sentence as it is read, in three parts: before the word, the word, after it."""

@@ -18,7 +18,7 @@ MAX_WORDS = 10_000  # gensim silently cuts longer sentences
 REPORTED_SENTENCES = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SkipGram:
     """Settings of skip-gram training, named as in the paper.
 

@@ -160,7 +160,11 @@ def test_parts_of_a_corpus_are_merged(models: dict[str, Path], tmp_path: Path) -
 
 
 def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> None:
-    options: dict[str, Any] = {"model": models["bert"], "statistics": ["shares", HeadDistances(1)], "device": "cpu"}
+    options: dict[str, Any] = {
+        "model": models["bert"],
+        "statistics": ["shares", HeadDistances(every=1)],
+        "device": "cpu",
+    }
     whole = es.attention(SENTENCES[:4], **options).frame
     part = es.attention(SENTENCES[:4], layers=[-1, 1], heads=[2, 0], **options).frame
     assert part["layer"].unique().sort().to_list() == [1, 3]

@@ -154,7 +154,7 @@ def pair_maps(folder: Path, first: list[str], second: list[str]) -> tuple[np.nda
 def test_pairs_are_read_together(arrangement: str, size: int, tmp_path: Path) -> None:
     folder = model("bert", tmp_path / "model")
     rule = PatternRule(share=0.15, least=0.01)
-    chosen: Any = ["shares", Patterns(rule), "entropy"]
+    chosen: Any = ["shares", Patterns(rule=rule), "entropy"]
     frame = es.attention(
         [sentence_pair(*pair) for pair in PAIRED], model=folder, statistics=chosen, device="cpu",
         arrangement=arrangement, batch_subwords=size,

@@ -340,7 +340,7 @@ def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
     with pytest.warns(UnfinishedStoreWarning):
         made = make_store(tmp_path / f"store{suffix}", leave_out=(1,))
     one_line(lambda: geometry(made.store), MissingRowsError, "not written")
-    whole = geometry(made.store.select(layers=2).committed(), metrics="anisotropy")
+    whole = geometry(made.store.select(layers=2).written(), metrics="anisotropy")
     assert values(whole, "anisotropy", 2)[""] == pytest.approx(mean_cosine(made.vectors[1, :256]), abs=1e-6)
 
 

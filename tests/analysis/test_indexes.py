@@ -149,7 +149,7 @@ def test_more_than_there_are_and_a_single_query(made: Written) -> None:
 @pytest.mark.quick(4)
 def test_the_recall_that_is_measured_is_reached(made: Written, kind: str, metric: str) -> None:
     index = build_index(made.store, layer=LAYER, kind=kind, metric=metric, threads=1)
-    table = measure_recall(made.store, index, k=10, queries=60, seed=4, threads=1)
+    table = measure_recall(index, k=10, n_queries=60, seed=4, threads=1)
     assert table.columns == ["setting", "recall", "queries_per_second", "k"]
     assert table["recall"].is_between(0, 1).all()
     assert (table["queries_per_second"] > 0).all()

@@ -338,7 +338,7 @@ def test_neighbors_are_the_same_with_a_sketch(
     assert many["search"].unique().to_list() == ["scan"]
     with pytest.raises(InvalidValueError, match="has layer 5, not 2"):
         es.neighbors(store, occurrence=3, layer=2, index=built)
-    measured = es.analysis.measure_recall(store, built, k=5, queries=20)
+    measured = es.analysis.measure_recall(built, k=5, n_queries=20)
     assert measured["recall"].to_list() == [1.0, 1.0]
 
 

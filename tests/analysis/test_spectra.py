@@ -207,8 +207,12 @@ def test_contexts_are_those_of_a_loop(tmp_path: Path, monkeypatch: pytest.Monkey
         expected = [len({texts[sentence[row]] for row in held if row in rows}) for held in written.rows.values()]
         selection = written.store.select(rows=np.array(rows))
         assert distinct_contexts(selection).tolist() == expected
-        assert eligible_types(selection, 2).tolist() == [i for i, count in enumerate(expected) if count >= 2]
-        assert eligible_types(selection, 1, 3).tolist() == [i for i, count in enumerate(expected) if 1 <= count <= 3]
+        assert eligible_types(selection, min_contexts=2).tolist() == [
+            i for i, count in enumerate(expected) if count >= 2
+        ]
+        assert eligible_types(selection, min_contexts=1, max_contexts=3).tolist() == [
+            i for i, count in enumerate(expected) if 1 <= count <= 3
+        ]
         assert all_types(selection).tolist() == [i for i, count in enumerate(expected) if count]
     part = written.store.select(rows=slice(5, 31))
     assert distinct_contexts(part).tolist() == distinct_contexts(written.store.select(rows=np.arange(5, 31))).tolist()
@@ -308,8 +312,8 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     )
     one_line(lambda: mev(store, layer=2, precision="half"), InvalidValueError, "'half'", "float32, float64")
     one_line(lambda: mev(store, layer=2, memory=0), InvalidValueError, "memory 0")
-    one_line(lambda: eligible_types(store, 0), InvalidValueError, "min_contexts 0")
-    one_line(lambda: eligible_types(store, 5, 4), InvalidValueError, "max_contexts 4")
+    one_line(lambda: eligible_types(store, min_contexts=0), InvalidValueError, "min_contexts 0")
+    one_line(lambda: eligible_types(store, max_contexts=4), InvalidValueError, "max_contexts 4")
     one_line(lambda: sample_mev(np.zeros((0, 4))), InvalidValueError, "(0, 4)")
     one_line(lambda: sample_mev([[1.0, np.inf]]), NonFiniteError, "vector 0")
     moments = LayerMoments(np.ones(2), np.full((2, 2), np.nan), 1.0, 3)
@@ -357,7 +361,7 @@ def test_rows_not_written_are_refused(tmp_path: Path, suffix: str) -> None:
     one_line(
         lambda: maximum_explainable_variance(written.store, layer=2, types=[1]), MissingRowsError, "not written yet"
     )
-    rest = written.store.select().committed()
+    rest = written.store.select().written()
     held = [row for row in written.rows["many"] if row < 512]
     found = maximum_explainable_variance(rest, layer=2, types=[1], centered=True)
     assert found[0] == pytest.approx(explained(written.values[0, held], centered=True), abs=1e-6)

@@ -347,7 +347,7 @@ def test_rows_not_yet_written_are_an_error_and_not_zeros(tmp_path: Path) -> None
         part = make_store(tmp_path / "part.zarr", leave_out=(1,))
     with pytest.raises(es.errors.MissingRowsError):
         list(es.TorchDataset(part.store.select()))
-    written = part.store.select().committed()
+    written = part.store.select().written()
     assert order(es.TorchDataset(written)) == written.rows.tolist()
 
 

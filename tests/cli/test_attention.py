@@ -46,7 +46,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
 
 @pytest.mark.slow
 def test_a_collection_is_read_as_a_store(work: Work) -> None:
-    es.store.collect(work / "all.json", stores=[work / "store.zarr"])
+    es.store.collect([work / "store.zarr"], work / "all.json")
     options = ("-m", "model", "--device", "cpu", "--json", "--set", "statistics=shares", "--layers", "1")
     ran = [work.run("attention", name, *options) for name in ("store.zarr", "all.json")]
     assert [(each.status, each.err) for each in ran] == [(0, "")] * 2

@@ -26,7 +26,7 @@ def folder(work: Work) -> Work:
 
 
 def test_change_prints_layers_words_and_sentences(folder: Work) -> None:
-    ran = folder.run("change", "side0.zarr", "side1.zarr", *FEW, "--set", "top=3", "--set", "min_count=32")
+    ran = folder.run("change", "side0.zarr", "side1.zarr", *FEW, "--set", "top=3", "--set", "min_occurrences=32")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "from side0 to side1; 1 word with too few occurrences"

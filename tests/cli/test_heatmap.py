@@ -21,13 +21,13 @@ KINDS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return the similarities and titles of the heat maps that are drawn."""
     seen: list[Any] = []
-    made = es.plot.heat_map
+    made = es.plot.similarity_heatmap
 
     def seeing(similarity: Any, *, title: str) -> Any:
         seen.append((similarity, title))
         return made(similarity, title=title)
 
-    monkeypatch.setattr(es.plot, "heat_map", seeing)
+    monkeypatch.setattr(es.plot, "similarity_heatmap", seeing)
     return seen
 
 

@@ -57,11 +57,11 @@ def test_recall_is_printed_with_the_speed(work: Work) -> None:
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
 def test_recall_to_a_file_is_that_of_the_function(suffix: str, work: Work) -> None:
     out = f"recall.{suffix}"
-    arguments = ("index", "store.zarr", "--layer", "1", "--kind", "IVF6,Flat", "--recall", "--set", "queries=20")
+    arguments = ("index", "store.zarr", "--layer", "1", "--kind", "IVF6,Flat", "--recall", "--set", "n_queries=20")
     described = valid(work.run(*arguments, "--json", "--out", out), "index")
     read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "json": pl.read_json}[suffix](work / out)
     store = es.open(work / "store.zarr")
-    table = measure_recall(store, open_index(store, layer=1), queries=20)
+    table = measure_recall(open_index(store, layer=1), n_queries=20)
     assert read["recall"].to_list() == pytest.approx(table["recall"].to_list())
     assert read["setting"].to_list() == table["setting"].to_list() == [r["setting"] for r in described[0]["recall"]]
 

@@ -39,6 +39,14 @@ def ask(widget: Any, name: str, **params: str) -> tuple[list[dict[str, Any]], li
     return [content for content, _ in sent], sent[-1][1]
 
 
+def test_a_layer_may_be_named_from_the_end(store: es.Store) -> None:
+    pytest.importorskip("anywidget", reason="anywidget is not installed")
+    shown = [es.explore(store, layer=layer) for layer in ("last", -1)]
+    assert [each.selection.layers for each in shown] == [store.layers[-1:]] * 2
+    with pytest.raises(InvalidValueError, match="layer 99 is not stored"):
+        es.explore(store, layer=99)
+
+
 def test_messages_are_answered_as_the_server_does(widget: Any, store: es.Store) -> None:
     messages, buffers = ask(widget, "occurrences", word="bank", limit="3")
     assert messages[-1] == {"id": 7, "kind": "application/json"}

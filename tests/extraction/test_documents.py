@@ -90,7 +90,7 @@ def test_the_table_is_that_of_plain_python(words: list[str] | None, suffix: str,
         ]
     columns = list(expected[0])
     assert store.table(columns=columns).to_dicts() == expected
-    assert [{name: row[name] for name in columns} for row in store.select().occurrences()] == expected
+    assert [{name: row[name] for name in columns} for row in store.select().to_dicts()] == expected
     parts = store.select().concordance()
     assert [before + word + after for before, word, after in parts] == [row["text"] for row in expected]
     rows = [at for at, row in enumerate(expected) if row["year"] == 1925]

@@ -96,7 +96,7 @@ def structural_probe(store: es.Store) -> Any:
 
 def change(store: es.Store) -> Any:
     tests = ChangeTests(permutations=19, resamples=9)
-    return measure_change(store, by="year", min_count=3, tests=tests, progress=False).frame
+    return measure_change(store, by="year", min_occurrences=3, tests=tests, progress=False).frame
 
 
 def batches(store: es.Store) -> Any:

@@ -250,7 +250,11 @@ def test_control_labels_depend_on_forms_only(tmp_path: Path) -> None:
 def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", layers=(0, 1, 2), planted=1, sentences=60, longest=1)
     settings: dict[str, Any] = {"device": "cpu", "projection": 8, "hidden_size": 10, "mixing_rate": 0.1}
-    settings |= {"layerwise": True, "seeds": (0, 1), "training": Training(8, 8, 0.01, 0)}
+    settings |= {
+        "layerwise": True,
+        "seeds": (0, 1),
+        "training": Training(epochs=8, batch_size=8, learning_rate=0.01, patience=0),
+    }
 
     def score(resamples: int, **more: Any) -> Any:
         probe = EdgeProbe(**settings, **more).fit(made.store, made.splits["train"], made.splits["dev"])

@@ -62,7 +62,7 @@ def test_a_planted_signal_is_found_in_its_layer(tmp_path: Path, pairs: bool) -> 
 @pytest.mark.slow
 def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", pairs=True, layers=(0, 2, 3), planted=2)
-    probe = fit(made, Training(12, 8, 0.02, 0), kind="linear", seeds=(0, 1))
+    probe = fit(made, Training(epochs=12, batch_size=8, learning_rate=0.02, patience=0), kind="linear", seeds=(0, 1))
     rows = score(made, probe, resamples=20).summary().filter(metric="layer_f1", split="test")
     scores = dict(zip(rows["layer"], rows["value"], strict=True))
     assert list(scores) == [0, 2, 3]
@@ -77,13 +77,15 @@ def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
     ]
     np.testing.assert_allclose(np.mean(right, 0), rows["value"])
     with pytest.raises(InvalidValueError, match="are not of single layers: fit with layerwise"):
-        fit(made, Training(1, 8, 0.02, 0)).predict(made.splits["test"], layerwise=True)
+        fit(made, Training(epochs=1, batch_size=8, learning_rate=0.02, patience=0)).predict(
+            made.splits["test"], layerwise=True
+        )
 
 
 @pytest.mark.slow
 def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", shuffled=True, sentences=120)
-    found = score(made, fit(made, Training(6, 16, 0.01), mixing_rate=0.1))
+    found = score(made, fit(made, Training(epochs=6, batch_size=16, learning_rate=0.01), mixing_rate=0.1))
     # 72 targets of three labels: five standard errors of an accuracy of a third are 0.28
     assert all(value(found, "f1", layer=layer) < 1 / 3 + 0.28 for layer in range(5))
 
@@ -92,7 +94,7 @@ def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> No
 @pytest.mark.quick(1)
 def test_scores_are_those_of_the_probabilities(tmp_path: Path, several: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=40, several=several)
-    probe = fit(made, Training(3, 8, 0.01))
+    probe = fit(made, Training(epochs=3, batch_size=8, learning_rate=0.01))
     found, names = score(made, probe), probe.fitted.labels.labels
     assert names == tuple(sorted(LABELS))
     assert probe.fitted.labels.single != several
@@ -119,7 +121,7 @@ def test_a_probability_of_one_half_is_enough(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_seeds_are_reproducible_and_trained_together(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1, 2), planted=1)
-    training = Training(2, 4)
+    training = Training(epochs=2, batch_size=4)
     once = score(made, fit(made, training, seeds=(0, 3)))
     assert once.frame.equals(score(made, fit(made, training, seeds=(0, 3))).frame)
     for seed in (0, 3):

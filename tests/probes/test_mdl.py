@@ -74,7 +74,7 @@ def test_blocks_end_at_the_fractions() -> None:
 @pytest.mark.slow
 def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1, several=several)
-    options: dict[str, Any] = {"training": Training(3, learning_rate=0.01, patience=1)}
+    options: dict[str, Any] = {"training": Training(epochs=3, learning_rate=0.01, patience=1)}
     found = code(made, seeds=(0, 4), **options)
     task = join_task(made.store, made.splits["train"], made.splits["dev"])
     train, single, n_labels = task.train, task.labels.single, len(task.labels.labels)

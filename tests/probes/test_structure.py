@@ -138,7 +138,7 @@ def value(found: ProbeResult, metric: str, layer: int, split: str = "test") -> f
 
 @pytest.fixture(scope="module")
 def probe(made: TreeStore) -> StructuralProbe:
-    return fit(made, Training(60, 10, 0.02), rank=12)
+    return fit(made, Training(epochs=60, batch_size=10, learning_rate=0.02), rank=12)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,8 @@ def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: Structu
     assert tree.right == tree.gold == tree.found
     assert tree.found_root == gold.root
     assert len(probe.predict(gold, layer=NOISE).found) == len(tree.gold)
-    with pytest.raises(InvalidValueError, match="there is no probe of layer 1: there are those of 0, 3, 4"):
+    assert probe.predict(gold, layer="last").layer == 4
+    with pytest.raises(InvalidValueError, match="layer 1 has no probe: choose among 0, 3, 4"):
         probe.predict(gold, layer=1)
 
 

@@ -88,7 +88,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return {
         "whole": whole,
         "list": es.open(paths),
-        "file": collect(folder / "collection.json", stores=paths),
+        "file": collect(paths, folder / "collection.json"),
         "grown": es.open(grown),
     }
 
@@ -389,8 +389,8 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
         (lambda folder: es.open([folder / "m.zarr", 3]), InvalidValueError, "named by its path"),
         (lambda folder: es.open(folder / "no.json"), StoreNotFoundError, "embstore collect"),
         (lambda folder: es.open(folder / "bad.json"), StoreFormatError, "not JSON"),
-        (lambda folder: collect(folder / "out.txt", stores=["m.zarr"]), InvalidValueError, "NAME.json"),
-        (lambda folder: collect(folder / "out.json", stores=[]), InvalidValueError, "needs one store"),
+        (lambda folder: collect(["m.zarr"], folder / "out.txt"), InvalidValueError, "NAME.json"),
+        (lambda folder: collect([], folder / "out.json"), InvalidValueError, "needs one store"),
         (lambda folder: es.extraction.options_of(folder / "no.zarr"), StoreNotFoundError, "no.zarr"),
         (lambda folder: es.extraction.options_of(folder / "m.h5"), InvalidValueError, "cannot grow"),
         (lambda folder: es.extraction.options_of("s3://bucket/m.zarr"), InvalidValueError, "cannot grow"),
@@ -412,7 +412,7 @@ def test_the_file_of_a_collection(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     paths = parts_of(tmp_path / "in")
     path = tmp_path / "collection.json"
-    collect(path, stores=[str(tmp_path / "in" / "*")])
+    collect([str(tmp_path / "in" / "*")], path)
     document = json.loads(path.read_text())
     jsonschema.validate(document, SCHEMA)
     assert [member["path"] for member in document["members"]] == [f"in/{each.name}" for each in paths]
@@ -437,7 +437,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
     with pytest.warns(UnfinishedStoreWarning, match=r"rows \(in .*b\.zarr\) are not written"):
         store = es.open(paths)
     with pytest.warns(UnfinishedStoreWarning):
-        collect(tmp_path / "collection.json", stores=paths)
+        collect(paths, tmp_path / "collection.json")
     assert not store.finished
     assert store.n_committed_rows == n_before + made.store.n_committed_rows
     missing = np.arange(n_before + 256, n_before + min(512, made.store.n_rows))
@@ -456,7 +456,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.gather(np.arange(store.n_rows), 0, missing="nan"), expected)
     skipped = {row + i: v for row, each in store.scan(0, missing="skip", block_rows=100) for i, v in enumerate(each)}
     assert sorted(skipped) == [row for row in range(store.n_rows) if row not in missing]
-    assert len(store.select().committed()) == store.n_committed_rows
+    assert len(store.select().written()) == store.n_committed_rows
     with StoreWriter(made.store.path) as writer:
         writer.write(1, {"hidden_states": np.ascontiguousarray(made.vectors[:, 256:512])})
         writer.finish()
@@ -472,7 +472,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
 def test_another_member_is_an_error(tmp_path: Path, is_read: bool) -> None:
     paths = parts_of(tmp_path)
     for change in ("replaced", "removed"):
-        store = collect(tmp_path / "collection.json", stores=paths)
+        store = collect(paths, tmp_path / "collection.json")
         if is_read:
             store.gather([0, store.n_rows - 1], 0)
         kept = shutil.move(paths[-1], tmp_path / "kept.zarr")
@@ -509,7 +509,7 @@ def test_other_sites_of_a_collection(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns beyond the limit are in files, members beyond theirs are closed, and a lookup reads few columns."""
-    store = collect(tmp_path / "collection.json", stores=parts_of(tmp_path))
+    store = collect(parts_of(tmp_path), tmp_path / "collection.json")
     expected = store.table(), store.select().vectors()
     read: list[str] = []
     column = merged.Members.column
@@ -535,7 +535,7 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a bucket each needs several requests, one after the other."""
     paths = [make_store(tmp_path / f"{number}.zarr", seed=number).store.path for number in range(2)]
-    store = collect(tmp_path / "collection.json", stores=paths)
+    store = collect(paths, tmp_path / "collection.json")
     both, opened = threading.Barrier(2, timeout=600), merged.Members._opened
     monkeypatch.setattr(merged.Members, "_opened", lambda *given: (opened(*given), both.wait())[0])
     with ThreadPoolExecutor(2) as pool:
@@ -550,7 +550,7 @@ def test_the_file_of_a_collection_is_all_that_opening_it_reads(tmp_path: Path) -
     first = extract(tmp_path / "0000.zarr", SENTENCES[:2]).path
     for number in range(1, n_members):
         shutil.copytree(first, tmp_path / f"{number:04}.zarr")
-    collect(tmp_path / "collection.json", stores=[str(tmp_path / "*.zarr")])
+    collect([str(tmp_path / "*.zarr")], tmp_path / "collection.json")
     opened: list[str] = []
     active = [True]
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if active and event == "open" else None)
@@ -584,7 +584,7 @@ def test_members_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             np.concatenate([block.copy() for _, block in store.scan(1, block_rows=9)]), expected.select().vectors()[1]
         )
-    collect(tmp_path / "collection.json", stores=local)
+    collect(local, tmp_path / "collection.json")
     bucket.put("collection.json", (tmp_path / "collection.json").read_bytes().replace(b'"path": "', b'"path": "in/'))
     assert es.open(f"{bucket.url}/collection.json").table().equals(expected.table())
     extract(local[0], SENTENCES[50:60], append=True)

@@ -80,8 +80,8 @@ def test_table(made: Made) -> None:
     assert table.to_dicts() == [row for row in made.table if row["word"] == "new york"]
     assert made.store.select(rows=[5, 3, 5]).table().to_dicts() == [made.table[row] for row in (5, 3, 5)]
     assert made.store.table().to_dicts() == made.table
-    assert made.store.select(rows=[5, 3, 5]).occurrences() == [made.table[row] for row in (5, 3, 5)]
-    assert made.store.select().occurrences() == made.table
+    assert made.store.select(rows=[5, 3, 5]).to_dicts() == [made.table[row] for row in (5, 3, 5)]
+    assert made.store.select().to_dicts() == made.table
     few = made.store.table(columns=["upos", "occurrence"])
     assert few.to_dicts() == [{"upos": row["upos"], "occurrence": row["occurrence"]} for row in made.table]
 
@@ -320,7 +320,7 @@ def test_rows_not_written_are_refused_or_nan(tmp_path: Path, suffix: str) -> Non
     vectors = selection.vectors(missing="nan")
     assert np.isnan(vectors[:, 256:512]).all()
     np.testing.assert_array_equal(vectors[:, written], made.vectors[:, written])
-    committed = selection.committed()
+    committed = selection.written()
     assert committed.rows.tolist() == written
     blocks = [block for block in committed.iter_blocks() if block.layer == 5]
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), made.vectors[2][written])

@@ -16,6 +16,7 @@ import torch
 import embstore as es
 from embstore.errors import InvalidValueError, MissingRowsError, StorageError, UnfinishedStoreWarning
 from embstore.store.convert import tables
+from embstore.store.framed import Framed
 from tests.store.example import DTYPES, SUFFIXES, example
 
 EXPECTED = {"float16": np.float16, "float32": np.float32, "bfloat16": np.float32, "int8": np.float32}
@@ -156,3 +157,12 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
             es.store.write_table(part.select(), tmp_path / f"part{suffix}")
         assert not (tmp_path / f"part{suffix}").exists()
         es.store.write_table(part.select(rows=range(100)), tmp_path / f"part{suffix}")
+
+
+def test_a_result_that_is_a_frame_is_shown_and_saved(tmp_path: Path) -> None:
+    class Found(Framed):
+        frame = pl.DataFrame({"word": ["bank"]})
+
+    assert "bank" in Found()._repr_html_()
+    Found().save(tmp_path / "found.csv")
+    assert pl.read_csv(tmp_path / "found.csv").equals(Found.frame)

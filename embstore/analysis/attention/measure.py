@@ -19,13 +19,13 @@ from embstore.arguments import checked
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, check_choice, check_type, check_whole, quoted
-from embstore.html import html_frame
 from embstore.models.batching import Batch, make_batches
 from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
 from embstore.progress import Progress, reporting
 from embstore.spacing import ATTACHED, split_marked
-from embstore.store import Store, write_frame
-from embstore.store.layout import resolve_layers
+from embstore.store import Store
+from embstore.store.framed import Framed
+from embstore.store.layout import Layers, resolve_layers
 
 if TYPE_CHECKING:
     import polars as pl
@@ -37,7 +37,7 @@ Arrangement = Literal["padded", "packed"]
 
 
 @dataclass(frozen=True)
-class Attention:
+class Attention(Framed):
     """The statistics of the attention of a model over a corpus, as `attention` returns them.
 
     `frame`: `metric, layer, head, item, offset, value, baseline, count`; layer l is the attention of block l, from 1,
@@ -57,23 +57,18 @@ class Attention:
             f"{self.n_sentences:,} sentences, {self.n_subwords:,} subwords>"
         )
 
-    def _repr_html_(self) -> str:
-        return html_frame(self, self.frame)
-
-    def save(self, path: str | Path) -> None:
-        """Write the frame to a .csv, .parquet or .json file."""
-        write_frame(self.frame, Path(path))
-
-    def best(self, metric: str, n: int = 1) -> pl.DataFrame:
-        """Return for each item of a metric the `n` heads with the highest values, most frequent items first."""
+    def best(self, metric: str, *, count: int = 1) -> pl.DataFrame:
+        """Return for each item of a metric the `count` heads with the highest values, most frequent items first."""
         import polars as pl
 
         check_choice("metric", metric, self.frame["metric"].unique(maintain_order=True).to_list())
-        check_whole("n", n, 1)
+        check_whole("count", count, 1)
         rows = self.frame.filter(pl.col("metric") == metric, pl.col("head").is_not_null())
-        ranked = rows.sort("value", descending=True, maintain_order=True).group_by("item", maintain_order=True).head(n)
-        return ranked.sort("count", "item", "value", descending=[True, False, True], maintain_order=True).select(
-            COLUMNS
+        ranked = rows.sort("value", descending=True, maintain_order=True).group_by("item", maintain_order=True)
+        return (
+            ranked.head(count)
+            .sort("count", "item", "value", descending=[True, False, True], maintain_order=True)
+            .select(COLUMNS)
         )
 
 
@@ -83,7 +78,7 @@ def attention(
     *,
     model: str | Path,
     statistics: Sequence[Any] | None = None,
-    layers: Any = None,
+    layers: Layers = None,
     heads: Sequence[int] | None = None,
     max_length: int | None = None,
     n_sentences: int | None = None,
@@ -233,7 +228,7 @@ class Pass:
     Raises InvalidValueError for layers and heads that the model does not have.
     """
 
-    def __init__(self, network: AttentionModel, statistics: Sequence[Statistic], *, layers: Any, heads: Any) -> None:
+    def __init__(self, network: AttentionModel, statistics: Sequence[Statistic], *, layers: Layers, heads: Any) -> None:
         specials = network.network.inputs.specials
         every = tuple(range(1, network.n_layers + 1))
         chosen = resolve_layers(layers, every, ascending=True, absent=f"has no attention in {network.info.name!r}")
@@ -331,7 +326,7 @@ def sentence_attention(
     sentence: str | Sequence[str],
     *,
     model: str | Path,
-    layers: Any = None,
+    layers: Layers = None,
     heads: Sequence[int] | None = None,
     device: str = "auto",
 ) -> SentenceAttention:

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps
-from embstore.analysis.attention.statistic import Statistic, Values, register
+from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
 
 NEIGHBORS = {"self": 0, "previous": -1, "next": 1}
 PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 BLOCK = PATTERNS.index("block")
 
 
-@register("shares")
+@register_statistic("shares")
 class Shares(Statistic):
     """The mean share of a subword's attention that goes to some subwords (Clark et al. 2019, section 3.1 and 3.2).
 
@@ -56,7 +56,7 @@ class Shares(Statistic):
             yield Values("share", "other_to_sep", (self.sums["sep"] - own) / rest, count=rest[0, 0])
 
 
-@register("entropy")
+@register_statistic("entropy")
 class Entropy(Statistic):
     """The mean entropy of a subword's attention in nats, and that of [CLS] alone (Clark et al. 2019, section 3.3)."""
 
@@ -73,14 +73,14 @@ class Entropy(Statistic):
             yield Values("entropy", "cls", self.sums["cls"] / sentences, count=sentences[0, 0])
 
 
-@register("distance")
+@register_statistic("distance")
 class Distance(Statistic):
     """The mean attention of a subword to the one `offset` positions after it (before it: negative), if there is one.
 
     Offsets beyond `reach` are left out, and so are positive ones in a decoder.
     """
 
-    def __init__(self, reach: int = 32) -> None:
+    def __init__(self, *, reach: int = 32) -> None:
         super().__init__()
         self.reach = reach
 
@@ -100,7 +100,7 @@ class Distance(Statistic):
                 yield Values("distance", "", attention[:, :, index] / pairs[index], count=pairs[index], offset=offset)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PatternRule:
     """The thresholds of `Patterns`: a share of attention beyond chance, and the least share of each part of a mix."""
 
@@ -108,7 +108,7 @@ class PatternRule:
     least: float = 0.2
 
 
-@register("patterns")
+@register_statistic("patterns")
 class Patterns(Statistic):
     """The share of a head's maps that has each of the patterns of Kovaleva et al. 2019, by an explicit rule.
 
@@ -127,7 +127,7 @@ class Patterns(Statistic):
     sentences have no blocks: a corpus without pairs (format "pairs", or `sentence_pair`) has no row `block`.
     """
 
-    def __init__(self, rule: PatternRule | None = None) -> None:
+    def __init__(self, *, rule: PatternRule | None = None) -> None:
         super().__init__()
         self.rule = rule or PatternRule()
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape
-from embstore.analysis.attention.statistic import Statistic, Values, register
+from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
 from embstore.errors import check_whole
 from embstore.kernels.compiled import add_mixed_entropies
 
@@ -17,7 +17,7 @@ PART = 512  # probabilities of each head that are compared at a time: those of a
 LOG_2 = float(np.log(2))
 
 
-@register("heads")
+@register_statistic("heads")
 class HeadDistances(Statistic):
     """The mean Jensen-Shannon divergence of the attention of any two heads, in nats, and the heads in the plane.
 
@@ -27,7 +27,7 @@ class HeadDistances(Statistic):
     as much as the entropy of one, so only every `every`-th sentence of the corpus is compared.
     """
 
-    def __init__(self, every: int = 64) -> None:
+    def __init__(self, *, every: int = 64) -> None:
         super().__init__()
         self.every = check_whole("every", every, 1)
         self._waiting: list[torch.Tensor] = []

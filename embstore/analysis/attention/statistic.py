@@ -36,9 +36,9 @@ class Statistic(ABC):
 
     A subclass adds to `sums` in `update`, which is called for each layer of each batch, and yields its values in
     `results`. Statistics of parts of a corpus are added by `merge`. The memory must not grow with the corpus. `needs`:
-    the annotation without which there is nothing to count. `register` makes a class known to `attention`::
+    the annotation without which there is nothing to count. `register_statistic` makes a class known to `attention`::
 
-        @register("strongest")
+        @register_statistic("strongest")
         class Strongest(Statistic):
             def update(self, maps):
                 self.add("largest", maps.layer, maps.values.amax(-1).sum((0, 2)))
@@ -81,7 +81,7 @@ class Statistic(ABC):
         self.sums[key][layer] += values
 
 
-def register(name: str) -> Callable[[type[Statistic]], type[Statistic]]:
+def register_statistic(name: str) -> Callable[[type[Statistic]], type[Statistic]]:
     """Decorate a class of statistics to make it known to `attention` under a name."""
 
     def decorate(kind: type[Statistic]) -> type[Statistic]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape
-from embstore.analysis.attention.statistic import Statistic, Values, register
+from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
 from embstore.kernels.compiled import find_arborescences
 
 PUNCT = "punct"
@@ -17,7 +17,7 @@ RULES = ("nearest", "head_match", "string_match")  # that guess an antecedent wi
 TO_HEAD, TO_DEPENDANT = "relation_to_head", "relation_to_dependant"
 
 
-@register("relations")
+@register_statistic("relations")
 class Relations(Statistic):
     """How often a word attends most to the word at the other end of a relation (Clark et al. 2019, section 4.2).
 
@@ -79,7 +79,7 @@ class Relations(Statistic):
                 yield Values(metric, item, values, count=count, offset=sign * offset, baseline=float(baseline))
 
 
-@register("trees")
+@register_statistic("trees")
 class Trees(Statistic):
     """Dependency trees from the attention of each head, and how many of their edges are right (Htut et al. 2019).
 
@@ -113,7 +113,7 @@ class Trees(Statistic):
             yield Values("uuas", "random", random / count, count=count)
 
 
-@register("coreference")
+@register_statistic("coreference")
 class Coreference(Statistic):
     """How often a mention attends most to an earlier mention of the same (Clark et al. 2019, section 4.3).
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.analysis.change.measure import Change
 from embstore.arguments import checked
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_whole
-from embstore.store.layout import resolve_layer
+from embstore.store.layout import Layer, resolve_layer
 from embstore.vectors.evaluation.lexicon import spearman
 
 USES = ("lemma", "grouping", "identifier", "context", "indexes_target_token")
@@ -144,7 +144,7 @@ def _number(text: str, path: Path, line: int, *, binary: bool = False) -> float:
 
 @checked
 def evaluate_change(
-    change: Change, gold: ChangeGold, *, layer: int | str | None = None, resamples: int = 1000, seed: int = 0
+    change: Change, gold: ChangeGold, *, layer: Layer | None = None, resamples: int = 1000, seed: int = 0
 ) -> pl.DataFrame:
     """Compare each measure with a gold standard: `layer, metric, score, value, low, high, count, threshold`.
 

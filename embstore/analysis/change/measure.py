@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,13 @@ from embstore.analysis.change.testing import ChangeTests, Drawn, Tested, draw, e
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.labels import LabelledOccurrences
 from embstore.analysis.scan import Counter
-from embstore.analysis.words import MEMORY
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice
-from embstore.html import html_frame
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
-from embstore.store import Selection, Store, write_frame
-from embstore.store.layout import resolve_layer
+from embstore.store import Selection, Store
+from embstore.store.framed import Framed
+from embstore.store.layout import Layer, Layers, resolve_layer, resolve_layers
 from embstore.vectors.kmeans import unit_rows
 
 SCHEMA = {
@@ -47,7 +45,7 @@ SCHEMA = {
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class Change(Framed):
     """The change of words between two corpora or periods.
 
     `frame`: a row for each word, layer and measure: `word, layer, metric, value, low, high, p, q, expected, relative,
@@ -71,7 +69,7 @@ class Change:
     def layers(self) -> tuple[int, ...]:
         return self.compared.layers
 
-    def top(self, metric: str = "apd_excess", *, layer: int | str = -1, count: int = 10) -> pl.DataFrame:
+    def top(self, metric: str = "apd_excess", *, layer: Layer = -1, count: int = 10) -> pl.DataFrame:
         """The words that change most in a layer: by q where there are tests, then by value."""
         check_choice("metric", metric, self.frame["metric"].unique(maintain_order=True).to_list())
         number = resolve_layer(layer, self.layers)
@@ -81,7 +79,7 @@ class Change:
         ).head(count)
         return found
 
-    def sentences(self, word: str, *, layer: int | str = -1, count: int = 3) -> pl.DataFrame:
+    def sentences(self, word: str, *, layer: Layer = -1, count: int = 3) -> pl.DataFrame:
         """The occurrences of each side that are most typical of it: `side, rank, score, ...` and columns of the table.
 
         `score`: the mean cosine of an occurrence to the others of its side, minus that to the other side. `marked` has
@@ -106,15 +104,15 @@ class Change:
         sides: pl.DataFrame = pl.concat(tables)
         return sides
 
-    def occurrences(self, word: str, *, layers: Sequence[int] | None = None) -> LabelledOccurrences:
+    def occurrences(self, word: str, *, layers: Layers = None) -> LabelledOccurrences:
         """The occurrences of a word, labelled with their side, for `embstore.plot.sense_map`."""
-        chosen = self.layers if layers is None else tuple(resolve_layer(layer, self.layers) for layer in layers)
+        chosen = resolve_layers(layers, self.layers)
         drawn = [self._draw(word, layer)[1] for layer in chosen]
         vectors = np.stack([each.vectors for each in drawn]).astype(np.float32)
         labels = [self.names[period] for period in drawn[0].periods]
         return LabelledOccurrences(word, chosen, vectors, labels, drawn[0].rows)
 
-    def _draw(self, word: str, layer: int | str) -> tuple[int, Drawn]:
+    def _draw(self, word: str, layer: Layer) -> tuple[int, Drawn]:
         if word not in self.compared.words:
             raise InvalidValueError(
                 f"the word {word!r} was not compared: choose one of `frame`; `skipped` has those of too few occurrences"
@@ -122,21 +120,11 @@ class Change:
         number = resolve_layer(layer, self.layers)
         return number, draw(self.compared, self.compared.words.index(word), number, self.tests, clustered=False)
 
-    def save(self, path: str | Path) -> None:
-        """Write `frame` to a .csv, .parquet or .json file, atomically and durably.
-
-        Raises InvalidValueError for another suffix, StorageError.
-        """
-        write_frame(self.frame, Path(path))
-
     def __repr__(self) -> str:
         return (
             f"<Change from {self.names[0]} to {self.names[1]}: {len(self.compared.words):,} words, "
             f"{len(self.skipped):,} with too few occurrences, layers {list(self.layers)}>"
         )
-
-    def _repr_html_(self) -> str:
-        return html_frame(self, self.frame)
 
 
 @checked
@@ -146,12 +134,12 @@ def measure_change(
     *,
     by: str | None = None,
     width: int | None = None,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     words: str | Sequence[str] | None = None,
     metrics: str | Sequence[str] = METRICS,
-    min_count: int = 10,
+    min_occurrences: int = 10,
     tests: ChangeTests | None = None,
-    memory: int | str | None = None,
+    memory: int | str = "1GiB",
     threads: int | None = None,
     progress: Progress = None,
 ) -> Change:
@@ -160,10 +148,9 @@ def measure_change(
     `old`, `new`: stores of one model, or selections; or `old` alone with `by`, a column of its table with two values
     (with `width`, two spans of that many years). `words`: only these. `metrics`: some of `apd`, `apd_excess`, `prt`,
     `inverse_prt`, `prt_centered`, `selfsim_old`, `selfsim_new`, `selfsim_change` and `jsd` (see
-    `docs/how-to/change.md`); all but `jsd` take one scan of the vectors and no pairs. `min_count`: words with fewer
-    occurrences on a side are listed in `skipped`. `tests`: permutations, intervals, clusters and seeds.
-    `memory`: bytes or a text such as "4GiB" (default 1 GiB) for the sums; with less, words are summed
-    in several passes.
+    `docs/how-to/change.md`); all but `jsd` take one scan of the vectors and no pairs. `min_occurrences`: words
+    with fewer on a side are listed in `skipped`. `tests`: permutations, intervals, clusters and seeds. `memory`: bytes
+    or a text such as "4GiB" for the sums; with less, words are summed in several passes.
 
     Raises InvalidValueError (stores of different models, a column without two values, no word with enough occurrences),
     MissingRowsError, NonFiniteError.
@@ -172,8 +159,9 @@ def measure_change(
     chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for metric in chosen:
         check_choice("metric", metric, METRICS)
-    nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
-    options: dict[str, Any] = {"layers": layers, "words": words, "min_count": min_count, "exchange": tests.exchange}
+    nbytes = parse_nbytes(memory, name="memory")
+    options: dict[str, Any] = {"layers": layers, "words": words, "min_occurrences": min_occurrences}
+    options["exchange"] = tests.exchange
     if (new is None) == (by is None):
         raise InvalidValueError("change needs two sides: give a second store, or the column of one (by)")
     if width is not None and by is None:

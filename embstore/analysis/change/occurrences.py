@@ -17,6 +17,7 @@ from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
+from embstore.store.layout import Layers
 
 EXCHANGE = ("document", "sentence")
 
@@ -74,9 +75,9 @@ def compare_stores(
     old: Store | Selection,
     new: Store | Selection,
     *,
-    layers: int | str | Sequence[int] | None,
+    layers: Layers,
     words: Iterable[str] | None,
-    min_count: int,
+    min_occurrences: int,
     exchange: str | None,
 ) -> Compared:
     """The words that two stores share. Raises InvalidValueError for stores of different models or layers."""
@@ -100,16 +101,16 @@ def compare_stores(
         (sides[0], _numbers(first_forms, shared), np.zeros(len(sides[0]), np.int64)),
         (sides[1], _numbers(second_forms, shared), np.ones(len(sides[1]), np.int64)),
     ]
-    return _compared(given, shared, names, words, min_count, exchange)
+    return _compared(given, shared, names, words, min_occurrences, exchange)
 
 
 def compare_periods(
     data: Store | Selection,
     by: str,
     *,
-    layers: int | str | Sequence[int] | None,
+    layers: Layers,
     words: Iterable[str] | None,
-    min_count: int,
+    min_occurrences: int,
     exchange: str | None,
     width: int | None = None,
 ) -> Compared:
@@ -117,7 +118,7 @@ def compare_periods(
     side = selected(data, layers)
     periods, names = _periods_of(side.table(columns=[by])[by], by, width)
     forms = list(side.store.index.words)
-    return _compared([(side, np.arange(len(forms)), periods)], forms, names, words, min_count, exchange)
+    return _compared([(side, np.arange(len(forms)), periods)], forms, names, words, min_occurrences, exchange)
 
 
 @checked
@@ -164,14 +165,14 @@ def _compared(
     forms: Sequence[str],
     names: tuple[str, ...],
     words: Iterable[str] | None,
-    min_count: int,
+    min_occurrences: int,
     exchange: str | None,
 ) -> Compared:
-    """Count the forms in each period, and list the occurrences of those with `min_count` in two of them.
+    """Count the forms in each period, and list the occurrences of those with `min_occurrences` in two of them.
 
     `given`: for each store its selection, the form of each type (-1: none), and the period of each selected row.
     """
-    check_whole("min_count", min_count, 1)
+    check_whole("min_occurrences", min_occurrences, 1)
     occurrences = []
     counts = np.zeros((len(forms), len(names)), np.int64)
     for side, form_of_type, periods in given:
@@ -186,18 +187,18 @@ def _compared(
         counts += count_codes(pairs, counts.size)[: counts.size].reshape(counts.shape)
         occurrences.append((side, rows, form, periods))
     wanted = _wanted(words, forms)
-    enough = wanted & ((counts >= min_count).sum(1) >= 2)
+    enough = wanted & ((counts >= min_occurrences).sum(1) >= 2)
     chosen = np.flatnonzero(enough)
     if not len(chosen):
         raise InvalidValueError(
-            f"no word has {min_count} occurrences in two of the periods {', '.join(names)}: "
-            "allow fewer (min_count), or compare larger corpora"
+            f"no word has {min_occurrences} occurrences in two of the periods {', '.join(names)}: "
+            "allow fewer (min_occurrences), or compare larger corpora"
         )
     few = np.flatnonzero(wanted & ~enough & ((counts > 0).sum(1) >= (2 if words is None else 0)))
     skipped = pl.DataFrame(
         {"word": pl.Series([forms[number] for number in few.tolist()], dtype=pl.String)}
         | {f"count_{name}": counts[few, period] for period, name in enumerate(names)}
-    ).with_columns(reason=pl.lit(f"fewer than {min_count} occurrences"))
+    ).with_columns(reason=pl.lit(f"fewer than {min_occurrences} occurrences"))
     number_of_form = np.full(len(forms) + 1, -1)  # the last one is that of no form, -1
     number_of_form[chosen] = np.arange(len(chosen))
     exchange = _exchange_of([side.store for side, *_ in occurrences], exchange)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,13 @@ from embstore.analysis.change.occurrences import Compared, compare_periods
 from embstore.analysis.change.significance import change_points, false_discovery, intervals
 from embstore.analysis.change.sums import JSD, METRICS, Sums, measures_of_sums, scan_sums
 from embstore.analysis.change.testing import ChangeTests, draw, each_word, random_of
-from embstore.analysis.words import MEMORY
 from embstore.arguments import checked
 from embstore.errors import check_choice, check_whole
-from embstore.html import html_frame
 from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
-from embstore.store import Selection, Store, write_frame
-from embstore.store.layout import resolve_layer
+from embstore.store import Selection, Store
+from embstore.store.framed import Framed
+from embstore.store.layout import Layer, Layers, resolve_layer
 from embstore.vectors.kmeans import unit_rows
 
 SUMMED = tuple(metric for metric in METRICS if metric != JSD)
@@ -43,7 +41,7 @@ POINTS = {"word": pl.String, "layer": pl.Int64, "period": pl.String, "gain": pl.
 
 
 @dataclass(frozen=True, eq=False)
-class ChangeSeries:
+class ChangeSeries(Framed):
     """The change of words over periods.
 
     `frame`: `word, layer, metric, period, reference, value, low, high, count_old, count_new`: the measure between a
@@ -59,7 +57,7 @@ class ChangeSeries:
     exchange: str
     compared: Compared = field(repr=False)
 
-    def steps(self, metric: str = "apd_excess", *, layer: int | str = -1) -> pl.DataFrame:
+    def steps(self, metric: str = "apd_excess", *, layer: Layer = -1) -> pl.DataFrame:
         """The rows of a measure and a layer that compare each period with the one before it."""
         check_choice("metric", metric, self.frame["metric"].unique(maintain_order=True).to_list())
         number = resolve_layer(layer, self.compared.layers)
@@ -68,7 +66,7 @@ class ChangeSeries:
         found: pl.DataFrame = rows.filter(place == place.max().over("word", "period"))
         return found
 
-    def top(self, metric: str = "apd_excess", *, layer: int | str = -1, count: int = 10) -> pl.DataFrame:
+    def top(self, metric: str = "apd_excess", *, layer: Layer = -1, count: int = 10) -> pl.DataFrame:
         """The change points of a layer with the lowest q: `word, layer, period, gain, p, q, value`.
 
         `value`: of the measure against the period before, null where the word has too few occurrences; of points with
@@ -98,15 +96,11 @@ class ChangeSeries:
         found: pl.DataFrame = rows.select(*list(SCHEMA)[:8], "p", "q", *list(SCHEMA)[8:])
         return found
 
-    def save(self, path: str | Path) -> None:
-        """Write `table()` to a .csv, .parquet or .json file, atomically and durably."""
-        write_frame(self.table(), Path(path))
+    def _written(self) -> pl.DataFrame:
+        return self.table()
 
     def __repr__(self) -> str:
         return f"<ChangeSeries of {len(self.compared.words):,} words over {len(self.periods)} periods>"
-
-    def _repr_html_(self) -> str:
-        return html_frame(self, self.frame)
 
 
 @checked
@@ -115,19 +109,19 @@ def measure_periods(
     *,
     by: str,
     width: int | None = None,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     words: str | Sequence[str] | None = None,
     metrics: str | Sequence[str] = ("apd", "apd_excess", "prt"),
-    min_count: int = 10,
+    min_occurrences: int = 10,
     tests: ChangeTests | None = None,
-    memory: int | str | None = None,
+    memory: int | str = "1GiB",
     threads: int | None = None,
     progress: Progress = None,
 ) -> ChangeSeries:
     """Measure how words change from period to period, and find the periods at which they change.
 
     `by`: a column of the table, such as a year; `width`: periods of that many years. A word is compared between two
-    periods in which it has `min_count` occurrences. `metrics`: those of `measure_change` but `jsd`. Change points are
+    periods in which it has `min_occurrences` or more. `metrics`: those of `measure_change` but `jsd`. Change points are
     found by binary segmentation of the unit vectors of a word, with a permutation test of each (`change_points`).
 
     Raises InvalidValueError, MissingRowsError, NonFiniteError.
@@ -136,14 +130,15 @@ def measure_periods(
     chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for metric in chosen:
         check_choice("metric", metric, SUMMED)
-    options: dict[str, Any] = {"layers": layers, "words": words, "min_count": min_count, "exchange": tests.exchange}
+    options: dict[str, Any] = {"layers": layers, "words": words, "min_occurrences": min_occurrences}
+    options["exchange"] = tests.exchange
     compared = compare_periods(data, by, width=width, **options)
-    nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
+    nbytes = parse_nbytes(memory, name="memory")
     frames, centers = [], {}
     for layer, span, sums, center in scan_sums(compared, nbytes, threads=threads):
         centers[layer] = center
-        frames += _series(compared, layer, span, sums, center, chosen, min_count)
-    test = partial(_test, compared, metrics=chosen, tests=tests, min_count=min_count)
+        frames += _series(compared, layer, span, sums, center, chosen, min_occurrences)
+    test = partial(_test, compared, metrics=chosen, tests=tests, min_occurrences=min_occurrences)
     ends, points = [], []
     n_words = len(compared.words)
     with reporting(progress, total=n_words * len(compared.layers), unit="words", label="tests") as report:
@@ -161,9 +156,9 @@ def measure_periods(
     return ChangeSeries(frame, pl.concat(points), compared.skipped, compared.periods, compared.exchange, compared)
 
 
-def _pairs(counts: NDArray[np.int64], min_count: int) -> list[tuple[int, int]]:
+def _pairs(counts: NDArray[np.int64], min_occurrences: int) -> list[tuple[int, int]]:
     """The pairs of periods of a word: each with the one before it, and with the first."""
-    known = np.flatnonzero(counts >= min_count).tolist()
+    known = np.flatnonzero(counts >= min_occurrences).tolist()
     before = list(pairwise(known))
     return before + [(known[0], later) for later in known[2:]]
 
@@ -175,13 +170,13 @@ def _series(
     sums: Sums,
     center: NDArray[np.float64],
     metrics: Sequence[str],
-    min_count: int,
+    min_occurrences: int,
 ) -> list[pl.DataFrame]:
     """The measures of some words between all their pairs of periods."""
     forms = np.array(compared.words[span], object)
     by_pair: dict[tuple[int, int], list[int]] = {}
     for number, counts in enumerate(sums.counts):
-        for pair in _pairs(counts, min_count):
+        for pair in _pairs(counts, min_occurrences):
             by_pair.setdefault(pair, []).append(number)
     frames = []
     for (old, new), numbers in sorted(by_pair.items()):
@@ -210,12 +205,12 @@ def _test(
     center: NDArray[np.float64],
     metrics: Sequence[str],
     tests: ChangeTests,
-    min_count: int,
+    min_occurrences: int,
 ) -> tuple[list[tuple[object, ...]], list[tuple[int, float, float]]]:
     """The intervals of a word's measures, and its change points."""
     word, drawn = compared.words[number], draw(compared, number, layer, tests, clustered=False)
     rows: list[tuple[object, ...]] = []
-    for old, new in _pairs(compared.counts[number], min_count) if tests.resamples else ():
+    for old, new in _pairs(compared.counts[number], min_occurrences) if tests.resamples else ():
         units = drawn.between(old, new, center, min_senses=tests.min_senses)
         found = intervals(units, tests.resamples, random_of(tests.seed, word, "resample"))
         key = compared.periods[new], compared.periods[old]

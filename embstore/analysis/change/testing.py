@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 @checked
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChangeTests:
     """How changes are tested.
 

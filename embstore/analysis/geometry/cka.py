@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isqrt
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from embstore.analysis.words import Resources
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store, Strings
+from embstore.store.layout import Layers
 
 BLOCK_ROWS = 2048  # large enough for products of two layers to keep the processor busy
 
@@ -36,11 +37,11 @@ def linear_cka(
     data: Store | Selection,
     other: Store | Selection | None = None,
     *,
-    layers: int | str | Sequence[int] | None = None,
-    other_layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
+    other_layers: Layers = None,
     precision: str = "float64",
     device: str = "auto",
-    memory: int | str | None = None,
+    memory: int | str = "1GiB",
     progress: Progress = None,
 ) -> pl.DataFrame:
     """Compare layers of one store, or of two stores of the same occurrences, by linear CKA (Kornblith et al. 2019).
@@ -52,7 +53,7 @@ def linear_cka(
     more occurrences than features.
 
     `other_layers`: all layers of `other` by default, or `layers` if there is one store. `memory`: bytes or a text such
-    as "4GiB" (default 1 GiB, and at least what one pair needs); pairs that do not fit are computed in further passes.
+    as "4GiB" (at least what one pair needs); pairs that do not fit are computed in further passes.
     `progress(done, total)` counts occurrences times pairs, including the pairs of a layer with itself.
     Raises InvalidValueError (different occurrences, a layer that is not stored), MissingRowsError, NonFiniteError.
     """

@@ -6,7 +6,7 @@ No pairs are formed: with the unit vectors u of n occurrences, the mean cosine o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from embstore.analysis.words import count_codes
 from embstore.errors import InvalidValueError
 from embstore.kernels.compiled import add_cosines
 from embstore.store import Store
+from embstore.store.layout import Layers
 
 _NO_NUMBERS = np.empty(0, np.int64)
 FLUSH_COUNT = 64  # as in kernels.h: a word with more occurrences has sums in float64
@@ -244,9 +245,7 @@ class SentenceSimilarity:
         return f"<SentenceSimilarity of {len(self.words)} words in layers {list(self.layers)}>"
 
 
-def sentence_similarity(
-    data: Store, *, sentence: int, layers: int | str | Sequence[int] | None = None
-) -> SentenceSimilarity:
+def sentence_similarity(data: Store, *, sentence: int, layers: Layers = None) -> SentenceSimilarity:
     """Compare every two words of a sentence by cosine at each layer; a zero vector has cosine 0 with all.
 
     `sentence`: a row of the store's sentences, as in the column `sentence` of a table of occurrences. Only words that

@@ -19,7 +19,6 @@ from embstore.analysis.geometry.summary import MAX_SEED
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Scope, reduce, selected
 from embstore.analysis.words import (
     BLOCK_ROWS,
-    MEMORY,
     compute_per_word,
     count_codes,
     eligible_types,
@@ -30,6 +29,7 @@ from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.progress import Progress, Report, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
+from embstore.store.layout import Layers
 
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
 LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
@@ -53,7 +53,7 @@ def geometry(
     data: Store | Selection,
     *,
     metrics: str | Sequence[str] = PAPER_METRICS,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     min_contexts: int = 5,
     words_only: bool = False,
     centered: bool = False,
@@ -63,7 +63,7 @@ def geometry(
     precision: str = "float32",
     device: str = "auto",
     threads: int | None = None,
-    memory: int | str | None = None,
+    memory: int | str = "1GiB",
     block_rows: int | None = None,
     executor: Executor | None = None,
     progress: Progress = None,
@@ -80,16 +80,17 @@ def geometry(
     `baseline`: "exact" over all selected occurrences, or "sample": over `sample` of them, drawn with `seed` (1,000, as
     in the paper, whose code draws sentences and then a word of each). `words_only`: leave out occurrences without a
     letter or digit, in everything; the paper's code leaves punctuation out of the words, but not out of sentences.
-    `centered`: subtract the mean before MEV, for words and baseline alike. `memory`: bytes or a text such as "4GiB"
-    (default 1 GiB); with less, words are processed in several passes. `device`: where products of vectors are computed;
-    cosines are always computed on the CPU. `executor`: compute in its workers, each within `memory` and with one
-    thread; the table is the same to the bit on processors of one kind. `progress(done, total)` counts vectors.
+    `centered`: subtract the mean before MEV, for words and baseline alike. `memory`: bytes or a text such as "4GiB";
+    with less, words are processed in several passes. `device`: where products of vectors are computed; cosines are
+    always computed on the CPU. `executor`: compute in its workers, each within `memory` and with one thread; the table
+    is the same to the bit on processors of one kind. `progress(done, total)` counts vectors.
 
-    Raises InvalidValueError, MissingRowsError for rows not yet written, NonFiniteError, ExecutorError.
+    Raises InvalidValueError (an unknown metric, baseline or layer; no word or sentence to measure), MissingRowsError
+    for rows not yet written, NonFiniteError, ExecutorError.
     """
     check_choice("baseline", baseline, BASELINES)
     check_whole("seed", seed, 0, MAX_SEED)
-    nbytes = MEMORY if memory is None else parse_nbytes(memory, name="memory")
+    nbytes = parse_nbytes(memory, name="memory")
     selection = _with_letters(selected(data, layers)) if words_only else selected(data, layers)
     inputs = _Inputs.of(selection, _checked_metrics(metrics), min_contexts, centered)
     if baseline == "sample":
@@ -153,7 +154,7 @@ class _Inputs:
             selection = Selection(store, rows=np.unique(selection.rows), layers=selection.layers)
         rows = selection.rows_at(0, len(selection))
         if {"selfsim", "mev"} & set(metrics):
-            words = Groups.of(index.type[rows], eligible_types(selection, min_contexts))
+            words = Groups.of(index.type[rows], eligible_types(selection, min_contexts=min_contexts))
             if not len(words.members):
                 raise InvalidValueError(
                     f"no selected word of {store.path} occurs in {min_contexts} different sentences or more: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +14,7 @@ from embstore.analysis.scan import Batch, Scope, reduce, selected
 from embstore.errors import InvalidValueError, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
+from embstore.store.layout import Layers
 
 TIE = 1e-12  # cosines that differ by less are equal up to rounding
 METRIC = "separability"
@@ -24,7 +24,7 @@ def sense_separability(
     data: Store | Selection,
     *,
     label: str,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     min_occurrences: int = 2,
     device: str = "auto",
     progress: Progress = None,

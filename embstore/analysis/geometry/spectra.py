@@ -23,6 +23,7 @@ from embstore.analysis.words import (
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
+from embstore.store.layout import Layer
 
 _HALVED = 192  # from this number of vectors on, only half of a symmetric product is computed
 _SMALL = 1e-20  # a sum of squares below which some may have underflowed in float32
@@ -36,12 +37,12 @@ _ANGLE = 1e-7  # of an eigenvector, in radians
 def maximum_explainable_variance(
     data: Store | Selection,
     *,
-    layer: int | str = -1,
+    layer: Layer = -1,
     types: ArrayLike | None = None,
     centered: bool = False,
     precision: str = "float32",
     device: str = "auto",
-    memory: int | str | None = None,
+    memory: int | str = "1GiB",
     progress: Progress = None,
 ) -> NDArray[np.float64]:
     """Measure how much of the variance of each word one static vector could explain: float64 [n_words], in [0, 1].
@@ -51,9 +52,11 @@ def maximum_explainable_variance(
     centered, as has one whose vectors do not vary or are all zero.
 
     `types`: positions in `index.words`, by default all types with an occurrence. `precision`: float32 (error about
-    1e-7) or float64 for products of vectors; everything else is float64. `memory`: bytes or a text such as "4GiB"
-    (default 1 GiB). `progress(done, total)` counts occurrences.
-    Raises InvalidValueError, MissingRowsError, NonFiniteError.
+    1e-7) or float64 for products of vectors; everything else is float64. `memory`: bytes or a text such as
+    "4GiB". `progress(done, total)` counts occurrences.
+
+    Raises InvalidValueError (a type or layer that is not stored, an unknown precision), MissingRowsError,
+    NonFiniteError.
     """
     number = layer_of(data, layer)
     selection = selected(data, number)

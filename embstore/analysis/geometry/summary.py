@@ -9,7 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns, check_whole, quoted
-from embstore.store.layout import resolve_layer
+from embstore.store.layout import Layer, resolve_layer
 
 COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted")
 MAX_SEED = 2**63 - 1  # a column of 64 bits has the seeds
@@ -17,25 +17,25 @@ _N_DRAWN = 2**22  # values drawn at a time
 
 
 def summarize_geometry(
-    table: pl.DataFrame, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
+    frame: pl.DataFrame, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> pl.DataFrame:
-    """Summarize a table of `geometry`: one row per layer and metric, with a percentile bootstrap interval.
+    """Summarize the frame of `geometry`: one row per layer and metric, with a percentile bootstrap interval.
 
     Words or sentences are resampled, the same ones for every layer, so that layers can be compared. Columns: `layer,
     metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
     exact. Metrics with one value per layer, and means over one word or sentence, have no interval.
     """
-    check_columns(table, COLUMNS, "the table of geometry")
+    check_columns(frame, COLUMNS, "the frame of geometry")
     check_whole("resamples", resamples, 1, 10**6)
     check_whole("seed", seed, 0, MAX_SEED)
     if type(level) is not float or not 0 < level < 1:
         raise InvalidValueError(f"level {quoted(level)} is not allowed: give a share such as 0.95")
     intervals = pl.DataFrame(
-        list(_intervals(table, resamples, level, seed)),
-        schema={"metric": table.schema["metric"], "layer": pl.Int64, "low": pl.Float64, "high": pl.Float64},
+        list(_intervals(frame, resamples, level, seed)),
+        schema={"metric": frame.schema["metric"], "layer": pl.Int64, "low": pl.Float64, "high": pl.Float64},
         orient="row",
     )
-    means = table.filter(pl.col("item") == "").drop("item")
+    means = frame.filter(pl.col("item") == "").drop("item")
     return means.join(intervals, on=["metric", "layer"], how="left", maintain_order="left").select(
         "layer",
         "metric",
@@ -78,23 +78,21 @@ def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -
     return np.concatenate(means)
 
 
-def extreme_words(
-    table: pl.DataFrame, *, layer: int | str = -1, metric: str = "selfsim", count: int = 10
-) -> pl.DataFrame:
+def extreme_words(frame: pl.DataFrame, *, layer: Layer = -1, metric: str = "selfsim", count: int = 10) -> pl.DataFrame:
     """List the words of a layer whose vectors depend most on their sentences, and those that depend least.
 
-    Columns: `end` ("most" or "least" context-specific), then those of the table; the lowest values first for "most",
+    Columns: `end` ("most" or "least" context-specific), then those of the frame; the lowest values first for "most",
     the highest first for "least", equal values in alphabetical order.
     """
     check_whole("count", count, 1, 2**31 - 1)
-    check_columns(table, COLUMNS, "the table of geometry")
-    layer = resolve_layer(layer, sorted(set(table["layer"].to_list())))
-    words = table.filter(
+    check_columns(frame, COLUMNS, "the frame of geometry")
+    layer = resolve_layer(layer, sorted(set(frame["layer"].to_list())))
+    words = frame.filter(
         (pl.col("metric").cast(pl.String) == str(metric)) & (pl.col("layer") == layer) & (pl.col("item") != "")
     )
     words = words.filter(pl.col("value").is_not_null())
     if not len(words):
-        raise InvalidValueError(f"the table has no words for {metric!r} at layer {layer}: measure that first")
+        raise InvalidValueError(f"the frame has no words for {metric!r} at layer {layer}: measure that first")
     most = words.sort("value", "item").head(count).with_columns(end=pl.lit("most"))
     least = words.sort(["value", "item"], descending=[True, False]).head(count).with_columns(end=pl.lit("least"))
-    return pl.concat([most, least]).select("end", *table.columns)
+    return pl.concat([most, least]).select("end", *frame.columns)

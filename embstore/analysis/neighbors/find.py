@@ -22,7 +22,7 @@ from embstore.errors import EmbstoreWarning, InvalidValueError, SearchIndexError
 from embstore.progress import Progress, reporting
 from embstore.spacing import ATTACHED, marked_words
 from embstore.store import Selection, Store
-from embstore.store.layout import resolve_layer
+from embstore.store.layout import Layer, resolve_layer
 from embstore.vectors import WordVectors
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def neighbors(
     vectors: ArrayLike | None = None,
     text: str | None = None,
     model: str | Path | None = None,
-    layer: int | str = -1,
+    layer: Layer = -1,
     k: int = 10,
     metric: str = "cosine",
     centered: bool = False,
@@ -154,9 +154,7 @@ class _Candidates:
     rows: Rows
 
     @classmethod
-    def of(
-        cls, data: Store | Selection, layer: int | str, labels: Mapping[str, str | Iterable[str]] | None
-    ) -> _Candidates:
+    def of(cls, data: Store | Selection, layer: Layer, labels: Mapping[str, str | Iterable[str]] | None) -> _Candidates:
         selection = data.select() if isinstance(data, Store) else data
         store = selection.store
         rows: Rows = np.unique(selection.rows) if selection.span is None else selection.span
@@ -305,9 +303,9 @@ class _Candidates:
         return pl.concat([ranked, contexts], how="horizontal").with_columns(**origin, search=pl.Series(how))
 
 
-def mark_words(store: Store, rows: ArrayLike) -> list[str]:
+def mark_words(data: Store, rows: ArrayLike) -> list[str]:
     """The sentences of some rows with the word, or the whole phrase, in brackets."""
-    return [f"{before}[{word}]{after}" for before, word, after in store.select(rows=rows).concordance()]
+    return [f"{before}[{word}]{after}" for before, word, after in data.select(rows=rows).concordance()]
 
 
 def _in_word_vectors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_whole
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
+from embstore.store.layout import Layers
 from embstore.vectors import WordVectors
 
 QUERY_CHUNK = 2**14
@@ -37,7 +38,7 @@ SCHEMA = {
 def hubness(
     data: Store | Selection | WordVectors,
     *,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     k: int = 10,
     metric: str = "cosine",
     centered: bool = False,

@@ -64,7 +64,7 @@ from embstore.progress import Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Store
 from embstore.store.backend import zarr_storage
-from embstore.store.layout import RESIDUAL, resolve_layer
+from embstore.store.layout import RESIDUAL, Layer, resolve_layer
 from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.files import crc32c, reading, regular_file
 from embstore.store.zarr.format import INDEXES
@@ -80,7 +80,7 @@ EXTRA_TO_PROVE = 64  # candidates beyond k if they are to prove that nothing nea
 def build_index(
     data: Store,
     *,
-    layer: int | str = -1,
+    layer: Layer = -1,
     kind: str = "auto",
     metric: str = "cosine",
     centered: bool = False,
@@ -118,7 +118,7 @@ def build_index(
 
 def _settings_of(
     data: Store,
-    layer: int | str,
+    layer: Layer,
     kind: str,
     metric: str,
     centered: bool,
@@ -174,7 +174,7 @@ def _settings_of(
 def open_index(
     data: Store,
     *,
-    layer: int | str | None = None,
+    layer: Layer | None = None,
     name: str | None = None,
     kind: str | None = None,
     metric: str | None = None,

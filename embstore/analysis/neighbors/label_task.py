@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -14,6 +14,7 @@ from embstore.analysis.scan import selected
 from embstore.analysis.words import distinct_texts
 from embstore.errors import InvalidValueError, check_choice, check_whole
 from embstore.store import Selection, Store
+from embstore.store.layout import Layers
 
 Split = Literal["words", "leave-one-word-out", "within-word", "train"]
 Classifier = Literal["knn", "centroid"]
@@ -103,7 +104,7 @@ class Task:
         return self.codes[self.queries].astype(np.int64)
 
 
-def task_of(data: Store | Selection, layers: int | str | Sequence[int] | None, wanted: Wanted) -> Task:
+def task_of(data: Store | Selection, layers: Layers, wanted: Wanted) -> Task:
     """Build the task that `knn_labels` describes; raises InvalidValueError."""
     split = wanted.checked_split()
     selection = selected(data, layers)

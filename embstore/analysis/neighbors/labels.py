@@ -19,10 +19,10 @@ from embstore.analysis.neighbors.voting import Distinct, Predictions, search_wit
 from embstore.analysis.scan import Counter
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
-from embstore.html import html_frame
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
-from embstore.store.layout import resolve_layer
+from embstore.store.framed import Framed
+from embstore.store.layout import Layer, Layers, resolve_layer
 
 BATCH_ROWS = 2**15  # occurrences gathered at a time, of words that are searched one by one
 SCHEMA = {
@@ -46,7 +46,7 @@ def knn_labels(
     data: Store | Selection,
     *,
     label: str,
-    layers: int | str | Sequence[int] | None = None,
+    layers: Layers = None,
     k: int | Sequence[int] = 1,
     split: str | None = None,
     train_words: Iterable[str] | None = None,
@@ -105,7 +105,7 @@ def knn_labels(
 
 
 @dataclass(frozen=True, eq=False)
-class KnnLabels:
+class KnnLabels(Framed):
     """What `knn_labels` has predicted: `frame` has the scores, `predictions` and `by_word` one layer and one k each.
 
     Columns of `frame`: `task` (the label column), `layer` (null for the mean of several), `split, k, space, metric,
@@ -126,9 +126,6 @@ class KnnLabels:
         occurrences = f"{len(self._task.queries):,} occurrences, {self._task.split}"
         return f"<KnnLabels of {self._task.wanted.label}: {occurrences}, layers {layers}, k {ks}>"
 
-    def _repr_html_(self) -> str:
-        return html_frame(self, self.frame)
-
     @property
     def frame(self) -> pl.DataFrame:
         """The scores of every layer and k."""
@@ -145,13 +142,13 @@ class KnnLabels:
         ]
         return pl.concat(frames).select(list(SCHEMA))
 
-    def _one(self, layer: int | str | None, k: int | None) -> Predictions:
+    def _one(self, layer: Layer | None, k: int | None) -> Predictions:
         layers = [each for each, _ in self._found]
         numbers = [each for each in layers if each is not None]
         chosen = resolve_layer(layer, numbers) if numbers and layer is not None else None
         return self._found[chosen, next(each for _, each in self._found) if k is None else k]
 
-    def predictions(self, *, layer: int | str | None = -1, k: int | None = None) -> pl.DataFrame:
+    def predictions(self, *, layer: Layer | None = -1, k: int | None = None) -> pl.DataFrame:
         """One row for each predicted occurrence in a layer, by default the last, and for a k, by default the first.
 
         Columns `occurrence, word, label, predicted, nearest, nearest_word, score, credit`; `nearest` is the row of the
@@ -182,7 +179,7 @@ class KnnLabels:
             | {"nearest": pl.Int64, "score": pl.Float64},
         )
 
-    def by_word(self, *, layer: int | str | None = -1, k: int | None = None) -> pl.DataFrame:
+    def by_word(self, *, layer: Layer | None = -1, k: int | None = None) -> pl.DataFrame:
         """One row for each word that has possible neighbours: `word, count, n_labels, accuracy, f1, baseline, chance`.
 
         `n_labels`: of its possible neighbours. `f1`: the mean over the labels of its `count` test occurrences. For the

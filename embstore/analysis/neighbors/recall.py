@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex
-from embstore.errors import InvalidValueError
-from embstore.store import Store
+from embstore.analysis.neighbors.space import MAX_SEED
+from embstore.arguments import checked
+from embstore.errors import InvalidValueError, check_whole
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,12 +22,12 @@ EFFORTS = (0.25, 0.5, 1, 2, 4)  # of the default effort of an index
 _EQUAL = 1e-12  # scores that differ by less are equal up to rounding
 
 
+@checked
 def measure_recall(
-    data: Store,
     index: LayerIndex,
     *,
     k: int = 10,
-    queries: int = 1000,
+    n_queries: int = 1000,
     seed: int = 0,
     nprobe: Sequence[int] | None = None,
     ef: Sequence[int] | None = None,
@@ -34,18 +35,22 @@ def measure_recall(
 ) -> pl.DataFrame:
     """Compare an index with exact search over the same vectors: `setting, recall, queries_per_second, k`.
 
-    The queries are occurrences drawn with `seed`, which do not find themselves. `recall` is the mean share of the k
-    nearest that are found; a row as near as the k-th counts. `nprobe`, `ef`: the settings to try (by default a quarter
-    of the index's own to four times it). The last row is exact search. Raises InvalidValueError.
+    The queries are `n_queries` occurrences drawn with `seed`, which do not find themselves. `recall` is the mean share
+    of the k nearest that are found; a row as near as the k-th counts. `nprobe`, `ef`: the settings to try (by default a
+    quarter of the index's own to four times it). The last row is exact search.
+
+    Raises InvalidValueError for settings that the index has not, and for a store of a single row.
     """
     import polars as pl
 
-    if k < 1 or queries < 1:
-        raise InvalidValueError(f"k {k} and queries {queries} must be 1 or more each")
+    check_whole("k", k, 1)
+    check_whole("n_queries", n_queries, 1)
+    check_whole("seed", seed, 0, MAX_SEED)
+    data = index.store
     if data.n_rows < 2:
         raise InvalidValueError(f"{data.path} has a single row: there is nothing to find")
     rng = np.random.default_rng(seed)
-    rows = np.sort(rng.choice(data.n_rows, min(queries, data.n_rows), replace=False)).astype(np.int64)
+    rows = np.sort(rng.choice(data.n_rows, min(n_queries, data.n_rows), replace=False)).astype(np.int64)
     drawn = data.gather(rows, index.layer)
     options: dict[str, Any] = {"k": min(k, data.n_rows - 1), "threads": threads}
     options["exclude"] = (Exclusion(np.arange(data.n_rows), rows),)

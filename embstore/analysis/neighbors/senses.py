@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -23,9 +22,10 @@ from embstore.errors import (
     check_choice,
     check_whole,
 )
-from embstore.html import html_frame
 from embstore.progress import Report
-from embstore.store import Selection, Store, write_frame
+from embstore.store import Selection, Store
+from embstore.store.framed import Framed
+from embstore.store.layout import Layer
 from embstore.vectors.kmeans import spherical_kmeans, unit_rows
 
 Method = Literal["kmeans", "hdbscan"]
@@ -36,7 +36,7 @@ MANY, EPOCHS = 10_000, 200  # of UMAP: for more vectors than these, as it choose
 
 
 @dataclass(frozen=True, eq=False)
-class Clusters:
+class Clusters(Framed):
     """The clusters of the occurrences of a word in a layer, numbered from 0, the largest first; -1 is no cluster.
 
     `occurrences`: one row per occurrence, by cluster and rank, those in no cluster last: `word, layer, cluster, rank,
@@ -88,12 +88,8 @@ class Clusters:
         labels = self.occurrences.filter(pl.col("cluster") >= 0)["label"].drop_nulls()
         return None if labels.is_empty() else float(labels.value_counts()["count"].to_numpy().max() / len(labels))
 
-    def save(self, path: str | Path) -> None:
-        """Write `occurrences` to a .csv, .parquet or .json file, atomically and durably.
-
-        Raises InvalidValueError for another suffix, StorageError.
-        """
-        write_frame(self.occurrences, Path(path))
+    def _written(self) -> pl.DataFrame:
+        return self.occurrences
 
     def __repr__(self) -> str:
         silhouette = "" if self.silhouette is None else f", silhouette {self.silhouette:.2f}"
@@ -103,16 +99,13 @@ class Clusters:
             f"{n_clusters} cluster{'' if n_clusters == 1 else 's'} ({self.method}){silhouette}>"
         )
 
-    def _repr_html_(self) -> str:
-        return html_frame(self, self.frame)
-
 
 @checked
 def senses(
     data: Store | Selection,
     word: str,
     *,
-    layer: int | str = -1,
+    layer: Layer = -1,
     method: str = "kmeans",
     n_clusters: int | None = None,
     min_size: int = 5,

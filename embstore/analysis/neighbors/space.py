@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.arguments import as_matrix
 from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
-from embstore.store.layout import resolve_layer
+from embstore.store.layout import Layer, resolve_layer
 from embstore.store.reading.scan import DENSE, StoredRows
 from embstore.vectors.kmeans import unit_rows
 
@@ -64,7 +64,7 @@ class Vectors(Protocol):
 class StoreVectors:
     """The vectors of one layer of a store, by row."""
 
-    def __init__(self, store: Store, layer: int | str) -> None:
+    def __init__(self, store: Store, layer: Layer) -> None:
         self.store = store
         self.layer = resolve_layer(layer, store.layers)
         self.count = store.n_rows

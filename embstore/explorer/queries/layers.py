@@ -29,7 +29,7 @@ def _geometry(asked: Asked, one: Explored) -> dict[str, Any]:
     from embstore.analysis.geometry.measure import LAYER_METRICS, PAPER_METRICS
     from embstore.analysis.geometry.measure import geometry as measure
 
-    least = 5 if len(eligible_types(one.store, 5)) else 1
+    least = 5 if len(eligible_types(one.store)) else 1
     metrics: list[str] = [*PAPER_METRICS, *LAYER_METRICS]
     try:
         frame = measure(one.store, metrics=metrics, min_contexts=least, progress=asked.report)

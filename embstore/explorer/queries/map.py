@@ -62,7 +62,7 @@ def map(
     found = found_rows(one, word, where, rows)
     chosen = Selection(one.store, rows=slice(found.start, found.stop) if isinstance(found, range) else found)
     if not one.store.finished:
-        chosen = chosen.committed()
+        chosen = chosen.written()
     size = min(sample, MAX_UMAP) if method == "umap" else sample
     made = _projection(asked, one, chosen, number, method, size, seed)
     regions = find_regions(made.points)

@@ -174,7 +174,7 @@ def described(store: Store, rows: ArrayLike) -> list[dict[str, Any]]:
             "right": right if len(right) <= CONTEXT else f"{right[:CONTEXT]}…",
             "labels": {name: each[name] for name in named},
         }
-        for each, (left, word, right) in zip(chosen.occurrences(), chosen.concordance(), strict=True)
+        for each, (left, word, right) in zip(chosen.to_dicts(), chosen.concordance(), strict=True)
     ]
 
 
@@ -326,7 +326,7 @@ def contextuality(store: Store, progress: Progress) -> tuple[dict[str, Any], pl.
     from embstore.analysis import eligible_types
     from embstore.analysis.geometry.measure import geometry
 
-    least = 5 if len(eligible_types(store, 5)) else 1
+    least = 5 if len(eligible_types(store)) else 1
     metrics = ["selfsim", "anisotropy"]
     try:
         frame = geometry(store, metrics=metrics, min_contexts=least, progress=progress)

@@ -30,7 +30,7 @@ TASKS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FineTuneSettings:
     """How a model is fine-tuned.
 

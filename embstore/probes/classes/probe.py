@@ -27,7 +27,7 @@ from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress
 from embstore.store import Selection, Store
-from embstore.store.layout import resolve_layers
+from embstore.store.layout import Layer, resolve_layers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -212,7 +212,7 @@ class ClassProbe(Probe[FittedClasses]):
         self,
         words: Words | None = None,
         *,
-        layer: int,
+        layer: Layer,
         split: str = "test",
         seed: int | None = None,
         data: Store | Selection | None = None,

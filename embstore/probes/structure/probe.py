@@ -31,6 +31,7 @@ from embstore.probes.structure.training import train_structure
 from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress
 from embstore.store import Selection, Store
+from embstore.store.layout import Layer, resolve_layer
 
 DEFAULT_RANK = 128
 BASELINE = "linear order"
@@ -211,7 +212,7 @@ class StructuralProbe(Probe[FittedStructure]):
             )
         return fitted.shape.layers[int(losses.argmin())]
 
-    def predict(self, tree: Tree, *, data: Store | None = None, layer: int | None = None) -> RecoveredTree:
+    def predict(self, tree: Tree, *, data: Store | None = None, layer: Layer | None = None) -> RecoveredTree:
         """Return the tree that the distance probe of the first seed finds for the sentence of a gold tree.
 
         `layer`: that of `best_layer` by default. Raises InvalidValueError for a sentence that is not in the store, a
@@ -219,11 +220,9 @@ class StructuralProbe(Probe[FittedStructure]):
         """
         fitted, store = self.fitted, self._store(data)
         self._distance_task()
-        layer = self.best_layer() if layer is None else layer
-        if layer not in fitted.shape.layers:
-            known = ", ".join(map(str, fitted.shape.layers))
-            raise InvalidValueError(f"there is no probe of layer {layer}: there are those of {known}")
-        row = fitted.shape.layers.index(layer)
+        layers = fitted.shape.layers
+        layer = self.best_layer() if layer is None else resolve_layer(layer, layers, absent="has no probe")
+        row = layers.index(layer)
         bank = SentenceFinder(store).treebank([tree])
         batch = next(iter_tree_batches(bank, [np.array([0])], [layer], torch.device("cpu")))
         projected = Projected(fitted.weights[row : row + 1], batch, fitted.shape.tasks)

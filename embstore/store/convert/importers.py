@@ -31,10 +31,10 @@ from embstore.store.convert.token_files import (
     tokenizer_sha256,
 )
 from embstore.store.index import Index, IndexBuilder
-from embstore.store.layout import Layout, resolve_layers
+from embstore.store.layout import Layers, Layout, resolve_layers
 from embstore.store.metadata import MAX_LAYERS, Metadata
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.store import Layers, Store
+from embstore.store.store import Store
 from embstore.store.vectors import DTYPES
 
 if TYPE_CHECKING:

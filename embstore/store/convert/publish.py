@@ -23,7 +23,7 @@ MAX_NBYTES = 50 * 10**9  # of a file
 
 @checked
 def publish(
-    store: Store, address: str, *, license: str | None = None, citation: str | None = None, private: bool = False
+    data: Store, address: str, *, license: str | None = None, citation: str | None = None, private: bool = False
 ) -> str:
     """Upload a finished Zarr store on a disk to a data set of the Hugging Face hub; returns its address.
 
@@ -39,13 +39,13 @@ def publish(
     repository, revision, inside = parse_hub(address)
     if revision is not None or not (inside or HUB_STORE).endswith(".zarr"):
         raise InvalidValueError(f"address: {quoted(address)} is not hf://datasets/USER/NAME[/PATH.zarr]")
-    path = Path(str(store.path))
+    path = Path(str(data.path))
     if not path.is_dir():
         raise InvalidValueError(f"{path} is not a Zarr store on a disk: `embstore export` makes one")
-    if store.n_committed_rows < store.n_rows:
+    if data.n_committed_rows < data.n_rows:
         raise InvalidValueError(f"{path} is not finished: extract the rest before it is published")
     files = _files(path)
-    text = readme(store, address, _sha256(path, files), license=license, citation=citation)
+    text = readme(data, address, _sha256(path, files), license=license, citation=citation)
     api = huggingface_hub.HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
     try:
         api.create_repo(repository, repo_type="dataset", private=private, exist_ok=True)

@@ -100,7 +100,7 @@ def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progre
         raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
     store = selection.store
     if store.n_committed_rows < store.n_rows:
-        written = len(selection.committed())
+        written = len(selection.written())
         if written < len(selection):
             raise MissingRowsError(
                 f"{len(selection) - written:,} of the rows of {store.path} are not written yet: finish it first"

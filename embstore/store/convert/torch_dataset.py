@@ -97,6 +97,9 @@ class TorchDataset(IterableDataset[Examples]):
         self._batch = 0
         self._resumes = False
 
+    def __repr__(self) -> str:
+        return f"<TorchDataset of {self._selection!r}: batches of {self._batch_size}>"
+
     @property
     def epoch(self) -> int:
         """The epoch, which determines the shuffled order."""

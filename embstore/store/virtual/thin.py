@@ -17,7 +17,7 @@ from embstore.arguments import checked
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, check_choice
 from embstore.progress import Progress, reporting
 from embstore.store.arrays import KEPT, committed, frozen_specs, kept_positions, payload_specs, record_crc32c
-from embstore.store.layout import resolve_layers
+from embstore.store.layout import Layers, resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
 from embstore.store.storage.base import Storage
@@ -25,7 +25,7 @@ from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import parse_location
 from embstore.store.storage.lock import StoreLock
-from embstore.store.store import Layers, Store
+from embstore.store.store import Store
 from embstore.store.virtual.fingerprints import fingerprints
 from embstore.store.virtual.recomputed import crc_of, require_near, virtual_chunks, warn_of_last_bits
 from embstore.store.zarr.format import (

@@ -27,7 +27,7 @@ def centers_of(old, new, layer, words):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_measures_are_those_of_loops_over_pairs(tmp_path: Path, dtype: str) -> None:
     old, new = write_sides(tmp_path, n_words=4, count=9, layers=(0, 3), dtype=dtype, shift=0.5)
-    found = measure_change(old.store, new.store, metrics=SUMMED, min_count=5, tests=UNTESTED)
+    found = measure_change(old.store, new.store, metrics=SUMMED, min_occurrences=5, tests=UNTESTED)
     words = [f"w{number}" for number in range(4)]
     expected = {}
     for layer in (0, 3):
@@ -49,7 +49,7 @@ def test_a_zero_vector_has_cosine_0_with_every_other(tmp_path: Path) -> None:
         vectors = random.normal(size=(6, HIDDEN))
         vectors[0] = 0
         sides.append(write_words(tmp_path / f"{side}.zarr", [("a", vectors), ("b", random.normal(size=(5, HIDDEN)))]))
-    found = measure_change(sides[0].store, sides[1].store, metrics=SUMMED, min_count=5, tests=UNTESTED)
+    found = measure_change(sides[0].store, sides[1].store, metrics=SUMMED, min_occurrences=5, tests=UNTESTED)
     expected = measures_by_pairs(sides[0].of("a", 2), sides[1].of("a", 2), centers_of(*sides, 2, ["a", "b"]))
     values = dict(found.frame.filter(word="a").select("metric", "value").iter_rows())
     assert values["inverse_prt"] is None or expected["inverse_prt"] > 0
@@ -142,7 +142,7 @@ def test_typical_sentences_are_those_of_the_largest_difference(tmp_path: Path) -
         assert part["score"].to_list() == pytest.approx([scores[place] for place in best])
         texts = written.store.index.texts
         assert part["text"].to_list() == [texts[number] for number in part["sentence"].to_list()]
-    drawn = found.occurrences("w0", layers=[-1])
+    drawn = found.occurrences("w0", layers="last")
     assert drawn.vectors.shape == (1, 65, HIDDEN)
     assert [drawn.labels.count(name) for name in ("side0", "side1")] == [30, 35]
 
@@ -152,7 +152,7 @@ def test_a_word_that_turns_around_has_no_inverse_of_its_cosine(tmp_path: Path) -
         write_words(tmp_path / f"{side}.zarr", [("a", sign * np.ones((5, HIDDEN)) + 0.1 * np.eye(5, HIDDEN))]).store
         for side, sign in enumerate((1, -1))
     ]
-    found = measure_change(*sides, metrics=("prt", "inverse_prt"), min_count=5, tests=UNTESTED)
+    found = measure_change(*sides, metrics=("prt", "inverse_prt"), min_occurrences=5, tests=UNTESTED)
     assert found.frame["value"].to_list() == [pytest.approx(2, abs=0.05), None]
 
 
@@ -168,7 +168,7 @@ def test_words_are_matched_by_the_mean_frequency_of_both_sides(tmp_path: Path) -
         for side, row in enumerate(counts)
     ]
     tests = ChangeTests(permutations=0, resamples=0, matched=2)
-    frame = measure_change(*sides, metrics="apd", min_count=5, tests=tests).frame.sort("word")
+    frame = measure_change(*sides, metrics="apd", min_occurrences=5, tests=tests).frame.sort("word")
     values = frame["value"].to_numpy()
     order = np.argsort(np.sqrt(np.prod(counts, axis=0)))
     for place, number in enumerate(order):
@@ -189,7 +189,7 @@ def test_frequent_words_are_tested_on_a_random_sample(tmp_path: Path) -> None:
 
 def test_words_with_too_few_occurrences_are_listed(tmp_path: Path) -> None:
     old, new = write_sides(tmp_path, n_words=4, count=10)
-    found = measure_change(old.store, new.store, metrics="apd", min_count=13, tests=UNTESTED)
+    found = measure_change(old.store, new.store, metrics="apd", min_occurrences=13, tests=UNTESTED)
     assert found.skipped.to_dicts() == [
         {"word": "w0", "count_side0": 10, "count_side1": 15, "reason": "fewer than 13 occurrences"},
         {"word": "w1", "count_side0": 12, "count_side1": 17, "reason": "fewer than 13 occurrences"},
@@ -199,7 +199,7 @@ def test_words_with_too_few_occurrences_are_listed(tmp_path: Path) -> None:
 
 def test_that_nothing_can_be_significant_is_said(tmp_path: Path) -> None:
     old, new = write_sides(tmp_path, n_words=2, n_changed=0, count=3)
-    few = measure_change(old.store, new.store, metrics="apd", min_count=3, tests=ChangeTests(permutations=19))
+    few = measure_change(old.store, new.store, metrics="apd", min_occurrences=3, tests=ChangeTests(permutations=19))
     assert not few.notes
     types = np.zeros(6, np.int64)
     sides = [
@@ -207,7 +207,7 @@ def test_that_nothing_can_be_significant_is_said(tmp_path: Path) -> None:
                    sentence_words=6).store
         for side in range(2)
     ]  # fmt: skip
-    one = measure_change(*sides, metrics="apd", min_count=3, tests=ChangeTests(permutations=99))
+    one = measure_change(*sides, metrics="apd", min_occurrences=3, tests=ChangeTests(permutations=99))
     assert one.frame["p"].to_list() == [1.0]
     assert one.notes[0].startswith("no word can be significant at q <= 0.05: no word has more than 2 ways to exchange")
 
@@ -222,7 +222,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     one_line(lambda: measure_change(old.store, new.store, by="year"), refused, "two sides")
     one_line(lambda: measure_change(store, by="year"), refused, "3 periods", "measure_periods")
     one_line(lambda: measure_change(store, by="month"), refused, "no column 'month'")
-    one_line(lambda: measure_change(old.store, new.store, min_count=99), refused, "no word has 99 occurrences")
+    one_line(lambda: measure_change(old.store, new.store, min_occurrences=99), refused, "no word has 99 occurrences")
     one_line(lambda: measure_change(old.store, new.store, words="gone"), refused, "'gone'")
     one_line(lambda: measure_change(old.store, new.store, metrics="spd"), refused, "metric", "apd")
     one_line(lambda: ChangeTests(permutations=9), refused, "19 or more")
@@ -264,7 +264,7 @@ def test_a_word_that_becomes_more_varied_is_as_rare_as_one_that_becomes_less(tmp
         words.append(("varied", (0 if side else 3) + random.normal(size=(20, HIDDEN))))
         sides.append(write_words(tmp_path / f"{side}.zarr", words).store)
     tests = ChangeTests(permutations=0, resamples=0, matched=9)
-    frame = measure_change(*sides, metrics="selfsim_change", min_count=5, tests=tests).frame
+    frame = measure_change(*sides, metrics="selfsim_change", min_occurrences=5, tests=tests).frame
     [row] = frame.filter(word="varied").to_dicts()
     assert row["value"] < -0.5
     assert row["p_matched"] == pytest.approx(1 / 10)
