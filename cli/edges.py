@@ -60,7 +60,7 @@ class EdgeProbing(opt.Probing):
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         if self.kind == "linear":
             opt.refuse("with --kind linear: leave one of them out", "hidden_size", "projection")
-        own = {"kind": self.kind, "sentences": self.sentences or None, "control": self.control}
+        own = {"kind": self.kind, "n_sentences": self.sentences or None, "control": self.control}
         return {**own, **super().arguments(settings)}
 
 

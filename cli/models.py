@@ -144,7 +144,7 @@ class Trial:
         """Return the arguments of a measurement."""
         options = es.ExtractionOptions(layers=opt.layers_of(self.layers) or "all")
         encoder = opt.encoder_of(model, self.device)
-        return {"model": encoder, "options": options, "device": self.device, "sentences": self.sentences}
+        return {"model": encoder, "options": options, "device": self.device, "n_sentences": self.sentences}
 
 
 def bench_extract(

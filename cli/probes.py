@@ -229,7 +229,7 @@ def structure(
     if chosen.get("tasks") == ("depth",):
         opt.refuse("with --set tasks=depth, as it draws distances: leave one of them out", "sentence")
     splits = _splits(chosen.pop("splits", ("dev", "test")))
-    options = {"sentences": sentences or None, **probing.arguments(chosen)}
+    options = {"n_sentences": sentences or None, **probing.arguments(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
     if sentence is not None and sentence >= len(trees["test"]):

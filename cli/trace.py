@@ -18,7 +18,7 @@ SETTINGS = {
     "limit": float,
     "rule": Literal["right", "highest"],
     "seed": int,
-    "sentences": int,
+    "n_sentences": int,
     "repair": bool,
     "all": bool,
 }
@@ -63,7 +63,7 @@ def trace(
     opened = es.open(store)
     names = [probe.fitted.labels.name for probe in loaded]
     edges = find_targets(targets, names, split=split, repair=chosen.get("repair", False))
-    sample: dict[str, Any] = {"seed": chosen.get("seed"), "sentences": chosen.get("sentences") or None}
+    sample: dict[str, Any] = {"seed": chosen.get("seed"), "n_sentences": chosen.get("n_sentences") or None}
     traces = es.probes.trace(opened, list(zip(loaded, edges, strict=True)), split=split, **sample)
     print_notes(traces.notes)
 

@@ -68,7 +68,7 @@ BASES = {
     "probe mdl": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",
     "probe trace": "edges.zarr edge-probes --targets tasks",
     "probe structure": "trees.zarr --train train.conllu --dev dev.conllu --test test.conllu --set epochs=1",
-    "reproduce": "tenney2019 tasks -m tiny=random:8 --out study --set epochs=1 --set hidden_size=4 --set sentences=4",
+    "reproduce": "tenney2019 tasks -m tiny=random:8 --out study --set epochs=1 --set hidden_size=4 --set n_sentences=4",
     "bench all": "gone.zarr --quick",
     "bench extract": "corpus.txt -m random:8 --sentences 2",
     "bench breakeven": "corpus.txt -m random:8 --sentences 2",

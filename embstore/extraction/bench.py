@@ -17,7 +17,7 @@ import torch
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
-from embstore.errors import InvalidValueError
+from embstore.errors import check_whole
 from embstore.extraction.estimate import disk_rates
 from embstore.extraction.extract import extract
 from embstore.extraction.options import ExtractionOptions
@@ -125,20 +125,19 @@ def bench_extract(
     corpus: str | Path | Corpus | Iterable[Any],
     *,
     model: str | Path | Encoder,
-    sentences: int = 2000,
+    n_sentences: int = 2000,
     options: ExtractionOptions | None = None,
     device: str = "auto",
     compute_dtype: str = "auto",
     folder: str | Path | None = None,
     suffix: str = ".zarr",
 ) -> ExtractionRate:
-    """Measure an extraction of the first sentences of a corpus, and the limit of each of its stages on this machine.
+    """Measure an extraction of the first `n_sentences` of a corpus, and the limit of each of its stages here.
 
     The store is written to a temporary folder in `folder` and removed. The other arguments are those of `plan`.
     """
-    if sentences < 1:
-        raise InvalidValueError(f"sentences {sentences} is not allowed: give 1 or more")
-    some = list(islice(open_corpus(corpus), sentences))
+    check_whole("n_sentences", n_sentences, 1)
+    some = list(islice(open_corpus(corpus), n_sentences))
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=folder) as temporary:
         store = Path(temporary) / f"bench{suffix}"
         start = time.perf_counter()

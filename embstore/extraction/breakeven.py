@@ -36,21 +36,22 @@ def bench_breakeven(
     corpus: str | Path | Corpus | Iterable[Any],
     *,
     model: str | Path | Encoder,
-    sentences: int = 2000,
+    n_sentences: int = 2000,
     options: ExtractionOptions | None = None,
     device: str = "auto",
     compute_dtype: str = "auto",
     folder: str | Path | None = None,
 ) -> BreakEven:
-    """Measure what it costs to store the vectors of the first sentences of a corpus, to read and to compute them again.
+    """Measure what it costs to store the vectors of some sentences, to read them and to compute them again.
 
-    They are stored in `folder`, a folder or the URL of a bucket, read from there after they have left the memory of the
-    system, and computed again as a virtual store on a disk does; all is removed. Three parts of the sentences are
-    measured one after the other, which says how much the figures vary. What any store takes, however small, is measured
-    with a few sentences and left out, as it counts little for a large one. The other arguments are those of `plan`.
+    They are the first `n_sentences` of the corpus. Their vectors are stored in `folder`, a folder or the URL of a
+    bucket, read from there after they have left the memory of the system, and computed again as a virtual store on a
+    disk does; all is removed. Three parts of the sentences are measured one after the other, which says how much the
+    figures vary. What any store takes, however small, is measured with a few sentences and left out, as it counts
+    little for a large one. The other arguments are those of `plan`.
     """
-    check_whole("sentences", sentences, 1)
-    some = list(islice(open_corpus(corpus), sentences))
+    check_whole("n_sentences", n_sentences, 1)
+    some = list(islice(open_corpus(corpus), n_sentences))
     is_remote = folder is not None and "://" in str(folder)
     count = PARTS if len(some) >= PARTS * PART_SENTENCES else 1
     parts = [some[number::count] for number in range(count)]

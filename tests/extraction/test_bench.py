@@ -136,7 +136,7 @@ def test_the_forward_pass_of_an_unknown_architecture_has_no_limit(tmp_path: Path
     found = es.extraction.bench_extract(SENTENCES, model=FakeEncoder(), folder=tmp_path)
     assert (found.stages[1].amount, found.stages[1].limit) == (0.0, None)
     with pytest.raises(InvalidValueError, match="sentences 0 is not allowed"):
-        es.extraction.bench_extract(SENTENCES, model=FakeEncoder(), sentences=0)
+        es.extraction.bench_extract(SENTENCES, model=FakeEncoder(), n_sentences=0)
 
 
 def test_large_batches_come_from_large_passages() -> None:

@@ -87,7 +87,7 @@ def test_a_sample_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("embstore.extraction.breakeven.PART_SENTENCES", 5)
     (tmp_path / "place").mkdir()
     found = es.extraction.bench_breakeven(
-        tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), sentences=16, folder=tmp_path / "place"
+        tiny.SENTENCES * 30, model=tiny.save("bert", tmp_path / "model"), n_sentences=16, folder=tmp_path / "place"
     )
     words = sum(map(len, tiny.SENTENCES)) * 2
     assert (found.n_rows, found.nbytes) == (words, words * 4 * 32 * 2)

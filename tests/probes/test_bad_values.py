@@ -33,11 +33,11 @@ SETTINGS: dict[Any, dict[str, list[Any]]] = {
     | {"label": [*STRANGE, 3, "", None], "level": NOT_NAMES, "kind": NOT_NAMES, "hidden_size": [*NOT_COUNTS, None]}
     | {"classes": NOT_LISTS, "max_contexts": NOT_COUNTS, "balance": NOT_FLAGS, "control": NOT_FLAGS},
     es.EdgeProbe: BOTH
-    | {"kind": NOT_NAMES, "layerwise": NOT_FLAGS, "control": NOT_FLAGS, "sentences": NOT_COUNTS}
+    | {"kind": NOT_NAMES, "layerwise": NOT_FLAGS, "control": NOT_FLAGS, "n_sentences": NOT_COUNTS}
     | {"projection": [*NOT_COUNTS, None], "hidden_size": [*NOT_COUNTS, None], "mixing_rate": NOT_RATES}
     | {"dropout": [*STRANGE, -0.1, 1, 1.0, "0", True, float("inf")]},
     es.StructuralProbe: BOTH
-    | {"tasks": [*NOT_LISTS, ["height"]], "rank": NOT_COUNTS, "sentences": NOT_COUNTS, "decay": [*NOT_RATES, 1.1]},
+    | {"tasks": [*NOT_LISTS, ["height"]], "rank": NOT_COUNTS, "n_sentences": NOT_COUNTS, "decay": [*NOT_RATES, 1.1]},
     Training: {"epochs": NOT_COUNTS, "batch_size": NOT_COUNTS, "learning_rate": NOT_RATES[:-1]}
     | {"patience": [each for each in NOT_COUNTS if each is True or each != 0]},
 }
@@ -101,7 +101,7 @@ def test_wrong_arguments_of_fit_score_and_load_are_refused(made: dict[str, Any],
         lambda value: code_length(edges.store, train, probe=value),
         lambda value: trace(edges.store, value),
         lambda value: trace(edges.store, [value]),
-        lambda value: trace(edges.store, [(fitted, train)], sentences=value),
+        lambda value: trace(edges.store, [(fitted, train)], n_sentences=value),
         lambda value: trace(edges.store, [(fitted, train)], sample_seed=value),
         lambda value: trace(edges.store, [(fitted, train)]).find(value),
         lambda value: ambiguous_sentences(trace(edges.store, [(fitted, train)]), limit=value),

@@ -136,7 +136,7 @@ def test_seeds_are_reproducible_and_trained_together(tmp_path: Path) -> None:
 def test_files_name_the_task_and_are_sampled(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=30)
     files = made.write(tmp_path / "colors")
-    probe = EdgeProbe(training=Training(epochs=1), sentences=4, **SMALL).fit(made.store, files["train"], files["dev"])
+    probe = EdgeProbe(training=Training(epochs=1), n_sentences=4, **SMALL).fit(made.store, files["train"], files["dev"])
     found = probe.score(files["test"])
     assert set(found.frame["task"]) == {"colors"}
     assert set(found.frame["store"]) == {"a"}

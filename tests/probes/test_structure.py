@@ -180,7 +180,7 @@ def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: Structu
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_result(made: TreeStore) -> None:
-    test, options = parts(made)["test"], {"layers": [0, 3], "rank": 3, "sentences": 30, "seeds": (1, 2)}
+    test, options = parts(made)["test"], {"layers": [0, 3], "rank": 3, "n_sentences": 30, "seeds": (1, 2)}
     one, other = (fit(made, Training(epochs=2), **options).score(test) for _ in range(2))
     assert one.frame.equals(other.frame)
     assert one.notes == other.notes

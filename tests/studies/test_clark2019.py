@@ -101,7 +101,7 @@ def test_the_report_has_its_figures_and_the_study_resumes(study: StudyResult, da
 
 @pytest.mark.slow
 def test_a_model_without_a_language_model_has_no_importance(data: Path, tmp_path: Path) -> None:
-    settings = Clark2019(sentences=20, importance_sentences=5)
+    settings = Clark2019(n_sentences=20, importance_sentences=5)
     made = es.reproduce(
         settings, data, model=tiny.save("llama", tmp_path / "m"), out=tmp_path / "out", device="cpu", progress=False
     )

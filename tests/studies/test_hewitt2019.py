@@ -19,7 +19,7 @@ from tests.studies.sections import rows_of
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
 TAGS = ("NOUN", "VERB", "ADJ")
-SETTINGS = Hewitt2019(sentences=20, rank=8, ranks=(2, 8), task_sentences=12, tasks=(), trees=2)
+SETTINGS = Hewitt2019(n_sentences=20, rank=8, ranks=(2, 8), task_sentences=12, tasks=(), trees=2)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_tasks_have_controls_and_code_lengths(study: StudyResult, data: Path, mo
     study = es.reproduce(settings, data, model={"tiny": model}, out=study.folder, progress=False)
     bank, store = Treebank(treebank_files(data), 20, 0), store_of(study)
     edges = bank.edges("upos")
-    probe = EdgeProbe(kind="linear", control=True, sentences=12, device="cpu")
+    probe = EdgeProbe(kind="linear", control=True, n_sentences=12, device="cpu")
     scored = probe.fit(store, edges["train"], edges["dev"], name="upos").score({"test": edges["test"]}).summary()
     code = code_length(store, edges["train"], edges["dev"], probe=probe, name="upos").summary()
     for row in rows_of(study, "Selectivity and code length: upos"):

@@ -17,7 +17,7 @@ from embstore.studies.kovaleva2019.study import unlearned
 from tests.models import tiny
 from tests.models.finetuning import planted
 
-SMALL: dict[str, Any] = {"sentences": 8, "resamples": 50, "seeds": (1,), "tuning_rate": 4e-3}
+SMALL: dict[str, Any] = {"n_sentences": 8, "resamples": 50, "seeds": (1,), "tuning_rate": 4e-3}
 
 
 def treebank(path: Path, count: int, *, seed: int) -> Path:

@@ -21,7 +21,7 @@ from embstore.studies.liu2019.study import found_words, sentence_rows
 from embstore.studies.liu2019.tasks import GENERALISATION, ORDER_TASKS, load_tasks
 from tests.probes.edge_store import make, write_edges
 
-SETTINGS = Liu2019(sentences=12, epochs=2, seeds=(0, 1), resamples=50)
+SETTINGS = Liu2019(n_sentences=12, epochs=2, seeds=(0, 1), resamples=50)
 FIRST = (("the", "DET", 2, "det"), ("cat", "NOUN", 4, "nsubj"), ("is", "AUX", 4, "cop"), ("warm", "ADJ", 0, "root"))
 LATER = (
     ("sea", "NOUN", 2, "compound"), ("people", "NOUN", 7, "nsubj"), ("who", "PRON", 5, "nsubj"),
@@ -75,7 +75,7 @@ def rows_of(study: StudyResult, title: str) -> dict[str, dict[str, Any]]:
 
 
 def test_sentences_whose_element_is_not_the_first_are_never_trained_on(treebank: Path, folder: Path) -> None:
-    tasks = load_tasks(replace(SETTINGS, treebank=treebank, sentences=None), folder)
+    tasks = load_tasks(replace(SETTINGS, treebank=treebank, n_sentences=None), folder)
     assert list(tasks) == ["pos", "upos", "arcs", "dependencies", *ORDER_TASKS]
     for name in ("main-auxiliary", "subject"):
         splits = tasks[name].splits

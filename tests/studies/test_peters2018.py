@@ -17,7 +17,7 @@ from embstore.studies.peters2018.report import Scores, claim, examples
 from embstore.studies.peters2018.study import NOTES, read_spans
 from tests.studies.sections import rows_of
 
-SETTINGS = Peters2018(sentences=20, examples=2, resamples=50)
+SETTINGS = Peters2018(n_sentences=20, examples=2, resamples=50)
 NOUNS = ("cat", "river", "hill", "people", "sea", "bank")
 
 

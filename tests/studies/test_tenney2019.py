@@ -36,7 +36,7 @@ from tests.probes.edge_store import write_edges
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
 KINDS = {"cat": "animal", "people": "animal", "river": "place", "hill": "place", "sea": "place", "bank": "place"}
 SETTINGS = Tenney2019(
-    sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8, control=True, resamples=50, traces=2
+    n_sentences=30, seeds=(0, 1), epochs=2, batch_size=8, hidden_size=8, control=True, resamples=50, traces=2
 )
 
 
@@ -96,7 +96,7 @@ def test_scores_are_those_of_the_probes(study: StudyResult, data: Path) -> None:
     files = {split: data / "links" / f"{split}.jsonl" for split in ("train", "dev", "test")}
     probe = EdgeProbe(
         seeds=(0, 1),
-        sentences=30,
+        n_sentences=30,
         projection=8,
         hidden_size=8,
         control=True,
@@ -233,7 +233,7 @@ def test_the_command_prints_the_tables_and_resumes(study: StudyResult, data: Pat
     from embstore_cli.main import app
 
     given = ["reproduce", "tenney2019", str(data), "--model", f"tiny={model}", "--out", str(study.folder)]
-    for pair in ("sentences=30", "seeds=0,1", "epochs=2", "hidden_size=8", "traces=1"):
+    for pair in ("n_sentences=30", "seeds=0,1", "epochs=2", "hidden_size=8", "traces=1"):
         given += ["--set", pair]
     ran = CliRunner().invoke(app, [*given, "--task", "links"])
     assert ran.exit_code == 0, ran.output

@@ -17,7 +17,7 @@ from embstore.studies.wiedemann2019.report import Scores
 from embstore.studies.wiedemann2019.senses import read_senses
 from tests.studies.sections import rows_of
 
-SETTINGS = Wiedemann2019(sentences=60, test_share=0.3, ks=(1, 3), last=2, resamples=50)
+SETTINGS = Wiedemann2019(n_sentences=60, test_share=0.3, ks=(1, 3), last=2, resamples=50)
 CONTEXTS = {"noun.artifact": ("warm", "mat"), "noun.object": ("sea", "hill"), "noun.group": ("money", "people")}
 
 
@@ -90,7 +90,7 @@ def test_scores_are_those_of_the_nearest_train_occurrences(k: int, study: StudyR
 
 
 def test_words_of_one_sense_and_unseen_words_are_counted_apart(study: StudyResult, data: Path) -> None:
-    table = read_senses(data, sentences=60, test_share=0.3, seed=0).table
+    table = read_senses(data, n_sentences=60, test_share=0.3, seed=0).table
     train, test = (table.filter(split=split).to_dicts() for split in ("train", "test"))
     assert 0 < len(test) < len(train)
     known = {
@@ -161,7 +161,7 @@ def coarse(folder: Path) -> Path:
 
 
 def test_coarse_wsd_has_its_own_split_and_names(tmp_path: Path) -> None:
-    senses = read_senses(coarse(tmp_path / "data"), sentences=None, test_share=0.5, seed=0)
+    senses = read_senses(coarse(tmp_path / "data"), n_sentences=None, test_share=0.5, seed=0)
     assert senses.table.group_by("split", "target", "sense").len().sort("split", "target", "sense").rows() == [
         (split, word, f"{word}_{name}", count)
         for split, count in (("test", 2), ("train", 4))

@@ -79,8 +79,8 @@ class EdgeProbe(Probe[FittedEdges]):
     kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span, and over the product of
     the means of two (Liu et al. 2019), which is always layerwise. layerwise: also train a probe of each layer alone.
     control: also train probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
-    sentences: of each split at most, drawn by their texts with `seed`; None for all. projection, hidden_size: sizes of
-    an mlp. dropout: on the hidden layer (0.2 by default), or on what a linear probe reads (0). mixing_rate: the
+    n_sentences: of each split at most, drawn by their texts with `seed`; None for all. projection, hidden_size: sizes
+    of an mlp. dropout: on the hidden layer (0.2 by default), or on what a linear probe reads (0). mixing_rate: the
     learning rate of the mixing weights. training: defaults are 30 epochs, batches of 32 sentences and patience 3. The
     other settings are those of `Probe`.
 
@@ -93,7 +93,7 @@ class EdgeProbe(Probe[FittedEdges]):
     kind: Kind = "mlp"
     layerwise: bool = False
     control: bool = False
-    sentences: int | None = None
+    n_sentences: int | None = None
     projection: int = 256
     hidden_size: int = 256
     dropout: float | None = None
@@ -112,7 +112,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
     def sample(self) -> Sample:
         """The sentences of each split that take part."""
-        return Sample(self.sentences, self.seed)
+        return Sample(self.n_sentences, self.seed)
 
     def fit(
         self,

@@ -137,7 +137,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            check_whole("sentences", self.count, 1)
+            check_whole("n_sentences", self.count, 1)
         check_whole("seed", self.seed, 0, MAX_SEED)
 
     def draw(self, sentences: Sequence[EdgeSentence]) -> list[EdgeSentence]:

@@ -162,15 +162,15 @@ def trace(
     *,
     split: str = "test",
     seed: int | None = None,
-    sentences: int | None = None,
+    n_sentences: int | None = None,
     sample_seed: int = 0,
     progress: Progress = None,
 ) -> Traces:
     """Follow the predictions of P(0) ... P(L) for the targets of a split, of several tasks at once.
 
     `tasks`: fitted probes with their targets, a file or sentences; all over the same layers. `split`: the name of the
-    split in messages. `seed`: of the probes, their first by default. `sentences`: of each task at most, drawn by their
-    texts with `sample_seed`, so that all tasks draw the same ones.
+    split in messages. `seed`: of the probes, their first by default. `n_sentences`: of each task at most, drawn by
+    their texts with `sample_seed`, so that all tasks draw the same ones.
 
     If each target of a task has exactly one label, probabilities are normalized to sum to 1 over its labels, as
     sigmoids need not. A target with several labels is several edges; labels that the probes do not know are left out.
@@ -187,7 +187,7 @@ def trace(
             raise InvalidValueError(f"task {quoted(task)} is not allowed: give a fitted EdgeProbe and its targets")
     layers = tasks[0][0].fitted.grid.layers
     _require_same_layers([probe.fitted for probe, _ in tasks])
-    sample = Sample(sentences, sample_seed)
+    sample = Sample(n_sentences, sample_seed)
     joined = [probe.join(edges, data=data, split=split, sample=sample) for probe, edges in tasks]
     # By the words of a sentence: its edges by what tells them apart, so that an edge of a repeated text counts once.
     edges_of: dict[tuple[str, ...], dict[tuple[object, ...], Annotation]] = {}

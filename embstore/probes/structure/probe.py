@@ -86,8 +86,8 @@ class StructuralProbe(Probe[FittedStructure]):
         result = StructuralProbe(rank=64).fit(store, train, dev).score(test)
 
     tasks: "distance", "depth" or both. rank: rows of B; 128 by default, or the width of the vectors if that is less.
-    sentences: trees of each split at most, drawn with `seed`, the same ones for every store; None for all. decay: what
-    a probe's learning rate is multiplied by after an epoch without a lower dev loss. training: defaults are 40 epochs,
+    n_sentences: of each split at most, drawn with `seed`, the same ones for every store; None for all. decay: what a
+    probe's learning rate is multiplied by after an epoch without a lower dev loss. training: defaults are 40 epochs,
     batches of 20 sentences and patience 5. The other settings are those of `Probe`.
 
     Raises InvalidValueError for a setting that is not allowed.
@@ -98,14 +98,14 @@ class StructuralProbe(Probe[FittedStructure]):
     dev_data: ClassVar[str] = "trees"
     tasks: Sequence[Task] = TASKS
     rank: int | None = None
-    sentences: int | None = None
+    n_sentences: int | None = None
     decay: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.tasks = check_names("tasks", self.tasks)  # type: ignore[assignment]  # StructureShape checks them
         StructureShape((0,), tuple(self.tasks), (0,), 1, 1)
-        for name in ("rank", "sentences"):
+        for name in ("rank", "n_sentences"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         if check_number("decay", self.decay, 0, above=True) > 1:
@@ -253,8 +253,8 @@ class StructuralProbe(Probe[FittedStructure]):
         if not isinstance(trees, Sequence) or not all(isinstance(each, Tree) for each in trees):
             raise InvalidValueError(f"{split}: {quoted(trees)} are no trees: give what read_trees returns")
         chosen = trees
-        if self.sentences is not None and self.sentences < len(trees):
-            numbers = np.sort(np.random.default_rng(self.seed).permutation(len(trees))[: self.sentences])
+        if self.n_sentences is not None and self.n_sentences < len(trees):
+            numbers = np.sort(np.random.default_rng(self.seed).permutation(len(trees))[: self.n_sentences])
             chosen = [trees[number] for number in numbers.tolist()]
             notes.append(f"{split}: {len(chosen):,} of {len(trees):,} sentences, drawn at random")
         bank = finder.treebank(chosen, split=split)

@@ -39,14 +39,14 @@ class Run(StudyRun[Clark2019]):
     def measured(self, name: str, what: str, corpus: Corpus, **options: Any) -> pl.DataFrame:
         """Return the frame of `attention` of a model over a corpus, as a step."""
         settings = self.settings
-        own = {"n_sentences": settings.sentences, "seed": settings.seed, **options}
+        own = {"n_sentences": settings.n_sentences, "seed": settings.seed, **options}
 
         def make() -> pl.DataFrame:
             made = attention(corpus, model=self.models[name], device=self.device, progress=self.folder.bars, **own)
             return made.frame.with_columns(sentences=pl.lit(made.n_sentences), subwords=pl.lit(made.n_subwords))
 
         made_from = {"corpus": _digests(corpus), "weights": self.weights[name], "every": settings.every}
-        made_from |= {"n_sentences": settings.sentences, "seed": settings.seed}
+        made_from |= {"n_sentences": settings.n_sentences, "seed": settings.seed}
         return self.folder.table(f"{name}-{what}", made_from, make)
 
 
@@ -115,7 +115,7 @@ def log_cost(run: Run, name: str) -> None:
     run.weights[name] = sha256_of(open_checkpoint(run.models[name], revision=None).files)
     sample = [list(sentence.words) for sentence in islice(run.treebank, TIMED)]
     n_sentences = sum(1 for _ in run.treebank)
-    n_sentences = min(n_sentences, run.settings.sentences or n_sentences)
+    n_sentences = min(n_sentences, run.settings.n_sentences or n_sentences)
     began: list[float] = []
     attention(
         sample,

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Hewitt2019(StudySettings):
     """Settings of the study: how much of a syntax tree the vectors of each layer encode linearly.
 
-    sentences: of each split at most, drawn at random; None for all, as in the paper. rank: of the probes of all layers;
-    128 by default, or the width of the vectors if that is less. ranks: those compared on the best layer. seeds: of the
-    probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for selectivity and code lengths.
-    task_sentences: of each split of these tasks at most. untrained: also the model with random weights, as a baseline.
-    trees: sentences whose trees are drawn. seed: of samples, control tasks and random weights.
+    n_sentences: of each split at most, drawn at random; None for all, as in the paper. rank: of the probes of all
+    layers; 128 by default, or the width of the vectors if that is less. ranks: those compared on the best layer. seeds:
+    of the probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for selectivity and code
+    lengths. task_sentences: of each split of these tasks at most. untrained: also the model with random weights, as a
+    baseline. trees: sentences whose trees are drawn. seed: of samples, control tasks and random weights.
 
     Raises InvalidValueError for a value that is not allowed.
     """
@@ -31,7 +31,7 @@ class Hewitt2019(StudySettings):
     about: ClassVar[str] = "syntax trees by layer and rank, selectivity, code lengths"
     data: ClassVar[str] = "a folder with train, dev and test of a treebank in CoNLL-U"
 
-    sentences: int | None = 3000
+    n_sentences: int | None = 3000
     rank: int | None = None
     ranks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     seeds: tuple[int, ...] = (0,)
@@ -42,7 +42,7 @@ class Hewitt2019(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.require_at_least(sentences=1, task_sentences=1, ranks=1, trees=0)
+        self.require_at_least(n_sentences=1, task_sentences=1, ranks=1, trees=0)
         for task in self.tasks:
             check_choice("task", task, ("upos", "pos", "dependencies"))
         self.probe("cpu")

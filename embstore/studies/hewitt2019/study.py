@@ -75,7 +75,7 @@ class Run(StudyRun[Hewitt2019]):
 def run(given: Given[Hewitt2019], data: Path) -> StudyResult:
     """Run the study on a folder with a treebank in CoNLL-U, see `embstore.studies.reproduce`."""
     settings, models = given.settings, given.models
-    treebank = Treebank(treebank_files(data), settings.sentences, settings.seed)
+    treebank = Treebank(treebank_files(data), settings.n_sentences, settings.seed)
     assert treebank.trees  # every file is read before the first model is
     for task in settings.tasks:
         check_task(treebank.edges(task), name=task, sample=Sample(settings.task_sentences, settings.seed))
@@ -108,7 +108,7 @@ def run(given: Given[Hewitt2019], data: Path) -> StudyResult:
 
 
 def extract_one(run: Run, name: str, model: str) -> Store:
-    file = f"{name}-{run.settings.sentences or 'all'}-{run.settings.seed}"
+    file = f"{name}-{run.settings.n_sentences or 'all'}-{run.settings.seed}"
     return extract_step(run, name, run.treebank, model=model, file=file)
 
 
@@ -168,7 +168,7 @@ def probe_task(run: Run, name: str, store: Store, task: str) -> pl.DataFrame:
     probe = EdgeProbe(
         kind="linear",
         control=True,
-        sentences=settings.task_sentences,
+        n_sentences=settings.task_sentences,
         seeds=settings.seeds,
         seed=settings.seed,
         device=run.device,

@@ -25,7 +25,7 @@ class Kovaleva2019(StudySettings):
     The defaults end within ten minutes on two CPU cores with a model of 6 layers and two tasks.
 
     tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it; one or more.
-    sentences: of DATA on which attention is measured, and of dev and train on which heads are disabled and ranked,
+    n_sentences: of DATA on which attention is measured, and of dev and train on which heads are disabled and ranked,
     drawn at random; None for all. how: "uniform" attention weights of disabled heads, as in the paper, or "zero"
     output. resamples: of sentences, for intervals. seeds: of random orders of pruning. tuning_epochs, tuning_sentences
     (None: all), tuning_batch_size, tuning_rate: of fine-tuning. seed: of samples and fine-tuning.
@@ -38,7 +38,7 @@ class Kovaleva2019(StudySettings):
     takes_one_model: ClassVar[bool] = True
 
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
-    sentences: int | None = 300
+    n_sentences: int | None = 300
     how: Literal["uniform", "zero"] = "uniform"
     resamples: int = 1000
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -56,7 +56,7 @@ class Kovaleva2019(StudySettings):
         for task in self.tuning:
             check_choice("task", task, TASKS)
         check_choice("how", self.how, ("uniform", "zero"))
-        self.require_at_least(sentences=1, resamples=1)
+        self.require_at_least(n_sentences=1, resamples=1)
         check_whole("number of seeds", len(self.seeds), 1)
         for seed in self.seeds:
             check_whole("seed", seed, 0, 2**32 - 1)
@@ -65,7 +65,7 @@ class Kovaleva2019(StudySettings):
     @property
     def sample(self) -> dict[str, Any]:
         """The arguments of `attention`."""
-        return {"n_sentences": self.sentences, "seed": self.seed}
+        return {"n_sentences": self.n_sentences, "seed": self.seed}
 
     @property
     def scoring(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Kovaleva2019(StudySettings):
 
     def describe(self) -> str:
         """Return one line on the size of the study."""
-        sentences = "all" if self.sentences is None else f"{self.sentences:,}"
+        sentences = "all" if self.n_sentences is None else f"{self.n_sentences:,}"
         tuned = "all" if self.tuning_sentences is None else f"{self.tuning_sentences:,}"
         return (
             f"Fine-tuned on {tuned} sentences, {self.tuning_epochs} epoch(s) at {self.tuning_rate:g}; attention and "

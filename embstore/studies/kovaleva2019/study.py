@@ -43,7 +43,7 @@ class Run(StudyRun[Kovaleva2019]):
     @cached_property
     def origin(self) -> dict[str, Any]:
         """What the tables of attention are made from, besides the model."""
-        return {"corpus": digest_of(self.corpus), "sentences": self.settings.sentences, "seed": self.settings.seed}
+        return {"corpus": digest_of(self.corpus), "sentences": self.settings.n_sentences, "seed": self.settings.seed}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def run(given: Given[Kovaleva2019], data: Path) -> StudyResult:
     passes = n_heads * (n_layers + 1) // 2 + 2 + 9 * (len(settings.seeds) + 1)
     study = Run.of(given, corpus=data, name=name, model=model, files=files)
     LOG.info(
-        f"cost of a task: fine-tuning, and about {passes} passes over {settings.sentences or 'all'} sentences of dev"
+        f"cost of a task: fine-tuning, and about {passes} passes over {settings.n_sentences or 'all'} sentences of dev"
     )
     tuned = {task: tune(study, task) for task in settings.tuning}
     weights = next(iter(tuned.values())).record["weights"]

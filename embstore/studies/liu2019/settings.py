@@ -21,9 +21,9 @@ class Liu2019(StudySettings):
 
     tasks: some of those in the folder and of those that a treebank has (upos, arcs, dependencies; index,
     main-auxiliary, subject), all by default. treebank: a folder with train, dev and test in CoNLL-U, if `data` is not
-    one. sentences: of each split of each task at most, drawn by their texts, so that tasks over the same sentences draw
-    the same ones; None for all. epochs, batch_size, learning_rate, patience, seeds: of the probes. untrained: also the
-    model with random weights, as a baseline. resamples: of test sentences, for intervals. seed: of samples and of
+    one. n_sentences: of each split of each task at most, drawn by their texts, so that tasks over the same sentences
+    draw the same ones; None for all. epochs, batch_size, learning_rate, patience, seeds: of the probes. untrained: also
+    the model with random weights, as a baseline. resamples: of test sentences, for intervals. seed: of samples and of
     random weights.
 
     Raises InvalidValueError for a value that is not allowed.
@@ -34,7 +34,7 @@ class Liu2019(StudySettings):
 
     tasks: Sequence[str] = ()
     treebank: str | Path | None = None
-    sentences: int | None = 500
+    n_sentences: int | None = 500
     epochs: int = 50
     batch_size: int = 16
     learning_rate: float = 5e-3
@@ -45,7 +45,7 @@ class Liu2019(StudySettings):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.require_at_least(resamples=1, sentences=1)
+        self.require_at_least(resamples=1, n_sentences=1)
         self.probe("cpu")
 
     def probe(self, device: str = "auto", *, trained: bool = True) -> EdgeProbe:
@@ -60,7 +60,8 @@ class Liu2019(StudySettings):
 
     def describe(self, n_tasks: int, n_sentences: int) -> str:
         """Return one line on the size of the study, with the paper's figures in brackets."""
-        sample = "all sentences" if self.sentences is None else f"at most {self.sentences:,} sentences of each split"
+        count = self.n_sentences
+        sample = "all sentences" if count is None else f"at most {count:,} sentences of each split"
         return (
             f"Size: {sample} (all) of each of {n_tasks} tasks, {n_sentences:,} different ones, words as their last "
             f"subword; at most {self.epochs} epochs (50) in batches of {self.batch_size} (80) at learning rate "

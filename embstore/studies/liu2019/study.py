@@ -72,7 +72,7 @@ def extract_one(run: Run, name: str, model: str, layers: str) -> Store:
         Sentences(run.tasks),
         model=model,
         options=ExtractionOptions(layers=layers, pooling="last"),
-        file=f"{name}-{settings.sentences or 'all'}-{settings.seed}{chosen}",
+        file=f"{name}-{settings.n_sentences or 'all'}-{settings.seed}{chosen}",
     )
 
 
@@ -95,7 +95,7 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, name: str) -> p
     made_from = {
         "store": store.digest,
         "task": dict(task.digests),
-        "sample": [run.settings.sentences, run.settings.seed],
+        "sample": [run.settings.n_sentences, run.settings.seed],
         "probe": probe.settings,
         "resamples": run.settings.resamples,
     }

@@ -52,7 +52,7 @@ def load_tasks(settings: Liu2019, data: Path) -> dict[str, Task]:
     """Read and draw all tasks, those of word order last. Raises InvalidValueError, CorpusError."""
     if not data.is_dir():
         raise InvalidValueError(f"{data} is not a folder: give one with a folder per task, or a treebank in CoNLL-U")
-    sample = Sample(settings.sentences, settings.seed)
+    sample = Sample(settings.n_sentences, settings.seed)
     in_folder = [folder.name for folder in sorted(data.iterdir()) if "train" in split_files(folder)]
     treebank = settings.treebank or (data if any(data.glob("*.conllu")) else None)
     if not in_folder and treebank is None:

@@ -14,7 +14,7 @@ from embstore.studies.settings import StudySettings
 class Peters2018(StudySettings):
     """Settings of the study: what the similarities of the vectors of each layer tell without training.
 
-    sentences: with pronouns at most, drawn by their texts; None for all. examples: pronouns shown. resamples: of
+    n_sentences: with pronouns at most, drawn by their texts; None for all. examples: pronouns shown. resamples: of
     documents, for intervals. seed: of samples.
 
     Raises InvalidValueError for a value that is not allowed.
@@ -23,10 +23,10 @@ class Peters2018(StudySettings):
     about: ClassVar[str] = "antecedents of pronouns by similarity alone, without training"
     data: ClassVar[str] = "a folder with a folder of edge probing files for coreference"
 
-    sentences: int | None = 1500
+    n_sentences: int | None = 1500
     examples: int = 5
     resamples: int = 1000
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.require_at_least(sentences=1, examples=0, resamples=1, seed=0)
+        self.require_at_least(n_sentences=1, examples=0, resamples=1, seed=0)

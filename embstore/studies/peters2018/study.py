@@ -74,7 +74,7 @@ def read_spans(data: Path, settings: Peters2018) -> Spans:
     if not coreference:
         raise InvalidValueError(f"{data} has no coreference/train.jsonl: give a folder with that of edge probing files")
     with_pronouns = {pronoun.sentence for pronoun in find_pronouns(coreference)}
-    sentences = Sample(settings.sentences, settings.seed).draw([coreference[number] for number in with_pronouns])
+    sentences = Sample(settings.n_sentences, settings.seed).draw([coreference[number] for number in with_pronouns])
     sentences.sort(key=lambda sentence: " ".join(sentence.words))
     pronouns = find_pronouns(sentences)
     if not any(pronoun.is_ambiguous for pronoun in pronouns):

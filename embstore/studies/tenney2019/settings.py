@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Tenney2019(ProbingSettings):
     """Settings of the study: in which layers of a model each task of the NLP pipeline is solved.
 
-    tasks: some of those in the folder, all by default. sentences: of each split of each task at most, drawn by their
+    tasks: some of those in the folder, all by default. n_sentences: of each split of each task at most, drawn by their
     texts, so that tasks over the same sentences draw the same ones; None for all, as in the paper. seeds: of the
     probes' weights. unit: one row per subword, as in the paper, or per word. epochs, batch_size, learning_rate,
     patience, hidden_size: of the probes. layerwise: also a probe of each layer alone. control: also the control task of
@@ -33,7 +33,7 @@ class Tenney2019(ProbingSettings):
     data: ClassVar[str] = "a folder with a folder per task, each with train.jsonl, dev.jsonl and perhaps test.jsonl"
 
     tasks: Sequence[str] | None = None
-    sentences: int | None = 300
+    n_sentences: int | None = 300
     unit: str = "subword"
     layerwise: bool = False
     control: bool = False
@@ -51,14 +51,15 @@ class Tenney2019(ProbingSettings):
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""
         from embstore.probes import EdgeProbe
 
-        options = self.probing(device) | {"projection": self.hidden_size, "sentences": self.sentences}
+        options = self.probing(device) | {"projection": self.hidden_size, "n_sentences": self.n_sentences}
         if not trained:
             options["seeds"] = self.seeds[:1]
         return EdgeProbe(**options, layerwise=self.layerwise and trained, control=self.control and trained)
 
     def describe(self, n_tasks: int) -> str:
         """Return one line on the size of the study, with the paper's figures in brackets."""
-        sample = "all sentences" if self.sentences is None else f"at most {self.sentences:,} sentences of each split"
+        count = self.n_sentences
+        sample = "all sentences" if count is None else f"at most {count:,} sentences of each split"
         seeds = ", ".join(map(str, self.seeds))
         return (
             f"Size: {sample} of each of {n_tasks} tasks (the paper: all), one row per {self.unit} (subword), probes of "

@@ -38,7 +38,7 @@ class Run(StudyRun[Tenney2019]):
 def run(given: Given[Tenney2019], data: Path) -> StudyResult:
     """Run the study on a folder of tasks, see `embstore.studies.reproduce`."""
     settings, models = given.settings, given.models
-    tasks = find_tasks(data, settings.tasks, Sample(settings.sentences, settings.seed))
+    tasks = find_tasks(data, settings.tasks, Sample(settings.n_sentences, settings.seed))
     run = Run.of(given, tasks=tasks)
     stores = {name: with_untrained(run, name, partial(extract_one, run)) for name in models}
     probed = {
@@ -72,10 +72,10 @@ def extract_one(run: Run, name: str, model: str, layers: str) -> Store:
     return extract_step(
         run,
         name,
-        Sentences(run.tasks, Sample(settings.sentences, settings.seed)),
+        Sentences(run.tasks, Sample(settings.n_sentences, settings.seed)),
         model=model,
         options=ExtractionOptions(layers=layers, unit=settings.unit),
-        file=f"{name}-{settings.unit}s-{settings.sentences or 'all'}-{settings.seed}",
+        file=f"{name}-{settings.unit}s-{settings.n_sentences or 'all'}-{settings.seed}",
     )
 
 
@@ -118,9 +118,9 @@ def traced(run: Run, store: Store, saved: Mapping[str, Path], seed: int) -> Trac
         assert isinstance(probe, EdgeProbe)
         probe.device = run.device
         tasks.append((probe, run.tasks[task]["dev"]))
-    count, sample_seed = run.settings.sentences, run.settings.seed
+    count, sample_seed = run.settings.n_sentences, run.settings.seed
     return trace(
-        store, tasks, split="dev", seed=seed, sentences=count, sample_seed=sample_seed, progress=run.folder.bars
+        store, tasks, split="dev", seed=seed, n_sentences=count, sample_seed=sample_seed, progress=run.folder.bars
     )
 
 

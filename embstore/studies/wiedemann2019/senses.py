@@ -78,7 +78,7 @@ class SenseCorpus:
             raise InvalidValueError(f"ks: {k} is more than the {most} train examples of any ambiguous word: give less")
 
 
-def read_senses(path: Path, *, sentences: int | None, test_share: float, seed: int) -> SenseCorpus:
+def read_senses(path: Path, *, n_sentences: int | None, test_share: float, seed: int) -> SenseCorpus:
     """Read a folder of CoarseWSD-20, which has its own split, or a corpus in Wiki-PSE markup, split by sentence.
 
     Raises InvalidValueError, CorpusError with file and line.
@@ -91,7 +91,7 @@ def read_senses(path: Path, *, sentences: int | None, test_share: float, seed: i
             raise InvalidValueError(f"{path} has no folder of a word with train.data.txt and no corpus.txt: give one")
         path = path / "corpus.txt"
     labelled = [each for each in open_corpus(path, format="pse") if any(each.labels["class"])]
-    drawn = sorted(labelled, key=lambda each: _draw(seed, each))[:sentences]
+    drawn = sorted(labelled, key=lambda each: _draw(seed, each))[:n_sentences]
     return SenseCorpus([_split(each, _draw(seed + 1, each) < test_share) for each in drawn])
 
 

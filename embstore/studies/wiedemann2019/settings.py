@@ -15,7 +15,7 @@ from embstore.studies.settings import StudySettings
 class Wiedemann2019(StudySettings):
     """Settings of the study: how well the nearest train occurrences of a word tell its sense, layer by layer.
 
-    sentences: of a corpus in Wiki-PSE markup at most, drawn by their text; None for all. test_share: of these
+    n_sentences: of a corpus in Wiki-PSE markup at most, drawn by their text; None for all. test_share: of these
     sentences, drawn by their text too; a folder of CoarseWSD-20 has its own split. ks: numbers of neighbours. last: how
     many of the last layers are averaged. resamples: of words, for intervals. seed: of the samples.
 
@@ -25,7 +25,7 @@ class Wiedemann2019(StudySettings):
     about: ClassVar[str] = "word senses by the nearest neighbours, by layer and number of neighbours"
     data: ClassVar[str] = "a corpus in Wiki-PSE markup, or a folder of CoarseWSD-20 with a folder per word"
 
-    sentences: int | None = 10000
+    n_sentences: int | None = 10000
     test_share: float = 0.2
     ks: tuple[int, ...] = (1, 3, 5, 7, 10)
     last: int = 4
@@ -38,4 +38,4 @@ class Wiedemann2019(StudySettings):
         object.__setattr__(self, "ks", tuple(dict.fromkeys(self.ks)))
         if not self.ks:
             raise InvalidValueError("ks is empty: give one number of neighbours or more")
-        self.require_at_least(sentences=2, ks=1, last=1, resamples=1, seed=0)
+        self.require_at_least(n_sentences=2, ks=1, last=1, resamples=1, seed=0)

@@ -36,7 +36,7 @@ class Run(StudyRun[Wiedemann2019]):
 def run(given: Given[Wiedemann2019], data: Path) -> StudyResult:
     """Run the study on a corpus in Wiki-PSE markup or a folder of CoarseWSD-20, see `embstore.studies.reproduce`."""
     settings = given.settings
-    options = {"sentences": settings.sentences, "test_share": settings.test_share, "seed": settings.seed}
+    options = {"n_sentences": settings.n_sentences, "test_share": settings.test_share, "seed": settings.seed}
     senses = read_senses(data, **options)  # type: ignore[arg-type]
     senses.require_both(data, max(settings.ks))
     run = Run.of(given, senses=senses)
