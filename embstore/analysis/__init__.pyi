@@ -39,7 +39,6 @@ from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import sense_support as sense_support
-from .neighbors.senses import umap_plane as umap_plane
 from .projection import Projection as Projection
 from .projection import project as project
 from .pronouns import Pronoun as Pronoun

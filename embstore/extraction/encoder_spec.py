@@ -10,9 +10,10 @@ from typing import Any
 from embstore.errors import EmbstoreError, ExecutorError
 from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
-from embstore.models import absolute_shorthand, encoder_from_shorthand
+from embstore.models import encoder_from_shorthand
 from embstore.models.encoder import Encoder
 from embstore.models.placing import Device
+from embstore.models.static.shorthand import absolute_shorthand
 
 PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy", "vllm")
 

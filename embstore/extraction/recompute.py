@@ -13,8 +13,9 @@ from embstore.extraction.append import stored_options
 from embstore.extraction.options import CLS
 from embstore.extraction.partition import Groups, Part, TextOptions
 from embstore.extraction.worker import Destination, Job, Task, Worker
-from embstore.models import absolute_shorthand, encoder_from_shorthand, locate
+from embstore.models import encoder_from_shorthand
 from embstore.models.encoder import Encoder
+from embstore.models.static.shorthand import absolute_shorthand, locate
 from embstore.progress import reporting
 from embstore.recomputing import Take
 from embstore.store import Store

@@ -22,6 +22,4 @@ from .loading import random_encoder as random_encoder
 from .loading import subword_encoder as subword_encoder
 from .loading import vector_encoder as vector_encoder
 from .static.encoder import StaticEncoder as StaticEncoder
-from .static.shorthand import absolute_shorthand as absolute_shorthand
 from .static.shorthand import is_shorthand as is_shorthand
-from .static.shorthand import locate as locate

@@ -10,7 +10,6 @@ from .curves import recall_curve as recall_curve
 from .curves import structure_figure as structure_figure
 from .drawing import MARKERS as MARKERS
 from .drawing import PALETTE as PALETTE
-from .drawing import SUFFIXES as SUFFIXES
 from .drawing import colormap as colormap
 from .drawing import save as save
 from .drawing import style as style
@@ -23,7 +22,6 @@ from .heads import heads_figure as heads_figure
 from .maps import attention_heatmap as attention_heatmap
 from .maps import cka_map as cka_map
 from .maps import cluster_map as cluster_map
-from .maps import principal_plane as principal_plane
 from .maps import sense_map as sense_map
 from .maps import similarity_heatmap as similarity_heatmap
 from .traces import trace_figure as trace_figure

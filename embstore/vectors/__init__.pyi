@@ -1,5 +1,3 @@
-from .evaluation.evaluate import PAPER_CITATION as PAPER_CITATION
-from .evaluation.evaluate import TABLE1_COLUMNS as TABLE1_COLUMNS
 from .evaluation.evaluate import evaluate as evaluate
 from .evaluation.evaluate import paper_table1 as paper_table1
 from .evaluation.evaluate import read_benchmarks as read_benchmarks

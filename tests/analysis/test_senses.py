@@ -14,6 +14,7 @@ import pytest
 import embstore as es
 from embstore.analysis.neighbors.senses import Clusters, senses, silhouettes, umap_plane
 from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.plot.maps import principal_plane
 from embstore.store import Store
 from tests.analysis.word_store import write_senses
 from tests.store_making import Made, make_store
@@ -269,7 +270,7 @@ def test_a_map_has_each_occurrence_once_a_panel(store: Store) -> None:
         figure = es.plot.cluster_map(found)
         assert [axis.get_title() for axis in figure.axes] == titles
         assert figure.get_suptitle().startswith("Occurrences of bank, layer 2, silhouette ")
-        points = es.plot.principal_plane(found.vectors)
+        points = principal_plane(found.vectors)
         names = [f"cluster {number}" for number in found.occurrences["cluster"]]
         for axis in figure.axes:
             assert axis.get_xlabel() == "first principal component"

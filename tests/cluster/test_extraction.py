@@ -17,7 +17,7 @@ from embstore.executors import Processes
 from embstore.extraction import extract_windows
 from embstore.extraction.encoder_spec import EncoderSpec, compare_software, software_versions
 from embstore.extraction.partition import Part
-from embstore.models import absolute_shorthand
+from embstore.models.static.shorthand import absolute_shorthand
 from embstore.store import StoreWriter
 from tests.cluster.specs import use_fake_specs
 from tests.extraction.fake import FakeEncoder

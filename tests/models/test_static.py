@@ -19,13 +19,13 @@ from embstore.models import (
     bag_encoder,
     encoder_from_shorthand,
     load_encoder,
-    locate,
     model_kind,
     random_encoder,
     subword_encoder,
     vector_encoder,
 )
 from embstore.models.static.encoder import StaticEncoder
+from embstore.models.static.shorthand import locate
 from embstore.models.static.tables import WordTable
 from embstore.vectors import RandomVectors, WordVectors, write_vectors
 from tests.extraction.plans import plan_of

@@ -355,7 +355,8 @@ def _in_word_vectors(
 
 def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
     """Load the model that made a store; `model`: where it is now. Raises InvalidValueError, ModelError."""
-    from embstore.models import encoder_from_shorthand, locate
+    from embstore.models import encoder_from_shorthand
+    from embstore.models.static.shorthand import locate
 
     if model is None:
         name, revision = (store.metadata.model[key] for key in ("name", "revision"))
