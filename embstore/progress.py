@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
 DELAY_SECONDS = 2.0  # work that ends sooner shows no bar
@@ -40,6 +41,19 @@ def reporting(progress: Progress, *, total: int | None = None, unit: str = "rows
         yield bar.report
     finally:
         bar.close()
+
+
+class Counter:
+    """Adds up the work that several threads have done, beginning with `done`, and reports the sum."""
+
+    def __init__(self, report: Callable[[int], object], done: int = 0) -> None:
+        self._report, self.done = report, done
+        self._lock = Lock()
+
+    def add(self, amount: int) -> None:
+        with self._lock:
+            self.done += amount
+            self._report(self.done)
 
 
 class _Bar:

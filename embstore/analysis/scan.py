@@ -13,7 +13,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
-from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -346,20 +345,6 @@ def thread_pool(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
         ThreadPoolExecutor(n_threads, name, partial(torch.set_num_threads, 1)) as pool,
     ):
         yield pool
-
-
-class Counter:
-    """Adds up the work that several threads have done and reports the sum."""
-
-    def __init__(self, report: Callable[[int], object]) -> None:
-        self._report = report
-        self._lock = Lock()
-        self.done = 0
-
-    def add(self, amount: int) -> None:
-        with self._lock:
-            self.done += amount
-            self._report(self.done)
 
 
 def selected(data: Store | Selection, layers: Layers = None) -> Selection:

@@ -83,8 +83,7 @@ class EncoderSpec:
                     "files again"
                 )
         self.check(encoder, layers, options)
-        if encoder.batching != self.batching:
-            encoder.use_batching(self.batching)
+        encoder.use_batching(self.batching)
         return encoder
 
     def check(self, encoder: Encoder, layers: Sequence[int], options: ExtractionOptions) -> None:

@@ -36,7 +36,7 @@ from embstore.extraction.recompute import remember
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
 from embstore.extraction.worker import Destination, Job, Outcome, RemoteJob, Target, Task, Timings, Worker, run_tasks
-from embstore.progress import Progress, reporting
+from embstore.progress import Counter, Progress, reporting
 from embstore.store import Store, StoreWriter, create_store, open_store
 from embstore.store.backend import exists, open_reader
 from embstore.store.check.repair import repair_layout
@@ -181,16 +181,10 @@ def extract_together(
         total = sum(plan.layout.n_rows for plan in plans)
         n_done = total - sum(store.n_missing_rows for store in stores)
         with reporting(progress, total=total, unit="words", label="extract") as report:
-
-            def advance(n_rows: int) -> None:
-                nonlocal n_done
-                n_done += n_rows
-                report(n_done)
-
             try:
                 if n_done < total:
                     run = _run_here if executor is None else partial(_run_on, executor)
-                    run(stores, timings, advance)
+                    run(stores, timings, Counter(report, n_done).add)
             except NonFiniteError:
                 for store in stores:
                     store.remove_if_empty()
@@ -334,9 +328,7 @@ def _job(stores: Sequence[_Target]) -> Job:
 def _run_here(stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
     """Encode, write and commit all missing partitions in this process; raises the first error."""
     plan = stores[0].plan
-    batching = plan.metadata.extraction["batching"]
-    if plan.encoder.batching != batching:
-        plan.encoder.use_batching(batching)  # another plan may have chosen another one in the meantime
+    plan.encoder.use_batching(plan.metadata.extraction["batching"])  # another plan may have chosen another meanwhile
     writes = [store.writer.write for store in stores]
     worker = Worker(plan.encoder, _job(stores), writes, timings=timings, on_rows=advance)
     for _ in worker.run(_tasks(stores)):

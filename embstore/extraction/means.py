@@ -24,7 +24,7 @@ from embstore.extraction.resume import require_same_plan
 from embstore.extraction.spool import BLOCK
 from embstore.extraction.sums import MOST_CONTEXTS, UNITS, Sums, sums_file, sums_lock
 from embstore.extraction.worker import Destination, Done, Full, Job, Task, Timings, Worker
-from embstore.progress import Progress, reporting
+from embstore.progress import Counter, Progress, reporting
 from embstore.store import Layout, Metadata, Store, StoreWriter
 from embstore.store.backend import exists, open_reader, require_writable
 from embstore.store.convert.words import fill_words, word_metadata
@@ -157,22 +157,12 @@ def _metadata(plan: Plan) -> Metadata:
 def _add_up(plan: Plan, sums: Sums, *, progress: Progress, timings: Timings) -> None:
     """Encode the partitions that are not added yet."""
     encoder, layout = plan.encoder, plan.layout
-    if encoder.batching != plan.metadata.extraction["batching"]:
-        encoder.use_batching(plan.metadata.extraction["batching"])
+    encoder.use_batching(plan.metadata.extraction["batching"])
     window = plan.contexts.index(plan.options.context_window)
     job = Job(layout.layers, plan.options, plan.text, (Destination(0, layout, window, None),), plan.groups.size)
-    done = min(sums.done * layout.partition_rows, layout.n_rows)
-    began = time.perf_counter()
-    with (
-        torch_threads(idle_threads()),
-        reporting(progress, total=layout.n_rows, unit="words", label="extract") as report,
-    ):
-
-        def advance(n_rows: int) -> None:
-            nonlocal done
-            done += n_rows
-            report(done)
-
+    began, total = time.perf_counter(), layout.n_rows
+    with torch_threads(idle_threads()), reporting(progress, total=total, unit="words", label="extract") as report:
+        advance = Counter(report, min(sums.done * layout.partition_rows, total)).add
         worker = Summing(encoder, job, sums, plan.index.type, timings=timings, on_rows=advance)
         for _ in worker.run(_tasks(plan, sums.done)):
             pass

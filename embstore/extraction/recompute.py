@@ -16,7 +16,7 @@ from embstore.extraction.worker import Destination, Job, Task, Worker
 from embstore.models import encoder_from_shorthand
 from embstore.models.encoder import Encoder
 from embstore.models.static.shorthand import absolute_shorthand, locate
-from embstore.progress import reporting
+from embstore.progress import Counter, reporting
 from embstore.recomputing import Take
 from embstore.store import Store
 from embstore.store.backend import Reader
@@ -47,19 +47,9 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     missing = dict.fromkeys(groups.partitions(group), tuple(range(len(destinations))))
     task = Task(Part.of(store.index, start, stop), missing)
     job = Job(metadata.layers, options, text, destinations, groups.size)
-    done = 0
     label = f"compute rows {start:,}-{stop - 1:,} of {store.path.name} again"
-    with (
-        torch_threads(idle_threads()),
-        reporting(None, total=stop - start, unit="words", label=label) as report,
-    ):
-
-        def advance(n_rows: int) -> None:
-            nonlocal done
-            done += n_rows
-            report(done)
-
-        for _ in Worker(encoder, job, [take], on_rows=advance).run([task]):
+    with torch_threads(idle_threads()), reporting(None, total=stop - start, unit="words", label=label) as report:
+        for _ in Worker(encoder, job, [take], on_rows=Counter(report).add).run([task]):
             pass
 
 

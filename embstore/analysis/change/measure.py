@@ -17,10 +17,9 @@ from embstore.analysis.change.sums import JSD, METRICS, TESTED, TWO_SIDED, measu
 from embstore.analysis.change.testing import ChangeTests, Drawn, Tested, draw, each_word, tested
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.labels import LabelledOccurrences
-from embstore.analysis.scan import Counter
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice
-from embstore.progress import Progress, reporting
+from embstore.progress import Counter, Progress, reporting
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed

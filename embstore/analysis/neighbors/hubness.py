@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.exact import Exclusion, exact_search
 from embstore.analysis.neighbors.space import MAX_SEED, ArrayVectors, Space, StoreVectors, Vectors, space_of
-from embstore.analysis.scan import Counter, selected
+from embstore.analysis.scan import selected
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_whole
-from embstore.progress import Progress, reporting
+from embstore.progress import Counter, Progress, reporting
 from embstore.store import Selection, Store
 from embstore.store.layout import Layers
 from embstore.vectors import WordVectors

@@ -16,10 +16,9 @@ from embstore.analysis.neighbors.hubness import QUERY_CHUNK
 from embstore.analysis.neighbors.label_task import Task, Wanted, groups_of, task_of
 from embstore.analysis.neighbors.space import ArrayVectors, Space, Stored, StoreVectors, space_of
 from embstore.analysis.neighbors.voting import Distinct, Predictions, search_with_ties, vote
-from embstore.analysis.scan import Counter
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError
-from embstore.progress import Progress, reporting
+from embstore.progress import Counter, Progress, reporting
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layer, Layers, resolve_layer
