@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,6 +47,21 @@ def folder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.mkdir()
     write_folder(path, minilm)
     return path
+
+
+def examples_of_docstrings() -> Iterator[tuple[str, str]]:
+    """Yield the code in the docstrings of public names: (name, code)."""
+
+    def public(holder: Any, name: str) -> Iterator[tuple[str, Any]]:
+        for inner in holder.__all__:
+            value = getattr(holder, inner)
+            yield from public(value, f"{name}.{inner}") if hasattr(value, "__all__") else [(f"{name}.{inner}", value)]
+            if inspect.isclass(value):
+                yield from ((f"{name}.{inner}.{each}", getattr(value, each)) for each in vars(value) if each[0] != "_")
+
+    for name, value in {id(value): (name, value) for name, value in public(es, "es")}.values():
+        for found in re.findall(r"::\n\n((?:    .*\n?|\n)+)", inspect.getdoc(value) or ""):
+            yield name, textwrap.dedent(found)
 
 
 def run_python(block: Block, names: dict[str, object]) -> None:
@@ -206,3 +222,14 @@ def test_examples_run(
             run_python(block, names)
         elif block.reason is None:
             run_commands(block, monkeypatch)
+
+
+@pytest.mark.slow
+def test_examples_of_docstrings_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(folder, tmp_path / "work", symlinks=True)
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr("embstore.analysis.attention.statistic.STATISTICS", {})  # what an example registers is not kept
+    examples = list(examples_of_docstrings())
+    assert {"es.open", "es.ClassProbe", "es.Store.select"} <= {name for name, _ in examples}
+    for name, code in examples:
+        exec(compile(code, name, "exec"), {"es": es, "store": es.open("demo.zarr")})

@@ -132,8 +132,25 @@ def beyond_float32(layer: int) -> NonFiniteError:
 class Reducer(Protocol[State]):
     """A statistic over occurrences that is computed block by block: implement these four methods for your own.
 
-    States of parts of a selection are merged in any order. `update` and `merge` may modify the states they are given.
-    Reducers and states that are used with an executor must be picklable.
+    `init` makes a state, `update` adds a block of occurrences to one, `merge` joins two, and `finish` turns the state
+    of a layer into its result. States of parts of a selection are merged in any order. `update` and `merge` may modify
+    the states they are given, and return the one that counts. Reducers and states that are used with an executor must
+    be picklable::
+
+        class Norms:
+            def init(self, scope):
+                return 0.0
+
+            def update(self, state, batch):
+                return state + float(batch.norms.sum())
+
+            def merge(self, state, other):
+                return state + other
+
+            def finish(self, state, scope):
+                return state / scope.n_rows
+
+        es.reduce(store, {"mean norm": Norms()}, layers=-1)
     """
 
     def init(self, scope: Scope, /) -> State: ...

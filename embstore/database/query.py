@@ -70,6 +70,10 @@ def sql(
     store's model is now. `memory`: the limit of DuckDB, in bytes or as "4GiB".
     `pushdown=False` leaves all to DuckDB: slow, the same result.
 
+    Example::
+
+        es.sql(store, "select word, selfsim(h6) as s from occurrences group by word order by s limit 5")
+
     Raises InvalidValueError for a statement that cannot be run, with the place; MissingRowsError, ModelError,
     MissingPackageError.
     """

@@ -27,7 +27,10 @@ KEPT, KEPT_NBYTES = 64, 2**30  # results by store, and bytes of their arrays and
 
 
 class Explored:
-    """An open store. `address`: what it was opened by. `name`: a short one, different from those of other stores."""
+    """A store that the explorer shows.
+
+    `address`: what it was opened by. `name`: a short one, different from those of other stores.
+    """
 
     def __init__(
         self,

@@ -131,7 +131,7 @@ class BreakEven:
 
 
 def when_cheaper(passes: float | None, what: str) -> str:
-    """Say how often all vectors have to be read for storing to be cheaper than computing them again, in `what`."""
+    """Say after how many readings of all vectors storing takes less `what` (time, money) than computing again."""
     if passes is None:
         return f"computing at each reading always takes less {what} than storing"
     return f"storing takes less {what} than computing at each reading if all is read more than {_times(passes)}"

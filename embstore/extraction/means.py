@@ -115,7 +115,7 @@ def _made(
 
 
 def means_estimate(plan: Plan) -> Estimate:
-    """Return what means will cost in place of what all vectors would."""
+    """Return the estimate of a plan of which only the mean of each word is stored, as `extract_means` does."""
     cost, numbers = plan.estimate, len(plan.index.words) * plan.metadata.n_features
     on_device = cost.device_nbytes is not None
     return replace(

@@ -280,6 +280,11 @@ def plan(
 ) -> Plan:
     """Fix every row, partition and batch of an extraction, and estimate its cost, in one pass over the corpus.
 
+    Example::
+
+        options = es.ExtractionOptions(layers=[0, -1], keep=es.Keep(max_contexts=100))
+        plan = es.plan("novel.txt", model="minilm", options=options)  # shows the cost
+
     Parameters
     ----------
     corpus:

@@ -104,10 +104,10 @@ class Encoder(ABC):
     seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
     `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
-    `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], where the model
-    has it: negative, or counted from the first special one after. `deepest`: the last layer that was loaded, None for
-    all. `split_over`: the `device` argument of a model that is on several devices, else None; `weights_by_device`: the
-    bytes of weights on each of those, "disk" included.
+    `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], None without one:
+    negative before the sentence, else counted from the first special one after it. `deepest`: the last layer that was
+    loaded, None for all. `split_over`: the `device` argument of a model that is on several devices, else None;
+    `weights_by_device`: the bytes of weights on each of those, "disk" included.
     """
 
     info: ModelInfo

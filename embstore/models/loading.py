@@ -50,6 +50,10 @@ def load_encoder(
 
     Only safetensors weights are read and no code from the folder is run. Raises ModelError, in one line, for whatever
     prevents the model from being used, InvalidValueError for an unknown device or dtype.
+
+    Example::
+
+        plan = es.plan("novel.txt", model=es.load_encoder("minilm", compute_dtype="float32"))
     """
     if (vllm := parse_vllm(model)) is not None:
         given: dict[str, Any] = {"device": device, "compute_dtype": compute_dtype, "revision": revision}

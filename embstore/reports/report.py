@@ -56,6 +56,10 @@ def report(
     than 250,000 rows are sampled, with `seed`; the same store and seed give the same bytes. Save it with
     `Report.save("report.html")`. `progress(done, total)` counts sections.
 
+    Example::
+
+        es.report(store, sections=["contents", "geometry"]).save("report.html")
+
     Raises InvalidValueError for an unknown section, MissingPackageError without matplotlib (the extra `plots`).
     """
     check_whole("seed", seed, 0, MAX_SEED)

@@ -58,6 +58,11 @@ def open_store(
     does not look at the checksums of vectors: damaged bytes then read as other numbers, until `embstore.verify` is
     run.
 
+    Example::
+
+        store = es.open("demo.zarr")
+        store.select(words="bank", layers="last").vectors()  # [1, n, hidden_size]
+
     Raises StoreNotFoundError, StoreFormatError for a path that is no store or one of a newer format,
     InvalidValueError for a site that is not stored, StoreMismatchError for stores that are not of the same kind of
     vectors, StoreDamagedError, StorageError.

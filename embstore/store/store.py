@@ -358,6 +358,10 @@ class Store:
         length < 12" (see docs/how-to/corpora.md), or Polars expressions over the columns of `table`.
         `layers`: one or several (-1 or "last" is the last one), all by default.
 
+        Example::
+
+            store.select(words=["bank", "court"], where="position < 5", layers=[0, -1]).table()
+
         Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.
         """
         if all(condition is None for condition in (words, types, labels, specials, sentences, where)):
@@ -438,13 +442,12 @@ class Store:
     ) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
 
-        The fastest way to read a whole layer. A block stays valid as long as you hold it; the memory of others
-        is used again. `block_rows`: the largest number of rows of a block,
-        about 1 MiB of them by default. `missing`: rows not written yet raise MissingRowsError before the first block,
-        are left out ("skip"), or read as NaN ("nan"). `copy`: with False, blocks are read-only views of the mapped
-        file where the vectors are stored in it as they are returned (float32 and float16 on a local disk), which saves
-        the time of a copy; such a block also ends where the file does. A file must not be cut short while a view of it
-        is used: that would end the process.
+        The fastest way to read a whole layer. A block stays valid as long as you hold it; the memory of others is used
+        again. `block_rows`: the largest number of rows of a block, about 1 MiB of them by default. `missing`: rows not
+        written yet raise MissingRowsError before the first block, are left out ("skip"), or read as NaN ("nan").
+        `copy`: with False, blocks are read-only views of the mapped file where the vectors are stored in it as they are
+        returned (float32 and float16 on a local disk), which saves the time of a copy; such a block also ends where the
+        file does. A file must not be cut short while a view of it is used: that would end the process.
 
         Raises InvalidValueError for a layer or row that does not exist.
         """
@@ -550,7 +553,7 @@ class Selection:
         return span if span.step == 1 else None
 
     def rows_at(self, start: int, stop: int) -> NDArray[np.int64] | slice:
-        """Return the rows at positions `[start, stop)` as an index of a column: a slice of a range, to take a view."""
+        """Return the rows at positions `[start, stop)`; of a range as a slice, so that columns are not copied."""
         if self.span is None:
             return self.rows[start:stop]
         some = self.span[start:stop]

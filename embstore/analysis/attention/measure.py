@@ -105,6 +105,11 @@ def attention(
     one sentence each, or "packed" rows, the same values. Computes in float32; the sums are float64, and the memory does
     not grow with the corpus.
 
+    Example::
+
+        found = es.attention("trees.conllu", model="minilm", statistics=["relations"])
+        found.best("relation_to_head")
+
     Raises InvalidValueError for layers, heads and statistics that do not exist or have no annotation, ModelError for a
     model without attention weights; nothing has been computed then.
     """

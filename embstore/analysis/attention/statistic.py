@@ -38,15 +38,15 @@ class Statistic(ABC):
     `results`. Statistics of parts of a corpus are added by `merge`. The memory must not grow with the corpus. `needs`:
     the annotation without which there is nothing to count. `register_statistic` makes a class known to `attention`::
 
-        @register_statistic("strongest")
-        class Strongest(Statistic):
+        @es.analysis.register_statistic("strongest")
+        class Strongest(es.analysis.Statistic):
             def update(self, maps):
                 self.add("largest", maps.layer, maps.values.amax(-1).sum((0, 2)))
                 self.add("queries", maps.layer, maps.tokens.lengths.sum())
 
             def results(self):
                 queries = self.sums["queries"]
-                yield Values("strongest", "", self.sums["largest"] / queries[:, None], count=queries[0])
+                yield es.analysis.Values("strongest", "", self.sums["largest"] / queries[:, None], count=queries[0])
     """
 
     name: ClassVar[str] = ""

@@ -55,6 +55,10 @@ def linear_cka(
     `other_layers`: all layers of `other` by default, or `layers` if there is one store. `memory`: bytes or a text such
     as "4GiB" (at least what one pair needs); pairs that do not fit are computed in further passes.
     `progress(done, total)` counts occurrences times pairs, including the pairs of a layer with itself.
+    Example::
+
+        es.analysis.linear_cka(store, layers=[0, 3, 6])
+
     Raises InvalidValueError (different occurrences, a layer that is not stored), MissingRowsError, NonFiniteError.
     """
     resources = Resources.of(precision, device, memory)

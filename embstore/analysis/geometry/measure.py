@@ -85,6 +85,11 @@ def geometry(
     always computed on the CPU. `executor`: compute in its workers, each within `memory` and with one thread; the table
     is the same to the bit on processors of one kind. `progress(done, total)` counts vectors.
 
+    Example::
+
+        table = es.geometry(store, layers=[0, -1], min_contexts=3)
+        es.analysis.summarize_geometry(table)  # a row for each layer and metric, with intervals
+
     Raises InvalidValueError (an unknown metric, baseline or layer; no word or sentence to measure), MissingRowsError
     for rows not yet written, NonFiniteError, ExecutorError.
     """

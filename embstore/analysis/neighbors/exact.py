@@ -55,7 +55,10 @@ class Hits:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """Excludes the rows in the group of a query: `of_rows` int64 [n], `of_queries` int64 [q], -1 for no group."""
+    """Rows that a query must not find: those of its own group.
+
+    `of_rows`: int64 [n], the group of each row of the store; `of_queries`: int64 [q], that of each query; -1: none.
+    """
 
     of_rows: NDArray[np.int64]
     of_queries: NDArray[np.int64]

@@ -104,6 +104,11 @@ def build_index(
     sketch starts again. With one thread the same call always writes the same bytes; with more, an HNSW graph differs.
     `progress(done, total)` counts rows.
 
+    Example::
+
+        es.build_index(store, layer=4, kind="sketch")
+        es.neighbors(store, occurrence=17, layer=4)  # reads a part of the layer, where that is enough
+
     Raises MissingRowsError for an unfinished store, InvalidValueError, NonFiniteError, StoreBusyError, StorageError,
     MissingPackageError.
     """

@@ -127,6 +127,11 @@ def senses(
     occurrences, drawn with `seed`, which also initializes k-means. `distinct`: of equal contexts of five words on each
     side, one occurrence, so that repeated sentences are no cluster.
 
+    Example::
+
+        clusters = es.senses(store, "bank", n_clusters=2)
+        clusters.nearest(3).select("cluster", "marked")
+
     Raises InvalidValueError (unknown word, method, label or layer; a single occurrence; more clusters than
     occurrences), MissingPackageError, MissingRowsError, NonFiniteError.
     """

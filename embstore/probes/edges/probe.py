@@ -73,8 +73,8 @@ class EdgeProbe(Probe[FittedEdges]):
 
     All P(l) of all seeds are trained together as one model::
 
-        probe = EdgeProbe(layers="all", control=True).fit(store, "pos/train.jsonl", "pos/dev.jsonl")
-        result = probe.score("pos/test.jsonl")
+        probe = es.EdgeProbe(layers="all", control=True)
+        probe.fit(es.open("trees.zarr"), "nouns/train.jsonl", "nouns/dev.jsonl").score("nouns/test.jsonl")
 
     kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span, and over the product of
     the means of two (Liu et al. 2019), which is always layerwise. layerwise: also train a probe of each layer alone.

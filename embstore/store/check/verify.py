@@ -67,6 +67,10 @@ def verify(path: Location | Sequence[Location], *, progress: Progress = None) ->
     `path`: as of `embstore.open`; several stores are verified one after the other, and their partitions numbered on.
     `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing
     exists, StorageError where the server of a URL does not answer.
+
+    Example::
+
+        assert es.verify("demo.zarr").ok
     """
     paths = members_at(path)
     name = parse_location(path) if isinstance(path, str | os.PathLike | ObjectPath) else paths[0]

@@ -54,6 +54,10 @@ def export(
     checksums first. `progress`: a function of (rows written, rows in all), or False for no bar. Of a model or corpus
     that was given by its path, the copy names the file without its folders. The same call resumes an interrupted copy.
 
+    Example::
+
+        es.export(store.select(words="bank"), "bank.h5", dtype="float32")
+
     Raises MissingRowsError for a store that is not finished, InvalidValueError for a path that is taken and for rows
     that do not ascend, NonFiniteError for values beyond the dtype, StoreDamagedError, StorageError.
     """

@@ -251,6 +251,6 @@ def table1(frame: pl.DataFrame, *, of: Literal["value", "count", "coverage"] = "
 
 
 def paper_table1() -> pl.DataFrame:
-    """Return Table 1 as printed in the paper (see PAPER_CITATION), in the layout of `table1`."""
+    """Return Table 1 as printed in the paper (Ethayarajh 2019), in the layout of `table1`."""
     rows = [(system, *values) for system, values in PAPER_TABLE_1.items()]
     return pl.DataFrame(rows, schema=["system", *TABLE1_COLUMNS], orient="row")
