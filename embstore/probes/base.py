@@ -75,9 +75,9 @@ class Probe(ABC, Generic[F]):
             if each.type == "bool":
                 check_type(each.name, getattr(self, each.name), bool, "True or False")
         self.memory = parse_nbytes(self.memory, name="memory")
-        self.schedule()
+        self._schedule()
 
-    def schedule(self, *, has_dev: bool = True) -> Schedule:
+    def _schedule(self, *, has_dev: bool = True) -> Schedule:
         """The settings of a training, with all defaults filled in.
 
         Raises InvalidValueError for early stopping without dev data.
@@ -107,16 +107,16 @@ class Probe(ABC, Generic[F]):
             if name not in NOT_SAVED
         }
 
-    def capped_notes(self, what: str, capped: NDArray[np.bool_]) -> tuple[str, ...]:
+    def _capped_notes(self, what: str, capped: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a note of the probes that the last epoch stopped; `what`: the store or task."""
         if not capped.any():
             return ()
         return (
-            f"{what}: the last epoch ({self.schedule().epochs}) ended the training of {capped.sum():,} of "
+            f"{what}: the last epoch ({self._schedule().epochs}) ended the training of {capped.sum():,} of "
             f"{len(capped):,} probes before early stopping did: they have not converged, give more epochs",
         )
 
-    def changed_notes(self, what: str, data: Store | Selection | None) -> tuple[str, ...]:
+    def _changed_notes(self, what: str, data: Store | Selection | None) -> tuple[str, ...]:
         """Return a note where the vectors of `data` were made otherwise than those of `fit`: by another model or so."""
         if data is None:
             return ()
@@ -139,7 +139,7 @@ class Probe(ABC, Generic[F]):
         write_tensors(file, document, tensors)
 
     @classmethod
-    def loaded(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
+    def _loaded(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
         """Rebuild fitted probes from what was saved; `load` reports errors of unexpected contents as damage."""
         settings = document["settings"]
         probe = cls(**{**settings, "training": Training(**settings["training"])})

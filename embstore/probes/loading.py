@@ -26,7 +26,7 @@ def load(path: str | os.PathLike[str]) -> ClassProbe | EdgeProbe | StructuralPro
         raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
     try:
         document, tensors = read_tensors(file)
-        return PROBES[document["probe"]].loaded(document, tensors)
+        return PROBES[document["probe"]]._loaded(document, tensors)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise SavedProbesError(f"the probes {file} are damaged ({reason}): train them again") from None

@@ -66,12 +66,12 @@ def code_length(
     probe = EdgeProbe() if probe is None else probe
     if not isinstance(probe, EdgeProbe):
         raise InvalidValueError(f"probe {quoted(probe)} is not allowed: give an EdgeProbe")
-    schedule, store = probe.schedule(has_dev=dev is not None), store_of(data)
-    grid = replace(probe.grid(layers_of(data, probe.layers)), layerwise=True)
+    schedule, store = probe._schedule(has_dev=dev is not None), store_of(data)
+    grid = replace(probe._grid(layers_of(data, probe.layers)), layerwise=True)
     chosen = np.concatenate([grid.by_layer(seed) for seed in grid.seeds])
     block_ends(fractions, 10**9)
-    task = join_task(store, train, dev, name=name, sample=probe.sample())
-    shape, stream = probe.shape(task.labels, grid, store.hidden_size), EdgeStream(store, grid.layers, schedule)
+    task = join_task(store, train, dev, name=name, sample=probe._sample())
+    shape, stream = probe._shape(task.labels, grid, store.hidden_size), EdgeStream(store, grid.layers, schedule)
     kind = CodeBank if task.labels.single else EdgeBank
     bank = stream.untrained(kind, shape, grid.allowed[chosen], grid.seed_of[chosen], task)
     ends = block_ends(fractions, task.train.n_sentences)
@@ -90,7 +90,7 @@ def code_length(
     rows = _rows(grid, codes, uniform)
     name = task.labels.name
     notes = (*task.notes, f"{name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
-    notes += probe.capped_notes(f"{name}, all blocks", np.concatenate([code.capped for code in codes]))
+    notes += probe._capped_notes(f"{name}, all blocks", np.concatenate([code.capped for code in codes]))
     common = {"store": store.path.stem, "task": task.labels.name, "split": "train", "count": len(task.train)}
     return ProbeResult.of(rows, notes, **common)
 

@@ -127,11 +127,11 @@ def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
 
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
-    given = ClassProbe(training=Training(batch_size=7), seed=2, device="cpu", memory="1GiB").schedule()
+    given = ClassProbe(training=Training(batch_size=7), seed=2, device="cpu", memory="1GiB")._schedule()
     expected = Schedule(150, 7, 3e-3, patience=10, seed=2, min_steps=100, max_steps=100, memory=2**30)
     assert given == expected
-    assert EdgeProbe(training=Training(patience=0)).schedule(has_dev=False).patience == 0
-    assert sorted(EdgeProbe().schedule().order(1, 2000).tolist()) == list(range(2000))
+    assert EdgeProbe(training=Training(patience=0))._schedule(has_dev=False).patience == 0
+    assert sorted(EdgeProbe()._schedule().order(1, 2000).tolist()) == list(range(2000))
     assert given.order(1, 50).tolist() != given.order(2, 50).tolist()
     for settings, message in (
         ({"epochs": 0}, "epochs 0 is not allowed: give 1 or more"),

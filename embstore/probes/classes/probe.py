@@ -115,7 +115,7 @@ class ClassProbe(Probe[FittedClasses]):
         """
         if not isinstance(words, WordSplit):
             raise InvalidValueError(f"words {quoted(words)} are not a WordSplit: make one with split_words")
-        schedule = self.schedule(has_dev=bool(words.dev))
+        schedule = self._schedule(has_dev=bool(words.dev))
         source = ClassExamples(selected(data, layers_of(data, self.layers)), words, self._examples())
         classes, notes = self._chosen_classes(source)
         parts = {split: source.of(split, classes) for split in (SPLITS[:2] if schedule.patience else SPLITS[:1])}
@@ -144,7 +144,7 @@ class ClassProbe(Probe[FittedClasses]):
             control=control,
             store=made_by(store_of(data)),
             data=data,
-            notes=(*notes, *self.capped_notes(store_of(data).path.stem, trained.capped)),
+            notes=(*notes, *self._capped_notes(store_of(data).path.stem, trained.capped)),
         )
         return self
 
@@ -185,7 +185,7 @@ class ClassProbe(Probe[FittedClasses]):
         source, bank, found = self._source(words, data, layers, label, splits)
         if name is None:
             name = source.selection.store.path.stem
-        notes, rows = list(fitted.notes if data is None else self.changed_notes(name, data)), []
+        notes, rows = list(fitted.notes if data is None else self._changed_notes(name, data)), []
         n_classes = len(fitted.classes)
         numbers = np.arange(fitted.shape.sizes[0] * fitted.shape.n_probes).reshape(fitted.shape.sizes)
         for layer, (place, seed) in product(bank.shape.layers, enumerate(bank.shape.seeds)):
@@ -289,7 +289,7 @@ class ClassProbe(Probe[FittedClasses]):
             given = split_words(known.train, words, dev=dev)
             known = replace(given, frequency={**known.frequency, **given.frequency})
         source = ClassExamples(selected(data, wanted), known, self._examples(label))  # type: ignore[arg-type]  # not None
-        return source, fitted.bank.at_layers(wanted).to(self.schedule().device), fitted.control
+        return source, fitted.bank.at_layers(wanted).to(self._schedule().device), fitted.control
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted

@@ -103,14 +103,14 @@ class EdgeProbe(Probe[FittedEdges]):
         check_choice("kind", self.kind, get_args(Kind))
         super().__post_init__()
         EdgeShape(1, 1, 1, 2, self.projection, self.hidden_size, self.kind)
-        self.sample()
+        self._sample()
 
-    def schedule(self, *, has_dev: bool = True) -> EdgeSchedule:
+    def _schedule(self, *, has_dev: bool = True) -> EdgeSchedule:
         dropout = DROPOUT[self.kind] if self.dropout is None else self.dropout
-        schedule = super().schedule(has_dev=has_dev)
+        schedule = super()._schedule(has_dev=has_dev)
         return EdgeSchedule(**vars(schedule), mixing_rate=self.mixing_rate, dropout=dropout)
 
-    def sample(self) -> Sample:
+    def _sample(self) -> Sample:
         """The sentences of each split that take part."""
         return Sample(self.n_sentences, self.seed)
 
@@ -135,14 +135,14 @@ class EdgeProbe(Probe[FittedEdges]):
         sentence, a layer that is not stored, early stopping without dev targets, too little memory or a checkpoint of
         another training; MissingRowsError, NonFiniteError, StorageError.
         """
-        schedule, store = self.schedule(has_dev=dev is not None), store_of(data)
+        schedule, store = self._schedule(has_dev=dev is not None), store_of(data)
         layers = layers_of(data, self.layers)
         path = None if checkpoint is None else check_path("checkpoint", checkpoint)
-        task = join_task(store, train, dev, name=name, sample=self.sample())
+        task = join_task(store, train, dev, name=name, sample=self._sample())
         drawn = ControlTask.of(task.train.gold, self.seed) if self.control else None
         tasks = {"": task} if drawn is None else {"": task, ".control": control_task(task, store, drawn)}
-        grid = self.grid(layers)
-        shape = self.shape(task.labels, grid, store.hidden_size)
+        grid = self._grid(layers)
+        shape = self._shape(task.labels, grid, store.hidden_size)
         stream = EdgeStream(store, grid.layers, schedule)
         bank = stream.untrained(EdgeBank, shape, grid.allowed, grid.seed_of, task)
         trained: list[Trained] = []
@@ -155,7 +155,7 @@ class EdgeProbe(Probe[FittedEdges]):
                 file = path and path.with_name(f"{path.stem}{suffix}{path.suffix}")
                 trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=file, progress=part))
         capped = np.concatenate([each.capped for each in trained])
-        notes = (*task.notes, *self.capped_notes(task.labels.name, capped))
+        notes = (*task.notes, *self._capped_notes(task.labels.name, capped))
         self._fitted = FittedEdges(
             trained=trained[0],
             labels=task.labels,
@@ -169,18 +169,18 @@ class EdgeProbe(Probe[FittedEdges]):
         )
         return self
 
-    def grid(self, layers: Sequence[int]) -> ProbeGrid:
+    def _grid(self, layers: Sequence[int]) -> ProbeGrid:
         """The probes of some layers."""
         return ProbeGrid(tuple(layers), tuple(self.seeds), self.layerwise or self.kind == "linear")
 
-    def shape(self, labels: EdgeLabels, grid: ProbeGrid, width: int) -> EdgeShape:
+    def _shape(self, labels: EdgeLabels, grid: ProbeGrid, width: int) -> EdgeShape:
         """The sizes of the probes of a task on vectors of `width` numbers."""
         sizes = len(grid.layers), width, 2 if labels.pairs else 1, len(labels.labels)
         return EdgeShape(*sizes, self.projection, self.hidden_size, self.kind)
 
-    def stream(self, store: Store) -> EdgeStream:
+    def _stream(self, store: Store) -> EdgeStream:
         """Where the batches to predict come from."""
-        return EdgeStream(store, self.fitted.grid.layers, self.schedule())
+        return EdgeStream(store, self.fitted.grid.layers, self._schedule())
 
     def score(
         self,
@@ -240,7 +240,7 @@ class EdgeProbe(Probe[FittedEdges]):
             raise InvalidValueError(f"the probes of {fitted.labels.name} are not of single layers: fit with layerwise")
         bank = self.by_layer(seed) if layerwise else self.cumulative(seed)
         out = np.empty((len(bank), len(split), len(fitted.labels.labels)), np.float32)
-        for targets, logits in iter_logits(bank, self.stream(store), split):
+        for targets, logits in iter_logits(bank, self._stream(store), split):
             out[:, targets] = logits.sigmoid().cpu().numpy()
         return out
 
@@ -274,11 +274,11 @@ class EdgeProbe(Probe[FittedEdges]):
     ) -> JoinedEdges:
         """Find targets of the task in a store; a store that was made otherwise than that of `fit` is noted."""
         store, labels = self._store(data), self.fitted.labels
-        joined = join_edges(store, edges, labels, split=split, sample=sample or self.sample())
-        return replace(joined, notes=(*self.changed_notes(labels.name, data), *joined.notes))
+        joined = join_edges(store, edges, labels, split=split, sample=sample or self._sample())
+        return replace(joined, notes=(*self._changed_notes(labels.name, data), *joined.notes))
 
     def _counts(self, split: EdgeSplit, store: Store) -> SplitCounts:
-        fitted, stream, control = self.fitted, self.stream(store), None
+        fitted, stream, control = self.fitted, self._stream(store), None
         rule = "likeliest" if fitted.labels.single else "half"
         counts = score_edges(fitted.bank(), stream, split)
         if fitted.control is not None:
@@ -321,8 +321,8 @@ class EdgeProbe(Probe[FittedEdges]):
         self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
     ) -> FittedEdges:
         labels = EdgeLabels(learned["task"], tuple(learned["labels"]), learned["single"], learned["pairs"])
-        grid = self.grid(learned["layers"])
-        shape, control = self.shape(labels, grid, learned["width"]), None
+        grid = self._grid(learned["layers"])
+        shape, control = self._shape(labels, grid, learned["width"]), None
         sizes = (len(grid.seed_of),)
         if learned["control"] is not None:
             task = ControlTask.from_json(learned["control"], len(labels.labels))

@@ -223,7 +223,7 @@ def _annotated(
 ) -> Iterator[tuple[NDArray[np.int64], list[tuple[int, Annotation]]]]:
     """Yield the targets of each batch, and their edges with the number of the target, in the order of the targets."""
     labels = probe.fitted.labels
-    for targets, logits in iter_logits(probe.cumulative(seed), probe.stream(store), joined.split):
+    for targets, logits in iter_logits(probe.cumulative(seed), probe._stream(store), joined.split):
         share = normalized(logits, single=labels.single).cpu().numpy()
         likeliest, is_half = share.argmax(2), (logits >= 0).cpu().numpy()
         gold, average = joined.split.gold[targets], share.mean(0)

@@ -130,7 +130,7 @@ class StructuralProbe(Probe[FittedStructure]):
         NonFiniteError, StorageError.
         """
         store = store_of(data)
-        schedule = self.schedule(has_dev=dev is not None)
+        schedule = self._schedule(has_dev=dev is not None)
         rank = min(DEFAULT_RANK, store.hidden_size) if self.rank is None else self.rank
         shape = self._shape(layers_of(data, self.layers), store.hidden_size, rank)
         finder, notes = SentenceFinder(store), list[str]()
@@ -154,7 +154,7 @@ class StructuralProbe(Probe[FittedStructure]):
             n_sentences={split: len(bank) for split, bank in banks.items()},
             store=made_by(store),
             data=store,
-            notes=(*notes, *self.capped_notes(store.path.stem, trained.capped)),
+            notes=(*notes, *self._capped_notes(store.path.stem, trained.capped)),
         )
         return self
 
@@ -179,7 +179,7 @@ class StructuralProbe(Probe[FittedStructure]):
         shape, store = self.fitted.shape, self._store(data)
         name = store.path.stem if name is None else name
         finder = SentenceFinder(store)
-        notes = list(self.fitted.notes if data is None else self.changed_notes(name, data))
+        notes = list(self.fitted.notes if data is None else self._changed_notes(name, data))
         probes = product(shape.layers, shape.tasks, shape.seeds)
         rows: list[Row] = [
             {"store": name, "layer": layer, "task": task, "seed": seed, **row}
@@ -232,7 +232,7 @@ class StructuralProbe(Probe[FittedStructure]):
 
     def _predictions(self, bank: Treebank) -> Iterator[Predicted]:
         """Predict all sentences of a treebank; the probes are those of layers x seeds."""
-        shape, device = self.fitted.shape, self.schedule().device
+        shape, device = self.fitted.shape, self._schedule().device
         weights = self.fitted.weights.to(device)
         groups = list(equal_lengths(bank, n_pairs=max(1, N_PAIRS // (len(shape.layers) * len(shape.seeds)))))
         with torch.no_grad():
