@@ -1,6 +1,5 @@
 from .answers import Arrays as Arrays
 from .queries.registry import answer as answer
-from .queries.registry import has as has
 from .serving import serve as serve
 from .static import write_static as write_static
 from .stores import Explored as Explored
