@@ -213,6 +213,7 @@ def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> N
     """Remove the mean and the top principal components of vectors [n, feature], which often improves them; float32.
 
     Mu & Viswanath 2018, algorithm 1. `n_components`: by default one for every hundred features, at least one.
+    Raises InvalidValueError for anything but a matrix, and for too few vectors.
     """
     given = as_matrix("vectors", vectors)
     count, size = given.shape

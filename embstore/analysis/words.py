@@ -121,7 +121,10 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
 def eligible_types(
     data: Store | Selection, *, min_contexts: int = 5, max_contexts: int | None = None
 ) -> NDArray[np.int64]:
-    """The types that occur in `min_contexts` to `max_contexts` different sentences, ascending; int64 [n]."""
+    """Return the types that occur in `min_contexts` to `max_contexts` different sentences, ascending; int64 [n].
+
+    Raises InvalidValueError for less than one, and where no word can fit.
+    """
     check_whole("min_contexts", min_contexts, 1)
     if max_contexts is not None and check_whole("max_contexts", max_contexts, 1) < min_contexts:
         raise InvalidValueError(f"max_contexts {max_contexts} is less than min_contexts {min_contexts}: no word fits")

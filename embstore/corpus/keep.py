@@ -31,7 +31,7 @@ class Keep:
     which depends only on `seed`, the word and the number of its occurrences.
     """
 
-    words: frozenset[str] | None = None
+    words: Iterable[str] | None = None
     labelled: str | bool = False
     min_contexts: int = 1
     max_contexts: int | None = None

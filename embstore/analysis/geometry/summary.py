@@ -24,6 +24,8 @@ def summarize_geometry(
     Words or sentences are resampled, the same ones for every layer, so that layers can be compared. Columns: `layer,
     metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
     exact. Metrics with one value per layer, and means over one word or sentence, have no interval.
+
+    Raises InvalidValueError for a frame without the columns of `geometry`, and for an option that is not allowed.
     """
     check_columns(frame, COLUMNS, "the frame of geometry")
     check_whole("resamples", resamples, 1, 10**6)
@@ -83,6 +85,8 @@ def extreme_words(frame: pl.DataFrame, *, layer: Layer = -1, metric: str = "self
 
     Columns: `end` ("most" or "least" context-specific), then those of the frame; the lowest values first for "most",
     the highest first for "least", equal values in alphabetical order.
+
+    Raises InvalidValueError where the frame has no words for this metric and layer.
     """
     check_whole("count", count, 1, 2**31 - 1)
     check_columns(frame, COLUMNS, "the frame of geometry")

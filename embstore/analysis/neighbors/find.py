@@ -308,7 +308,7 @@ class _Candidates:
 
 
 def mark_words(data: Store, rows: ArrayLike) -> list[str]:
-    """The sentences of some rows with the word, or the whole phrase, in brackets."""
+    """Return the sentences of some rows with the word, or the whole phrase, in brackets."""
     return [f"{before}[{word}]{after}" for before, word, after in data.select(rows=rows).concordance()]
 
 

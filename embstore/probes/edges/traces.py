@@ -272,7 +272,7 @@ def ambiguous_sentences(traces: Traces, *, limit: float = LIMIT, rule: Rule = "r
 
     Columns: `sentence`, the number of `ambiguous` edges, of these `turned` (P(0) and P(L) prefer different ones of
     right and best wrong label), of all `edges`, the `tasks` with ambiguous edges, and `text`. With equal numbers, more
-    turned edges come first, then the order of the sentences.
+    turned edges come first, then the order of the sentences. Raises InvalidValueError for another limit or rule.
     """
     rows = []
     for sentence in traces.of_sentences:
