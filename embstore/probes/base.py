@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, check_type, check_whole, quoted
-from embstore.probes.reading import MAX_SEED, Layers, check_path, require_distinct, store_of
+from embstore.probes.reading import MAX_SEED, check_path, require_distinct, store_of
 from embstore.probes.saved import is_saved, write_tensors
 from embstore.probes.training import Schedule, Trained, Training
 from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
+from embstore.store.layout import Layers
 from embstore.store.metadata import canonical
 
 NOT_SAVED = ("device", "memory")  # settings of the machine, not of the probes

@@ -21,13 +21,13 @@ from embstore.probes.classes.examples import ClassExamples, ExampleOptions, Labe
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
-from embstore.probes.reading import Layers, check_names, layers_of, store_of
+from embstore.probes.reading import check_names, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.probes.training import Schedule, Trained
 from embstore.progress import Progress
 from embstore.store import Selection, Store
-from embstore.store.layout import Layer, resolve_layers
+from embstore.store.layout import Layer, Layers, resolve_layers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
