@@ -56,7 +56,8 @@ class ClassProbe(Probe[FittedClasses]):
     All probes are trained together as one model, and scored on words that they have not seen::
 
         lists = (es.corpus.read_word_classes(f"{split}.tsv") for split in ("train", "test"))
-        result = es.ClassProbe(kind="mlp").fit(store, es.probes.split_words(*lists)).score()
+        probe = es.ClassProbe(layers=[0, -1], training=es.Training(epochs=3))
+        result = probe.fit(store, es.probes.split_words(*lists)).score()
 
     label: the label column with the classes. level: "context", where each labelled occurrence is an example of its own
     class; or "type", where the mean of a word's occurrences is one example of all its classes (AVG-BERT-l). kind:

@@ -73,7 +73,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
     All P(l) of all seeds are trained together as one model::
 
-        probe = es.EdgeProbe(layers="all", control=True)
+        probe = es.EdgeProbe(layers=[0, 3, 6], training=es.Training(epochs=3))
         probe.fit(es.open("trees.zarr"), "nouns/train.jsonl", "nouns/dev.jsonl").score("nouns/test.jsonl")
 
     kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span, and over the product of

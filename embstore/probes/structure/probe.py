@@ -83,7 +83,8 @@ class StructuralProbe(Probe[FittedStructure]):
     The probes of all layers, tasks and seeds are trained together. Sentences are found in the store by their words::
 
         train, dev, test = (es.corpus.read_trees(f"{split}.conllu") for split in ("train", "dev", "test"))
-        result = es.StructuralProbe(rank=64).fit(es.open("trees.zarr"), train, dev).score(test)
+        probe = es.StructuralProbe(layers=[0, -1], rank=16, training=es.Training(epochs=3))
+        result = probe.fit(es.open("trees.zarr"), train, dev).score(test)
 
     tasks: "distance", "depth" or both. rank: rows of B; 128 by default, or the width of the vectors if that is less.
     n_sentences: of each split at most, drawn with `seed`, the same ones for every store; None for all. decay: what a
