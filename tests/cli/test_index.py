@@ -109,7 +109,7 @@ def test_listing_and_removing(store: str, work: Work) -> None:
         ("store.zarr --set seed=-1", ("seed=-1", "0 or more")),
         ("store.zarr --seed 1", ("--seed is a setting", "--set seed=VALUE")),
         ("store.zarr --set threads=two", ("threads=two", "a whole number")),
-        ("store.zarr --set colour=red", ("colour is not a setting", "train_sample, seed, memory, threads, k, n_queries")),
+        ("store.zarr --set colour=red", ("colour is not a setting", "seed, memory, threads, k, n_queries")),
         ("store.zarr --layer 1 --out r.csv", ("--recall",)),
         ("store.zarr --layer 1 --recall --out r.txt", ("--out r.txt", ".csv")),
         ("store.zarr --recall --set k=0", ("k 0", "1 or more")),
