@@ -74,11 +74,6 @@ def static_vectors(
     addition to the result. `executor`: compute groups of words in its workers, each within `memory` and with one
     thread; the vectors are the same to the bit. `progress(done, total)` counts occurrences.
 
-    Example::
-
-        vectors = es.static_vectors(store, layer=4, method="mean", min_contexts=3)
-        es.neighbors(vectors, "bank", k=5)
-
     Raises InvalidValueError for an invalid option, a layer that is not stored, or if no word remains; MissingRowsError,
     NonFiniteError.
     """

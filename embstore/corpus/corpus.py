@@ -95,11 +95,6 @@ def open_corpus(
     stop, label]; it becomes a label column. `chat`: the template of `embstore.models.chat_template`, applied where the
     text of a row is a list of messages with role and content. `encoding`: the encoding of files, by default utf-8.
 
-    Example::
-
-        corpus = es.open_corpus("novel.txt", split="sentences")
-        first = next(iter(corpus))  # a Sentence
-
     Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
     files of unknown or different formats.
     """

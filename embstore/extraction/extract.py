@@ -71,10 +71,6 @@ def extract(
     Every partition that the store does not have yet is encoded and committed. The same call resumes after an
     interruption, and leaves a finished store as it is. The bytes of the store depend on the plan alone.
 
-    Example::
-
-        store = es.extract(es.plan("novel.txt", model="minilm"), "novel.zarr")
-
     Parameters
     ----------
     plan:

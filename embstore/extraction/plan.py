@@ -282,8 +282,10 @@ def plan(
 
     Example::
 
+        corpus = es.open_corpus("novel.txt", split="sentences")
         options = es.ExtractionOptions(layers=[0, -1], keep=es.Keep(max_contexts=100))
-        plan = es.plan("novel.txt", model="minilm", options=options)  # shows the cost
+        plan = es.plan(corpus, model="minilm", options=options)  # shows the cost
+        store = es.extract(plan, "novel.zarr")
 
     Parameters
     ----------

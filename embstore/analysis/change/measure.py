@@ -151,11 +151,6 @@ def measure_change(
     with fewer on a side are listed in `skipped`. `tests`: permutations, intervals, clusters and seeds. `memory`: bytes
     or a text such as "4GiB" for the sums; with less, words are summed in several passes.
 
-    Example::
-
-        change = es.analysis.change.measure_change(es.open("demo.zarr"), es.open("trees.zarr"), min_occurrences=3)
-        change.top(layer=-1, count=5)
-
     Raises InvalidValueError (stores of different models, a column without two values, no word with enough occurrences),
     MissingRowsError, NonFiniteError.
     """

@@ -76,10 +76,6 @@ def neighbors(
     an index of the same layer and space, or its name: faster for millions of rows, and finds nearly all neighbours. If
     the layer has a sketch (`build_index(kind="sketch")`), an exact search of few queries, or in a bucket, uses it.
 
-    Example::
-
-        es.neighbors(store, "bank", pool="mean", layer=4, k=5, same_word=False)
-
     Raises InvalidValueError (unknown word, layer or metric; k below 1 or above the number of candidates), ModelError.
     """
     _check_query(data, word, occurrence, vectors, text, model, metric, pool)
