@@ -96,7 +96,12 @@ def test_sentences_whose_element_is_not_the_first_are_never_trained_on(treebank:
 
 def test_the_word_with_the_highest_score_is_found(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=30, planted=2, layers=(0, 2))
-    probe = EdgeProbe(kind="linear", seeds=(0, 3), training=Training(2, 8, 0.02, 0), device="cpu")
+    probe = EdgeProbe(
+        kind="linear",
+        seeds=(0, 3),
+        training=Training(epochs=2, batch_size=8, learning_rate=0.02, patience=0),
+        device="cpu",
+    )
     probe.fit(made.store, made.splits["train"], made.splits["dev"])
     sentences = made.splits["test"]
     found = found_words(probe, sentences, ("blue", "red"), 3)
