@@ -222,6 +222,20 @@ def test_large_panels_with_legends_have_two_columns_on_paper() -> None:
     assert [text.get_text() for text in axis.get_legend().get_texts()] == ["sep_to_sep"]
 
 
+@pytest.mark.parametrize("style", [None, "paper", "talk"])
+@pytest.mark.quick(1)
+def test_legends_of_attention_do_not_lie_on_the_label_of_the_axis(style: str | None) -> None:
+    items = {"share": "self", "entropy": "all", "distance": "", "pattern": "vertical", "uuas": ""}
+    rows = [(metric, layer, 0, item, 1, 0.5, 0.1) for metric, item in items.items() for layer in (1, 2)]
+    columns = ["metric", "layer", "head", "item", "offset", "value", "baseline"]
+    figure = plot.attention_figure(pl.DataFrame(rows, schema=columns, orient="row"), style=style)
+    figure.draw_without_rendering()
+    below = [axis for axis in figure.axes if axis.get_xlabel() == "layer" and axis.get_legend()]
+    assert len(below) >= 2
+    for axis in below:
+        assert axis.get_legend().get_window_extent().y1 <= axis.xaxis.label.get_window_extent().y0
+
+
 def test_attention_of_a_sentence_fits_a_column() -> None:
     values = np.full((3, 12, 4, 4), 0.25)
     sentence = SimpleNamespace(subwords=("a", "b", "c", "d"), layers=(0, 1, 2), heads=tuple(range(12)), values=values)

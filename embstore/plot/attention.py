@@ -69,8 +69,9 @@ def _means(part: pl.DataFrame, by: str = "layer") -> tuple[list[int], NDArray[np
 
 
 def _legend_below(axis: Any, *, columns: int = 2) -> None:
-    """Give a panel a legend that covers no point."""
-    axis.legend(frameon=False, fontsize=7, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    """Give a panel a legend that covers no point, and not the label of its axis, which is as high in a low panel."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 6}
+    axis.legend(frameon=False, fontsize=7, ncols=columns, **place)
 
 
 def _draw_shares(axis: Any, frame: pl.DataFrame) -> None:

@@ -49,7 +49,7 @@ def test_notes_and_figures(folder: Work) -> None:
     few = ("--set", "permutations=19", "--set", "resamples=0", "--metrics", "prt,apd")
     ran = folder.run("change", "side0.zarr", "side1.zarr", *few, "--set", "sample=20", "--plot", "c.svg")
     assert ran.status == 0
-    assert ran.err == "embstore: the tests of 6 words are of 20 occurrences of each side, drawn at random\n"
+    assert ran.err == "embstore: the tests of 6 words draw 20 occurrences of a side at most\n"
     assert "<svg" in (folder / "c.svg").read_text()
 
 

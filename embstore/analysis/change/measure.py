@@ -291,5 +291,6 @@ def _notes(compared: Compared, found: dict[int, list[Tested]], tests: ChangeTest
             )
     drawn = int((compared.counts.max(1) > tests.sample).sum())
     if drawn:
-        notes.append(f"the tests of {drawn:,} words are of {tests.sample:,} occurrences of each side, drawn at random")
+        words = "word draw" if drawn == 1 else "words draw"
+        notes.append(f"the tests of {drawn:,} {words} {tests.sample:,} occurrences of a side at most")
     return tuple(notes)

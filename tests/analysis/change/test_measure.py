@@ -180,7 +180,7 @@ def test_frequent_words_are_tested_on_a_random_sample(tmp_path: Path) -> None:
     old, new = write_sides(tmp_path, n_words=2, count=30)
     tests = [ChangeTests(permutations=19, resamples=0, sample=33, seed=seed) for seed in range(4)]
     found = [measure_change(old.store, new.store, metrics="apd", tests=each) for each in tests]
-    assert found[0].notes[-1].startswith("the tests of 2 words are of 33 occurrences of each side")
+    assert found[0].notes[-1].startswith("the tests of 2 words draw 33 occurrences of a side at most")
     drawn = [each.occurrences("w1").rows for each in found]
     assert all(len(rows) == 32 + 33 for rows in drawn)
     assert len({tuple(rows) for rows in drawn}) == 4
