@@ -26,6 +26,7 @@ from embstore.errors import (
     AppendedTwiceWarning,
     InvalidValueError,
     MissingRowsError,
+    StoreBusyError,
     StoreDamagedError,
     StoreFormatError,
     StoreMismatchError,
@@ -34,6 +35,7 @@ from embstore.errors import (
 )
 from embstore.executors import Processes
 from embstore.store import Collection, StoreWriter, collect, merged
+from embstore.store.storage.lock import StoreLock
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.object_server import Bucket
@@ -612,6 +614,8 @@ def test_a_failed_append_loses_nothing_and_resumes_to_the_same_bytes(
             shutil.rmtree(torn / "appended" / "0002.zarr")
     with pytest.raises(StoreMismatchError, match=r"0002\.zarr was begun with another corpus"):
         extract(torn, SENTENCES[60:70], append=True)
+    with StoreLock(torn), pytest.raises(StoreBusyError):
+        extract(torn, SENTENCES[40:60], append=True)
     extract(torn, SENTENCES[40:60], append=True)
     assert all_files(torn) == all_files(tmp_path / "calm.zarr")
     with warnings.catch_warnings():

@@ -26,6 +26,8 @@ BODY = np.random.default_rng(0).integers(0, 256, 20_000, np.uint8).tobytes()
 class Conformance:
     """The tests that each storage inherits; `storage` is a fixture of the subclass."""
 
+    left = ".tmp/left"  # a key in the temporary folder
+
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         raise NotImplementedError
@@ -38,11 +40,15 @@ class Conformance:
         assert (storage.size("a/b"), storage.sizes()) == (len(data), {"a/b": len(data)})
         storage.put("a/b", [b"shorter"])
         assert storage.get("a/b") == b"shorter"
+        storage.put(self.left, [b"by a write that was interrupted"])
+        assert not storage.is_tidy()
         storage.finish()
         assert storage.is_tidy()
         assert storage.sizes() == {"a/b": 7}
 
-    def test_ranges(self, storage: Storage) -> None:
+    def test_ranges(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in ("base", "objects"):
+            monkeypatch.setattr(f"embstore.store.storage.{module}.READ_NBYTES", 6_000)
         storage.put("a", [BODY])
         starts, stops = [0, 10, 19_000], [10, 5_000, 20_000]
         for start, stop in zip(starts, stops, strict=True):
@@ -124,6 +130,8 @@ class Conformance:
 
 
 class TestLocal(Conformance):
+    left = "t/.tmp/left"
+
     @pytest.fixture
     def storage(self, tmp_path: Path) -> Storage:
         return LocalStorage(tmp_path / "store", temporary="t/.tmp")
@@ -143,7 +151,7 @@ class TestLocal(Conformance):
         """As on Windows."""
         for name in ("pwrite", "preadv"):
             monkeypatch.delattr(os, name)
-        self.test_ranges(storage)
+        self.test_ranges(storage, monkeypatch)
         self.test_bytes_in_place(storage)
 
     def test_a_write_is_durable_before_its_name(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +300,7 @@ def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the disk is full"):
         write("No space left on device (os error 28)")  # as Polars says it
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".new.new" / "left by a kill").mkdir(parents=True)
     write()
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["new", "new/a"]
 

@@ -53,7 +53,9 @@ def test_writers_that_race_get_the_lock_one_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_exists_is_not_touched(tmp_path: Path, suffix: str) -> None:
     made = example()
+    (tmp_path / f".s{suffix}.new" / "left by a kill").mkdir(parents=True)
     path = made.make(tmp_path / f"s{suffix}").path
+    assert not (path / "left by a kill").exists()
     before = all_files(path)
     with pytest.raises(InvalidValueError, match="exists already"):
         made.create(path)
