@@ -165,17 +165,13 @@ def read_at(descriptor: int, out: Bytes, offset: int) -> int:
 
 
 def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes], *, fsync: bool = True) -> None:
-    """Write a new file part by part; an incomplete file is removed."""
-    try:
-        with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
-            offset = 0
-            for part in parts:
-                offset = write_at(descriptor, part, offset)
-            if fsync:
-                os.fsync(descriptor)
-    except BaseException:
-        clean_up(path)
-        raise
+    """Write a new file part by part; the caller removes an incomplete one."""
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+        offset = 0
+        for part in parts:
+            offset = write_at(descriptor, part, offset)
+        if fsync:
+            os.fsync(descriptor)
 
 
 def fsync(path: Path) -> None:
