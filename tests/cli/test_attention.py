@@ -73,4 +73,4 @@ def test_the_attention_of_a_sentence_is_drawn(work: Work) -> None:
     assert {"[CLS]", "[SEP]", "layer 1", "layer 3", "the head that attends most"} <= svg_texts(work / "s.svg")
     ran = work.run("lookup", "s.zarr", word, "--attention", "model")
     assert (ran.status, ran.out) == (2, "")
-    assert "give --plot FILE too" in ran.err
+    assert "--attention model has no effect without --plot" in ran.err
