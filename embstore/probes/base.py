@@ -209,6 +209,6 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     same = first[weights] == second[weights] if weights in first and weights in second else first == second
     if not same:
         parts.append(f"{first.get('name')} (now {second.get('name')})")
-    options = [("site", one["site"], other["site"])]
+    options = [("site", one.get("site", other["site"]), other["site"])]  # older files of probes do not say it
     options += [(name, one["extraction"].get(name), other["extraction"].get(name)) for name in WHAT_MAKES_VECTORS]
     return ", ".join([*parts, *(f"{name} {before} (now {now})" for name, before, now in options if before != now)])
