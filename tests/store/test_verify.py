@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from embstore.errors import StoreMismatchError, StoreNotFoundError
 from embstore.store import verify
 from embstore.store.arrays import commit_record
 from embstore.store.check.repair import repair_layout
@@ -202,6 +203,19 @@ def test_repair_of_int8_with_another_center_keeps_nothing(tmp_path: Path, suffix
     assert made.center is not None
     other = np.nextafter(made.center, np.float32(np.inf))
     assert repair_layout(path, metadata=made.metadata, index=made.index, center=other) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_repair_with_another_plan_is_refused(tmp_path: Path, suffix: str) -> None:
+    made, other = example(seed=1), example(seed=2)
+    path = made.make(tmp_path / f"s{suffix}").path
+    before = all_files(path)
+    with pytest.raises(StoreMismatchError, match="made with another extraction than this plan"):
+        repair_layout(path, metadata=other.metadata, index=other.index)
+    assert all_files(path) == before
+    with pytest.raises(StoreNotFoundError):
+        repair_layout(tmp_path / f"none{suffix}", metadata=made.metadata, index=made.index)
+    assert sorted(tmp_path.iterdir()) == [path]
 
 
 def test_a_shard_whose_index_is_not_that_of_the_layout_is_found(tmp_path: Path) -> None:
