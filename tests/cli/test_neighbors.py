@@ -63,6 +63,15 @@ def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
     assert all(row["word"] != word for row in rows)
 
 
+@pytest.mark.slow
+def test_fields_of_documents_are_of_their_kind_in_json(work: Work) -> None:
+    rows = [{"text": f"the cat sat on the mat {number}", "year": 1900 + number} for number in range(3)]
+    es.extract(es.plan(rows, model=work / "model", calibrate=False), work / "years.zarr")
+    printed = json.loads(work.run("neighbors", "years.zarr", "cat", "-k", "1", "--json").out)
+    validator_of("neighbors").validate(printed)
+    assert {each["year"] for each in printed} <= {1900, 1901, 1902}
+
+
 def test_a_new_sentence_and_the_mean(work: Work) -> None:
     word = word_of(work)
     ran = work.run("neighbors", "store.zarr", "--text", f"so [{word}] it {{is}}", "-k", "2")
