@@ -13,7 +13,7 @@ import pytest
 import embstore as es
 from embstore.extraction import estimate
 from embstore.extraction.breakeven import _beyond
-from embstore.extraction.estimate import BreakEven, disk_rates
+from embstore.extraction.estimate import BreakEven, disk_rates, format_duration, format_nbytes
 from tests.models import tiny
 
 HOUR, GB_MONTH = 3.6, 2.0  # 0.001 a second
@@ -94,3 +94,8 @@ def test_a_sample_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [len(found.parts), sum(part.n_rows for part in found.parts)] == [3, words]
     assert min(found.compute_seconds, found.read_seconds, found.store_seconds) > 0
     assert not list((tmp_path / "place").iterdir())
+
+
+def test_figures_have_the_largest_unit_below_them() -> None:
+    assert [format_nbytes(n) for n in (1023, 1024, 150 * 2**20)] == ["1,023 B", "1.0 KiB", "150 MiB"]
+    assert [format_duration(n) for n in (89, 90, 89 * 60, 90 * 60)] == ["89 s", "2 min", "89 min", "1.5 h"]

@@ -97,6 +97,8 @@ def test_words_are_the_same_with_and_without_specials(folders: Path, tmp_path: P
     marked = found.filter(found["special"].is_not_null())["marked"].to_list()
     assert marked
     assert all(text.startswith("[[CLS]] ") or text.endswith(" [[SEP]]") for text in marked)
+    with pytest.raises(InvalidValueError, match=r"specials .*True or False"):
+        es.ExtractionOptions(specials="no")  # type: ignore[arg-type]
     for given in ({"specials": True}, {"labels": {"special": "[SEP]"}}):
         with pytest.raises(InvalidValueError, match="no rows of special tokens: extract one with --specials"):
             alone.select(**given)

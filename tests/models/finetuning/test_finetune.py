@@ -426,14 +426,23 @@ CONLLU = "1\tthe\tthe\t_\tDT\t_\t2\tdet\t_\t_\n\n"
         ("pos", {"train.conll": GOOD, "dev.conll": GOOD}, {"model": 3}, "the model is 3: give the name"),
         ("parse", {}, {}, "unknown task 'parse'; allowed are pos, ner, classify, paraphrase"),
         ("pos", {}, {"device": "gpu"}, "unknown device 'gpu'"),
+        ("pos", {}, {"device": "cuda:1"}, "fine-tuning uses the first GPU, not cuda:1"),
         ("pos", {"train.conll": GOOD, "dev.conll": GOOD}, {"max_length": 2}, "no space for a word"),
         ("pos", {"train.conll": GOOD, "dev.conll": GOOD}, {"max_length": 999}, "accepts at most 320 subwords"),
         ("pos", {"train.conll": GOOD, "dev.conll": GOOD}, {"model": "gone/model/here"}, "there is no model folder"),
     ],
 )
 def test_bad_input_is_one_line(
-    task: str, files: dict[str, str], options: dict[str, Any], says: str, model: Path, tmp_path: Path
+    task: str,
+    files: dict[str, str],
+    options: dict[str, Any],
+    says: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if options.get("device") == "cuda:1":  # as if there were two
+        monkeypatch.setattr("embstore.models.finetuning.finetune.choose_device", torch.device)
     folder = tmp_path / "data"
     folder.mkdir()
     for name, text in files.items():
