@@ -92,6 +92,7 @@ WORD = "{}\t{}\t_\tX\t_\t_\t{}\t_\t_\t_\n"
     ("text", "message"),
     [
         (WORD.format(1, "a", "_"), "some.conllu:1: the head (column 7) of 'a' is '_': a tree needs a number from 0"),
+        (WORD.format(1, "a", "²"), ":1: the head (column 7) of 'a' is '²'"),  # isdigit is true, int fails
         (WORD.format(1, "a", 0) + WORD.format(2, "b", 3), ":2: the head (column 7) of 'b' is '3'"),
         (WORD.format(1, "a", 0) + WORD.format(2, "b", 2), ":2: the head (column 7) of 'b' is the word itself"),
         ("\n" + WORD.format(1, "a", 0) + WORD.format(2, "b", 0), ":2: the sentence beginning here has 2 roots"),

@@ -48,7 +48,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("means")
     with pytest.MonkeyPatch.context() as patch:
         small_partitions(patch)
-        patch.setattr(making, "BLOCK", 64)
+        patch.setattr(making, "BLOCK", 3)
         plan = planned()
         assert plan.layout.n_partitions > 6
         assert len(plan.groups) > 2
