@@ -128,6 +128,15 @@ def test_what_another_process_has_finished_is_not_done_again(
     assert all_files(path) == written
 
 
+def test_what_a_kill_left_next_to_a_finished_store_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "s.zarr"
+    extract_means(planned(), path, progress=False)
+    for left in (sums_file(path), sums_lock(path).file):
+        left.touch()
+        extract_means(planned(Broken(0)), path, progress=False)
+        assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_partition_after_one_that_failed_is_not_added(
     tmp_path: Path, written: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
