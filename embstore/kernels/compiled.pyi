@@ -104,7 +104,7 @@ class Candidates:
         n: int,
         segment: int,
         offsets: NDArray[np.uint16],
-        norms: NDArray[np.float32] | None,
+        norms: NDArray[np.uint16] | None,
         allowed: NDArray[np.uint8] | None,
         weights: NDArray[np.int8],
         terms: NDArray[np.uint8],
@@ -112,9 +112,9 @@ class Candidates:
     ) -> None:
         """Set the `bounds` of `n` rows from `first` on by the first level of their sketch, [group, byte].
 
-        They, and `norms`, which products do not need, are up to a whole group, float32 [q, row] and [row]; `allowed`
-        [n]: the rows that can be found. `weights` [q, 64] and the bytes of `terms` [q, byte] are those of the queries;
-        see kernels.h. Likely rows become candidates.
+        They, and `norms`, which products do not need, are up to a whole group, float32 [q, row] and uint16 [row];
+        `allowed` [n]: the rows that can be found. `weights` [q, 64] and the bytes of `terms` [q, byte] are those of the
+        queries; see kernels.h. Likely rows become candidates.
         """
 
     def choose(
@@ -124,7 +124,7 @@ class Candidates:
         n: int,
         segment: int,
         offsets: NDArray[np.uint16],
-        norms: NDArray[np.float32] | None,
+        norms: NDArray[np.uint16] | None,
         weights: NDArray[np.int8],
         terms: NDArray[np.uint8],
         bounds: NDArray[np.float32],

@@ -77,11 +77,11 @@ cdef extern from "kernels.h" nogil:
         const uint16_t *offsets
     void scan_sketch(
         const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
-        const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds
+        const sketch_terms_t *terms, const uint16_t *norms, const uint8_t *allowed, float *bounds
     )
     int64_t choose_sketch(
         const search_t *search, const sketch_block_t *block, const uint8_t **levels, int n_levels,
-        const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *bounds, const float *limits
+        const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits
     )
     int64_t refine_sketch(
         const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
@@ -317,7 +317,7 @@ cdef class Candidates:
         int64_t n,
         int64_t segment,
         const uint16_t[::1] offsets,
-        const float[::1] norms,
+        const uint16_t[::1] norms,
         const uint8_t[::1] allowed,
         const int8_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
@@ -342,7 +342,7 @@ cdef class Candidates:
         int64_t n,
         int64_t segment,
         const uint16_t[::1] offsets,
-        const float[::1] norms,
+        const uint16_t[::1] norms,
         const int8_t[:, ::1] weights,
         const uint8_t[:, ::1] terms,
         float[:, :] bounds,
@@ -400,7 +400,7 @@ cdef class Candidates:
         int64_t n,
         int64_t segment,
         const uint16_t[::1] offsets,
-        const float[::1] norms,
+        const uint16_t[::1] norms,
         float[:, :] bounds,
     ) except *:
         cdef sketch_block_t block

@@ -97,7 +97,8 @@ enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_ROW_NBYTES = 40, SKETCH_GROUP
 
 /* What a query makes of a level. Value of a row, of which `step`, `spread` and `of_error` are in each level:
    base + scale (step (2 product - offset) + spread) + of_error error + of_norm norm + of_square norm^2; its bound has
-   of_tail tail more. Both are to be divided by the norm if `divides`. Where no term is of the norm, norms may be NULL. */
+   of_tail tail more. Both are to be divided by the norm if `divides`. Where no term is of the norm, norms may be NULL; see
+   float_of_norm. */
 typedef struct {
     float base, step, spread, of_error, of_tail, of_norm, of_square;
     int32_t offset, divides;
@@ -115,7 +116,7 @@ typedef struct {
    set. */
 void scan_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
-    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds);
+    const sketch_terms_t *terms, const uint16_t *norms, const uint8_t *allowed, float *bounds);
 
 /* Add the grouped levels after the first to the bounds of groups of which one is above the limit of a query, and the rows
    that are above it still to a search, with their values minus the limit; both times the norm if the terms divide by it.
@@ -123,7 +124,7 @@ void scan_sketch(
 enum { SKETCH_LIST = 64 };
 int64_t choose_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
-    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *bounds, const float *limits);
+    const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits);
 
 /* Add the products of a further level to the values of the candidates; those whose bound is not above 0 are removed. The
    record of candidate i of a query is number places[query, i]. Returns how many records are damaged. */

@@ -217,14 +217,14 @@ int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state
 
 void scan_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
-    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds
+    const sketch_terms_t *terms, const uint16_t *norms, const uint8_t *allowed, float *bounds
 ) {
     CHOOSE(scan_sketch)(search, block, groups, weights, terms, norms, allowed, bounds);
 }
 
 int64_t choose_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
-    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *bounds, const float *limits
+    const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits
 ) {
     return CHOOSE(choose_sketch)(search, block, levels, n_levels, weights, terms, norms, bounds, limits);
 }

@@ -91,14 +91,24 @@ INLINE TARGET void NAME(add_level)(
     }
 }
 
+/* WIDTH norms as floats. */
+INLINE TARGET floats NAME(load_norms)(const uint16_t *from) {
+#if WIDTH > 1
+    typedef uint32_t numbers __attribute__((vector_size(4 * WIDTH)));
+    return (floats)((numbers)NAME(load_bfloats)(from) >> 1);
+#else
+    return float_of_norm(*from);
+#endif
+}
+
 /* Bit i says whether the bound of row at + i is above the limit, times its norm if the score is divided by that. */
 INLINE TARGET uint32_t NAME(open_rows)(
-    const float *bounds, const float *norms, int64_t at, int divides, float limit
+    const float *bounds, const uint16_t *norms, int64_t at, int divides, float limit
 ) {
     uint32_t open = 0;
     UNROLL for (int i = 0; i < SKETCH_GROUP; i += WIDTH) {
         floats limits = (floats){0} + limit;
-        if (divides) limits *= NAME(load_floats)(norms + at + i);
+        if (divides) limits *= NAME(load_norms)(norms + at + i);
         open |= NAME(above)(NAME(load_floats)(bounds + at + i), limits) << i;
     }
     return open;
@@ -107,25 +117,26 @@ INLINE TARGET uint32_t NAME(open_rows)(
 /* Set the bounds of one group of rows by the first level, and add the likely ones. */
 INLINE TARGET void NAME(scan_group)(
     const search_t *search, const sketch_block_t *block, const uint8_t *group, const int8_t *weights,
-    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds, int64_t start
+    const sketch_terms_t *terms, const uint16_t *norms, const uint8_t *allowed, float *bounds, int64_t start
 ) {
     const int64_t last = block->n - start < SKETCH_GROUP ? block->n - start : SKETCH_GROUP;
+    float norm[SKETCH_GROUP] = {0};
+    for (int i = 0; norms && i < SKETCH_GROUP; i += WIDTH)
+        NAME(store_floats)(norm + i, NAME(load_norms)(norms + start + i));
     for (int64_t query = 0; query < search->n_queries; query++) {
         const sketch_terms_t own = terms[query];
         const float least = search->least[query];
         float *bound = bounds + query * block->stride + start, value[SKETCH_GROUP], likely[SKETCH_GROUP];
         if (least == INFINITY) continue;
-        for (int i = 0; i < SKETCH_GROUP; i++) {
-            const float norm = norms ? norms[start + i] : 0;
-            value[i] = own.base + (own.of_norm + own.of_square * norm) * norm;
-        }
+        for (int i = 0; i < SKETCH_GROUP; i++)
+            value[i] = own.base + (own.of_norm + own.of_square * norm[i]) * norm[i];
         NAME(add_level)(group, weights + query * SKETCH_SIZE, &own, value, bound);
         if (allowed || last < SKETCH_GROUP)
             for (int i = 0; i < SKETCH_GROUP; i++)
                 if (i >= last || (allowed && !allowed[start + i])) bound[i] = -INFINITY;
         for (int i = 0; i < SKETCH_GROUP; i++) {
-            const float norm = norms ? norms[start + i] : 0, between = 0.75f * value[i] + 0.25f * bound[i];
-            likely[i] = own.divides ? (norm > 0 ? between / norm : bound[i] < 0 ? bound[i] : 0) : between;
+            const float between = 0.75f * value[i] + 0.25f * bound[i];
+            likely[i] = own.divides ? (norm[i] > 0 ? between / norm[i] : bound[i] < 0 ? bound[i] : 0) : between;
         }
         uint32_t above = NAME(open_rows)(likely, NULL, 0, 0, least);
         for (; above; above &= above - 1) {
@@ -137,7 +148,7 @@ INLINE TARGET void NAME(scan_group)(
 
 TARGET static void NAME(scan_sketch)(
     const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
-    const sketch_terms_t *terms, const float *norms, const uint8_t *allowed, float *bounds
+    const sketch_terms_t *terms, const uint16_t *norms, const uint8_t *allowed, float *bounds
 ) {
     enum { STREAMS = 4, AHEAD = 4 };  /* the processor reads several parts at a time faster than one */
     const int64_t n_groups = (block->n + SKETCH_GROUP - 1) / SKETCH_GROUP, each = (n_groups + STREAMS - 1) / STREAMS;
@@ -152,7 +163,7 @@ TARGET static void NAME(scan_sketch)(
 /* Of a list of groups, add a level to the bounds of their rows; keeps those of which a row is open still. */
 INLINE TARGET int NAME(narrow)(
     const uint8_t *before, const uint8_t *groups, int64_t *list, int n, const int8_t *weights,
-    const sketch_terms_t *before_own, const sketch_terms_t *own, const float *norms, float *bounds, float limit
+    const sketch_terms_t *before_own, const sketch_terms_t *own, const uint16_t *norms, float *bounds, float limit
 ) {
     enum { AHEAD = 4 };
     int left = 0;
@@ -174,7 +185,7 @@ INLINE TARGET int NAME(narrow)(
 
 TARGET static int64_t NAME(choose_sketch)(
     const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
-    const int8_t *weights, const sketch_terms_t *terms, const float *norms, float *bounds, const float *limits
+    const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits
 ) {
     const int64_t n_groups = (block->n + SKETCH_GROUP - 1) / SKETCH_GROUP, n_queries = search->n_queries;
     int64_t n_read = 0, list[SKETCH_LIST];
@@ -203,7 +214,7 @@ TARGET static int64_t NAME(choose_sketch)(
                 NAME(values_of)(last, terms + (n_levels - 1) * n_queries + query, bounds + at, value);
                 for (uint32_t open = NAME(open_rows)(bounds, norms, at, divides, limit); open; open &= open - 1) {
                     const int row = FIRST_BIT(open);
-                    const float least = divides ? limit * norms[at + row] : limit;
+                    const float least = divides ? limit * float_of_norm(norms[at + row]) : limit;
                     add_position(search, block, query, at + row, value[row] - least);
                 }
             }

@@ -24,10 +24,12 @@ from embstore.analysis.neighbors.sketch_codes import (
     GROUP_NBYTES,
     GROUPED,
     LEVEL,
+    NORM_ROUNDING,
     RECORD_NBYTES,
     SEGMENT,
     SLACK,
     Sketch,
+    of_norms,
 )
 from embstore.kernels.compiled import pack_queries, padded_queries
 
@@ -101,7 +103,7 @@ class _Part(NamedTuple):
     first: int
     stop: int
     offsets: NDArray[np.uint16]
-    norms: NDArray[np.float32] | None
+    norms: NDArray[np.uint16] | None
     groups: NDArray[np.uint8]
 
     def piece(self, at: int) -> _Part:
@@ -165,9 +167,9 @@ class _SketchSearch:
         """Add the product with the mean, the metric and the rounding of float32 to the terms of the first level."""
         metric, rounding = self.search.space.metric, 2 * self.mean_length * self.lengths
         if metric == "cosine":
-            terms["of_norm"] = 2 * ROUNDING
+            terms["of_norm"] = NORM_ROUNDING + 2 * ROUNDING
         if metric == "l2":
-            terms["of_square"] = ROUNDING - 0.5
+            terms["of_square"] = NORM_ROUNDING + ROUNDING - 0.5
             rounding = rounding + self.squares
         base = 0.0 if self.centered else self.search.queries @ self.sketch.rotation.mean
         terms["base"] = base + ROUNDING * rounding + TINY
@@ -248,7 +250,7 @@ class _SketchSearch:
         (first, stop, offsets, norms, groups), limits, before = part, self.limits, near.filled.copy()
         search, codes = self.search, self.sketch.codes
         near.least[:] = self.least()
-        scale = norms if search.space.metric == "cosine" else np.float32(1)
+        scale = of_norms(norms) if norms is not None and search.space.metric == "cosine" else np.float32(1)
         wanted = partial(_open_groups, bounds, limits, scale, self.active)
         further = [codes.groups(level, first, stop, wanted) for level in range(1, min(GROUPED, codes.layout.n_levels))]
         given = norms, *self.grouped, bounds, limits

@@ -36,6 +36,7 @@ FLAT = 1.5  # the largest deviation of a component, in medians, up to which no c
 STEP = 0.335  # between codes, in standard deviations: the least squared error of 16 codes of a normal distribution
 LEAST_DEVIATION = 1e-3  # of a component, of the largest
 LONGEST = 1e15  # of a vector: its square, and products with it, fit float32
+NORM_ROUNDING = 2.0**-9  # of the norm of a vector as it is stored: the most that it is off
 SLACK = 1e-9  # of the length of a vector: far above the rounding of float64 in its rotation
 SLACK_OF_CODES = 2.0**-16  # likewise of float32 in the codes: above the rounding of 64 products and their sum
 MAX_GAP = 2**15  # bytes between two records that one request reads both of
@@ -150,6 +151,15 @@ def of_bfloat(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
+def as_norms(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The nearest float32 of which only the 16 bits after the sign are set, as these bits; of values from 0 on."""
+    return ((values.view(np.uint32) + 0x4000) >> 15).astype(np.uint16)
+
+
+def of_norms(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    return (bits.astype(np.uint32) << 15).view(np.float32)
+
+
 @dataclass(frozen=True)
 class Encoded:
     """Sketched vectors: `norms` [2, n], of the vectors and of their differences from the mean; codes of each level."""
@@ -208,7 +218,7 @@ class Layout:
     @property
     def row_nbytes(self) -> tuple[int, ...]:
         """The bytes of a row in each streamed part."""
-        return 4, 4, 2, *[GROUP_NBYTES // GROUP] * min(GROUPED, self.n_levels)
+        return 2, 2, 2, *[GROUP_NBYTES // GROUP] * min(GROUPED, self.n_levels)
 
     @property
     def n_checks(self) -> int:
@@ -257,9 +267,9 @@ class Codes:
             self._check(part, chunk, self._range(at + chunk * CHECKED_ROWS * nbytes, at + end * nbytes))
         return self._range(at + first * nbytes, at + stop * nbytes)
 
-    def norms(self, centered: bool, first: int, stop: int) -> NDArray[np.float32]:
+    def norms(self, centered: bool, first: int, stop: int) -> NDArray[np.uint16]:
         """Of rows from `first`, a multiple of GROUP, to a whole group; of the vectors, or of them minus the mean."""
-        return self._streamed(int(centered), first, -(-stop // GROUP) * GROUP, None).view(np.float32)
+        return self._streamed(int(centered), first, -(-stop // GROUP) * GROUP, None).view(np.uint16)
 
     def offsets(self, first: int, stop: int) -> NDArray[np.uint16]:
         """Of the same positions, the numbers of their rows in the segment."""
@@ -423,7 +433,7 @@ def write_codes(
             encoded = encoded.ordered(order)
             offsets = np.zeros(-(-len(order) // GROUP) * GROUP, np.uint16)
             offsets[: len(order)] = order
-            streamed: list[NDArray[Any]] = [*encoded.norms, offsets]
+            streamed: list[NDArray[Any]] = [*as_norms(encoded.norms), offsets]
             streamed += [encoded.groups(level) for level in range(min(GROUPED, layout.n_levels))]
             parts = [
                 (layout.streamed_at(part) + start * nbytes, values)
