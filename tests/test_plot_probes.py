@@ -15,6 +15,7 @@ import pytest
 
 from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
+from embstore.plot.maps import principal_plane
 from embstore.plot.traces import ROW
 from embstore.probes import RecoveredTree, SentenceTrace
 from embstore.probes.edges.traces import Annotation
@@ -352,7 +353,7 @@ def test_senses_have_a_row_a_word_and_a_column_a_layer() -> None:
     assert len(figure.axes) == 4
     assert [axis.get_title() for axis in figure.axes[:2]] == ["layer 5", "layer 0 (no context)"]
     for axis, layer in zip(figure.axes, (1, 0, 1, 0), strict=True):
-        points = plot.principal_plane(vectors[layer])
+        points = principal_plane(vectors[layer])
         drawn = [part.get_offsets() for part in axis.collections]
         assert [len(part) for part in drawn] == [4, 2]
         np.testing.assert_allclose(drawn[1], points[[1, 3]])
@@ -372,7 +373,7 @@ ASIDE = ("sense_map", "heads_figure", "change_by_layer_figure")  # need more tha
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
     drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
     named = [name for name in plot.__all__ if drawn.match(name)]
-    assert len(named) == 22
+    assert len(named) == 21
     calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
     calls += [partial(plot.change_by_layer_figure, words=["a"]), partial(plot.sense_map, layers=[0])]
     calls += [partial(plot.save, path=tmp_path / "a.png")]
