@@ -30,10 +30,10 @@ def watch():
         time.sleep(0.002)
 
 store = es.open(sys.argv[1])
-memory = int(sys.argv[2]) or None
+memory = int(sys.argv[2]) or "1GiB"
 es.geometry(store.select(rows=range(3000)), min_contexts=2, memory=2**20)  # loads what is to be loaded
 before, peak, done = anonymous(), [0], threading.Event()
-watcher = threading.Thread(target=watch)
+watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
 table = es.geometry(store, min_contexts=2, memory=memory)
 done.set()

@@ -45,7 +45,7 @@ settings = {"projection": 64, "hidden_size": 64, "layerwise": True, "device": "c
 settings["training"] = es.Training(epochs=1, batch_size=8)
 es.EdgeProbe(**settings, n_sentences=20).fit(store, train, dev).score(dev)  # imports and allocates what is kept
 before, peak, done = anonymous(), [0], threading.Event()
-watcher = threading.Thread(target=watch)
+watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
 probe = es.EdgeProbe(**settings, memory=memory).fit(store, train, dev)
 result = probe.score(dev)
