@@ -19,6 +19,7 @@ from .analysis.neighbors.index import open_index as open_index
 from .analysis.neighbors.senses import senses as senses
 from .analysis.scan import reduce as reduce
 from .analysis.static import static_vectors as static_vectors
+from .config import config as config
 from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
 from .corpus import open_corpus as open_corpus

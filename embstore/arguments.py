@@ -5,13 +5,25 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, wraps
 from itertools import islice
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from embstore.errors import InvalidValueError, quoted
 
@@ -38,11 +50,31 @@ _BY_NAME = {
 _TEXTS |= {Path: "a path", NoneType: "None", Callable: "a function"}
 
 
+@dataclass(frozen=True)
+class Range:
+    """The values that a number may have, as `Annotated[int, Range(1)]`; `unit`: what is counted, for the message."""
+
+    least: float
+    most: float = float("inf")
+    unit: str = ""
+
+    def check(self, name: str, value: float) -> None:
+        if not self.least <= value <= self.most:
+            allowed = f"{self.least} or more" if self.most == float("inf") else f"{self.least} to {self.most:,}"
+            raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {allowed} {self.unit}".rstrip())
+
+
+Positive = Annotated[int, Range(1)]
+Count = Annotated[int, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+
+
 def checked(function: Callable[P, Result]) -> Callable[P, Result]:
     """Decorate a function or a class to raise InvalidValueError for an argument that does not fit its annotation.
 
-    A whole number may be any integer but a bool, within 64 bits; text must be valid Unicode, and a path must not hold
-    NUL. An annotation that is more than a type, a union or a container of types, such as `ArrayLike`, allows anything.
+    A whole number may be any integer but a bool, within 64 bits and in the `Range` of its annotation; a `Literal` takes
+    its values only; text must be valid Unicode, and a path must not hold NUL. An annotation that is more than a type, a
+    union or a container of types, such as `ArrayLike`, allows anything.
     """
     if isinstance(function, type):
         made: Any = function
@@ -84,7 +116,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
             continue
         try:
             alone = type("_", (), {"__annotations__": {name: parameter.annotation}})
-            hints |= get_type_hints(alone, known)
+            hints |= get_type_hints(alone, known, include_extras=True)
         except (NameError, AttributeError):
             continue
     return hints
@@ -95,12 +127,27 @@ def _check(name: str, value: object, hint: Any) -> None:
     if arms is None:
         return
     for arm in arms:
-        kind = get_origin(arm) or arm
+        kind, *ranges = get_args(arm) if get_origin(arm) is Annotated else [arm]
         if _fits(value, kind):
-            _check_content(name, value, arm, arms)
+            _check_content(name, value, kind, arms)
+            for each in ranges:
+                each.check(name, value)
             return
-    texts = [_TEXTS.get(kind, getattr(kind, "__name__", "")) for kind in (get_origin(arm) or arm for arm in arms)]
+    choices = [choice for arm in arms if get_origin(arm) is Literal for choice in get_args(arm)]
+    if choices and isinstance(value, type(choices[0])):
+        raise InvalidValueError(f"unknown {name} {quoted(value)}; allowed are {', '.join(map(str, choices))}")
+    texts = [_text_of(arm) for arm in arms]
     raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {' or '.join(dict.fromkeys(texts))}")
+
+
+def _text_of(arm: Any) -> str:
+    """What a type is called in a message."""
+    if get_origin(arm) is Annotated:
+        arm = get_args(arm)[0]
+    if get_origin(arm) is Literal:
+        return " or ".join(map(repr, get_args(arm)))
+    kind = get_origin(arm) or arm
+    return _TEXTS.get(kind, getattr(kind, "__name__", ""))
 
 
 def _arms(hint: Any) -> list[Any] | None:
@@ -113,14 +160,17 @@ def _arms(hint: Any) -> list[Any] | None:
     if origin in (Union, UnionType):
         parts = [_arms(arm) for arm in get_args(hint)]
         return None if None in parts else [arm for part in parts if part is not None for arm in part]
-    if origin is Literal:
-        return list({type(value): None for value in get_args(hint)})
+    if origin in (Literal, Annotated):
+        return [hint]
     if isinstance(origin or hint, type):
         return [hint]
     return None
 
 
-def _fits(value: object, kind: type) -> bool:
+def _fits(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
+    kind = get_origin(hint) or hint
     if kind is _BY_NAME.get(kind.__name__):
         return any(each.__name__ == kind.__name__ for each in type(value).__mro__)
     if getattr(kind, "_is_protocol", False):

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import ArrayLike
 
 import embstore as es
-from embstore.arguments import as_matrix, checked
+from embstore.arguments import Positive, Share, as_matrix, checked
 from embstore.errors import EmbstoreError, InvalidValueError
 from tests.store_making import make_store
 
@@ -42,7 +42,7 @@ def example(
         {"count": np.int64(3), "share": 1, "deep": np.bool_(True)},
         {"words": ["a", "b"], "rows": np.arange(3), "labels": {"upos": ["NOUN"], "class": "x"}},
         {"words": np.array(["a"]), "rows": [1, 2], "path": Path("x"), "vectors": [[1, [2]]], "call": abs},
-        {"rows": 2**63 - 1, "name": None, "kind": "c"},
+        {"rows": 2**63 - 1, "name": None, "kind": "b"},
     ],
 )
 def test_what_fits_is_allowed(given: dict[str, Any]) -> None:
@@ -166,3 +166,25 @@ def test_a_list_of_layers_may_name_the_last(function: Any, options: dict[str, An
     found = function(store, layers=[0, "last"], **options)
     layers = found.layers if hasattr(found, "layers") else getattr(found, "frame", found)["layer"].unique()
     assert set(layers) == {0, store.layers[-1]}
+
+
+@checked
+def choose(*, k: Positive = 1, share: Share = 0.5, metric: Literal["cosine", "ip"] = "cosine") -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"k": 0}, "k 0 is not allowed: give 1 or more"),
+        ({"k": "2"}, "k '2' is not allowed: give a whole number"),
+        ({"share": 1.5}, "share 1.5 is not allowed: give 0 to 1"),
+        ({"share": float("nan")}, "share nan is not allowed: give 0 to 1"),
+        ({"metric": "l3"}, "unknown metric 'l3'; allowed are cosine, ip"),
+        ({"metric": 3}, "metric 3 is not allowed: give 'cosine' or 'ip'"),
+    ],
+)
+def test_ranges_and_choices(arguments: dict[str, Any], message: str) -> None:
+    choose(k=3, share=0, metric="ip")
+    with pytest.raises(InvalidValueError) as caught:
+        choose(**arguments)
+    assert str(caught.value) == message

@@ -1,0 +1,94 @@
+"""Settings of computation that hold for every function: the device, the threads, the memory and the progress bar.
+
+import embstore as es
+
+es.config(threads=4)                # from now on
+with es.config(progress=False):     # inside the block
+    es.geometry(store)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from embstore.devices import MAX_THREADS
+from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.progress import Progress
+from embstore.sizes import parse_nbytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `es.config` has set; functions read it once, when they are called."""
+
+    device: str = "auto"
+    threads: int | None = None
+    memory: int | str = "4GiB"  # what a laptop of 8 GiB can give to one computation
+    progress: Progress = None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in bytes."""
+        return parse_nbytes(self.memory, name="memory")
+
+
+_settings = Settings()
+
+
+def settings() -> Settings:
+    """Return the settings that hold now."""
+    return _settings
+
+
+class config:
+    """Set the device, the threads, the memory and the progress bar of everything that is called from here on.
+
+    The settings are those of the process. As a context manager it restores at the end of the block what held before.
+
+    Parameters
+    ----------
+    device : str
+        "auto" (the first CUDA GPU, else the CPU), "cpu", "cuda", "cuda:N", "mps" or "xpu".
+    threads : int or None
+        CPU threads; None takes OMP_NUM_THREADS, else one for each core.
+    memory : int or str
+        What one computation may hold in memory, in bytes or as a text such as "4GiB".
+    progress : bool, callable or None
+        None shows a bar where a person can see it, True always, False never; a function is called with
+        (done, total) instead.
+
+    Raises
+    ------
+    InvalidValueError
+        For an unknown name or a value that is not allowed.
+    """
+
+    def __init__(self, **changes: Any) -> None:
+        global _settings
+        for name in changes:
+            if name not in Settings.__dataclass_fields__:
+                raise InvalidValueError(f"unknown setting {name!r}; allowed are device, threads, memory, progress")
+        changed = replace(_settings, **changes)
+        _check(changed)
+        self._before, _settings = _settings, changed
+
+    def __enter__(self) -> Settings:
+        return _settings
+
+    def __exit__(self, *error: object) -> None:
+        global _settings
+        _settings = self._before
+
+    def __repr__(self) -> str:
+        return repr(_settings).replace("Settings", "config")
+
+
+def _check(changed: Settings) -> None:
+    if not isinstance(changed.device, str):
+        raise InvalidValueError(f"device {quoted(changed.device)} is not allowed: give a name, such as cpu or cuda:0")
+    if changed.threads is not None:
+        check_whole("threads", changed.threads, 1, MAX_THREADS)
+    parse_nbytes(changed.memory, name="memory")
+    if changed.progress not in (None, True, False) and not callable(changed.progress):
+        raise InvalidValueError(f"progress {quoted(changed.progress)} is not allowed: give True, False or a function")
