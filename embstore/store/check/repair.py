@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreMismatchError
 from embstore.store.arrays import COMMITS, committed, frozen_spec, record_crc32c, stored_arrays
-from embstore.store.backend import is_file, is_hdf5, no_store, require_writable, zarr_storage
+from embstore.store.backend import Writer, is_file, is_hdf5, no_store, require_writable, zarr_storage
 from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
@@ -99,8 +99,8 @@ def _put_in_place(storage: Storage, objects: Mapping[str, Parts]) -> None:
             storage.put(key, parts)
 
 
-def _damaged(writer: ZarrWriter) -> list[int]:
-    """Return the partitions that are not committed, or whose shards do not match their commit record."""
+def _damaged(writer: Writer) -> list[int]:
+    """Return the partitions that are not committed, or whose rows do not match their commit record."""
     records = writer.commits()
     intact = committed(records, writer.metadata.layout)
     for partition in np.flatnonzero(intact).tolist():
@@ -114,9 +114,9 @@ def _has_center(storage: Storage, center: NDArray[np.float32]) -> bool:
 
 
 def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np.float32] | None) -> list[int]:
-    """Create the file again under another name, copy intact partitions into it, and rename it."""
-    from embstore.store.check.salvage_hdf5 import copy_intact
+    """Create the file again under another name, copy the rows and their records, and discard what is not intact."""
     from embstore.store.hdf5.reader import read_metadata
+    from embstore.store.hdf5.writer import HDF5Writer, copy_rows
 
     try:
         metadata = read_metadata(path)[0]
@@ -126,8 +126,14 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
         metadata = planned
     _require_same(path, metadata, planned)
     with built(path, metadata=metadata, index=index, center=center) as new:
-        intact = copy_intact(path, new, metadata, center)
-    return [partition for partition in range(metadata.n_partitions) if partition not in intact]
+        copy_rows(path, new, center)
+        writer = HDF5Writer(new)
+        try:
+            missing = _damaged(writer)
+            writer.discard(missing)
+        finally:
+            writer.close()
+    return missing
 
 
 def _unknown(path: Path | ObjectPath, error: EmbstoreError) -> EmbstoreError:

@@ -31,10 +31,12 @@ from embstore.store.arrays import (
 )
 from embstore.store.hdf5.addresses import (
     CHECKSUM,
+    changing_spans,
     checksum_spec,
     find_addresses,
     frozen_crc32c,
     padding_spans,
+    payload_crc32c,
     read_span,
     row_offsets,
 )
@@ -162,13 +164,11 @@ def _write_attribute(file: h5py.File, text: str) -> None:
 class HDF5Writer:
     """The parts of an HDF5 store that change: rows and commit records.
 
-    Any number of processes may call `write`. The methods below it are for the one process that commits. `durable`:
-    whether rows and records are on disk when a call returns; of a file that has no name yet that is not needed.
+    Any number of processes may call `write`. The methods below it are for the one process that commits.
     """
 
-    def __init__(self, path: Path, *, durable: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._durable = durable
         self.metadata, _, self._addresses = read_addresses(path)
         self._specs = payload_specs(self.metadata)
         chunks = self._addresses.chunks
@@ -204,14 +204,23 @@ class HDF5Writer:
 
     def commit(self, partition: int, record: Records) -> None:
         """Record in place that a partition is written."""
-        data = record.astype(COMMIT_DTYPE)
-        write_at(self._descriptor, data, self._addresses.spans[COMMITS][0] + partition * data.nbytes)
+        self._put_record(partition, record)
         self._sync()
+
+    def is_intact(self, partition: int, crc: int) -> bool:
+        """Return whether the rows of a partition have this CRC32C, and nothing but zeros follows the last row."""
+        layout, specs = self.metadata.layout, payload_specs(self.metadata, partition)
+        if layout.span(partition)[1] == self.metadata.n_rows:
+            spans = [span for spec in specs for span in padding_spans(self._addresses, spec)]
+            if any(read_span(self._descriptor, *span).any() for span in spans):
+                return False
+        return payload_crc32c(self._descriptor, self._addresses, specs, layout, partition)[0] == crc
 
     def discard(self, partitions: Iterable[int]) -> None:
         """Erase the records of partitions; their rows stay until they are overwritten."""
         for partition in partitions:
-            self.commit(partition, no_records(1)[0])
+            self._put_record(partition, no_records(1)[0])
+        self._sync()
 
     def flush(self) -> None:
         """Does nothing: records are written at once."""
@@ -222,6 +231,24 @@ class HDF5Writer:
     def close(self) -> None:
         os.close(self._descriptor)
 
+    def _put_record(self, partition: int, record: Records) -> None:
+        data = record.astype(COMMIT_DTYPE)
+        write_at(self._descriptor, data, self._addresses.spans[COMMITS][0] + partition * data.nbytes)
+
     def _sync(self) -> None:
-        if self._durable:
-            os.fsync(self._descriptor)
+        os.fsync(self._descriptor)
+
+
+def copy_rows(old: Path, new: Path, center: NDArray[np.float32] | None) -> None:
+    """Copy rows and commit records from a damaged file into a new one without rows; not durable yet.
+
+    The same layout gives the same addresses, so those of the new file apply to the old one, which the library may not
+    be able to open. Nothing is copied where the old file has another `center`, to which its int8 codes are relative.
+    """
+    addresses = read_addresses(new)[2]
+    with opened(old) as source, opened(new, os.O_RDWR) as target:
+        if center is not None and read_span(source, *addresses.spans["center"]).tobytes() != center.tobytes():
+            return
+        for start, stop in changing_spans(addresses).tolist():
+            if (start, stop) != addresses.spans[CHECKSUM]:
+                write_at(target, read_span(source, start, stop), start)
