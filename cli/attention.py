@@ -1,4 +1,4 @@
-"""Commands on attention: statistics of a model's heads over a corpus, and which heads a fine-tuned model needs."""
+"""Commands on attention: statistics of a model's heads over a corpus."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ SETTINGS = {
 COMPARISON = ("n_sentences", "max_length", "seed", "threads", "batch_subwords")
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
 SHOWN_RELATIONS = 20
-DISABLING = {
-    "how": Literal["uniform", "zero"],
-    "n_sentences": int | None,
-    "resamples": int,
-    "seeds": tuple[int, ...],
-    "seed": int,
-    "threads": int,
-}
 
 
 def attention(
@@ -130,68 +122,3 @@ def _best(row: dict[str, Any], item: str) -> dict[str, Any]:
     shown: dict[str, Any] = {item: row["item"]} if item else {}
     shown |= {"layer.head": f"{row['layer']}.{row['head']}", "value": row["value"], "baseline": row["baseline"]}
     return shown | ({"offset": row["offset"]} if row["offset"] is not None else {}) | {"of": row["count"]}
-
-
-def heads(
-    model: Annotated[Path, opt.argument("MODEL", "The folder of a model that finetune has written.")],
-    data: Annotated[Path, opt.argument("DATA", "A folder with the train and dev data of its task, as for finetune.")],
-    *,
-    device: opt.Device = "auto",
-    settings: Annotated[list[str] | None, opt.set_option(DISABLING)] = None,
-    output: Drawing,
-) -> None:
-    """Measure which attention heads a fine-tuned model needs.
-
-    The dev score without each head and without each layer's heads (Kovaleva et al. 2019), the importance of heads by
-    the gradient of the loss on train, and the dev score as the least important are pruned (Michel et al. 2019).
-    Disabled heads have uniform weights, with --set how=zero no output; pruned heads have no output. --set n_sentences=N
-    takes N sentences of each split. Intervals hold for all heads together; an effect whose interval has 0 in it may be
-    noise.
-    """
-    import polars as pl
-
-    chosen = opt.read_settings(settings, DISABLING)
-    how, seeds = chosen.pop("how", "uniform"), chosen.pop("seeds", (0, 1, 2))
-    files = es.models.find_splits(data)
-    given: dict[str, Any] = {"model": model, "device": device, **chosen}
-    disabled = es.analysis.disable_heads(files["dev"], how=how, **given)
-    importance = es.analysis.head_importance(files["train"], **given)
-    pruned = es.analysis.prune_heads(files["dev"], importance=importance, seeds=seeds, **given)
-    frames = {"disabled": disabled, "importance": importance, "pruned": pruned}
-    output.draw(lambda **look: es.plot.heads_figure(**frames, **({"title": model.name} | look)))
-    table = pl.concat(
-        [frame.select(pl.lit(name).alias("table"), pl.all()) for name, frame in frames.items()], how="diagonal"
-    )
-    if output.deliver(table):
-        _print_heads(disabled, importance, pruned)
-
-
-def _print_heads(disabled: pl.DataFrame, importance: pl.DataFrame, pruned: pl.DataFrame) -> None:
-    import polars as pl
-
-    whole, others = disabled.row(0, named=True), disabled[1:]
-    columns = ("layer", "head", "value", "effect", "low", "high")
-    layers = others.filter(pl.col("head").is_null())
-    print_table(
-        layers.select("layer", *columns[2:], "clear").to_dicts(), title=f"{whole['metric']} without a layer's heads"
-    )
-    single = others.filter(pl.col("head").is_not_null())
-    clear = single.filter("clear").sort("effect")
-    print()
-    print_table(
-        clear.select(columns).to_dicts(), title=f"heads without which {whole['metric']} changes: {clear.height}"
-    )
-    print()
-    rows = [
-        {"share pruned": share, "by importance": part.filter(order="importance")["value"][0]}
-        | {"random, mean": _mean(part), "least": part.filter(order="random")["value"].min()}
-        for (share,), part in pruned.group_by("share", maintain_order=True)
-    ]
-    print_table(rows, title=f"{whole['metric']} as heads are pruned")
-    noise = f"{single.height - clear.height} of {single.height} heads have no effect beyond noise"
-    print(f"\n{whole['metric']} {whole['value']:.4f} with all heads ({whole['count']:,} labels); {noise}")
-
-
-def _mean(part: pl.DataFrame) -> float:
-    values: list[float] = part.filter(order="random")["value"].to_list()
-    return sum(values) / len(values)

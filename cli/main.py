@@ -110,7 +110,6 @@ COMMANDS = (
     Entry(
         "attention", "attention.attention", MEASURES, "attention dev.conllu -m bert-base-uncased --plot attention.png"
     ),
-    Entry("heads", "attention.heads", MEASURES, "heads bert-pos ud-ewt --plot heads.png"),
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
     Entry("sql", "sql.sql", MEASURES, 'sql ewt.zarr "select word, count from types order by count desc limit 5"'),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
@@ -119,12 +118,7 @@ COMMANDS = (
     Entry("hubness", "neighbors.hubness", MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10"),
     Entry("index", "index.index", MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall"),
     Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layer 1 --min-contexts 5"),
-    Entry("evaluate", "vectors.evaluate", MEASURES, "evaluate bert1.txt glove.txt --benchmarks word-benchmarks"),
-    Entry(
-        "train-vectors", "vectors.train_vectors", MODELS, "train-vectors corpus.pse skipgram.txt --size 300 --window 5"
-    ),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
-    Entry("finetune", "models.finetune", MODELS, "finetune pos ud-ewt --model bert-base-uncased --out bert-pos"),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
     _group("bench", "Measure the speed of embstore on this machine.", MODELS, _BENCH),

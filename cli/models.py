@@ -1,108 +1,23 @@
-"""Commands on models and speed: fine-tuning, and measurements."""
+"""Commands on models and speed: generation, and measurements."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import Output, print_json, print_notes, print_table, require_file
+from embstore_cli.output import print_json, print_notes, print_table, require_file
 
-if TYPE_CHECKING:
-    from embstore.models import FineTuned
-
-TUNING = {
-    "n_examples": int | None,
-    "attention_window": int | None,
-    "batch_size": int,
-    "learning_rate": float,
-    "max_length": int,
-    "seed": int,
-    "columns": str,
-    "threads": int,
-    "train": Path,
-    "dev": Path,
-    "test": Path,
-}
-TUNING_FIELDS = ("n_examples", "attention_window", "batch_size", "learning_rate", "max_length", "seed")
 GENERATING = {"temperature": float, "top_p": float, "seed": int, "batch_size": int, "compute_dtype": str}
 Folder = Annotated[Path | None, opt.option("FOLDER", "Where temporary stores are written.")]
 Place = Annotated[str | None, opt.option("PLACE", "Where stores would be: a folder, or s3://BUCKET/PREFIX.")]
 Corpus = Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")]
-Task = Annotated[
-    Literal["pos", "ner", "classify", "paraphrase"], opt.argument("TASK", "pos, ner, classify or paraphrase.")
-]
-Data = Annotated[
-    Path | None,
-    opt.argument(
-        "DATA",
-        "A folder with files named train, dev and perhaps test: CoNLL-U or CoNLL columns for pos and ner, "
-        "lines of label TAB sentence (TAB sentence) for the others.",
-    ),
-]
-LabelColumn = Annotated[str | None, opt.option("COLUMN", "Label column (upos of CoNLL-U, else label).")]
-Scores = Annotated[Path | None, opt.option("FILE", "Also write the scores to FILE.{csv,parquet,json}.")]
-
-
-def finetune(
-    task: Task,
-    model: opt.Model,
-    out: Annotated[Path, opt.option("DIR", "The folder that the model is written to.", "--out")],
-    data: Data = None,
-    label: LabelColumn = None,
-    epochs: Annotated[int, opt.option("N", "Passes over the training data.")] = 5,
-    device: opt.Device = "auto",
-    config: opt.Config = None,
-    settings: Annotated[list[str] | None, opt.set_option(TUNING)] = None,
-    scores: Scores = None,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Fine-tune a model; rerun to resume.
-
-    The default settings are those of Zhao et al. 2020. Keeps the weights of the best epoch on dev, as an ordinary
-    checkpoint that every command takes as a model, with a finetuning.json that records how it was made.
-    --set train=FILE, dev=FILE and test=FILE replace the files of DATA; n_examples=N trains on N random sentences or
-    pairs; with attention_window=K a word attends to K words left and right in every layer.
-    """
-    require_file(scores, "--scores")
-    options: dict[str, Any] = {"label": label, **opt.read_settings(settings, TUNING, config)}
-    files = {"folder": data, **{name: options.pop(name, None) for name in ("train", "dev", "test")}}
-    fields: dict[str, Any] = {name: options.pop(name) for name in TUNING_FIELDS if name in options}
-    chosen = es.models.FineTuneSettings(epochs=epochs, **fields)
-    try:
-        made = es.models.finetune(files, task=task, model=model, out=out, settings=chosen, device=device, **options)
-    except KeyboardInterrupt as error:
-        resume = f"{out} keeps every finished epoch: run the same command again to resume"
-        raise type(error)(f"{str(error) or 'interrupted'}; {resume}") from None
-    if Output(scores, as_json).deliver(made.frame):
-        _print_epochs(made)
-
-
-def _print_epochs(made: FineTuned) -> None:
-    record = made.record
-    rows: list[dict[str, Any]] = []
-    for epoch in record["epochs"]:
-        row = {"epoch": str(epoch["epoch"]), "loss on train": epoch["train"]["loss"]}
-        row |= {f"{name} on dev": value for name, value in epoch["dev"].items()}
-        rows.append(row | {"": "best" if epoch["epoch"] == record["best_epoch"] else ""})
-    train, dev = record["data"]["train"], record["data"]["dev"]
-    print_table(rows, title=f"{record['task']}: {train['examples']:,} sentences, {len(record['labels'])} labels")
-    for split, data in record["data"].items():
-        if data["labels_cut"]:
-            print(
-                f"{data['labels_cut']:,} labels of {split} are beyond the maximum length: neither trained on nor scored"
-            )
-        if data["labels_unknown"]:
-            print(f"{data['labels_unknown']:,} labels of {split} do not occur in train: they count as errors")
-    test = "" if record["test"] is None else f", on test {record['test'][record['metric']]:.4f}"
-    best = next(epoch["dev"] for epoch in record["epochs"] if epoch["epoch"] == record["best_epoch"])
-    print(f"{made.path}: {record['metric']} {best[record['metric']]:.4f} on dev ({dev['labels']:,} labels){test}")
 
 
 def generate(

@@ -11,11 +11,11 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-import embstore as es
 import embstore_cli.options as opt
+import embstore_studies as studies
 from embstore.errors import InvalidValueError
-from embstore.studies import STUDIES
 from embstore_cli.output import print_json, print_table
+from embstore_studies import STUDIES
 
 OPTIONS = {"train": "--train", "test": "--test", "vectors": "--vectors", "tuning": "--tuning", "tasks": "--task"}
 ALLOWED: dict[str, dict[str, Any]] = {
@@ -74,8 +74,8 @@ def reproduce(
         raise InvalidValueError(f"--small: {study} has one size: leave it out")
     chosen = (kind.small if small else kind)(**given, **own)
     logging.basicConfig(format="... %(message)s")
-    logging.getLogger("embstore.studies").setLevel(logging.INFO)
-    result = es.reproduce(chosen, data, model=named_models(model), out=out, device=device)
+    logging.getLogger("embstore_studies").setLevel(logging.INFO)
+    result = studies.reproduce(chosen, data, model=named_models(model), out=out, device=device)
     if as_json:
         print_json({section.title: list(section.rows) for section in result.sections})
         return
@@ -90,7 +90,7 @@ All write tables, figures, report.md and report.html to --out.
 """
 
 
-def print_report(result: es.studies.StudyResult) -> None:
+def print_report(result: studies.StudyResult) -> None:
     """Print the tables of a study and where its report is."""
     print(result.scale)
     for section in result.sections:

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from latex2mathml.converter import convert
 
-from embstore.studies import STUDIES
+from embstore_studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, SITE = ROOT / "docs", ROOT / "site"
@@ -98,7 +98,7 @@ def kind_of(about: dict[str, Any]) -> str:
 
 def write_citations(path: Path) -> None:
     """Write a page of the papers of all studies, as BibTeX."""
-    found = [import_module(f"embstore.studies.{name}.published").CITATION.strip() for name in sorted(STUDIES)]
+    found = [import_module(f"embstore_studies.{name}.published").CITATION.strip() for name in sorted(STUDIES)]
     path.write_text("# The papers of the studies\n\n```bibtex\n" + "\n".join(found) + "\n```\n")
 
 

@@ -9,7 +9,6 @@ from . import models as models
 from . import plot as plot
 from . import probes as probes
 from . import store as store
-from . import studies as studies
 from . import vectors as vectors
 from .analysis.attention.measure import attention as attention
 from .analysis.geometry.measure import geometry as geometry
@@ -41,7 +40,6 @@ from .store import export as export
 from .store import verify as verify
 from .store.convert.torch_dataset import TorchDataset as TorchDataset
 from .store.opening import open as open
-from .studies import reproduce as reproduce
 from .vectors import WordVectors as WordVectors
 
 __version__: str

@@ -55,12 +55,8 @@ BASES = {
     "separability": "store.zarr --label upos",
     "index": "store.zarr --kind flat",
     "static": "store.zarr new.txt",
-    "evaluate": "vectors.txt --benchmarks benchmarks",
-    "train-vectors": "corpus.txt new.txt --size 4 --epochs 1 --set min_count=1",
     "generate": "corpus.txt made.jsonl -m gone",
-    "finetune": "pos tagged -m model --out tuned --epochs 1",
     "attention": "corpus.txt -m model",
-    "heads": "tuned tagged --set resamples=5 --set seeds=0",
     "probe classes": "classes.zarr --train train.tsv --test test.tsv --set epochs=1",
     "probe apply": "bank classes.zarr",
     "probe edges": "edges.zarr tasks/colours --set epochs=1 --set hidden_size=4 --set projection=4",
@@ -248,11 +244,6 @@ def calls() -> dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]
         "all_but_the_top": lambda: (es.analysis.all_but_the_top, {"vectors": np.eye(4, 3)}),
         "read_vectors": lambda: (es.vectors.read_vectors, {"path": "vectors.txt"}),
         "write_vectors": lambda: (es.vectors.write_vectors, {"vectors": words(), "path": "new.txt"}),
-        "evaluate": lambda: (es.vectors.evaluate, {"systems": {"one": words()}, "benchmarks": "benchmarks"}),
-        "train_vectors": lambda: (
-            es.vectors.train_vectors,
-            {"corpus": "corpus.txt", "training": es.vectors.SkipGram(size=4, epochs=1, min_count=1)},
-        ),
         "random_encoder": lambda: (es.models.random_encoder, {"n_dimensions": 4}),
         "vector_encoder": lambda: (es.models.vector_encoder, {"vectors": "vectors.txt"}),
         "model_kind": lambda: (es.models.model_kind, {"model": "model"}),
@@ -273,11 +264,6 @@ def calls() -> dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]
         "Training": lambda: (es.Training, {}),
         "Keep": lambda: (es.Keep, {}),
         "ExtractionOptions": lambda: (es.ExtractionOptions, {}),
-        "SkipGram": lambda: (es.vectors.SkipGram, {}),
-        "FineTuneSettings": lambda: (es.models.FineTuneSettings, {}),
-        "Zhao2020": lambda: (es.studies.Zhao2020, {}),
-        "Tenney2019": lambda: (es.studies.Tenney2019, {}),
-        "reproduce": lambda: (es.reproduce, {"study": "tenney2019", "data": "gone", "model": "model", "out": "study"}),
         "TorchDataset": lambda: (es.TorchDataset, {"selection": opened().select(layers=0)}),
         "WordVectors": lambda: (es.WordVectors, {"words": ("a", "b"), "vectors": np.eye(2, dtype=np.float32)}),
         "Processes": lambda: (_executor("Processes"), {}),
@@ -369,7 +355,6 @@ def prepare(folder: Path) -> None:
     import embstore as es
     from tests.documents import tree
     from tests.models import tiny
-    from tests.models.finetuning import planted
     from tests.probes import class_store, edge_store, tree_store
 
     tiny.save("bert", folder / "model")
@@ -405,9 +390,6 @@ def prepare(folder: Path) -> None:
     trees = tree_store.make(folder / "trees.zarr", sentences=12)
     for name, part in (("train", slice(0, 6)), ("dev", slice(6, 9)), ("test", slice(9, 12))):
         (folder / f"{name}.conllu").write_text(tree_store.conllu(trees.trees[part]))
-    planted.folder(folder / "tagged", "pos", train=6, dev=3)
-    tuning = es.models.FineTuneSettings(epochs=1)
-    es.models.finetune(folder / "tagged", task="pos", model=folder / "model", out=folder / "tuned", settings=tuning)
     (folder / "folder").mkdir()
     (folder / "ontonotes").mkdir()
     (folder / "ontonotes" / "train.gold_conll").write_text("a 0 0 bank NN (TOP(NP*)) - - - - (ORG) (1)\n")

@@ -122,17 +122,15 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
         "static_vectors": (es.static_vectors, {"data": store, "method": "mean"}),
         "WordVectors": (es.WordVectors, {"words": ("a", "b"), "vectors": np.eye(2)}),
         "all_but_the_top": (es.analysis.all_but_the_top, {"vectors": np.eye(3)}),
-        "evaluate": (es.vectors.evaluate, {"systems": {"a": vectors}, "benchmarks": ()}),
         "read_vectors": (es.vectors.read_vectors, {"path": folder / "none"}),
         "write_vectors": (es.vectors.write_vectors, {"vectors": vectors, "path": folder / "v.txt"}),
-        "SkipGram": (es.vectors.SkipGram, {}),
     }
 
 
 @pytest.mark.parametrize(
     "name",
     ["neighbors", "neighbors of vectors", "senses", "hubness", "knn_labels", "build_index", "open_index",
-     "static_vectors", "WordVectors", "all_but_the_top", "evaluate", "read_vectors", "write_vectors", "SkipGram"],
+     "static_vectors", "WordVectors", "all_but_the_top", "read_vectors", "write_vectors"],
 )  # fmt: skip
 def test_any_value_for_any_argument_works_or_is_one_line(
     name: str,

@@ -27,9 +27,9 @@ import embstore as es
 from embstore.errors import EmbstoreError, ModelError
 from embstore.models import encoder_from_shorthand
 from embstore.models.elmo.weights import read_options
-from embstore.models.finetuning.record import last_checkpoint, read_record
 from embstore.probes.loading import load as load_probes
-from embstore.studies.study import StudyFolder
+from embstore_studies.finetuning.record import last_checkpoint, read_record
+from embstore_studies.study import StudyFolder
 from tests.models import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -124,7 +124,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "table of word vectors": ("v.vec", es.vectors.open_vector_table),
     "model of word vectors": ("v.bin", lambda path: encoder_from_shorthand(f"vectors:{path}")),
     "model of a file": ("v.kv", lambda path: encoder_from_shorthand(str(path))),
-    "benchmark": ("b.txt", es.vectors.read_benchmarks),
     **{f"corpus, {name}": ("c", lambda path, name=name: corpus(path, name)) for name in es.corpus.FORMATS},
     "trees": ("c.conllu", lambda path: list(es.corpus.read_trees(path))),
     "word list": ("w.txt", lambda path: es.corpus.read_word_list(path)),

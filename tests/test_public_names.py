@@ -17,6 +17,7 @@ import pytest
 import typer
 
 import embstore
+from embstore_studies import STUDIES
 from tests.documents import PAGES, ROOT, blocks
 
 MAX_OPTIONS = 363  # on all pages of --help together, without --help itself
@@ -133,7 +134,7 @@ def test_settings_are_those_of_the_functions() -> None:
     for keys in (cli["edges"].EDGES, cli["edges"].MDL):
         assert set(keys) <= arguments(embstore.EdgeProbe) | training | coding
     named = {"train", "test", "vectors", "tuning", "tasks"}  # options of their own
-    for study, settings in embstore.studies.STUDIES.items():
+    for study, settings in STUDIES.items():
         hints = get_type_hints(settings)
         assert cli["reproduce"].KEYS[study] == {name: hints[name] for name in arguments(settings) - named}
 

@@ -1,6 +1,5 @@
 from . import change as change
 from .attention.compare import attention_similarity as attention_similarity
-from .attention.importance import attention_importance as attention_importance
 from .attention.measure import Attention as Attention
 from .attention.measure import SentenceAttention as SentenceAttention
 from .attention.measure import sentence_attention as sentence_attention
@@ -21,9 +20,6 @@ from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
 from .handover import write_atlas as write_atlas
 from .handover import write_projector as write_projector
-from .heads.measure import disable_heads as disable_heads
-from .heads.measure import head_importance as head_importance
-from .heads.measure import prune_heads as prune_heads
 from .neighbors.exact import Exclusion as Exclusion
 from .neighbors.exact import Hits as Hits
 from .neighbors.find import mark_words as mark_words
@@ -41,9 +37,6 @@ from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import sense_support as sense_support
 from .projection import Projection as Projection
 from .projection import project as project
-from .pronouns import Pronoun as Pronoun
-from .pronouns import find_pronouns as find_pronouns
-from .pronouns import resolve_pronouns as resolve_pronouns
 from .scan import Batch as Batch
 from .scan import Reducer as Reducer
 from .scan import Reduction as Reduction

@@ -22,7 +22,7 @@ from embstore.analysis.scan import Scope, reduce
 from embstore.errors import InvalidValueError
 from embstore.kernels.compiled import score_pairs
 from embstore.store import Store
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,10 +8,6 @@ from .encoder import Pooling as Pooling
 from .encoder import Spans as Spans
 from .encoder import StageTimes as StageTimes
 from .encoder import Tokenized as Tokenized
-from .finetuning.data import find_splits as find_splits
-from .finetuning.finetune import FineTuned as FineTuned
-from .finetuning.finetune import finetune as finetune
-from .finetuning.settings import FineTuneSettings as FineTuneSettings
 from .generating import Generated as Generated
 from .generating import generate as generate
 from .loading import bag_encoder as bag_encoder

@@ -1,13 +1,6 @@
-from .evaluation.evaluate import evaluate as evaluate
-from .evaluation.evaluate import paper_table1 as paper_table1
-from .evaluation.evaluate import read_benchmarks as read_benchmarks
-from .evaluation.evaluate import table1 as table1
-from .evaluation.lexicon import on_shared_vocabulary as on_shared_vocabulary
 from .files import open_vector_table as open_vector_table
 from .files import read_vectors as read_vectors
 from .files import write_vectors as write_vectors
-from .training import SkipGram as SkipGram
-from .training import train_vectors as train_vectors
 from .word_vectors import RandomVectors as RandomVectors
 from .word_vectors import VectorTable as VectorTable
 from .word_vectors import WordVectors as WordVectors

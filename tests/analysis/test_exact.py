@@ -12,7 +12,7 @@ from embstore.analysis.neighbors import exact
 from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, _gpu_candidates, exact_search
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Space, StoreVectors, space_of
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 from tests.analysis.word_store import write_words
 
 D = 24

@@ -22,7 +22,7 @@ ORDER = ["DET", "NOUN", "VERB", "ADV", "DET", "NOUN"]
 def test_there_is_a_test_for_every_example() -> None:
     tested = Path(__file__).read_text()
     assert all(f'"{path.name}"' in tested for path in EXAMPLES.glob("*.py"))
-    assert len(list(EXAMPLES.glob("*.py"))) == 5
+    assert len(list(EXAMPLES.glob("*.py"))) == 6
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +120,20 @@ def test_sparse_autoencoder(store: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.startswith(f"{explained:.1%} of the variance explained, {l0:.1f} of 128 features")
 
 
+def test_train_skipgram(tmp_path: Path) -> None:
+    (tmp_path / "corpus.pse").write_text("i like @new_york@-place and @rome@-place .\n" * 9 + "@rare_bird@-animal .\n")
+    main = runpy.run_path(str(EXAMPLES / "train_skipgram.py"))["main"]
+    for name in ("v.bin", "again.bin"):
+        main(str(tmp_path / "corpus.pse"), str(tmp_path / name), 8)
+    assert (tmp_path / "v.bin").read_bytes() == (tmp_path / "again.bin").read_bytes(), "seeded"
+    assert set(es.vectors.read_vectors(tmp_path / "v.bin").words) == {"i", "like", "new_york", "and", "rome", "."}
+    store = es.extract(
+        es.plan(tmp_path / "corpus.pse", model=es.models.vector_encoder(tmp_path / "v.bin"), calibrate=False),
+        tmp_path / "v.zarr",
+    )
+    assert "new york" in store.index.words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -129,6 +143,7 @@ def test_sparse_autoencoder(store: Path, capsys: pytest.CaptureFixture[str]) -> 
         "read_without_embstore.py",
         "own_reducer.py",
         "sparse_autoencoder.py",
+        "train_skipgram.py",
     ],
 )
 def test_without_arguments_an_example_says_how_it_is_run(name: str) -> None:

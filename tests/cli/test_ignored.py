@@ -13,7 +13,6 @@ IGNORED = (  # a command, and the two options of its message
     ("change a.zarr b.zarr --metrics apd --set n_clusters=3", "--set n_clusters=3", "--metrics"),
     ("change s.zarr --by year --json --set top=3", "--set top=3", "--json"),
     ("change s.zarr --by year --json --set rank=apd", "--set rank=apd", "--json"),
-    ("evaluate a.txt --benchmarks b --json --set paper=true", "--set paper=true", "--json"),
     ("explore s.zarr --maps", "--maps", "--static"),
     ("explore s.zarr --static out --no-browser", "--no-browser", "--static out"),
     ("explore s.zarr --static out --port 8000", "--port 8000", "--static out"),

@@ -208,7 +208,6 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(made: Path) -> None:
         (["geometry", "store.zarr", "--metrics", b"\xff"], "metric"),
         (["extract", "corpus.txt", "new.zarr", "-m", "random:4", "--context-window", "9" * 20], "context window 9"),
         (["plan", "corpus.txt", "-m", "random:4", "--set", "batch_subwords=" + "9" * 20], "batch_subwords"),
-        (["train-vectors", "corpus.txt", "v.txt", "--seed", "-1"], "seed -1 is not allowed"),
     ],
 )  # fmt: skip
 def test_arguments_that_are_no_text_or_too_large_end_in_one_line(

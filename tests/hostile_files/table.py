@@ -16,10 +16,10 @@ import polars as pl
 import embstore as es
 from embstore.errors import EmbstoreError
 from embstore.models.elmo.weights import read_options
-from embstore.models.finetuning.record import COMPARED, read_record
 from embstore.store import backend
 from embstore.store.storage.objects import ObjectStorage
-from embstore.studies.study import StudyFolder
+from embstore_studies.finetuning.record import COMPARED, read_record
+from embstore_studies.study import StudyFolder
 from tests.analysis.index_store import hard_store
 from tests.hostile_files import others, stores
 from tests.hostile_files.defects import Defect

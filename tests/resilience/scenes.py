@@ -29,8 +29,8 @@ from embstore.plot.drawing import subplots
 from embstore.probes.result import ProbeResult
 from embstore.probes.saved import write_tensors
 from embstore.progress import Progress
-from embstore.studies.study import StudyFolder
 from embstore.vectors import WordVectors, write_vectors
+from embstore_studies.study import StudyFolder
 from tests.extraction.fake import FakeEncoder
 from tests.object_server import contents
 from tests.resilience import virtual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from embstore.studies import StudyResult
+from embstore_studies import StudyResult
 
 
 def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:

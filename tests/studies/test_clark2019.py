@@ -10,10 +10,12 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis import HeadDistances, attention_importance
+import embstore_studies as studies
+from embstore.analysis import HeadDistances
 from embstore.errors import EmbstoreError
-from embstore.studies import Clark2019, StudyResult
-from embstore.studies.clark2019 import report
+from embstore_studies import Clark2019, StudyResult
+from embstore_studies.attention_importance import attention_importance
+from embstore_studies.clark2019 import report
 from tests.analysis.test_attention import trees, write_conllu
 from tests.analysis.test_attention_importance import language_model
 from tests.models import tiny
@@ -46,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     settings = Clark2019(coreference=data, importance_sentences=5, every=3)
-    return es.reproduce(
+    return studies.reproduce(
         settings, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), device="cpu", progress=False
     )
 
@@ -94,7 +96,7 @@ def test_the_report_has_its_figures_and_the_study_resumes(study: StudyResult, da
     assert page.count("<table>") == len([section for section in study.sections if section.rows]) + 1
     tables = {path: path.stat().st_mtime_ns for path in (study.folder / "tables").glob("*.parquet")}
     settings = Clark2019(coreference=data, importance_sentences=5, every=3)
-    again = es.reproduce(settings, data, model={"tiny": model}, out=study.folder, device="cpu", progress=False)
+    again = studies.reproduce(settings, data, model={"tiny": model}, out=study.folder, device="cpu", progress=False)
     assert {path: path.stat().st_mtime_ns for path in tables} == tables
     assert [section.rows for section in again.sections] == [section.rows for section in study.sections]
 
@@ -102,7 +104,7 @@ def test_the_report_has_its_figures_and_the_study_resumes(study: StudyResult, da
 @pytest.mark.slow
 def test_a_model_without_a_language_model_has_no_importance(data: Path, tmp_path: Path) -> None:
     settings = Clark2019(n_sentences=20, importance_sentences=5)
-    made = es.reproduce(
+    made = studies.reproduce(
         settings, data, model=tiny.save("llama", tmp_path / "m"), out=tmp_path / "out", device="cpu", progress=False
     )
     assert "importance" not in made.frames
@@ -133,7 +135,7 @@ def test_bad_input_is_one_line_before_anything_is_computed(
     (data / "other.jsonl").write_text(json.dumps(other) + "\n")
     given = {"data": "some-dev.conllu", "coreference": "dev.jsonl", "model": "nothing", **change}
     with pytest.raises(EmbstoreError, match=says):
-        es.reproduce(
+        studies.reproduce(
             Clark2019(coreference=data / given["coreference"]),
             data / given["data"],
             model=data / given["model"],

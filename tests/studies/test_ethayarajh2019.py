@@ -15,10 +15,12 @@ import polars as pl
 import pytest
 
 import embstore as es
+import embstore_studies as studies
 from embstore.errors import InvalidValueError
-from embstore.studies import Ethayarajh2019, StudyResult
-from embstore.studies.ethayarajh2019 import report
-from embstore.studies.study import Section
+from embstore_studies import Ethayarajh2019, StudyResult
+from embstore_studies.ethayarajh2019 import report
+from embstore_studies.evaluation.evaluate import evaluate
+from embstore_studies.study import Section
 from tests.studies.sections import rows_of
 
 WORDS = ("the", "of", "to", "cat", "sat", "mat", "river", "hill", "money", "people", "sea", "bank", ",")
@@ -50,7 +52,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Ethayarajh2019:
 
 @pytest.fixture(scope="module")
 def study(corpus: Path, settings: Ethayarajh2019, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return es.reproduce(settings, corpus, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
+    return studies.reproduce(
+        settings, corpus, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False
+    )
 
 
 def test_geometry_is_that_of_the_words_without_punctuation(study: StudyResult, settings: Ethayarajh2019) -> None:
@@ -77,8 +81,8 @@ def test_table_1_is_that_of_evaluate(study: StudyResult, settings: Ethayarajh201
     made = {f"tiny, layer {each}": es.static_vectors(words, layer=each, min_contexts=5) for each in layers}
     systems = made | {"GloVe": es.vectors.read_vectors(settings.vectors["GloVe"])}
     assert settings.benchmarks is not None
-    assert study.frames["evaluation"].equals(es.vectors.evaluate(systems, settings.benchmarks))
-    assert study.frames["shared"].equals(es.vectors.evaluate(systems, settings.benchmarks, shared_vocabulary=True))
+    assert study.frames["evaluation"].equals(evaluate(systems, settings.benchmarks))
+    assert study.frames["shared"].equals(evaluate(systems, settings.benchmarks, shared_vocabulary=True))
     table = {row["system"]: row for row in rows_of(study, "Table 1. Static")}
     assert table["paper: GloVe"]["SimLex999"] == "0.194"
     ours = study.frames["evaluation"].filter(system="GloVe", metric="spearman", benchmark="SimLex")["value"].item()
@@ -190,14 +194,14 @@ def test_the_same_call_does_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    import embstore.studies.ethayarajh2019.study as running
+    import embstore_studies.ethayarajh2019.study as running
 
     def refuse(*given: Any, **more: Any) -> None:
         raise AssertionError("measured again")
 
     for name in ("geometry", "static_vectors", "evaluate"):
         monkeypatch.setattr(running, name, refuse)
-    again = es.reproduce(settings, corpus, model={"tiny": model}, out=study.folder, progress=False)
+    again = studies.reproduce(settings, corpus, model={"tiny": model}, out=study.folder, progress=False)
     assert json.dumps([list(section.rows) for section in again.sections]) == json.dumps(
         [list(section.rows) for section in study.sections]
     )
@@ -205,7 +209,7 @@ def test_the_same_call_does_nothing_twice(
     with (copy / "SimLex.tsv").open("a") as file:
         file.write("cat\triver\t9\n")
     with pytest.raises(AssertionError, match="measured again"):
-        es.reproduce(
+        studies.reproduce(
             replace(settings, benchmarks=copy), corpus, model={"tiny": model}, out=study.folder, progress=False
         )
 
@@ -225,6 +229,6 @@ def test_bad_input_is_refused_before_the_extraction(
     change: dict[str, Any], said: str, corpus: Path, model: Path, tmp_path: Path
 ) -> None:
     with pytest.raises((InvalidValueError, es.errors.InputError)) as refused:
-        es.reproduce(Ethayarajh2019(**change), corpus, model={"tiny": model}, out=tmp_path / "out")
+        studies.reproduce(Ethayarajh2019(**change), corpus, model={"tiny": model}, out=tmp_path / "out")
     assert said in str(refused.value)
     assert not (tmp_path / "out").exists()

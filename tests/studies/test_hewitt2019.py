@@ -10,11 +10,12 @@ import polars as pl
 import pytest
 
 import embstore as es
+import embstore_studies as studies
 from embstore.corpus import derived_edges, read_trees
 from embstore.probes import EdgeProbe, StructuralProbe, code_length
-from embstore.studies import Hewitt2019, StudyResult
-from embstore.studies.hewitt2019.study import Treebank
-from embstore.studies.tasks import SPLITS, treebank_files
+from embstore_studies import Hewitt2019, StudyResult
+from embstore_studies.hewitt2019.study import Treebank
+from embstore_studies.tasks import SPLITS, treebank_files
 from tests.studies.sections import rows_of
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
@@ -42,7 +43,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
+    return studies.reproduce(
+        SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False
+    )
 
 
 def store_of(study: StudyResult, name: str = "tiny") -> es.Store:
@@ -100,7 +103,7 @@ def test_the_baseline_has_random_weights(study: StudyResult, data: Path) -> None
 @pytest.mark.slow
 def test_tasks_have_controls_and_code_lengths(study: StudyResult, data: Path, model: Path) -> None:
     settings = replace(SETTINGS, tasks=("upos",))
-    study = es.reproduce(settings, data, model={"tiny": model}, out=study.folder, progress=False)
+    study = studies.reproduce(settings, data, model={"tiny": model}, out=study.folder, progress=False)
     bank, store = Treebank(treebank_files(data), 20, 0), store_of(study)
     edges = bank.edges("upos")
     probe = EdgeProbe(kind="linear", control=True, n_sentences=12, device="cpu")
@@ -127,11 +130,11 @@ def test_figures_are_drawn(study: StudyResult) -> None:
 def test_the_same_call_does_nothing_twice(
     study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import embstore.studies.hewitt2019.study as running
+    import embstore_studies.hewitt2019.study as running
 
     monkeypatch.setattr(running.StructuralProbe, "fit", None)
     monkeypatch.setattr(running.EdgeProbe, "fit", None)
-    again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
+    again = studies.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
     assert all(again.frames[name].equals(frame) for name, frame in study.frames.items())
 
 
@@ -163,6 +166,6 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, data: 
         path.write_text(path.read_text().replace("ADJ", "NOUN").replace("VERB", "NOUN"))
     settings = replace(SETTINGS, tasks=("pos",) if case == "no tag" else ("upos",))
     with pytest.raises(es.errors.InputError) as refused:
-        es.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
+        studies.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert said in str(refused.value)
     assert not (tmp_path / "out").exists()

@@ -10,12 +10,14 @@ import polars as pl
 import pytest
 
 import embstore as es
+import embstore_studies as studies
 from embstore.errors import EmbstoreError
-from embstore.models import FineTuned
-from embstore.studies import Kovaleva2019, StudyResult
-from embstore.studies.kovaleva2019.study import unlearned
+from embstore_studies import Kovaleva2019, StudyResult
+from embstore_studies.finetuning.finetune import FineTuned
+from embstore_studies.heads.measure import disable_heads, head_importance, prune_heads
+from embstore_studies.kovaleva2019.study import unlearned
 from tests.models import tiny
-from tests.models.finetuning import planted
+from tests.studies.finetuning import planted
 
 SMALL: dict[str, Any] = {"n_sentences": 8, "resamples": 50, "seeds": (1,), "tuning_rate": 4e-3}
 
@@ -51,7 +53,7 @@ def settings_of(folder: Path) -> Kovaleva2019:
 @pytest.fixture(scope="module")
 def study(folder: Path) -> StudyResult:
     corpus = folder / "pos" / "dev.conllu"
-    return es.reproduce(settings_of(folder), corpus, model=folder / "model", out=folder / "out", progress=False)
+    return studies.reproduce(settings_of(folder), corpus, model=folder / "model", out=folder / "out", progress=False)
 
 
 def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
@@ -63,11 +65,11 @@ def rows_of(study: StudyResult, title: str) -> list[dict[str, Any]]:
 def test_tables_are_those_of_the_functions(study: StudyResult, folder: Path) -> None:
     dev, model = folder / "pos" / "dev.conllu", folder / "out" / "models" / "pos"
     options = {"model": model, "n_sentences": 8, "resamples": 50}
-    disabled = es.analysis.disable_heads(dev, **options)
+    disabled = disable_heads(dev, **options)
     assert study.frames["disabled"].filter(task="pos").drop("task").equals(disabled)
-    importance = es.analysis.head_importance(folder / "pos" / "train.conllu", **options)
+    importance = head_importance(folder / "pos" / "train.conllu", **options)
     assert study.frames["importance"].filter(task="pos").drop("task").equals(importance)
-    pruned = es.analysis.prune_heads(dev, importance=importance, seeds=[1], **options)
+    pruned = prune_heads(dev, importance=importance, seeds=[1], **options)
     assert study.frames["pruned"].filter(task="pos").drop("task").equals(pruned)
     layer = disabled.filter(pl.col("head").is_null(), layer=2).row(0, named=True)
     row = rows_of(study, "Disabled layers: pos")[2]
@@ -109,7 +111,7 @@ def test_attention_is_that_of_the_corpus_and_of_dev(study: StudyResult, folder: 
 def test_figures_are_drawn_and_the_same_call_resumes(
     study: StudyResult, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import embstore.studies.kovaleva2019.study as running
+    import embstore_studies.kovaleva2019.study as running
 
     assert set(study.figures) == {"patterns-pretrained.png"} | {
         f"{name}-{task}.png" for name in ("patterns", "similarity", "heads") for task in ("pos", "paraphrase")
@@ -119,7 +121,7 @@ def test_figures_are_drawn_and_the_same_call_resumes(
     for name in ("attention", "attention_similarity", "disable_heads", "head_importance", "prune_heads"):
         monkeypatch.setattr(running, name, lambda *_, **__: pytest.fail("measured again"))
     corpus = folder / "pos" / "dev.conllu"
-    again = es.reproduce(settings_of(folder), corpus, model=folder / "model", out=folder / "out", progress=False)
+    again = studies.reproduce(settings_of(folder), corpus, model=folder / "model", out=folder / "out", progress=False)
     assert [section.rows for section in again.sections] == [section.rows for section in study.sections]
 
 
@@ -159,6 +161,6 @@ def test_bad_input_is_refused_before_anything_is_computed(case: str, says: str, 
     if case == "heads":
         model = tiny.save("deberta_v2", tmp_path / "deberta")
     with pytest.raises(EmbstoreError) as refused:
-        es.reproduce(Kovaleva2019(tuning=tuning), corpus, model=model, out=tmp_path / "out")
+        studies.reproduce(Kovaleva2019(tuning=tuning), corpus, model=model, out=tmp_path / "out")
     assert says in str(refused.value)
     assert not (tmp_path / "out").exists()

@@ -12,13 +12,14 @@ import polars as pl
 import pytest
 
 import embstore as es
+import embstore_studies as studies
 from embstore.corpus import EdgeSentence, EdgeTarget, derived_edges
 from embstore.errors import InputError
 from embstore.probes import EdgeProbe, ProbeResult, Training, summary
-from embstore.studies import Liu2019, StudyResult
-from embstore.studies.liu2019 import report
-from embstore.studies.liu2019.study import found_words, sentence_rows
-from embstore.studies.liu2019.tasks import GENERALISATION, ORDER_TASKS, load_tasks
+from embstore_studies import Liu2019, StudyResult
+from embstore_studies.liu2019 import report
+from embstore_studies.liu2019.study import found_words, sentence_rows
+from embstore_studies.liu2019.tasks import GENERALISATION, ORDER_TASKS, load_tasks
 from tests.probes.edge_store import make, write_edges
 
 SETTINGS = Liu2019(n_sentences=12, epochs=2, seeds=(0, 1), resamples=50)
@@ -66,7 +67,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def study(treebank: Path, folder: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
     out = tmp_path_factory.mktemp("study")
-    return es.reproduce(replace(SETTINGS, treebank=treebank), folder, model={"tiny": model}, out=out, progress=False)
+    return studies.reproduce(
+        replace(SETTINGS, treebank=treebank), folder, model={"tiny": model}, out=out, progress=False
+    )
 
 
 def rows_of(study: StudyResult, title: str) -> dict[str, dict[str, Any]]:
@@ -156,7 +159,7 @@ def test_a_single_sentence_has_no_interval(monkeypatch: pytest.MonkeyPatch) -> N
     probe: Any = SimpleNamespace(fitted=SimpleNamespace(grid=SimpleNamespace(seeds=(0,), layers=(0, 1))))
     for count, has_none in ((1, True), (2, False)):
         monkeypatch.setattr(
-            "embstore.studies.liu2019.study.found_words", lambda *_, count=count: np.ones((1, 2, count))
+            "embstore_studies.liu2019.study.found_words", lambda *_, count=count: np.ones((1, 2, count))
         )
         rows = list(sentence_rows(run, probe, (), "test", ("nsubj",)))
         assert [(row["low"] is None, row["high"] is None) for row in rows] == [(has_none, has_none)] * 2
@@ -255,14 +258,14 @@ def test_the_report_has_its_figures_and_the_same_call_does_nothing_twice(
     assert "the expected layer" not in text
     for name in ("layers.png", "transfer.png", "order.png"):
         assert (study.folder / "figures" / name).read_bytes().startswith(b"\x89PNG")
-    import embstore.studies.liu2019.study as probing
+    import embstore_studies.liu2019.study as probing
 
     def refuse(*given: Any, **more: Any) -> None:
         raise AssertionError("probed again")
 
     monkeypatch.setattr(probing.EdgeProbe, "fit", refuse)
     settings = replace(SETTINGS, treebank=treebank)
-    again = es.reproduce(settings, folder, model={"tiny": model}, out=study.folder, progress=False)
+    again = studies.reproduce(settings, folder, model={"tiny": model}, out=study.folder, progress=False)
     assert again.frames["scores"].equals(study.frames["scores"])
     assert again.notes == study.notes
 
@@ -299,6 +302,6 @@ def test_bad_input_is_refused_in_one_line(
             if not (case == "split" and "test" in path.name):
                 (tmp_path / path.name).write_text(text)
     with pytest.raises(InputError) as refused:
-        es.reproduce(Liu2019(tasks=tasks), data, model={"tiny": "./none"}, out=tmp_path / "out")
+        studies.reproduce(Liu2019(tasks=tasks), data, model={"tiny": "./none"}, out=tmp_path / "out")
     assert message in str(refused.value)
     assert not (tmp_path / "out").exists()

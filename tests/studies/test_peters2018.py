@@ -10,11 +10,12 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.pronouns import find_pronouns, resolve_pronouns
+import embstore_studies as studies
 from embstore.errors import InputError
-from embstore.studies import Peters2018, StudyResult
-from embstore.studies.peters2018.report import Scores, claim, examples
-from embstore.studies.peters2018.study import NOTES, read_spans
+from embstore_studies import Peters2018, StudyResult
+from embstore_studies.peters2018.report import Scores, claim, examples
+from embstore_studies.peters2018.study import NOTES, read_spans
+from embstore_studies.pronouns import find_pronouns, resolve_pronouns
 from tests.studies.sections import rows_of
 
 SETTINGS = Peters2018(n_sentences=20, examples=2, resamples=50)
@@ -47,7 +48,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
+    return studies.reproduce(
+        SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False
+    )
 
 
 def test_tables_are_those_of_the_similarities(study: StudyResult, data: Path) -> None:
@@ -116,15 +119,15 @@ def test_the_claim_compares_the_halves_of_the_layers(sign: int, verdict: str) ->
 def test_the_order_of_the_files_does_not_matter_and_the_study_resumes(
     study: StudyResult, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import embstore.studies.peters2018.study as running
+    import embstore_studies.peters2018.study as running
 
     other = write_data(tmp_path / "reversed", reverse=True)
-    found = es.reproduce(SETTINGS, other, model={"tiny": model}, out=tmp_path / "out", progress=False)
+    found = studies.reproduce(SETTINGS, other, model={"tiny": model}, out=tmp_path / "out", progress=False)
     for name, frame in study.frames.items():
         assert found.frames[name].equals(frame)
     assert [section.markdown() for section in found.sections] == [section.markdown() for section in study.sections]
     monkeypatch.setattr(running, "resolve_pronouns", None)
-    again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
+    again = studies.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
     assert again.frames["pronouns"].equals(study.frames["pronouns"])
 
 
@@ -136,7 +139,7 @@ def test_a_table_of_other_labels_is_not_taken(data: Path, model: Path, tmp_path:
         text = path.read_text().replace('"label": "0"', '"label": "x"').replace('"label": "1"', '"label": "0"')
         (tmp_path / "coreference" / path.name).write_text(text.replace('"label": "x"', '"label": "1"'))
     first, other = (
-        es.reproduce(SETTINGS, folder, model={"tiny": model}, out=tmp_path / "study", progress=False)
+        studies.reproduce(SETTINGS, folder, model={"tiny": model}, out=tmp_path / "study", progress=False)
         for folder in (data, tmp_path)
     )
     assert first.frames["pronouns"]["recent"].equals(1 - other.frames["pronouns"]["recent"])
@@ -166,7 +169,7 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, tmp_pa
             '{"text": "a b", "targets": []}' if case != "broken" else "{"
         )
     with pytest.raises(InputError) as refused:
-        es.reproduce(SETTINGS, folder, model={"tiny": "./none"}, out=tmp_path / "out")
+        studies.reproduce(SETTINGS, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert said in str(refused.value)
     assert not (tmp_path / "out").exists()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embstore.errors import InvalidValueError
-from embstore.studies import STUDIES
+from embstore_studies import STUDIES
 
 NAN = float("nan")
 WRONG: dict[str, list[dict[str, Any]]] = {

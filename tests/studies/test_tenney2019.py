@@ -15,6 +15,7 @@ import transformers
 from typer.testing import CliRunner
 
 import embstore as es
+import embstore_studies as studies
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError
 from embstore.probes import (
@@ -27,10 +28,10 @@ from embstore.probes import (
     trace,
 )
 from embstore.probes.edges.tasks import Sample
-from embstore.studies import StudyResult, Tenney2019
-from embstore.studies.tasks import Sentences, find_tasks
-from embstore.studies.tenney2019 import report
-from embstore.studies.tenney2019.study import rank
+from embstore_studies import StudyResult, Tenney2019
+from embstore_studies.tasks import Sentences, find_tasks
+from embstore_studies.tenney2019 import report
+from embstore_studies.tenney2019.study import rank
 from tests.probes.edge_store import write_edges
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
@@ -64,7 +65,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
+    return studies.reproduce(
+        SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False
+    )
 
 
 def means(study: StudyResult, *, encoder: str = "trained") -> pl.DataFrame:
@@ -217,13 +220,13 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
 def test_the_same_call_does_nothing_twice(
     study: StudyResult, data: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import embstore.studies.tenney2019.study as probing
+    import embstore_studies.tenney2019.study as probing
 
     def refuse(*given: Any, **more: Any) -> None:
         raise AssertionError("probed again")
 
     monkeypatch.setattr(probing.EdgeProbe, "fit", refuse)
-    again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder)
+    again = studies.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder)
     assert again.frames["scores"].equals(study.frames["scores"])
     assert again.notes == study.notes
 
@@ -356,15 +359,15 @@ def test_bad_input_is_refused_in_one_line(case: str, message: str, tmp_path: Pat
     for split in ("dev", "train") if case == "one label" else ("dev",) if case in texts else ():
         (tmp_path / "pos" / f"{split}.jsonl").write_text(texts[case] + "\n")
     with pytest.raises(es.errors.InputError) as refused:
-        es.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
+        studies.reproduce(settings, folder, model={"tiny": "./none"}, out=tmp_path / "out")
     assert message in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_unknown_studies_and_missing_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"unknown study .zhao.: choose zhao2020, ethayarajh2019,"):
-        es.reproduce("zhao", tmp_path, model="m", out=tmp_path)
+        studies.reproduce("zhao", tmp_path, model="m", out=tmp_path)
     with pytest.raises(InvalidValueError, match="there is no model"):
-        es.reproduce("tenney2019", tmp_path, model={}, out=tmp_path)
+        studies.reproduce("tenney2019", tmp_path, model={}, out=tmp_path)
     with pytest.raises(InvalidValueError, match="zhao2020 takes one model, not 2: a, b"):
-        es.reproduce("zhao2020", tmp_path, model={"a": "x", "b": "y"}, out=tmp_path)
+        studies.reproduce("zhao2020", tmp_path, model={"a": "x", "b": "y"}, out=tmp_path)

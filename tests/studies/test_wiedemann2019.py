@@ -11,10 +11,11 @@ import polars as pl
 import pytest
 
 import embstore as es
+import embstore_studies as studies
 from embstore.errors import InputError
-from embstore.studies import StudyResult, Wiedemann2019
-from embstore.studies.wiedemann2019.report import Scores
-from embstore.studies.wiedemann2019.senses import read_senses
+from embstore_studies import StudyResult, Wiedemann2019
+from embstore_studies.wiedemann2019.report import Scores
+from embstore_studies.wiedemann2019.senses import read_senses
 from tests.studies.sections import rows_of
 
 SETTINGS = Wiedemann2019(n_sentences=60, test_share=0.3, ks=(1, 3), last=2, resamples=50)
@@ -44,7 +45,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(data: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return es.reproduce(SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False)
+    return studies.reproduce(
+        SETTINGS, data, model={"tiny": model}, out=tmp_path_factory.mktemp("study"), progress=False
+    )
 
 
 def by_hand(store: es.Store, layers: tuple[int, ...], k: int) -> dict[str, tuple[int, float]]:
@@ -137,14 +140,14 @@ def test_senses_are_said_to_be_classes_and_the_published_scores_are_shown(study:
 def test_the_order_of_the_corpus_does_not_matter_and_the_study_resumes(
     study: StudyResult, data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import embstore.studies.wiedemann2019.study as running
+    import embstore_studies.wiedemann2019.study as running
 
     other = tmp_path / "reversed.txt"
     other.write_text("\n".join(reversed(data.read_text().splitlines())))
-    found = es.reproduce(SETTINGS, other, model={"tiny": model}, out=tmp_path / "out", progress=False)
+    found = studies.reproduce(SETTINGS, other, model={"tiny": model}, out=tmp_path / "out", progress=False)
     assert found.frames["layers"].equals(study.frames["layers"])
     monkeypatch.setattr(running, "knn_labels", None)
-    again = es.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
+    again = studies.reproduce(SETTINGS, data, model={"tiny": model}, out=study.folder, progress=False)
     assert again.frames["words"].equals(study.frames["words"])
 
 
@@ -177,7 +180,7 @@ def test_coarse_wsd_has_its_own_split_and_names(tmp_path: Path) -> None:
 def test_coarse_wsd_runs(tmp_path: Path, model: Path) -> None:
     coarse(tmp_path / "data")
     settings = replace(SETTINGS, ks=(1,), resamples=5)
-    study = es.reproduce(settings, tmp_path / "data", model={"tiny": model}, out=tmp_path / "out", progress=False)
+    study = studies.reproduce(settings, tmp_path / "data", model={"tiny": model}, out=tmp_path / "out", progress=False)
     assert set(study.frames["words"]["word"]) == {"bank", "cat"}
     assert "lexicographer" not in study.report.read_text()
 
@@ -224,6 +227,6 @@ def test_bad_input_is_refused_before_the_extraction(case: str, said: str, data: 
         }[case]
         (path / "bank" / name).write_text(text)
     with pytest.raises(InputError) as refused:
-        es.reproduce(settings, path, model={"tiny": "./none"}, out=tmp_path / "out")
+        studies.reproduce(settings, path, model={"tiny": "./none"}, out=tmp_path / "out")
     assert said in str(refused.value)
     assert not (tmp_path / "out").exists()

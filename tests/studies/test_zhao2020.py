@@ -14,15 +14,16 @@ import torch
 import transformers
 
 import embstore as es
+import embstore_studies as studies
 from embstore.analysis import attention_similarity
 from embstore.corpus import open_corpus, read_word_classes
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, ProbeResult, Training, load, split_words
-from embstore.studies import StudyResult, Zhao2020
-from embstore.studies.study import StudyFolder
-from embstore.studies.zhao2020 import figures, pairs, published, report, words
-from embstore.studies.zhao2020.study import read_words
-from tests.models.finetuning import planted
+from embstore_studies import StudyResult, Zhao2020
+from embstore_studies.study import StudyFolder
+from embstore_studies.zhao2020 import figures, pairs, published, report, words
+from embstore_studies.zhao2020.study import read_words
+from tests.studies.finetuning import planted
 
 WORDS = [
     *["cat", "mat", "bank", "river", "hill", "sea", "money", "dollars"],
@@ -73,7 +74,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(corpus: Path, model: Path, tmp_path_factory: pytest.TempPathFactory) -> StudyResult:
-    return es.reproduce(with_vectors(corpus), corpus, model=model, out=tmp_path_factory.mktemp("study"), progress=False)
+    return studies.reproduce(
+        with_vectors(corpus), corpus, model=model, out=tmp_path_factory.mktemp("study"), progress=False
+    )
 
 
 def with_vectors(corpus: Path, **changes: Any) -> Zhao2020:
@@ -249,14 +252,14 @@ def test_the_same_call_finds_its_work_done(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("it was done already")
 
-    monkeypatch.setattr("embstore.studies.zhao2020.probing.ClassProbe.fit", refuse)
-    monkeypatch.setattr("embstore.studies.zhao2020.stores.train_vectors", refuse)
-    again = es.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
+    monkeypatch.setattr("embstore_studies.zhao2020.probing.ClassProbe.fit", refuse)
+    monkeypatch.setattr("embstore_studies.zhao2020.stores.train_vectors", refuse)
+    again = studies.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
     for name in ("counts", "types", "contexts", "windows"):
         assert again.frames[name].equals(study.frames[name])
     with pytest.raises(AssertionError, match="done already"):  # other probes are other tables
-        es.reproduce(with_vectors(corpus, epochs=4), corpus, model=model, out=study.folder)
-    es.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
+        studies.reproduce(with_vectors(corpus, epochs=4), corpus, model=model, out=study.folder)
+    studies.reproduce(with_vectors(corpus), corpus, model=model, out=study.folder)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "no origin"])
@@ -338,7 +341,7 @@ def test_the_report_holds_every_table_and_figure(study: StudyResult) -> None:
 @pytest.mark.slow
 def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tmp_path: Path) -> None:
     data = {task: planted.folder(tmp_path / task, task, train=24, dev=8) for task in ("pos", "ner")}
-    study = es.reproduce(replace(SETTINGS, tuning=data), corpus, model=model, out=tmp_path / "study")
+    study = studies.reproduce(replace(SETTINGS, tuning=data), corpus, model=model, out=tmp_path / "study")
     for task in data:
         store = es.open(study.folder / "stores" / f"tuned-{task}.zarr")
         first = store.table().row(0, named=True)
@@ -393,11 +396,11 @@ def test_missing_word_lists_and_a_file_as_folder_are_refused(corpus: Path, model
     alone = tmp_path / "corpus.txt"
     alone.write_text(corpus.read_text())
     with pytest.raises(InvalidValueError, match=r"there is no train\.tsv next to"):
-        es.reproduce(SETTINGS, alone, model=model, out=tmp_path / "out")
+        studies.reproduce(SETTINGS, alone, model=model, out=tmp_path / "out")
     with pytest.raises(InvalidValueError, match="is a file: give a folder"):
-        es.reproduce(SETTINGS, corpus, model=model, out=alone)
+        studies.reproduce(SETTINGS, corpus, model=model, out=alone)
     with pytest.raises(es.errors.EmbstoreError, match=r"nowhere\.tsv"):
-        es.reproduce(replace(SETTINGS, train="nowhere.tsv"), corpus, model=model, out=tmp_path / "out")
+        studies.reproduce(replace(SETTINGS, train="nowhere.tsv"), corpus, model=model, out=tmp_path / "out")
 
 
 REFUSED = {
@@ -437,7 +440,7 @@ def test_what_cannot_be_used_is_refused_before_anything_is_extracted(
     (tmp_path / "absent.tsv").write_text("@absent@\t-animal=2\n")
     changes, message = REFUSED[case]
     with pytest.raises(es.errors.InputError, match=message):
-        es.reproduce(replace(SETTINGS, **changes), corpus, model=model, out=tmp_path / "out")
+        studies.reproduce(replace(SETTINGS, **changes), corpus, model=model, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

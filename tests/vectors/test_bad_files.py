@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from embstore.errors import BenchmarkError, InvalidValueError, StorageError, WordVectorsError, WordVectorsNotFoundError
-from embstore.vectors import WordVectors, open_vector_table, read_benchmarks, read_vectors, write_vectors
+from embstore.vectors import WordVectors, open_vector_table, read_vectors, write_vectors
+from embstore_studies.evaluation.evaluate import read_benchmarks
 
 
 def entry(word: bytes, *numbers: float) -> bytes:

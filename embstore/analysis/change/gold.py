@@ -14,7 +14,6 @@ from embstore.analysis.change.measure import Change
 from embstore.arguments import checked
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_whole
 from embstore.store.layout import Layer, resolve_layer
-from embstore.vectors.evaluation.lexicon import spearman
 
 USES = ("lemma", "grouping", "identifier", "context", "indexes_target_token")
 
@@ -204,3 +203,11 @@ def _binary(values: NDArray[np.float64], truth: NDArray[np.float64], resamples: 
     accuracies = [(float(((values >= limit) == (truth > 0)).mean()), float(limit)) for limit in limits]
     best, limit = max(accuracies)
     return [("auc", area, None, None, None), ("accuracy", best, None, None, limit)]
+
+
+def spearman(left: NDArray[np.float64], right: NDArray[np.float64]) -> float | None:
+    """Return Spearman's rho of two lists of equal length, None if one side has fewer than two distinct values."""
+    ranks = np.stack([pl.Series(np.asarray(side, np.float64)).rank("average").to_numpy() for side in (left, right)])
+    if ranks.shape[1] < 2 or not np.ptp(ranks, axis=1).all():
+        return None
+    return float(np.corrcoef(ranks)[0, 1])

@@ -24,7 +24,7 @@ from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layer, Layers, resolve_layer, resolve_layers
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 SCHEMA = {
     "word": pl.String,

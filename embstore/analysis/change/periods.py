@@ -23,7 +23,7 @@ from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layer, Layers, resolve_layer
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 SUMMED = tuple(metric for metric in METRICS if metric != JSD)
 CHANGE_POINT = "change_point"

@@ -11,7 +11,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.change.sums import JSD, TWO_SIDED, Products, measures
-from embstore.vectors.kmeans import spherical_kmeans, unit_rows
+from embstore.vectors.linalg import spherical_kmeans, unit_rows
 
 LEVEL = 0.05  # of the false discovery rate, and of what lies outside an interval
 TIE = 1e-9  # measures that differ by less are equal up to rounding

@@ -23,7 +23,7 @@ from embstore.analysis.neighbors.space import Rows, Space, StoredBlock, Vectors,
 from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
 from embstore.kernels.compiled import Candidates, pack_queries, padded_queries, rank_rows, score_pairs
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 MAX_K = 2**31 - 1
 SMALL = 2**35  # multiplications up to which a GPU is not looked for, which would load torch

@@ -53,7 +53,7 @@ from embstore.store.storage.files import (
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.zarr.format import INDEXES
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 FORMAT_VERSION = 1
 METADATA, SPACE, FAISS, SKETCH = "index.json", "space.npz", "index.faiss", "sketch.bin"

@@ -26,7 +26,7 @@ from embstore.progress import Report
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layer
-from embstore.vectors.kmeans import spherical_kmeans, unit_rows
+from embstore.vectors.linalg import spherical_kmeans, unit_rows
 
 Method = Literal["kmeans", "hdbscan"]
 MAX_CLUSTERS = 8

@@ -15,7 +15,7 @@ from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
 from embstore.store.layout import Layer, resolve_layer
 from embstore.store.reading.scan import DENSE, StoredRows
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 METRICS = ("cosine", "ip", "l2")
 MAX_SEED = 2**63 - 1  # as tables hold it

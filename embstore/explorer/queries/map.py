@@ -27,7 +27,7 @@ from embstore.explorer.stores import Explored, user_cache
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.progress import Progress
 from embstore.store import Selection, Store, Strings
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 VERSION = 1  # of the computation: another one does not read the cached maps of this one
 MAX_SAMPLE, MAX_UMAP = 10_000_000, 100_000

@@ -19,7 +19,7 @@ from embstore.explorer.stores import Explored
 from embstore.progress import Progress
 from embstore.spacing import split_words
 from embstore.store import Selection, Store
-from embstore.vectors.kmeans import unit_rows
+from embstore.vectors.linalg import unit_rows
 
 if TYPE_CHECKING:
     import polars as pl
