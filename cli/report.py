@@ -27,6 +27,8 @@ def report(
     """
     require_file(out, "--out", (".html", ".htm"))
     chosen = None if sections.strip() == "all" else [each.strip() for each in sections.split(",")]
-    made = es.report(es.open(store), sections=chosen, seed=seed)
+    from embstore_explorer import report as write
+
+    made = write(es.open(store), sections=chosen, seed=seed)
     made.save(out)
     print(f"{made}\n\n{out}")

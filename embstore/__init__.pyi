@@ -3,7 +3,6 @@ from . import bench as bench
 from . import corpus as corpus
 from . import errors as errors
 from . import executors as executors
-from . import explorer as explorer
 from . import extraction as extraction
 from . import models as models
 from . import plot as plot
@@ -23,7 +22,6 @@ from .corpus import Corpus as Corpus
 from .corpus import Keep as Keep
 from .corpus import open_corpus as open_corpus
 from .database.query import sql as sql
-from .explorer.notebook import explore as explore
 from .extraction.extract import extract as extract
 from .extraction.options import ExtractionOptions as ExtractionOptions
 from .extraction.plan import Plan as Plan
@@ -33,7 +31,6 @@ from .probes import ClassProbe as ClassProbe
 from .probes import EdgeProbe as EdgeProbe
 from .probes import StructuralProbe as StructuralProbe
 from .probes import Training as Training
-from .reports.report import report as report
 from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export

@@ -15,7 +15,7 @@ import pytest
 import embstore as es
 from tests.documents import ROOT
 
-FOLDERS = {"embstore": "embstore", "schemas": "embstore/schemas", "cli": "embstore_cli"}
+FOLDERS = {"embstore": "embstore", "schemas": "embstore/schemas", "cli": "embstore_cli", "explorer": "embstore_explorer"}
 COMPILED = {".c", ".h", ".pyx"}  # sources of the extension, in the sdist only
 BUILD = "from setuptools import setup; setup()"
 
@@ -30,7 +30,7 @@ def test_the_version_is_the_same_everywhere() -> None:
 
 def test_the_licence_names_those_of_the_page() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    packages = json.loads((ROOT / "explorer" / "package-lock.json").read_text())["packages"]
+    packages = json.loads((ROOT / "explorer" / "source" / "package-lock.json").read_text())["packages"]
     shipped = {about["license"] for path, about in packages.items() if path and not about.get("dev")}
     assert {"MIT", "ISC"} < shipped <= set(project["license"].split(" AND "))
     assert all((ROOT / name).is_file() for name in project["license-files"])
@@ -85,8 +85,8 @@ def test_the_wheel_holds_what_git_tracks(tmp_path: Path) -> None:
     assert {
         "embstore/py.typed",
         "embstore/__init__.pyi",
-        "embstore/explorer/page/index.html",
-        "embstore/explorer/page/THIRD_PARTY_LICENSES.txt",
+        "embstore_explorer/page/index.html",
+        "embstore_explorer/page/THIRD_PARTY_LICENSES.txt",
         "embstore_cli/demo_sentences.txt",
     } < expected
     built = {

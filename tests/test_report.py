@@ -14,7 +14,8 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.reports.sections import SECTIONS, _best_probe, _clusterings
+from embstore_explorer import report as report_of
+from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from tests.store_making import make_store
 
@@ -59,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def report(store: Store) -> Any:
-    return es.report(store, progress=False)
+    return report_of(store, progress=False)
 
 
 class Tags(HTMLParser):
@@ -130,16 +131,16 @@ def test_the_layer_of_probes_is_chosen_on_dev() -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes(report: Any, store: Store, tmp_path: Path) -> None:
-    again = es.report(store, progress=False)
+    again = report_of(store, progress=False)
     assert again.html == report.html
     again.save(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text("utf-8") == report.html
-    assert es.report(store, sections="words", seed=1, progress=False).html != report.html
+    assert report_of(store, sections="words", seed=1, progress=False).html != report.html
 
 
 def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     made = make_store(tmp_path / "small.zarr", sentences=4)
-    report = es.report(made.store, sections=("words", "probes", "contents"), progress=False)
+    report = report_of(made.store, sections=("words", "probes", "contents"), progress=False)
     problems = {each.name: each.problem for each in report.sections}
     assert list(problems) == ["contents", "words", "probes"], "the order of the page"
     assert problems["contents"] is None
@@ -151,11 +152,11 @@ def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
 def test_unknown_sections_and_files_are_refused(tmp_path: Path) -> None:
     made = make_store(tmp_path / "small.zarr", sentences=4)
     with pytest.raises(InvalidValueError, match="section 'sense'"):
-        es.report(made.store, sections="sense")
+        report_of(made.store, sections="sense")
     with pytest.raises(InvalidValueError, match="no section is chosen"):
-        es.report(made.store, sections=[])
+        report_of(made.store, sections=[])
     with pytest.raises(InvalidValueError, match=r"report .*a\.pdf has no known suffix"):
-        es.report(made.store, sections="contents", progress=False).save(tmp_path / "a.pdf")
+        report_of(made.store, sections="contents", progress=False).save(tmp_path / "a.pdf")
 
 
 @pytest.mark.slow
@@ -170,9 +171,9 @@ def test_two_groups_are_supported_and_one_is_not(store: Store) -> None:
 def test_repeated_contexts_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store(tmp_path / "s.zarr").store
     source: Any = SimpleNamespace(data=store, seed=0)
-    monkeypatch.setattr("embstore.reports.sections.SAMPLE", 1000)
+    monkeypatch.setattr("embstore_explorer.reports.sections.SAMPLE", 1000)
     (found,) = _clusterings(source, ["bank"])
     assert found.occurrences.equals(es.senses(store, "bank", sample=1000, distinct=True).occurrences)
     assert len(found.occurrences) < len(store.select(words="bank"))
-    monkeypatch.setattr("embstore.reports.sections.MIN_OCCURRENCES", len(found.occurrences) + 1)
+    monkeypatch.setattr("embstore_explorer.reports.sections.MIN_OCCURRENCES", len(found.occurrences) + 1)
     assert not list(_clusterings(source, ["bank"]))

@@ -18,8 +18,6 @@ from .geometry.separability import sense_separability as sense_separability
 from .geometry.spectra import maximum_explainable_variance as maximum_explainable_variance
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
-from .handover import write_atlas as write_atlas
-from .handover import write_projector as write_projector
 from .neighbors.exact import Exclusion as Exclusion
 from .neighbors.exact import Hits as Hits
 from .neighbors.find import mark_words as mark_words

@@ -14,11 +14,12 @@ import embstore as es
 from embstore.analysis import project
 from embstore.analysis.projection import anchor_maps, stretches, turn
 from embstore.errors import ExecutorError, InvalidValueError, UnfinishedStoreWarning
-from embstore.explorer import Explored, answer
-from embstore.explorer.background import in_process
-from embstore.explorer.queries import map as map_query
-from embstore.explorer.queries.registry import CancelledQueryError
-from embstore.explorer.regions import find_regions, name_groups
+from embstore_explorer import answer
+from embstore_explorer.background import in_process
+from embstore_explorer.queries import map as map_query
+from embstore_explorer.queries.registry import CancelledQueryError
+from embstore_explorer.regions import find_regions, name_groups
+from embstore_explorer.stores import Explored
 from tests.store_making import Made, make_store
 
 
@@ -267,7 +268,7 @@ def test_common_words_name_only_regions_that_consist_of_them(monkeypatch: pytest
     assert names[:3] == ["boat, 7, the", "loan", "!"]
     codes[codes == 0], codes[types == 0] = 3, -1
     assert name_groups(one, np.arange(len(types)), codes, 4, by_context=False)[3] == "boat, 7"  # "of" is common
-    monkeypatch.setattr("embstore.explorer.regions.NAMED_ROWS", len(types) // 2)
+    monkeypatch.setattr("embstore_explorer.regions.NAMED_ROWS", len(types) // 2)
     assert set(name_groups(one, np.arange(len(types)), codes, 4, by_context=False)[3].split(", ")) == {"boat", "7"}
 
 

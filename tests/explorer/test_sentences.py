@@ -13,8 +13,9 @@ import embstore as es
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError
-from embstore.explorer import Explored, answer
-from embstore.explorer.tables import as_file
+from embstore_explorer import answer
+from embstore_explorer.stores import Explored
+from embstore_explorer.tables import as_file
 from embstore.probes import EdgeProbe, StructuralProbe
 from tests.store_making import Made, make_store
 

@@ -17,13 +17,15 @@ from polars.testing import assert_frame_equal
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.explorer import Arrays, Explored, answer, explored
-from embstore.explorer import stores as explored_stores
-from embstore.explorer.queries import layers, senses, words
-from embstore.explorer.queries import neighbors as neighbors_module
-from embstore.explorer.queries import sentence as sentence_module
-from embstore.explorer.queries.registry import CancelledQueryError, NotFoundError, has
-from embstore.explorer.tables import as_file, table
+from embstore_explorer import answer, explored
+from embstore_explorer import stores as explored_stores
+from embstore_explorer.queries import layers, senses, words
+from embstore_explorer.queries import neighbors as neighbors_module
+from embstore_explorer.queries import sentence as sentence_module
+from embstore_explorer.queries.registry import CancelledQueryError, NotFoundError, has
+from embstore_explorer.answers import Arrays
+from embstore_explorer.stores import Explored
+from embstore_explorer.tables import as_file, table
 from embstore.store.storage.safetensors import parse
 from tests.store_making import make_store, make_text_store
 from tests.web_host import web_host

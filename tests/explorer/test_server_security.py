@@ -25,10 +25,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
-from embstore.explorer import Arrays, Explored, explored, security, server, serving
-from embstore.explorer.notebook import CODE
-from embstore.explorer.queries.registry import CancelledQueryError
-from embstore.explorer.security import Access
+from embstore_explorer import explored, security, server, serving
+from embstore_explorer.answers import Arrays
+from embstore_explorer.stores import Explored
+from embstore_explorer.notebook import CODE
+from embstore_explorer.queries.registry import CancelledQueryError
+from embstore_explorer.security import Access
 from tests.explorer.conftest import EMOJI, HOSTILE, RIGHT_TO_LEFT, RUN
 from tests.store_making import make_store, make_text_store
 
@@ -433,6 +435,6 @@ def test_a_host_that_is_none_is_refused_before_a_store_is_opened(host: str) -> N
 
 @pytest.mark.slow
 def test_the_server_loads_nothing_heavy() -> None:
-    code = "import sys, embstore.explorer.serving; print(*(m for m in sys.modules if '.' not in m))"
+    code = "import sys, embstore_explorer.serving; print(*(m for m in sys.modules if '.' not in m))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert not {"torch", "transformers", "polars", "pandas", "matplotlib", "h5py", "zarr"} & set(loaded.stdout.split())

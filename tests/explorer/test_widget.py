@@ -13,8 +13,8 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
-from embstore.explorer import Arrays, answer, explored, notebook
-from embstore.explorer.answers import encoded
+from embstore_explorer import answer, explore, explored, notebook
+from embstore_explorer.answers import Arrays, encoded
 from tests.explorer.conftest import loaded, new_page
 from tests.store_making import make_store
 from tests.web_host import web_host
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
 @pytest.fixture
 def widget(store: es.Store) -> Any:
     pytest.importorskip("anywidget", reason="anywidget is not installed")
-    return es.explore(store, word="bank", layer=2, view="word")
+    return explore(store, word="bank", layer=2, view="word")
 
 
 def ask(widget: Any, name: str, **params: str) -> tuple[list[dict[str, Any]], list[bytes]]:
@@ -41,10 +41,10 @@ def ask(widget: Any, name: str, **params: str) -> tuple[list[dict[str, Any]], li
 
 def test_a_layer_may_be_named_from_the_end(store: es.Store) -> None:
     pytest.importorskip("anywidget", reason="anywidget is not installed")
-    shown = [es.explore(store, layer=layer) for layer in ("last", -1)]
+    shown = [explore(store, layer=layer) for layer in ("last", -1)]
     assert [each.selection.layers for each in shown] == [store.layers[-1:]] * 2
     with pytest.raises(InvalidValueError, match="layer 99 is not stored"):
-        es.explore(store, layer=99)
+        explore(store, layer=99)
 
 
 def test_messages_are_answered_as_the_server_does(widget: Any, store: es.Store) -> None:
@@ -86,11 +86,11 @@ def test_selection_is_what_is_shown(widget: Any, store: es.Store) -> None:
 
 def test_what_is_refused(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValueError, match="height"):
-        es.explore(store, height=3)
+        explore(store, height=3)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     notebook._widget_class.cache_clear()
     with pytest.raises(MissingPackageError, match=r"embstore\[explore\]"):
-        es.explore(store)
+        explore(store)
     notebook._widget_class.cache_clear()
 
 

@@ -17,8 +17,8 @@ from embstore.analysis.change import ChangeTests, measure_change
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.sentence import Document
 from embstore.corpus.trees import Tree
-from embstore.explorer.queries.registry import answer
-from embstore.explorer.stores import Explored
+from embstore_explorer import answer, report
+from embstore_explorer.stores import Explored
 from embstore.probes.splits import split_words
 from tests.extraction.plans import plan_of
 from tests.models import tiny
@@ -133,7 +133,7 @@ def _plain(found: Any) -> Any:
 def report(store: es.Store) -> Any:
     return [
         each.frame
-        for each in es.report(store, sections=["geometry"], progress=False).sections
+        for each in report(store, sections=["geometry"], progress=False).sections
         if hasattr(each, "frame")
     ]
 

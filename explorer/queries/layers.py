@@ -1,0 +1,99 @@
+"""Layers: their geometry, how similar they are, and what probes find in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from embstore.errors import InvalidValueError, quoted
+from embstore_explorer.parameters import Number
+from embstore_explorer.queries.registry import Asked
+from embstore_explorer.stores import Explored, SavedFile
+
+SAMPLE = 10_000  # rows whose layers are compared
+COLUMNS = ("task", "layer", "split", "metric", "item", "value", "low", "high", "count", "seed")  # of a table of scores
+
+
+def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
+    """Return the measures of Ethayarajh 2019 by layer, with intervals over words or sentences."""
+    one = asked.store(store)
+    found = one.saved("geometry", lambda: _geometry(asked, one))
+    call = f"es.geometry(store, metrics={found['metrics']!r}, min_contexts={found['min_contexts']})"
+    return {"rows": found["rows"], "python": one.python(f"es.analysis.summarize_geometry({call})")}
+
+
+def _geometry(asked: Asked, one: Explored) -> dict[str, Any]:
+    from embstore.analysis import eligible_types, summarize_geometry
+    from embstore.analysis.geometry.measure import LAYER_METRICS, PAPER_METRICS
+    from embstore.analysis.geometry.measure import geometry as measure
+
+    least = 5 if len(eligible_types(one.store)) else 1
+    metrics: list[str] = [*PAPER_METRICS, *LAYER_METRICS]
+    try:
+        frame = measure(one.store, metrics=metrics, min_contexts=least, progress=asked.report)
+    except InvalidValueError:  # no word occurs twice, or no sentence has two words
+        metrics = ["anisotropy", *LAYER_METRICS]
+        frame = measure(one.store, metrics=metrics, progress=asked.report)
+    rows = summarize_geometry(frame).select("layer", "metric", "value", "low", "high")
+    return {"rows": rows.to_dicts(), "metrics": metrics, "min_contexts": least}
+
+
+def cka(asked: Asked, *, store: Number = 0, other: Number | None = None) -> dict[str, Any]:
+    """Return the linear CKA of all pairs of layers of a store, or of two stores of the same occurrences.
+
+    Of 10,000 rows, spread evenly, where there are more. `values[i][j]` is that of layers `a[i]` and `b[j]`.
+    """
+    one, two = asked.store(store), asked.store(store if other is None else other)
+    name = "cka" if one is two else f"cka-{two.digest[:16]}"
+    found = one.saved(name, lambda: _cka(asked, one, two))
+    rows = "" if found["step"] == 1 else f"rows=slice(None, None, {found['step']})"
+    lines = [f"other = es.open({two.address!r})"] if one is not two else []
+    pair = ["store" if not rows else f"store.select({rows})"]
+    pair += [] if one is two else ["other" if not rows else f"other.select({rows})"]
+    return {
+        "a": list(one.store.layers),
+        "b": list(two.store.layers),
+        "values": found["values"],
+        "python": one.python(*lines, f"es.analysis.linear_cka({', '.join(pair)})"),
+    }
+
+
+def _cka(asked: Asked, one: Explored, two: Explored) -> dict[str, Any]:
+    from embstore.analysis import linear_cka
+
+    step = -(-one.store.n_rows // SAMPLE)
+    every = slice(None, None, step)
+    second = None if one is two else two.store.select(rows=every)
+    frame = linear_cka(one.store.select(rows=every), second, progress=asked.report)
+    values = np.reshape(frame["value"].to_numpy(), (len(one.store.layers), len(two.store.layers)))
+    return {"values": values.tolist(), "step": step}
+
+
+def probes(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
+    """Return the tables of scores of probes that are in the folder of probes, as `--out` of the commands writes them.
+
+    Of a table of several stores the rows of this one, where one has its name.
+    """
+    one = asked.store(store)
+    results = [{"name": name, "kind": "scores", "rows": _scores(each, one)} for name, each in one.results.items()]
+    readers = [f"pl.read_{each.path.suffix[1:]}({str(each.path)!r})" for each in one.results.values()]
+    return {"results": [each for each in results if each["rows"]], "python": one.python(*readers)}
+
+
+def _scores(file: SavedFile, one: Explored) -> list[dict[str, Any]]:
+    """Return the rows of a table of scores; none of a table of something else. Raises InvalidValueError."""
+    import polars as pl
+
+    read: Any = {".csv": pl.read_csv, ".parquet": pl.read_parquet, ".json": pl.read_json}[file.path.suffix]
+    try:
+        frame = read(file.path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InvalidValueError(f"{file.path} cannot be read ({quoted(str(error).splitlines()[0])})") from None
+    if not {"layer", "metric", "value"} <= set(frame.columns):
+        return []
+    if "store" in frame.columns and one.name in (names := [Path(str(each)).stem for each in frame["store"]]):
+        frame = frame.filter(pl.Series([name == one.name for name in names]))
+    rows: list[dict[str, Any]] = frame.select([name for name in COLUMNS if name in frame.columns]).to_dicts()
+    return rows

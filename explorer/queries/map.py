@@ -1,0 +1,237 @@
+"""Maps: the occurrences of a layer in two dimensions, in step with the other layers, with colours and regions."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis.neighbors.senses import senses
+from embstore.analysis.projection import Projection, project
+from embstore.analysis.scan import layer_of
+from embstore.errors import InvalidValueError, StorageError, quoted
+from embstore_explorer.answers import Arrays
+from embstore_explorer.background import in_process
+from embstore_explorer.parameters import Bounds, Layer, Number, Rows, Where, Word, layer_named
+from embstore_explorer.queries.registry import Asked
+from embstore_explorer.queries.words import found_rows, selecting
+from embstore_explorer.regions import Regions, find_regions, name_groups
+from embstore_explorer.stores import Explored, user_cache
+from embstore.probes.saved import read_tensors, write_tensors
+from embstore.progress import Progress
+from embstore.store import Selection, Store, Strings
+from embstore.vectors.linalg import unit_rows
+
+VERSION = 1  # of the computation: another one does not read the cached maps of this one
+MAX_SAMPLE, MAX_UMAP = 10_000_000, 100_000
+KEPT_POINTS = 200_000  # maps of more points are not kept in memory
+CACHE_NBYTES = 2**30  # of all cached maps
+COLORS = 7  # values with a colour of their own; the others share one
+CLUSTERED = 2000  # occurrences of a word that are clustered; the others go to the nearest center
+UMAP_NOTE = "Distances in UMAP are not distances, and sizes and gaps mean nothing: only who is near whom counts."
+
+
+def map(
+    asked: Asked,
+    *,
+    store: Number = 0,
+    layer: Layer = "-1",
+    word: Word | None = None,
+    where: Where | None = None,
+    rows: Rows | None = None,
+    sample: Annotated[int, Bounds(3, MAX_SAMPLE)] = 100_000,
+    seed: Annotated[int, Bounds(0, 2**31)] = 0,
+    method: Literal["pca", "umap"] = "pca",
+    color: Annotated[str, Bounds(1, 200)] | None = None,
+    parts: Literal["all", "points"] = "all",
+) -> Arrays:
+    """Map a sample of occurrences: arrays `row` [n], the same at every layer, `x`, `y` and `color` [n], -1 for none.
+
+    `color`: word, cluster, a label column or a field. `parts`: points leaves out `row`, for a layer whose rows
+    are known.
+    """
+    one = asked.store(store)
+    number = layer_of(one.store, layer_named(layer))
+    found = found_rows(one, word, where, rows)
+    chosen = Selection(one.store, rows=slice(found.start, found.stop) if isinstance(found, range) else found)
+    if not one.store.finished:
+        chosen = chosen.written()
+    size = min(sample, MAX_UMAP) if method == "umap" else sample
+    made = _projection(asked, one, chosen, number, method, size, seed)
+    regions = find_regions(made.points)
+    names = name_groups(one, made.rows, regions.codes, len(regions.counts), by_context=word is not None)
+    codes, colors, scale = _colors(one, made, color, word, regions, names)
+    places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
+    given = selecting(word, rows=rows)
+    if where is not None:
+        given = f"{given[:-1]}, where=pl.sql_expr({where!r}))".replace("(, ", "(")
+    call = f"layer={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
+    data = {
+        "layer": number,
+        "method": method,
+        "total": made.n_selected,
+        "shown": len(made.rows),
+        "seed": seed,
+        "explained": None if made.explained is None else list(made.explained),
+        "extent": float(np.percentile(np.abs(made.points[:: max(1, len(made.rows) // 100_000)]), 99.8)),
+        "colors": colors,
+        "scale": scale,
+        "regions": [{"x": x, "y": y, "name": name, "count": count} for (x, y), name, count in places],
+        "note": _note(made, sample),
+        "python": one.python(f"es.analysis.project({given}, {call})"),
+    }
+    arrays: dict[str, NDArray[Any]] = {"x": made.points[:, 0], "y": made.points[:, 1], "color": codes}
+    if parts == "all":
+        arrays["row"] = made.rows.astype(np.int32 if one.store.n_rows < 2**31 else np.float64)
+    return Arrays(arrays, data)
+
+
+def _note(made: Projection, sample: int) -> str | None:
+    if made.method == "umap":
+        limit = f" UMAP maps {MAX_UMAP:,} points at most." if sample > MAX_UMAP < made.n_selected else ""
+        return UMAP_NOTE + limit
+    if made.axes_rows < len(made.rows):
+        return f"The axes are learned from {made.axes_rows:,} of these rows."
+    return None
+
+
+def _projection(
+    asked: Asked, one: Explored, chosen: Selection, layer: int, method: str, sample: int, seed: int
+) -> Projection:
+    """Compute a map once: kept in memory, and in the user's cache."""
+    rows = chosen.rows if chosen.span is None else np.array([chosen.span.start, chosen.span.stop])
+    key = [VERSION, one.digest, hashlib.sha256(rows.tobytes()).hexdigest(), layer, method, sample, seed]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]
+    path = user_cache() / "maps" / f"{name}.safetensors"
+
+    def make() -> Projection:
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            return _read(path, name)
+        made = _computed(asked, chosen, layer, method, sample, seed)
+        with suppress(OSError, StorageError):
+            _write(path, name, made)
+        return made
+
+    return one.once(("map", name), make) if min(sample, len(chosen)) <= KEPT_POINTS else make()
+
+
+def _computed(asked: Asked, chosen: Selection, layer: int, method: str, sample: int, seed: int) -> Projection:
+    """Compute a map: UMAP in a process of its own, as it would block all others for minutes."""
+    if method == "pca":
+        return project(chosen, layer=layer, sample=sample, seed=seed, progress=asked.report)
+    given: slice | NDArray[np.int64]
+    given = chosen.rows if chosen.span is None else slice(chosen.span.start, chosen.span.stop)
+    made: Projection = in_process(_umap, chosen.store, given, layer, sample, seed, report=asked.report)
+    return made
+
+
+def _umap(
+    store: Store, rows: slice | NDArray[np.int64], layer: int, sample: int, seed: int, *, progress: Progress
+) -> Projection:
+    given = Selection(store, rows=rows)
+    return project(given, layer=layer, method="umap", sample=sample, seed=seed, progress=progress)
+
+
+def _read(path: Path, name: str) -> Projection:
+    document, tensors = read_tensors(path)
+    if document["name"] != name:
+        raise ValueError("another map")
+    rows, points = tensors["rows"].numpy(), tensors["points"].numpy()
+    explained = document["explained"]
+    path.touch()
+    return Projection(
+        document["layer"],
+        document["method"],
+        rows,
+        points,
+        None if explained is None else (explained[0], explained[1]),
+        document["n_selected"],
+        document["axes_rows"],
+    )
+
+
+def _write(path: Path, name: str, made: Projection) -> None:
+    """Save a map, and remove those that were not read for longest where all take more than the limit."""
+    given = ("layer", "method", "explained", "n_selected", "axes_rows")
+    document = {"name": name, **{each: getattr(made, each) for each in given}}
+    tensors = {"rows": torch.from_numpy(made.rows), "points": torch.from_numpy(made.points)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_tensors(path, document, tensors)
+    files = sorted((each.stat().st_mtime_ns, each.stat().st_size, each) for each in path.parent.glob("*.safetensors"))
+    whole = sum(size for _, size, _ in files)
+    for _, size, each in files[:-1]:
+        if whole > CACHE_NBYTES:
+            each.unlink(missing_ok=True)
+            whole -= size
+
+
+def _colors(
+    one: Explored, made: Projection, color: str | None, word: str | None, regions: Regions, names: list[str]
+) -> tuple[NDArray[np.int8], list[str], str]:
+    """Return the colour of each row, -1 for none, the name of each colour, and their kind: categories or ordered."""
+    index = one.store.index
+    if color is None:
+        return np.full(len(made.rows), -1, np.int8), [], "categories"
+    if color == "cluster":
+        if word is None:
+            return (*_frequent(regions.codes, names), "categories")
+        key = ("map clusters", word, made.layer, hashlib.sha256(made.rows.tobytes()).hexdigest())
+        codes, n_clusters = one.once(key, lambda: _clusters(one.store, word, made))
+        markers = name_groups(one, made.rows, codes, n_clusters, by_context=True)
+        titles = [f"{number + 1}: {words}" if words else str(number + 1) for number, words in enumerate(markers)]
+        return (*_frequent(codes, titles), "categories")
+    if color == "word":
+        return (*_frequent(index.type[made.rows], index.words), "categories")
+    if color not in index.labels:
+        allowed = ", ".join(["word", "cluster", *index.labels])
+        raise InvalidValueError(f"color {quoted(color)} is not allowed: choose one of {allowed}")
+    labels = index.labels[color]
+    codes = np.asarray(labels.codes[made.rows])
+    if color in index.fields and index.fields[color].kind != "str":
+        return (*_ordered(codes, list(labels.names)), "ordered")
+    return (*_frequent(codes, list(labels.names)), "categories")
+
+
+def _frequent(codes: NDArray[Any], names: Sequence[str] | Strings) -> tuple[NDArray[np.int8], list[str]]:
+    """The most frequent values, each with a colour of its own, and the others together."""
+    counts = np.bincount(codes[codes >= 0], minlength=len(names))
+    present = int((counts > 0).sum())
+    order = np.argsort(-counts, kind="stable")[: present if present <= COLORS + 1 else COLORS]
+    numbers = np.full(len(names) + 1, COLORS if present > COLORS + 1 else -1, np.int8)
+    numbers[order] = np.arange(len(order))
+    numbers[-1] = -1
+    others = [f"{present - COLORS:,} others"] if present > COLORS + 1 else []
+    return numbers[codes], [names[number] for number in order.tolist()] + others
+
+
+def _ordered(codes: NDArray[np.int32], names: list[str]) -> tuple[NDArray[np.int8], list[str]]:
+    """Values that ascend, in up to seven bins of about equally many points."""
+    known = np.sort(codes[codes >= 0])
+    if not len(known):
+        return codes.astype(np.int8), []
+    firsts = np.unique(known[np.arange(COLORS) * len(known) // COLORS])
+    bins = np.searchsorted(firsts, codes, side="right").astype(np.int8) - np.int8(1)
+    lasts = [*(firsts[1:] - 1).tolist(), int(known[-1])]
+    ends = [(names[first], names[last]) for first, last in zip(firsts.tolist(), lasts, strict=True)]
+    return bins, [first if first == last else f"{first} to {last}" for first, last in ends]
+
+
+def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int8], int]:
+    """The sense of each row: that of `senses`, or for rows it has not sampled the nearest center's."""
+    found = senses(Selection(store, rows=made.rows), word, layer=made.layer, sample=CLUSTERED)
+    own = found.occurrences["cluster"].to_numpy()
+    unit = unit_rows(found.vectors)
+    centers = unit_rows(np.stack([unit[own == number].mean(0) for number in range(int(own.max()) + 1)]))
+    codes = np.empty(len(made.rows), np.int8)
+    for start in range(0, len(codes), 10_000):
+        rows = made.rows[start : start + 10_000]
+        codes[start : start + len(rows)] = (store.gather(rows, made.layer).astype(np.float64) @ centers.T).argmax(1)
+    codes[np.searchsorted(made.rows, found.occurrences["occurrence"].to_numpy())] = own
+    return codes, len(centers)

@@ -1,0 +1,197 @@
+"""Nearest neighbours of an occurrence, a word or a typed sentence, at several layers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event, Lock
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.analysis.neighbors.exact import Hits, exact_search
+from embstore.analysis.neighbors.space import Rows, StoreVectors
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore_explorer.parameters import Bounds, Layers, Number, Row, Text, Where, Word
+from embstore_explorer.queries.registry import Asked, CancelledQueryError, NotFoundError
+from embstore_explorer.queries.words import described, found_rows
+from embstore_explorer.stores import Explored
+from embstore.store.layout import resolve_layers
+
+MAX_LAYERS = 16
+AT_ONCE = 64  # vectors of one search
+
+
+@dataclass
+class _Waiting:
+    """A vector whose neighbours are searched together with those of others."""
+
+    asked: Asked
+    layer: int
+    vector: NDArray[np.floating]
+    k: int
+    hits: Hits | None = None
+    error: Exception | None = None
+    done: Event = field(default_factory=Event)
+
+
+@dataclass
+class _Searches:
+    """The searches of one store, one at a time: the vectors that come meanwhile are searched together by the next.
+
+    A search of many vectors takes little longer than that of a single one, since a layer is read once for all.
+    """
+
+    one: Explored
+    lock: Lock = field(default_factory=Lock)
+    waiting: dict[Hashable, list[_Waiting]] = field(default_factory=dict)
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="search"))
+
+    def find(self, own: list[_Waiting], where: str | None, rows: Rows) -> list[Hits]:
+        """Return the nearest of some rows, those of the condition `where`, of vectors at their layers."""
+        for each in own:
+            with self.lock:
+                self.waiting.setdefault((where, each.layer), []).append(each)
+            self.thread.submit(self._next, where, each.layer, rows)
+        for each in own:
+            each.done.wait()
+            if each.error is not None:
+                raise each.error
+        return [each.hits for each in own if each.hits is not None]
+
+    def _next(self, where: str | None, layer: int, rows: Rows) -> None:
+        """Search the vectors that wait for a layer, if others have not been faster."""
+        with self.lock:
+            waiting = self.waiting.pop((where, layer), [])
+            some, rest = waiting[:AT_ONCE], waiting[AT_ONCE:]
+            if rest:
+                self.waiting[where, layer] = rest
+        if some:
+            self._search(some, layer, rows)
+
+    def _search(self, some: list[_Waiting], layer: int, rows: Rows) -> None:
+        def report(done: int) -> None:
+            left = 0
+            for each in some:
+                try:
+                    each.asked.report(done, len(rows))
+                except CancelledQueryError:
+                    left += 1
+            if left == len(some):
+                raise CancelledQueryError
+
+        vectors, most = np.stack([each.vector for each in some]), max(each.k for each in some)
+        try:
+            found = exact_search(
+                StoreVectors(self.one.store, layer), vectors, k=most, rows=rows, device="cpu", progress=report
+            )
+        except Exception as error:
+            for each in some:
+                each.error = error
+        else:
+            for number, each in enumerate(some):
+                each.hits = Hits(found.rows[number, : each.k], found.scores[number, : each.k])
+        for each in some:
+            each.done.set()
+
+
+@dataclass(frozen=True)
+class _Query:
+    """What neighbours are searched of: `vectors` float64 [layer, feature]. `shown`: its word in its context."""
+
+    shown: dict[str, Any]
+    python: str
+    vectors: NDArray[np.float64]
+
+
+def neighbors(
+    asked: Asked,
+    *,
+    store: Number = 0,
+    row: Row | None = None,
+    word: Word | None = None,
+    text: Text | None = None,
+    layers: Layers | None = None,
+    k: Annotated[int, Bounds(1, 200)] = 10,
+    where: Where | None = None,
+) -> dict[str, Any]:
+    """Return the k nearest occurrences at some layers of an occurrence, of the mean of a word, or of a new sentence.
+
+    `text` has its word in [brackets]. `layers`: such as 0,6,12; the first, middle and last one by default. `where`:
+    neighbours are only among these occurrences. By cosine, as `embstore.neighbors`.
+    """
+    one = asked.store(store)
+    stored = one.store.layers
+    chosen = resolve_layers(layers or (stored[0], stored[len(stored) // 2], stored[-1]), stored)
+    chosen = tuple(dict.fromkeys(chosen))
+    if len(chosen) > MAX_LAYERS:
+        raise InvalidValueError(f"{len(chosen)} layers are too many: give {MAX_LAYERS} at most")
+    query = _query(one, row, word, text, chosen)
+    candidates = _candidates(one, where)
+    searches: _Searches = one.once("searches", lambda: _Searches(one))
+    bad = [layer for layer, vector in zip(chosen, query.vectors, strict=True) if not np.isfinite(vector).all()]
+    if bad:
+        raise NonFiniteError(f"layer {bad[0]} of the query holds a value that is not finite: run embstore verify")
+    # One more than k, since an occurrence finds itself
+    own = [_Waiting(asked, layer, vector, k + 1) for layer, vector in zip(chosen, query.vectors, strict=True)]
+    found = []
+    for layer, hits in zip(chosen, searches.find(own, where, candidates), strict=True):
+        others = (hits.rows >= 0) & (hits.rows != (-1 if row is None else row))
+        near, scores = hits.rows[others][:k], hits.scores[others][:k]
+        pairs = zip(described(one.store, near), scores.tolist(), strict=True)
+        found.append({"layer": layer, "neighbors": [{**each, "similarity": score} for each, score in pairs]})
+    data = "store" if where is None else f"store.select(where=pl.sql_expr({where!r}))"
+    call = f"es.neighbors({data}, {query.python}, layer=layer, k={k})"
+    return {
+        "query": query.shown,
+        "layers": found,
+        "python": one.python(f"for layer in {list(chosen)}:", f"    print({call})"),
+    }
+
+
+def _query(one: Explored, row: int | None, word: str | None, text: str | None, layers: tuple[int, ...]) -> _Query:
+    """Return the query and its vectors. Raises InvalidValueError unless one of row, word and text is given."""
+    if (row is not None) + (word is not None) + (text is not None) != 1:
+        raise InvalidValueError("give one of row, word and text")
+    if text is not None:
+        from embstore.analysis.neighbors.find import encode_word
+
+        if not one.can_encode:
+            one.encoder()  # raises why
+        with one.encoding:
+            vectors = encode_word(one.store, text, layers=layers, model=one.encoder())
+        left, _, rest = text.partition("[")
+        marked, _, right = rest.partition("]")
+        shown = {"word": marked, "left": left, "right": right, "count": 1}
+        return _Query(shown, f"text={text!r}", vectors.astype(np.float64))
+    if row is not None:
+        if row >= one.store.n_rows:
+            raise NotFoundError(f"there is no row {row}: the store has rows 0 to {one.store.n_rows - 1}")
+        (own,) = described(one.store, [row])
+        shown = {name: own[name] for name in ("word", "left", "right")} | {"count": 1}
+        return _Query(shown, f"occurrence={row}", one.store.gather_layers([row], layers)[:, 0].astype(np.float64))
+    assert word is not None
+    rows = np.asarray(found_rows(one, word, None))
+    means = one.once(("mean", word, layers), lambda: _means(one, rows, layers))
+    return _Query({"word": word, "left": "", "right": "", "count": len(rows)}, f"{word!r}, pool='mean'", means)
+
+
+def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return the mean of some rows at some layers, float64 [layer, feature]."""
+    sums = {layer: np.zeros(one.store.hidden_size) for layer in layers}
+    for block in one.store.select(rows=rows, layers=layers).iter_blocks():
+        sums[block.layer] += block.vectors.sum(0, dtype=np.float64)
+    return np.stack([sums[layer] for layer in layers]) / len(rows)
+
+
+def _candidates(one: Explored, where: str | None) -> Rows:
+    """Return the rows that can be found: those of a condition; of an unfinished store those that are written."""
+    rows: Rows = range(one.store.n_rows) if where is None else np.asarray(found_rows(one, None, where))
+    if one.store.n_committed_rows < one.store.n_rows:
+        every = np.asarray(rows, np.int64)
+        rows = every[one.store.is_written(every)]
+    if not len(rows):
+        raise InvalidValueError("no occurrence can be found: choose another condition")
+    return rows

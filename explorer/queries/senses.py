@@ -1,0 +1,72 @@
+"""The senses of a word: clusters of its occurrences, with the words that mark each."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+
+from embstore.analysis.scan import layer_of
+from embstore_explorer.parameters import Bounds, Layer, Number, Word, layer_named
+from embstore_explorer.queries.registry import Asked
+from embstore_explorer.queries.words import described, found_rows
+
+SAMPLE = 5000  # occurrences that are clustered
+EXAMPLES, MARKERS = 5, 8
+WEAK = 0.1  # a silhouette below it shows no clusters
+
+
+def senses(
+    asked: Asked,
+    *,
+    store: Number = 0,
+    word: Word,
+    layer: Layer = "last",
+    clusters: Annotated[int, Bounds(1, 50)] | None = None,
+) -> dict[str, Any]:
+    """Cluster the occurrences of a word, as `embstore.senses`; `rows` and `codes` say which is in which cluster."""
+    one = asked.store(store)
+    found_rows(one, word, None)
+    number = layer_of(one.store, layer_named(layer))
+    return dict(one.once(("senses", word, number, clusters), lambda: _senses(asked, store, word, number, clusters)))
+
+
+def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
+    from embstore.analysis.neighbors.senses import senses as clustered
+
+    one = asked.store(store)
+    asked.report(0, None)
+    found = clustered(one.store, word, layer=layer, n_clusters=clusters, sample=SAMPLE)
+    asked.report(1, None)
+    table = found.occurrences
+    numbers = [number for number in found.frame["cluster"].to_list() if number >= 0]
+    markers = found.markers(MARKERS)
+    given = "" if clusters is None else f", n_clusters={clusters}"
+    return {
+        "layer": layer,
+        "silhouette": found.silhouette,
+        "caveat": _caveat(found.silhouette, len(table), len(np.asarray(found_rows(one, word, None))), len(numbers)),
+        "clusters": [
+            {
+                "cluster": number,
+                "count": int((table["cluster"] == number).sum()),
+                "markers": markers[number],
+                "examples": described(one.store, found.nearest(EXAMPLES).filter(cluster=number)["occurrence"]),
+            }
+            for number in numbers
+        ],
+        "rows": table["occurrence"].to_list(),
+        "codes": table["cluster"].to_list(),
+        "python": one.python(f"es.senses(store, {word!r}, layer={layer}{given}, sample={SAMPLE})"),
+    }
+
+
+def _caveat(silhouette: float | None, n_clustered: int, count: int, n_clusters: int) -> str | None:
+    said = []
+    if n_clusters < 2:
+        said.append("no number of clusters from 2 to 8 separates the occurrences: one sense, or too few occurrences")
+    elif silhouette is not None and silhouette < WEAK:
+        said.append(f"a silhouette of {silhouette:.2f} is low: the clusters are hardly separate")
+    if n_clustered < count:
+        said.append(f"a random {n_clustered:,} of {count:,} occurrences are clustered")
+    return "; ".join(said) or None

@@ -1,0 +1,250 @@
+"""One sentence: its words at every layer, what saved probes find in it, and the attention of the model to it."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from embstore.analysis import SentenceAttention, sentence_attention, sentence_similarity
+from embstore.analysis.scan import layer_of
+from embstore.corpus import EdgeSentence, EdgeTarget
+from embstore.errors import InvalidValueError, MissingRowsError, quoted
+from embstore_explorer.answers import Arrays
+from embstore_explorer.parameters import Bounds, Layer, Number, Row, layer_named
+from embstore_explorer.queries.registry import Asked
+from embstore_explorer.queries.words import columns, described
+from embstore_explorer.stores import Explored
+from embstore.probes import EdgeProbe, StructuralProbe
+from embstore.probes.loading import load
+from embstore.probes.structure.scores import spanning_trees
+from embstore.spacing import natural, split_words
+from embstore.store import Store
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_WORDS = 1000  # of a sentence that is compared with itself
+Position = Annotated[int, Bounds(0, 100_000)]
+Name = Annotated[str, Bounds(1, 500)]
+
+
+def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, row: Row | None = None) -> dict[str, Any]:
+    """Return the words of a sentence, or of the sentence of an occurrence, with their rows, labels and fields."""
+    one = asked.store(store)
+    if row is not None and sentence is None:
+        sentence = int(one.store.index.sentence[one.store.select(rows=[row]).rows[0]])
+    number = 0 if sentence is None else sentence
+    words, stored, _ = _words(one.store, number)
+    found = described(one.store, stored)
+    rows: list[int | None] = [None] * len(words)
+    labels: dict[str, list[Any]] = {each["name"]: [None] * len(words) for each in columns(one.store)}
+    for each in found:
+        if 0 <= each["position"] < len(words):
+            rows[each["position"]] = each["row"]
+            for name, values in labels.items():
+                values[each["position"]] = each["labels"][name]
+    return {
+        "sentence": number,
+        "sentences": len(one.store.index.texts),
+        "words": words,
+        "rows": rows,
+        "labels": labels,
+        "text": natural(one.store.index.texts[number]),
+        "layers": list(one.store.layers),
+        "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
+        "attention": one.can_encode,
+        "python": one.python(f"store.select(sentences={number}).table()"),
+    }
+
+
+def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer = "-1") -> Arrays:
+    """Return the cosine of every two stored words of a sentence: `values` float32 [n, n]."""
+    one = asked.store(store)
+    number = layer_of(one.store, layer_named(layer))
+    _, stored, positions = _words(one.store, sentence)
+    if len(stored) > MAX_WORDS:
+        raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
+    found = sentence_similarity(one.store, sentence=sentence, layers=[number])
+    call = f"es.analysis.sentence_similarity(store, sentence={sentence}, layers=[{number}]).values[0]"
+    data = {"layer": number, "words": list(found.words), "positions": positions.tolist(), "python": one.python(call)}
+    return Arrays({"values": found.values[0].astype(np.float32)}, data)
+
+
+def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer: Layer | None = None) -> dict[str, Any]:
+    """Return the tree over the words of a sentence that a structural probe finds at a layer.
+
+    `edges`: pairs of positions in `words`, the minimum spanning tree of the predicted squared distances
+    (h_i - h_j)^T B^T B (h_i - h_j) over the words that are no punctuation; `distances` of each edge; `depths`, the
+    predicted depth of each word, null without depth probes. `layer`: that of the lowest dev loss by default.
+    """
+    one = asked.store(store)
+    own = _probe(one, probe, StructuralProbe)
+    fitted = own.fitted
+    known = fitted.shape.layers
+    number = own.best_layer() if layer is None else layer_of(one.store, layer_named(layer))
+    if number not in known or number not in one.store.layers:
+        raise InvalidValueError(f"{probe} has no probe of layer {number}: it has those of {', '.join(map(str, known))}")
+    if "distance" not in fitted.shape.tasks:
+        raise InvalidValueError(f"{probe} has only depth probes: a tree needs distance probes")
+    words, stored, positions = _words(one.store, sentence)
+    inside = (positions >= 0) & (positions < len(words))
+    rows, positions = stored[inside], positions[inside]
+    if fitted.shape.width != one.store.hidden_size:
+        raise InvalidValueError(f"{probe} reads vectors of {fitted.shape.width}, the store has {one.store.hidden_size}")
+    vectors = torch.from_numpy(one.store.gather(rows, number).astype(np.float32))
+    weights = fitted.weights[known.index(number), :, 0]
+    projected = vectors @ weights[fitted.shape.tasks.index("distance")].cpu().T
+    distances = torch.cdist(projected, projected, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
+    allowed = ~_punctuation(one.store, rows, [words[place] for place in positions.tolist()])
+    parents = spanning_trees(distances[None], allowed[None])[0] if allowed.any() else np.full(len(rows), -1)
+    depths: list[float] | None = None
+    if "depth" in fitted.shape.tasks:
+        lengths = (vectors @ weights[fitted.shape.tasks.index("depth")].cpu().T).square().sum(1)
+        depths = lengths.tolist()
+    pairs = [(place, parent) for place, parent in enumerate(parents.tolist()) if parent >= 0]
+    return {
+        "layer": number,
+        "layers": [each for each in known if each in one.store.layers],
+        "words": [words[place] for place in positions.tolist()],
+        "edges": [[min(pair), max(pair), float(distances[pair])] for pair in pairs],
+        "depths": depths,
+        "python": one.python(
+            f"probe = es.probes.load({str(one.probes[probe].path)!r})",
+            "import numpy as np",
+            f"words = store.index.texts[{sentence}].replace(chr(31), ' ').split(' ')",
+            f"marks = np.isin(np.arange(len(words)), {positions[~allowed].tolist()})  # punctuation",
+            "tree = es.corpus.Tree(tuple(words), np.arange(len(words)) - 1, marks)  # whatever its heads",
+            f"probe.predict(tree, data=store, layer={number})",
+        ),
+    }
+
+
+def whole_parse(asked: Asked, **given: Any) -> pl.DataFrame:
+    """Return the tree of `parse` as a table: a row for each edge, with the words and depths of both ends."""
+    import polars as pl
+
+    found = parse(asked, **given)
+    words, depths = found["words"], found["depths"] or [None] * len(found["words"])
+    rows = [(a, b, words[a], words[b], distance, depths[a], depths[b]) for a, b, distance in found["edges"]]
+    integer, text, number = pl.Int64, pl.String, pl.Float64
+    kinds = {"first": integer, "second": integer, "first_word": text, "second_word": text, "distance": number}
+    return pl.DataFrame(rows, {**kinds, "first_depth": number, "second_depth": number}, orient="row")
+
+
+def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, second: Position | None = None) -> Arrays:
+    """Return what edge probes P(0) ... P(L) say of each word: `values` float32 [layers, targets, labels].
+
+    Of probes of two spans, `second` is the word of the second one (the first word by default), and the targets are its
+    pairs with every other word. `gold`: the labels of the store's column that has most labels of the probe's.
+    """
+    one = asked.store(store)
+    own = _probe(one, probe, EdgeProbe)
+    known = own.fitted.labels
+    words, stored, positions = _words(one.store, sentence)
+    spans = [(place, place + 1) for place in sorted({*positions.tolist()}) if 0 <= place < len(words)]
+    other = min(second or 0, len(words) - 1)
+    if known.pairs:
+        targets = [EdgeTarget(span, (other, other + 1), known.labels[:1]) for span in spans if span[0] != other]
+    else:
+        targets = [EdgeTarget(span, None, known.labels[:1]) for span in spans]
+    if not targets:
+        raise InvalidValueError(f"sentence {sentence} has no word, or pair of words, to label")
+    asked.report(0, 1)
+    found = own.predict([EdgeSentence(words, targets)], data=one.store)
+    at = [target.span1[0] for target in targets]
+    call = f"probe.predict([EdgeSentence({words!r}, targets)], data=store)"
+    data = {
+        "labels": list(known.labels),
+        "layers": list(own.fitted.grid.layers),
+        "words": [words[place] for place in at],
+        "positions": at,
+        "second": other if known.pairs else None,
+        "gold": None if known.pairs else _gold(one, stored, positions, at, known.labels),
+        "python": one.python(f"probe = es.probes.load({str(one.probes[probe].path)!r})", call),
+    }
+    return Arrays({"values": np.asarray(found, np.float32)}, data)
+
+
+def attention(
+    asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer = "1", head: Position | None = None
+) -> Arrays:
+    """Return the attention of the heads of a layer (from 1) to a sentence, or of one head.
+
+    `values` float32 [heads, positions, positions]: each row is what a position attends to. The model of the store is
+    loaded the first time.
+    """
+    one = asked.store(store)
+    text = one.store.index.texts[_sentence(one.store, sentence)]
+    model = one.model_location()
+    if len(split_words(text)) > MAX_WORDS:
+        raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} words: choose a shorter one")
+    heads = None if head is None else [head]
+    asked.report(0, 1)
+    named = layer_named(layer)
+
+    def make() -> SentenceAttention:
+        return sentence_attention(text, model=model, layers=[named], heads=heads)
+
+    found = one.once(("attention", sentence, named, head), make) if len(text) < 1000 else make()
+    (number,) = found.layers
+    given = f"layers=[{number}]" + ("" if head is None else f", heads=[{head}]")
+    call = f"es.analysis.sentence_attention(store.index.texts[{sentence}], model={model!r}, {given})"
+    data = {
+        "layer": number,
+        "heads": list(found.heads),
+        "subwords": list(found.subwords),
+        "python": one.python(call),
+    }
+    return Arrays({"values": np.asarray(found.values[0], np.float32)}, data)
+
+
+def _sentence(store: Store, number: int) -> int:
+    if number >= len(store.index.texts):
+        raise InvalidValueError(f"there is no sentence {number}: the store has 0 to {len(store.index.texts) - 1}")
+    return number
+
+
+def _words(store: Store, number: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int32]]:
+    """The words of a sentence, its rows, and the position of each row's word."""
+    words = split_words(store.index.texts[_sentence(store, number)])
+    start, stop = store.index.indptr[number : number + 2].tolist()
+    rows = np.arange(start, stop)
+    if not store.is_written(rows).all():
+        raise MissingRowsError(f"sentence {number} is not written yet: resume the extraction")
+    return words, rows, np.asarray(store.index.position[start:stop])
+
+
+def _probe(one: Explored, name: str, kind: type[Any]) -> Any:
+    """The saved probes of a name, loaded once."""
+    if name not in one.probes:
+        known = ", ".join(one.probes) or "none: start embstore explore with --probes"
+        raise InvalidValueError(f"there are no saved probes {quoted(name)}; there are {known}")
+    probe = one.once(("probe", name), lambda: load(one.probes[name].path))
+    if not isinstance(probe, kind):
+        raise InvalidValueError(f"{name} are {probe.name} probes: choose {kind.name} ones")
+    return probe
+
+
+def _punctuation(store: Store, rows: NDArray[np.int64], words: list[str]) -> NDArray[np.bool_]:
+    """Whether each word is punctuation: by the label upos where there is one, else by its characters."""
+    if "upos" in store.index.labels:
+        labels = store.index.labels["upos"]
+        return np.array([code >= 0 and labels.names[code] == "PUNCT" for code in labels.codes[rows].tolist()])
+    return np.array([all(unicodedata.category(each)[0] in "PS" for each in word) for word in words])
+
+
+def _gold(
+    one: Explored, rows: NDArray[np.int64], positions: NDArray[np.int32], at: list[int], labels: tuple[str, ...]
+) -> list[str | None] | None:
+    """The labels of the column of the store that shares most labels with the probes, None where none shares half."""
+    shared = {name: len({*own.names} & {*labels}) for name, own in one.store.index.own_labels.items()}
+    best = max(shared, key=lambda name: shared[name], default=None)
+    if best is None or 2 * shared[best] < len(labels):
+        return None
+    column = one.store.index.labels[best]
+    codes = dict(zip(positions.tolist(), column.codes[rows].tolist(), strict=True))
+    return [column.names[codes[place]] if codes.get(place, -1) >= 0 else None for place in at]

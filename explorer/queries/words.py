@@ -1,0 +1,339 @@
+"""Words: completion, their occurrences as a concordance, and how much they vary with their contexts by layer."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from embstore.errors import InvalidValueError, quoted
+from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
+from embstore_explorer.queries.registry import Asked, NotFoundError
+from embstore_explorer.stores import Explored
+from embstore.progress import Progress
+from embstore.spacing import split_words
+from embstore.store import Selection, Store
+from embstore.vectors.linalg import unit_rows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+CONTEXT = 1000  # characters left and right of a word
+MAX_EXPORTED = 1_000_000  # rows of a file
+MAX_SORTED = 5_000_000  # occurrences that are sorted by the text around them
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The words of a store without their case, in alphabetical order; `types` are their types, `counts` by type."""
+
+    folded: list[str]
+    types: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, store: Store) -> _Vocabulary:
+        folded = [word.casefold() for word in store.index.words]
+        types = sorted(range(len(folded)), key=folded.__getitem__)
+        return cls([folded[each] for each in types], np.array(types, np.int64), np.diff(store.occurrences[0]))
+
+    @property
+    def ranks(self) -> NDArray[np.int64]:
+        """The position of each type in the alphabet."""
+        ranks = np.empty(len(self.types), np.int64)
+        ranks[self.types] = np.arange(len(ranks))
+        return ranks
+
+
+def vocabulary(one: Explored) -> _Vocabulary:
+    """Return the words of a store, sorted once."""
+    found: _Vocabulary = one.once("vocabulary", lambda: _Vocabulary.of(one.store))
+    return found
+
+
+def complete(
+    asked: Asked, *, store: Number = 0, prefix: Annotated[str, Bounds(0, 2000)] = "", limit: Limit = 20
+) -> dict[str, Any]:
+    """Return the most frequent words that begin with a prefix, whatever the case."""
+    one = asked.store(store)
+    known, start = vocabulary(one), prefix.casefold()
+    first = bisect_left(known.folded, start)
+    last = bisect_left(known.folded, start + chr(0x10FFFF)) if start else len(known.folded)
+    types = known.types[first:last]
+    best = types[np.lexsort((types, -known.counts[types]))[:limit]]
+    words = [{"word": one.store.index.words[number], "count": int(known.counts[number])} for number in best.tolist()]
+    return {"words": words}
+
+
+def occurrences(
+    asked: Asked,
+    *,
+    store: Number = 0,
+    word: Word | None = None,
+    where: Where | None = None,
+    rows: Rows | None = None,
+    sort: Annotated[str, Bounds(1, 200)] = "row",
+    descending: bool = False,
+    offset: Row = 0,
+    limit: Limit = 50,
+) -> dict[str, Any]:
+    """Return a page of a concordance: the occurrences of a word, under a condition, or of given rows.
+
+    `sort`: row, word, sentence, position, left or right (the text on that side), a label column or a field; equal ones
+    by row, those without a value last.
+    """
+    one = asked.store(store)
+    chosen = _in_order(asked, one, word=word, where=where, rows=rows, sort=sort, descending=descending)
+    page = np.asarray(chosen[offset : offset + limit], np.int64)
+    return {
+        "total": len(chosen),
+        "columns": columns(one.store),
+        "rows": described(one.store, page),
+        "python": one.python(f"{selecting(word, rows=rows)}.table()" + filtering(where)),
+    }
+
+
+def whole_occurrences(asked: Asked, *, store: int = 0, offset: int = 0, limit: int = 0, **given: Any) -> pl.DataFrame:
+    """Return all pages of `occurrences` as `Selection.table` has them; `given`: its other parameters."""
+    one = asked.store(store)
+    chosen = _in_order(asked, one, **given)
+    if len(chosen) > MAX_EXPORTED:
+        raise InvalidValueError(
+            f"{len(chosen):,} occurrences are too many for a file of the explorer, which has {MAX_EXPORTED:,} at most: "
+            "use Store.table"
+        )
+    return one.store.select(rows=np.asarray(chosen, np.int64)).table()
+
+
+def _in_order(
+    asked: Asked,
+    one: Explored,
+    *,
+    word: str | None = None,
+    where: str | None = None,
+    rows: Sequence[int] | None = None,
+    sort: str = "row",
+    descending: bool = False,
+) -> NDArray[np.int64] | range:
+    chosen = found_rows(one, word, where, rows)
+    if sort == "row" and not descending:
+        return chosen
+    ordered: NDArray[np.int64] = one.once(
+        ("sorted", word, where, rows, sort, descending), lambda: _sorted(asked, one, chosen, sort, descending)
+    )
+    return ordered
+
+
+def found_rows(
+    one: Explored, word: str | None, where: str | None, rows: Sequence[int] | None = None
+) -> NDArray[np.int64] | range:
+    """Return the rows that `Explored.select` selects, kept for the next page; those of all words as a range.
+
+    Raises NotFoundError, InvalidValueError.
+    """
+    if word is not None and one.store.type_of(word) is None:
+        try:
+            one.store.select(words=word)
+        except InvalidValueError as error:
+            raise NotFoundError(str(error)) from None
+    if word is None and where is None and rows is None:
+        return range(one.store.n_rows)
+    if where is None and rows is None:
+        return one.store.select(words=word).rows
+    found: NDArray[np.int64] = one.once(
+        ("rows", word, where, rows), lambda: one.select(word=word, where=where, rows=rows).rows
+    )
+    return found
+
+
+def columns(store: Store) -> list[dict[str, str]]:
+    """Return the label columns and fields of a store, with the kind of their values."""
+    named = dict.fromkeys(store.index.own_labels, "label") | {
+        name: field.kind for name, field in store.index.fields.items()
+    }
+    return [{"name": name, "kind": kind} for name, kind in named.items()]
+
+
+def described(store: Store, rows: ArrayLike) -> list[dict[str, Any]]:
+    """Return occurrences as tables of the explorer show them: word, context, labels and fields."""
+    chosen = store.select(rows=rows)
+    named = [each["name"] for each in columns(store)]
+    return [
+        {
+            "row": each["occurrence"],
+            "sentence": each["sentence"],
+            "position": each["position"],
+            "left": left if len(left) <= CONTEXT else f"…{left[-CONTEXT:]}",
+            "word": word,
+            "right": right if len(right) <= CONTEXT else f"{right[:CONTEXT]}…",
+            "labels": {name: each[name] for name in named},
+        }
+        for each, (left, word, right) in zip(chosen.to_dicts(), chosen.concordance(), strict=True)
+    ]
+
+
+def selecting(word: str | None = None, *, rows: Sequence[int] | None = None) -> str:
+    """Return the Python that selects the same occurrences; of many rows the first ones."""
+    given = {"words": word, "rows": None if rows is None else [*rows[:20], *([...] if rows[20:] else [])]}
+    shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    return f"store.select({shown})".replace("Ellipsis", "...")
+
+
+def filtering(where: str | None) -> str:
+    """Return the Python that keeps the rows of a table for which a condition is true."""
+    return "" if where is None else f".filter(pl.sql_expr({where!r}))"
+
+
+def _sorted(
+    asked: Asked, one: Explored, rows: NDArray[np.int64] | range, sort: str, descending: bool
+) -> NDArray[np.int64]:
+    """Return rows in the order of a column, equal ones by row, those without a value last."""
+    chosen = np.asarray(rows, np.int64)
+    keys = _keys(asked, one, chosen, sort)
+    known = keys >= 0
+    order = np.argsort(np.where(known, -keys if descending else keys, np.iinfo(np.int64).max), kind="stable")
+    return chosen[order]
+
+
+def _keys(asked: Asked, one: Explored, rows: NDArray[np.int64], sort: str) -> NDArray[np.int64]:
+    """Return numbers of 0 or more in the order of a column's values, -1 for no value."""
+    index = one.store.index
+    if sort == "row":
+        return rows
+    if sort in ("sentence", "position"):
+        return np.asarray(getattr(index, sort)[rows], np.int64) + (1 if sort == "position" else 0)
+    if sort == "word":
+        return np.asarray(one.once("ranks", lambda: vocabulary(one).ranks)[index.type[rows]])
+    if sort in ("left", "right"):
+        return _text_keys(asked, one.store, rows, sort)
+    if sort not in index.labels:
+        allowed = ", ".join(["row", "word", "sentence", "position", "left", "right", *index.labels])
+        raise InvalidValueError(f"sort {quoted(sort)} is not allowed: choose one of {allowed}")
+    labels = index.labels[sort]
+    codes = np.asarray(labels.codes[rows], np.int64)
+    if sort in index.fields:
+        return codes  # the values of a field ascend
+    names = list(labels.names)
+    ranks = np.empty(len(names) + 1, np.int64)
+    ranks[sorted(range(len(names)), key=lambda number: (names[number].casefold(), number))] = np.arange(len(names))
+    ranks[-1] = -1
+    return ranks[codes]
+
+
+def _text_keys(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> NDArray[np.int64]:
+    """Return numbers in the order of the words on one side of each row, from the nearest on, whatever their case."""
+    if len(rows) > MAX_SORTED:
+        raise InvalidValueError(
+            f"{len(rows):,} occurrences cannot be sorted by the text around them: choose {MAX_SORTED:,} or fewer"
+        )
+    tokens, start, stop = _nearby(asked, store, rows, side)
+    keys, tied = np.zeros(len(rows), np.int64), np.arange(len(rows))
+    while len(tied):  # rows that are equal so far differ in the next word, if there is one
+        asked.report(len(rows) - len(tied), len(rows))
+        width = int(tokens.max(initial=0)) + 2
+        more = start[tied] != stop[tied]
+        nearest = np.where(more, tokens[np.where(more, start[tied], 0)] + 1, 0)
+        pairs, inverse, counts = np.unique(keys[tied] * width + nearest, return_inverse=True, return_counts=True)
+        before = np.cumsum(counts) - counts
+        within = before - before[np.searchsorted(pairs // width, pairs // width)]
+        keys[tied] += within[inverse]
+        tied = tied[more & (counts[inverse] > 1)]
+        start[tied] += 1 if side == "right" else -1
+    return keys
+
+
+def _nearby(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> tuple[NDArray[np.int64], ...]:
+    """Return the alphabetical ranks of all words of the sentences of rows, and where the words of each row lie in them.
+
+    They go from `start` upwards to before `stop` on the right, from `start` downwards to after `stop` on the left.
+    """
+    index = store.index
+    sentences, inverse = np.unique(index.sentence[rows], return_inverse=True)
+    known: defaultdict[str, int] = defaultdict(lambda: len(known))
+    tokens, ends = array("q"), array("q", [0])
+    for number, sentence in enumerate(sentences.tolist()):
+        if number % 10_000 == 0:
+            asked.report(number, len(sentences))
+        tokens.extend([known[each] for each in split_words(index.texts[sentence].casefold())])
+        ends.append(len(tokens))
+    ranks = np.empty(len(known), np.int64)
+    ranks[[known[each] for each in sorted(known)]] = np.arange(len(known))
+    first, last = (np.frombuffer(ends, np.int64)[inverse + each] for each in (0, 1))
+    position = np.asarray(index.position[rows], np.int64)
+    if side == "left":
+        return ranks[np.frombuffer(tokens, np.int64)], np.clip(first + position, first, last) - 1, first - 1
+    covered = np.where(position < 0, -position, index.words.n_words()[index.type[rows]])  # a special token covers none
+    return ranks[np.frombuffer(tokens, np.int64)], np.clip(first + position + covered, first, last), last
+
+
+def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
+    """Return the self-similarity of a word by layer, next to the mean over words and to the anisotropy."""
+    one = asked.store(store)
+    rows = np.asarray(found_rows(one, word, None))
+    own = one.once(("selfsim", word), lambda: _self_similarity(asked, one.store.select(rows=rows)))
+    whole = corpus_means(asked, one)
+    return {
+        "word": word,
+        "count": len(rows),
+        "layers": list(one.store.layers),
+        "selfsimilarity": own,
+        "corpus": whole["selfsim"],
+        "anisotropy": whole["anisotropy"],
+        "python": one.python(
+            f"es.geometry({selecting(word)}, metrics='selfsim', min_contexts=1)",
+            f"es.geometry(store, metrics=['selfsim', 'anisotropy'], min_contexts={whole['min_contexts']})",
+        ),
+    }
+
+
+def _self_similarity(asked: Asked, chosen: Selection) -> list[float | None]:
+    """Return (|sum u|^2 - n) / (n^2 - n) of the unit vectors u of n occurrences, their mean cosine, by layer.
+
+    A zero vector has cosine 0 with all. None: fewer than two occurrences.
+    """
+    found: dict[int, tuple[NDArray[np.float64], int]] = {}
+    done, total = 0, len(chosen) * len(chosen.layers)
+    for block in chosen.iter_blocks():
+        asked.report(done, total)
+        done += len(block.rows)
+        unit = unit_rows(block.vectors.astype(np.float64))
+        sums, nonzero = found.get(block.layer, (np.zeros(unit.shape[1]), 0))
+        found[block.layer] = sums + unit.sum(0), nonzero + int(unit.any(1).sum())
+    n = len(chosen)
+    if n < 2:
+        return [None] * len(chosen.layers)
+    return [float((sums @ sums - nonzero) / (n * n - n)) for sums, nonzero in found.values()]
+
+
+def corpus_means(asked: Asked, one: Explored) -> dict[str, Any]:
+    """Return the mean self-similarity of words and the anisotropy by layer, computed once for a store.
+
+    Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none. The self-similarity is
+    None where no word occurs twice.
+    """
+    found: dict[str, Any] = one.saved("corpus", lambda: contextuality(one.store, asked.report)[0])
+    return found
+
+
+def contextuality(store: Store, progress: Progress) -> tuple[dict[str, Any], pl.DataFrame]:
+    """Return the self-similarity and anisotropy of a store by layer, and the frame that has them of every word."""
+    from embstore.analysis import eligible_types
+    from embstore.analysis.geometry.measure import geometry
+
+    least = 5 if len(eligible_types(store)) else 1
+    metrics = ["selfsim", "anisotropy"]
+    try:
+        frame = geometry(store, metrics=metrics, min_contexts=least, progress=progress)
+    except InvalidValueError:  # no word occurs twice
+        frame = geometry(store, metrics="anisotropy", progress=progress)
+    frame = frame.sort("layer", maintain_order=True)
+    means = frame.filter(frame["item"] == "")
+    by_metric = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
+    by_metric["selfsim"] = by_metric["selfsim"] or [None] * len(store.layers)
+    return {**by_metric, "min_contexts": least}, frame

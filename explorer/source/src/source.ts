@@ -1,0 +1,19 @@
+/** Where a view's data come from: a server or a notebook's kernel. */
+
+export type Params = Record<string, string | number | boolean | undefined>;
+
+export interface QueryOptions {
+  signal?: AbortSignal;
+  progress?: (done: number, total: number | null) => void;
+}
+
+export interface Source {
+  /** The answer of a named query; a query of arrays resolves to `Arrays`. Rejects with an Error of one line. */
+  query<T>(name: string, params: Params, options?: QueryOptions): Promise<T>;
+  /** The address of a query's table, where the source has tables; undefined for one that is too long. */
+  exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string | undefined;
+  /** The table itself. Rejects as `query`. */
+  exported?(name: string, params: Params, format: "csv" | "parquet"): Promise<Blob>;
+  /** Is told of the rows that are selected on the map, for code outside the page. */
+  selected?(rows: number[] | null): void;
+}

@@ -1,0 +1,51 @@
+import { useMemo } from "preact/hooks";
+import { AppContext, useApp, type View } from "../app";
+import { StorePicker } from "../parts/store_picker";
+import { renamed } from "../state";
+
+/** The values that each side has for itself; all others are shared. */
+const OWN = ["row", "sentence", "offset", "sense", "layer", "layers"];
+
+function CompareView() {
+  const { views: all, values, go } = useApp();
+  const views = all.filter((view) => view !== compare);
+  const view = views.find((one) => one.name === values.of) ?? views[0]!;
+  return (
+    <>
+      <div class="toolbar">
+        <label class="field">
+          <span>View</span>
+          <select value={view.name} onChange={(event) => go({ of: event.currentTarget.value })}>
+            {views.map((one) => <option key={one.name} value={one.name}>{one.title}</option>)}
+          </select>
+        </label>
+        <p class="note">The word, the sentence and the condition are shared; each side has its own store and layer.</p>
+      </div>
+      <div class="sides">
+        <Side view={view} right={false} />
+        <Side view={view} right={true} />
+      </div>
+    </>
+  );
+}
+
+function Side({ view, right }: { view: View; right: boolean }) {
+  const app = useApp();
+  const state = useMemo(() => {
+    const names = Object.fromEntries((right ? ["store", ...OWN] : []).map((name) => [name, `${name}2`]));
+    return renamed(app.state, { view: "of", ...names }, ({ store, layer, layers }) => {
+      if (!right) return {};
+      return { layer, layers, store: store === undefined || store === "0" ? Math.min(1, app.stores.length - 1) : 0 };
+    });
+  }, [app.state, app.stores, right]);
+  return (
+    <section class="side" aria-label={right ? "Right" : "Left"}>
+      <AppContext.Provider value={{ ...app, state }}>
+        <StorePicker />
+        <view.component />
+      </AppContext.Provider>
+    </section>
+  );
+}
+
+export const compare: View = { name: "compare", title: "Compare", component: CompareView };

@@ -1,0 +1,170 @@
+import type { Cka, Geometry, ProbeResults } from "../answers";
+import { useApp, type View } from "../app";
+import { ExportMenu, PictureButtons } from "../parts/export_menu";
+import { HeatMap } from "../parts/heat_map";
+import { LayerCurves } from "../parts/layer_curves";
+import { PythonCall } from "../parts/python_call";
+import { Answer, Empty } from "../parts/states";
+import { Table } from "../parts/table";
+import { useQuery } from "../use_query";
+
+function LayersView() {
+  const { index, values } = useApp();
+  return (
+    <div class="layers">
+      <GeometryPart />
+      <CkaPart key={`${index} ${values.other}`} />
+      <ProbesPart />
+    </div>
+  );
+}
+
+const NAMES: Record<string, string> = {
+  selfsim: "self-similarity", intrasim: "intra-sentence", anisotropy: "anisotropy", mev: "of a word (MEV)", top_component: "of the layer",
+  participation_ratio: "participation ratio", effective_rank: "effective rank", mean_norm: "mean norm",
+};
+
+/** Measures of one unit share a chart. */
+const PANELS = [
+  { title: "Similarity", label: "mean cosine", metrics: ["selfsim", "intrasim", "anisotropy"] },
+  { title: "Variance of the first component", label: "share of variance", metrics: ["mev", "top_component"] },
+  { title: "Dimensions in use", label: "dimensions", metrics: ["participation_ratio", "effective_rank"] },
+  { title: "Length of vectors", label: "norm", metrics: ["mean_norm"] },
+];
+
+function GeometryPart() {
+  const { index, values } = useApp();
+  const answer = useQuery<Geometry>("geometry", { store: index }, { progress: true });
+  return (
+    <section class="tile">
+      <div class="toolbar tight">
+        <h2>Geometry</h2>
+        <ExportMenu name="geometry" params={{ store: index }} />
+      </div>
+      <Answer of={answer} what="the geometry">
+        {(found) => (
+          <>
+            <div class="panels">
+              {PANELS.map(({ title, label, metrics }) => {
+                const rows = found.rows.filter((row) => metrics.includes(row.metric));
+                return rows.length > 0 && (
+                  <section key={title}>
+                    <div class="toolbar tight">
+                      <h3>{title}</h3>
+                      <PictureButtons name={title} />
+                    </div>
+                    <LayerCurves
+                      title={`${title} by layer`} label={label} height={210} layer={values.layer ? Number(values.layer) : undefined}
+                      points={rows.map((row) => ({ ...row, series: NAMES[row.metric]! }))} series={metrics.map((metric) => NAMES[metric]!)}
+                    />
+                  </section>
+                );
+              })}
+            </div>
+            <PythonCall code={found.python} />
+          </>
+        )}
+      </Answer>
+    </section>
+  );
+}
+
+function CkaPart() {
+  const { index, stores, store, values, go } = useApp();
+  const other = values.other === undefined ? undefined : Math.min(Number(values.other) || 0, stores.length - 1);
+  const params = { store: index, other };
+  const answer = useQuery<Cka>("cka", params, { progress: true });
+  return (
+    <section class="tile">
+      <div class="toolbar tight">
+        <h2>Similarity of layers (CKA)</h2>
+        {stores.length > 1 && (
+          <label class="field">
+            <span>with</span>
+            <select value={String(other ?? index)} onChange={(event) => go({ other: event.currentTarget.value === String(index) ? null : event.currentTarget.value })}>
+              {stores.map((one, at) => <option key={at} value={String(at)}>{at === index ? "itself" : one.name}</option>)}
+            </select>
+          </label>
+        )}
+        <ExportMenu name="cka" params={params} picture />
+      </div>
+      <Answer of={answer} what="the similarity of layers">
+        {(found) => (
+          <>
+            <HeatMap
+              title="Linear CKA between layers" rows={found.a} columns={found.b} values={found.values} domain={[0, 1]}
+              rowLabel={other === undefined ? "layer" : `layer of ${store.name}`}
+              columnLabel={other === undefined ? "layer" : `layer of ${stores[other]!.name}`}
+            />
+            <PythonCall code={found.python} />
+          </>
+        )}
+      </Answer>
+    </section>
+  );
+}
+
+function ProbesPart() {
+  const { index } = useApp();
+  const answer = useQuery<ProbeResults>("probes", { store: index });
+  return (
+    <section class="tile wide">
+      <div class="toolbar tight">
+        <h2>Probes</h2>
+        <ExportMenu name="probes" params={{ store: index }} />
+      </div>
+      <Answer of={answer} what="probe results">
+        {(found) => (
+          <>
+            {found.results.length === 0 && (
+              <Empty title="No probe results">Results that are saved next to the store appear here by layer.</Empty>
+            )}
+            <div class="tiles">
+              {found.results.map((result) => <ProbeResult key={result.name} {...result} />)}
+            </div>
+            {found.results.length > 0 && <PythonCall code={found.python} />}
+          </>
+        )}
+      </Answer>
+    </section>
+  );
+}
+
+type Row = Record<string, string | number | null>;
+
+const number = (value: unknown): value is number => typeof value === "number";
+
+function ProbeResult({ name, kind, rows }: ProbeResults["results"][number]) {
+  const points = rows
+    .filter((row) => number(row.layer) && number(row.value))
+    .map((row) => ({
+      layer: row.layer as number, value: row.value as number, low: row.low as number | null, high: row.high as number | null,
+      series: [row.task, row.metric, row.item].filter(Boolean).join(" ") || kind,
+    }));
+  const columns = Object.keys(rows[0] ?? {}).filter((column) => rows.some((row) => row[column] != null && row[column] !== ""));
+  return (
+    <section class="tile">
+      <div class="toolbar tight">
+        <h3>{name} <span class="tag">{kind}</span></h3>
+        <PictureButtons name={name} />
+      </div>
+      {points.length > 0 && new Set(points.map((point) => point.series)).size <= 8 && (
+        <LayerCurves title={`${name} by layer`} label="value" height={220} points={points} />
+      )}
+      <details>
+        <summary>{rows.length.toLocaleString("en")} numbers</summary>
+        <Table
+          label={name}
+          rows={rows.slice(0, 500)}
+          id={(row: Row) => JSON.stringify(row)}
+          columns={columns.map((column) => ({
+            name: column, title: column, class: rows.some((row) => number(row[column])) ? "number" : "value",
+            cell: (row: Row) => (number(row[column]) && !Number.isInteger(row[column]) ? (row[column] as number).toFixed(4) : row[column]),
+          }))}
+        />
+      </details>
+    </section>
+  );
+}
+
+export const layers: View = { name: "layers", title: "Layers", component: LayersView };
