@@ -28,7 +28,6 @@ ABOUT = {
     "attention": "Statistics of attention: `benchmarks/attention.py`",
     "change": "Change between two stores: `benchmarks/change.py`",
     "explore": "The explorer under load: `benchmarks/explore.py`",
-    "static_site": "A static page of a simulated store of 10^9 rows: `benchmarks/static_site.py`",
     "growth": "Growth with the number of rows: `benchmarks/growth.py`",
     "breakeven": "Storing or computing again: `benchmarks/breakeven.py`",
     "memory": "Memory of an extraction: `benchmarks/memory.py`",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
-SAMPLE = 100_000  # occurrences of a map
 Dtype = Annotated[str | None, opt.option("DTYPE", "float16, float32, bfloat16 or int8.")]
 
 
@@ -191,54 +189,21 @@ def export(
     word: Annotated[str | None, opt.option("WORD", "Only the occurrences of this word.")] = None,
     dtype: Dtype = None,
     check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
-    atlas: Annotated[
-        bool, typer.Option("--atlas", help="Write a map for Embedding Atlas to OUT.parquet, of one layer: the last.")
-    ] = False,
-    projector: Annotated[
-        bool, typer.Option("--projector", help="Write the new folder OUT for TensorBoard's projector.")
-    ] = False,
-    sample: Annotated[
-        int | None, opt.option("N", "With --atlas and --projector: a sample of N occurrences (100,000).", min=3)
-    ] = None,
 ) -> None:
     """Copy a store or a part of it to another form or place.
 
     Vectors are copied bit for bit unless --dtype converts them. Run the same command again to resume a store.
     """
-    if not (atlas or projector):
-        opt.refuse("without --atlas or --projector: give one of them too", "sample")
     chosen = [word] if word is not None else None
     if word_list is not None:
         chosen = [*(chosen or ()), *opt.read_words(word_list, option="--word-list")]
     part = es.open(store, verify="lazy" if check else None).select(words=chosen, layers=opt.layers_of(layers))
-    if atlas or projector:
-        print(
-            _handed_over(
-                part, out, layers=layers, atlas=atlas, projector=projector, sample=sample or SAMPLE, dtype=dtype
-            )
-        )
-        return
     if Path(out).suffix in (".parquet", ".safetensors"):
         _refuse_dtype(dtype, out)
         es.store.write_table(part, out)
         print(f"{out} holds {counted(len(part), 'occurrence')} in {counted(len(part.layers), 'layer')}")
         return
     print(_written(es.export(part, out, dtype=dtype, check=check)))
-
-
-def _handed_over(
-    part: es.Selection, out: str, *, layers: str, atlas: bool, projector: bool, sample: int, dtype: str | None
-) -> str:
-    """Write a map or vectors for another tool; returns what to do with them."""
-    _refuse_dtype(dtype, out)
-    if atlas and projector:
-        raise InvalidValueError("--atlas and --projector write to one OUT each: give one of them")
-    if projector:
-        return f"tensorboard --logdir {shlex.quote(str(es.analysis.write_projector(part, out, sample=sample)))}"
-    if layers != "all" and len(part.layers) > 1:
-        raise InvalidValueError(f"--layers {layers} names {len(part.layers)} layers: a map for --atlas shows one")
-    path = es.analysis.write_atlas(part, out, sample=sample)
-    return f"embedding-atlas {shlex.quote(str(path))} --x x --y y --text text --neighbors neighbors"
 
 
 def _refuse_dtype(dtype: str | None, out: str) -> None:

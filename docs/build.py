@@ -39,8 +39,11 @@ def names_of(stub: Path) -> list[str]:
 
 def write_api(folder: Path) -> None:
     """Write a page for each public package: its names in the order of its stub."""
-    for stub in (ROOT / "embstore" / "__init__.pyi", *sorted((ROOT / "embstore").glob("*/__init__.pyi"))):
-        module = ".".join(stub.parent.relative_to(ROOT).parts)
+    stubs = {
+        ".".join(stub.parent.relative_to(ROOT).parts): stub
+        for stub in (ROOT / "embstore" / "__init__.pyi", *sorted((ROOT / "embstore").glob("*/__init__.pyi")))
+    }
+    for module, stub in {**stubs, "embstore_explorer": ROOT / "explorer" / "__init__.pyi"}.items():
         entries = [f"::: {module}.{name}" for name in sorted(names_of(stub), key=str.lower)]
         about = ast.get_docstring(ast.parse(stub.with_suffix(".py").read_text()))
         (folder / f"{module}.md").write_text("\n\n".join([f"# {module}", str(about), *entries]) + "\n")

@@ -10,11 +10,11 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.errors import MissingPackageError, check_whole
+from embstore.store import Selection, Store
+from embstore.store.layout import Layer, resolve_layer
 from embstore_explorer.answers import encoded, explained
 from embstore_explorer.queries.registry import answer
 from embstore_explorer.stores import Explored, explored
-from embstore.store import Selection, Store
-from embstore.store.layout import Layer, resolve_layer
 
 CODE = Path(__file__).parent / "page" / "explorer.js"  # one module without imports
 Given = str | os.PathLike[str] | Store

@@ -14,9 +14,9 @@ import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from embstore_explorer import report as report_of
 from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from tests.store_making import make_store
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")

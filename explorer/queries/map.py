@@ -17,6 +17,10 @@ from embstore.analysis.neighbors.senses import senses
 from embstore.analysis.projection import Projection, project
 from embstore.analysis.scan import layer_of
 from embstore.errors import InvalidValueError, StorageError, quoted
+from embstore.probes.saved import read_tensors, write_tensors
+from embstore.progress import Progress
+from embstore.store import Selection, Store, Strings
+from embstore.vectors.linalg import unit_rows
 from embstore_explorer.answers import Arrays
 from embstore_explorer.background import in_process
 from embstore_explorer.parameters import Bounds, Layer, Number, Rows, Where, Word, layer_named
@@ -24,10 +28,6 @@ from embstore_explorer.queries.registry import Asked
 from embstore_explorer.queries.words import found_rows, selecting
 from embstore_explorer.regions import Regions, find_regions, name_groups
 from embstore_explorer.stores import Explored, user_cache
-from embstore.probes.saved import read_tensors, write_tensors
-from embstore.progress import Progress
-from embstore.store import Selection, Store, Strings
-from embstore.vectors.linalg import unit_rows
 
 VERSION = 1  # of the computation: another one does not read the cached maps of this one
 MAX_SAMPLE, MAX_UMAP = 10_000_000, 100_000

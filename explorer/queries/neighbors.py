@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from embstore.analysis.neighbors.exact import Hits, exact_search
 from embstore.analysis.neighbors.space import Rows, StoreVectors
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.store.layout import resolve_layers
 from embstore_explorer.parameters import Bounds, Layers, Number, Row, Text, Where, Word
 from embstore_explorer.queries.registry import Asked, CancelledQueryError, NotFoundError
 from embstore_explorer.queries.words import described, found_rows
 from embstore_explorer.stores import Explored
-from embstore.store.layout import resolve_layers
 
 MAX_LAYERS = 16
 AT_ONCE = 64  # vectors of one search

@@ -13,16 +13,16 @@ from embstore.analysis import SentenceAttention, sentence_attention, sentence_si
 from embstore.analysis.scan import layer_of
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, MissingRowsError, quoted
-from embstore_explorer.answers import Arrays
-from embstore_explorer.parameters import Bounds, Layer, Number, Row, layer_named
-from embstore_explorer.queries.registry import Asked
-from embstore_explorer.queries.words import columns, described
-from embstore_explorer.stores import Explored
 from embstore.probes import EdgeProbe, StructuralProbe
 from embstore.probes.loading import load
 from embstore.probes.structure.scores import spanning_trees
 from embstore.spacing import natural, split_words
 from embstore.store import Store
+from embstore_explorer.answers import Arrays
+from embstore_explorer.parameters import Bounds, Layer, Number, Row, layer_named
+from embstore_explorer.queries.registry import Asked
+from embstore_explorer.queries.words import columns, described
+from embstore_explorer.stores import Explored
 
 if TYPE_CHECKING:
     import polars as pl

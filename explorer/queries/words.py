@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, quoted
-from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
-from embstore_explorer.queries.registry import Asked, NotFoundError
-from embstore_explorer.stores import Explored
 from embstore.progress import Progress
 from embstore.spacing import split_words
 from embstore.store import Selection, Store
 from embstore.vectors.linalg import unit_rows
+from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
+from embstore_explorer.queries.registry import Asked, NotFoundError
+from embstore_explorer.stores import Explored
 
 if TYPE_CHECKING:
     import polars as pl

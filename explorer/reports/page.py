@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from embstore_explorer.reports.section import Picture, Section, Sentences, Table
 from embstore.store import Store
+from embstore_explorer.reports.section import Picture, Section, Sentences, Table
 
 CODE = re.compile(r"`([^`]+)`")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

@@ -9,11 +9,11 @@ from pathlib import Path
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, NonFiniteError, check_choice, check_whole
 from embstore.progress import Progress, reporting
+from embstore.store import Store
+from embstore.store.storage.files import replacing
 from embstore_explorer.reports.page import page
 from embstore_explorer.reports.section import Section, Source
 from embstore_explorer.reports.sections import SECTIONS
-from embstore.store import Store
-from embstore.store.storage.files import replacing
 
 MAX_SEED = 2**63 - 1
 

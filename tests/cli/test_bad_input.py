@@ -150,12 +150,6 @@ STORES = {
     "export onto a file": Bad(
         "export store.zarr there.h5", ("there.h5",), lambda work: work.write("there.h5", b"precious")
     ),
-    "export of several layers as a map": Bad(
-        "export store.zarr new.parquet --atlas --layers 0,2", ("--layers 0,2", "one")
-    ),
-    "export to both maps": Bad("export store.zarr new.parquet --atlas --projector", ("--atlas", "--projector", "one")),
-    "export of a map to no table": Bad("export store.zarr new.csv --atlas", ("new.csv", ".parquet")),
-    "export of a map as int8": Bad("export store.zarr new --projector --dtype int8", ("--dtype int8",)),
     "import of no file": Bad("import gone.hdf5 new.zarr", ("gone.hdf5",)),
     "bench of no sentences": Bad("bench extract corpus.txt --model model --sentences 0", ("0",)),
     "bench of no store": Bad("bench all gone.zarr --quick", ("no store at gone.zarr",)),

@@ -31,7 +31,7 @@ def test_settings_have_the_types_of_their_keys() -> None:
             read_settings([pair], keys)
 
 
-@pytest.mark.parametrize("out", ["new.parquet", "new.safetensors", "new --projector"])
+@pytest.mark.parametrize("out", ["new.parquet", "new.safetensors"])
 def test_what_is_exported_is_checked_whatever_its_form(out: str, work: Work) -> None:
     shard = work / "store.zarr" / "hidden_states" / "c" / "0" / "0" / "0"
     data = shard.read_bytes()

@@ -13,10 +13,10 @@ import embstore as es
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError
+from embstore.probes import EdgeProbe, StructuralProbe
 from embstore_explorer import answer
 from embstore_explorer.stores import Explored
 from embstore_explorer.tables import as_file
-from embstore.probes import EdgeProbe, StructuralProbe
 from tests.store_making import Made, make_store
 
 pytestmark = pytest.mark.slow

@@ -27,10 +27,10 @@ from starlette.testclient import TestClient
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
 from embstore_explorer import explored, security, server, serving
 from embstore_explorer.answers import Arrays
-from embstore_explorer.stores import Explored
 from embstore_explorer.notebook import CODE
 from embstore_explorer.queries.registry import CancelledQueryError
 from embstore_explorer.security import Access
+from embstore_explorer.stores import Explored
 from tests.explorer.conftest import EMOJI, HOSTILE, RIGHT_TO_LEFT, RUN
 from tests.store_making import make_store, make_text_store
 

@@ -17,9 +17,10 @@ from embstore.analysis.change import ChangeTests, measure_change
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.sentence import Document
 from embstore.corpus.trees import Tree
-from embstore_explorer import answer, report
-from embstore_explorer.stores import Explored
 from embstore.probes.splits import split_words
+from embstore_explorer import answer
+from embstore_explorer import report as report_of
+from embstore_explorer.stores import Explored
 from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.object_server import Bucket
@@ -133,7 +134,7 @@ def _plain(found: Any) -> Any:
 def report(store: es.Store) -> Any:
     return [
         each.frame
-        for each in report(store, sections=["geometry"], progress=False).sections
+        for each in report_of(store, sections=["geometry"], progress=False).sections
         if hasattr(each, "frame")
     ]
 
