@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.cluster import KMeans
 
 from embstore.corpus.lines import finite_number
 from embstore.errors import BenchmarkError, quoted
-from embstore.vectors.linalg import spherical_kmeans
 from embstore_studies.evaluation.lexicon import Lexicon, Oov, Score, line_error, read_lines, spearman
 
 _POS = re.compile(r"-[njv]$")  # BLESS writes alligator-n
@@ -85,7 +85,8 @@ class Categories:
         value = None
         if scored.any():
             classes = np.unique(np.array(self.classes)[scored], return_inverse=True)[1]
-            clusters = spherical_kmeans(lexicon.unit[rows[scored]], int(classes.max()) + 1, seed=seed)
+            model = KMeans(int(classes.max()) + 1, n_init=10, random_state=seed)
+            clusters = model.fit_predict(lexicon.unit[rows[scored]])
             value = purity(clusters, classes)
         return [Score("categorisation", "purity", value, int(scored.sum()), float(covered.mean()))]
 

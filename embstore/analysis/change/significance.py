@@ -11,7 +11,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.change.sums import JSD, TWO_SIDED, Products, measures
-from embstore.vectors.linalg import spherical_kmeans, unit_rows
+from embstore.analysis.neighbors.senses import kmeans
+from embstore.vectors.linalg import unit_rows
 
 LEVEL = 0.05  # of the false discovery rate, and of what lies outside an interval
 TIE = 1e-9  # measures that differ by less are equal up to rounding
@@ -125,8 +126,8 @@ def _entropy(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def sense_clusters(vectors: NDArray[np.float64], n_clusters: int, seed: int) -> NDArray[np.int64]:
-    """Cluster the occurrences of all periods together: spherical k-means; int64 [n]."""
-    return spherical_kmeans(unit_rows(vectors), min(n_clusters, len(vectors)), seed=seed)
+    """Cluster the occurrences of all periods together: k-means of unit vectors; int64 [n]."""
+    return kmeans(unit_rows(vectors), min(n_clusters, len(vectors)), seed=seed)
 
 
 def permutations(

@@ -26,10 +26,11 @@ from embstore.progress import Report
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layer
-from embstore.vectors.linalg import spherical_kmeans, unit_rows
+from embstore.vectors.linalg import unit_rows
 
 Method = Literal["kmeans", "hdbscan"]
 MAX_CLUSTERS = 8
+N_RESTARTS = 10  # of k-means; one ends in a local optimum for a few words in a hundred
 TIE = 1e-9  # silhouettes that differ by less are equal up to rounding
 MIN_MAPPED = 4
 MANY, EPOCHS = 10_000, 200  # of UMAP: for more vectors than these, as it chooses itself
@@ -118,10 +119,11 @@ def senses(
 ) -> Clusters:
     """Find the senses of a word: cluster its occurrences by the cosine of their vectors in a layer.
 
-    `kmeans`: spherical k-means with `n_clusters` clusters. By default, their number is the one from 2 to 8 with the
+    `kmeans`: k-means of unit vectors with `n_clusters` clusters, fewer if fewer are distinct; needs scikit-learn (the
+    extra `clusters`), as all of this. By default, their number is the one from 2 to 8 with the
     highest mean silhouette (cosine distance; Rousseeuw 1987) among those whose clusters all have `min_size` occurrences
     or more; it is one if there is no such number, or no silhouette above 0. `hdbscan`: dense clusters of `min_size` or
-    more unit vectors, which leaves occurrences out; needs scikit-learn (the extra `clusters`).
+    more unit vectors, which leaves occurrences out.
     `centered`, `n_components`: subtract the mean of the layer and remove its first principal components, learned from
     everything that `data` selects. `label`: the column that clusters are compared with. `sample`: at most this many
     occurrences, drawn with `seed`, which also initializes k-means. `distinct`: of equal contexts of five words on each
@@ -157,7 +159,7 @@ def senses(
     elif n_clusters is None:
         found, tried = _best_kmeans(unit, min_size, seed)
     else:
-        found = spherical_kmeans(unit, n_clusters, seed=seed)
+        found = kmeans(unit, n_clusters, seed=seed)
     return _clusters(selection, word, method, rows, vectors, _largest_first(found), tried, label)
 
 
@@ -181,7 +183,7 @@ def sense_support(clusters: Clusters, *, draws: int = 19, seed: int = 0) -> floa
     mean, count = vectors.mean(0), len(vectors)
     for _ in range(draws):
         unit = unit_rows(mean + random.standard_normal((count, count)) @ (vectors - mean) / np.sqrt(count - 1))
-        values = (silhouettes(unit, spherical_kmeans(unit, number, seed=seed)).mean() for number in tried)
+        values = (silhouettes(unit, kmeans(unit, number, seed=seed)).mean() for number in tried)
         n_higher += max(values) >= clusters.silhouette
     return (1 + n_higher) / (1 + draws)
 
@@ -283,20 +285,30 @@ def _best_kmeans(
     best, highest = np.zeros(len(unit), np.int64), TIE
     tried: dict[int, float | None] = {1: None}
     for n_clusters in range(2, min(MAX_CLUSTERS, len(unit) // min_size) + 1):
-        found = spherical_kmeans(unit, n_clusters, seed=seed)
-        tried[n_clusters] = value = float(silhouettes(unit, found).mean())
-        if np.bincount(found).min() >= min_size and value > highest + TIE:
+        found = kmeans(unit, n_clusters, seed=seed)
+        tried[n_clusters] = value = _mean(silhouettes(unit, found))
+        if np.bincount(found).min() >= min_size and value is not None and value > highest + TIE:
             best, highest = found, value
     return best, tried
 
 
+def kmeans(unit: NDArray[np.float64], n_clusters: int, *, seed: int) -> NDArray[np.int64]:
+    """Return the cluster of each unit vector, int64 [n]; fewer clusters than asked for if fewer vectors are distinct."""
+    with warnings.catch_warnings(action="ignore"):  # ConvergenceWarning of equal vectors
+        model = _sklearn_cluster().KMeans(n_clusters, n_init=N_RESTARTS, random_state=seed)
+        return np.unique(model.fit_predict(unit), return_inverse=True)[1].astype(np.int64)
+
+
 def _hdbscan(unit: NDArray[np.float64], min_size: int) -> NDArray[np.int64]:
+    return np.asarray(_sklearn_cluster().HDBSCAN(min_cluster_size=min_size, copy=True).fit_predict(unit), np.int64)
+
+
+def _sklearn_cluster() -> Any:
     try:
-        from sklearn.cluster import HDBSCAN
+        import sklearn.cluster
     except ImportError as error:
-        raise MissingPackageError('hdbscan needs scikit-learn: pip install "embstore[clusters]"') from error
-    found: Any = HDBSCAN(min_cluster_size=min_size, copy=True).fit_predict(unit)
-    return np.asarray(found, np.int64)
+        raise MissingPackageError('senses needs scikit-learn: pip install "embstore[clusters]"') from error
+    return sklearn.cluster
 
 
 def _largest_first(clusters: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.vectors import WordVectors
-from embstore.vectors.linalg import spherical_kmeans, unit_rows
+from embstore.vectors.linalg import unit_rows
 from embstore_studies.evaluation import analogies
 from embstore_studies.evaluation.analogies import Analogies
 from embstore_studies.evaluation.lexicon import Lexicon, Score, spearman
@@ -179,36 +178,6 @@ def test_purity() -> None:
             max([int((classes[clusters == cluster] == kind).sum()) for kind in range(5)]) for cluster in range(5)
         ]
         assert purity(clusters, classes) == pytest.approx(sum(largest) / 30)
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.quick(1)
-def test_kmeans_finds_the_best_of_all_partitions(seed: int) -> None:
-    unit = unit_rows(np.random.default_rng(seed).standard_normal((9, 3)).astype(np.float32)).astype(np.float64)
-
-    def coherence(clusters: np.ndarray) -> float:
-        return sum(float(np.linalg.norm(unit[clusters == cluster].sum(0))) for cluster in range(3))
-
-    best = max(coherence(np.array(clusters)) for clusters in itertools.product(range(3), repeat=9))
-    found = spherical_kmeans(unit.astype(np.float32), 3, seed=seed)
-    assert coherence(found) == pytest.approx(best, abs=1e-5)
-
-
-def test_kmeans_leaves_each_vector_at_its_nearest_centre() -> None:
-    unit = unit_rows(np.random.default_rng(0).standard_normal((200, 10)).astype(np.float32))
-    clusters = spherical_kmeans(unit, 17, seed=3)
-    assert set(clusters.tolist()) == set(range(17))
-    centers = unit_rows(np.stack([unit[clusters == cluster].sum(0) for cluster in range(17)]))
-    assert ((unit @ centers.T).argmax(1) == clusters).all()
-    assert (spherical_kmeans(unit, 17, seed=3) == clusters).all()
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_kmeans_of_equal_and_zero_vectors(count: int) -> None:
-    unit = np.zeros((4, 3), np.float32)
-    unit[:2, 0] = 1
-    clusters = spherical_kmeans(unit, count, seed=0)
-    assert len(set(clusters.tolist())) == count
 
 
 @pytest.mark.parametrize("oov", ["skip", "mean"])
