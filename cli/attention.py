@@ -36,7 +36,7 @@ def attention(
     ] = None,
     layers: opt.Layers = "all",
     device: opt.Device = "auto",
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Drawing,
 ) -> None:
     """Measure the attention of every head over a corpus.
@@ -46,8 +46,7 @@ def attention(
     Layer l is the attention of block l, from 1; heads count from 0. With --other, the cosine of each head's weights
     in both models (Zhao et al. 2020, Figure 7).
     """
-    chosen = opt.read_settings(settings, SETTINGS)
-    opt.exclude("other", "layers", *(name for name in SETTINGS if name not in COMPARISON))
+    chosen = settings
     if layers != "all":
         chosen["layers"] = opt.layers_of(layers)
     path = str(corpus).partition("#")[0].rstrip("/")
@@ -57,9 +56,7 @@ def attention(
         return
     result = es.attention(source, model=model, device=device, **chosen)
     output.draw(
-        lambda **look: es.plot.attention_figure(
-            result.frame, **({"title": f"{result.model}, {result.n_sentences:,} sentences"} | look)
-        )
+        lambda: es.plot.attention_figure(result.frame, title=f"{result.model}, {result.n_sentences:,} sentences")
     )
     if output.deliver(result.frame):
         _print(result)
@@ -68,9 +65,7 @@ def attention(
 def _compare(corpus: Any, model: str, other: str, settings: dict[str, Any], device: str, output: Drawing) -> None:
     table = es.analysis.attention_similarity(corpus, model_a=model, model_b=other, device=device, **settings)
     names = " and ".join(Path(name).name for name in (model, other))
-    output.draw(
-        lambda **look: es.plot.attention_heatmap(table, **({"title": f"Self-attention weights: {names}"} | look))
-    )
+    output.draw(lambda: es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"))
     if not output.deliver(table):
         return
     rows = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import embstore as es
 import embstore_cli.options as opt
@@ -30,7 +30,7 @@ def change(
     by: Annotated[str | None, opt.option("COLUMN", "Compare the values of this label or field of one store.")] = None,
     layers: opt.Layers = "all",
     metrics: Annotated[str, opt.option("LIST", f"all, or some of {', '.join(METRICS)}.", show_default=False)] = "all",
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Drawing,
 ) -> None:
     """Measure how words change between two corpora.
@@ -40,17 +40,13 @@ def change(
     --by, each period against the one before it and against the first, and the periods at which words change.
     --set min_occurrences=N: only words with N occurrences on each side; width=10: decades of a column of years.
     """
-    chosen = opt.read_settings(settings, SETTINGS)
-    opt.exclude("as_json", "top", "sentences", *(("rank",) if output.plot is None else ()))
+    chosen = settings
     names = list(METRICS) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(","))) or [""]
-    if "jsd" not in names:
-        opt.refuse("without jsd among --metrics: give that too", "n_clusters", "min_senses")
     store = es.open(old)
     periods: tuple[str, ...] = ()
     if by is not None and new is None:
         periods = es.analysis.change.list_periods(store, by=by, width=chosen.get("width"))
     if len(periods) > 2:
-        opt.refuse(f"on the {len(periods)} periods of --by {by}: leave it out, or compare two", *TWO_SIDES)
         names = [name for name in names if name != "jsd" or metrics != "all"]
     top, sentences, rank = chosen.pop("top", 10), chosen.pop("sentences", 2), chosen.pop("rank", None)
     if rank is not None:
@@ -60,12 +56,12 @@ def change(
     options = {"by": by, "layers": opt.layers_of(layers), "metrics": names, "tests": tests, **chosen}
     if len(periods) > 2:
         series = es.analysis.change.measure_periods(store, **options)
-        output.draw(lambda **look: es.plot.series_figure(series, metric=rank, **look))
+        output.draw(lambda: es.plot.series_figure(series, metric=rank))
         if output.deliver(series.table()):
             _print_series(series, rank, top)
         return
     found = es.analysis.change.measure_change(store, None if new is None else es.open(new), **options)
-    output.draw(lambda **look: es.plot.change_map(found.frame, metric=rank, **look))
+    output.draw(lambda: es.plot.change_map(found.frame, metric=rank))
     print_notes(found.notes)
     if output.deliver(found.frame):
         _print(found, rank, top, sentences)

@@ -17,9 +17,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from embstore.errors import EmbstoreError, InvalidValueError
-from embstore_cli.options import GIVEN, SETTINGS
-
-RENAMED = {"test_words": "--test", "train_words": "--train"}  # arguments of functions
+from embstore_cli.config import Config
+from embstore_cli.options import ConfigFile
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,9 @@ class Entry:
             self.name, cls=Command, rich_help_panel=self.heading, epilog=f"Example: embstore {self.example}"
         )
         decorate(function)
-        return typer.main.get_command(made)
+        loaded: Any = typer.main.get_command(made)
+        loaded.config = function.config
+        return loaded
 
 
 class Commands(UserDict[str, Any]):
@@ -57,7 +58,10 @@ class Commands(UserDict[str, Any]):
 
 
 def grouped(command: Any) -> Any:
-    """Return a command in which each parameter that is a dataclass of options is replaced by these options."""
+    """Return a command whose parameters are options only.
+
+    A parameter that is a dataclass of options is replaced by these; `settings`, of a `Config`, by --config FILE.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     options: dict[str, Any] = {}  # name: (type, default)
@@ -67,13 +71,20 @@ def grouped(command: Any) -> Any:
             options |= {each.name: (inner[each.name], each.default) for each in fields(groups[name])}
         else:
             options[name] = (hints[name], parameter.default)
+    config = config_of(options.get("settings", (None,))[0])
+    if config is not None:
+        del options["settings"]
+        options["config"] = (ConfigFile, None)
 
     @wraps(command)
     def call(**given: Any) -> None:
+        if config is not None:
+            given["settings"] = config.read(given.pop("config"), given.get(config.by, ""))
         for name, group in groups.items():
             given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
         command(**given)
 
+    call.__dict__["config"] = config
     call.__annotations__ = {name: hint for name, (hint, _) in options.items()}
     parameters = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
@@ -83,8 +94,15 @@ def grouped(command: Any) -> Any:
     return call
 
 
+def config_of(hint: Any) -> Config | None:
+    """Return what the settings of a command may be; None for a command without any."""
+    return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Config)), None)
+
+
 class Command(TyperCommand):
     """A command whose `--help` lists its options under the headings that they name (`rich_help_panel`)."""
+
+    config: Config | None = None
 
     def get_params(self, ctx: Any) -> Any:
         return _converting(super().get_params(ctx))
@@ -108,14 +126,14 @@ class Command(TyperCommand):
             with formatter.section(heading):
                 formatter.write_dl(records, col_max=24)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if self.config is not None and "--write-config" in args:
+            print(self.config.toml(args), end="")
+            raise typer.Exit
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; an error that names an argument of a Python function names the option instead."""
-        GIVEN.clear()
-        for each in self.params:
-            source = ctx.get_parameter_source(each.name)
-            is_typed = source is not None and source.name == "COMMANDLINE"
-            if is_typed and each.param_type_name == "option" and each.name != "settings":
-                GIVEN[each.name] = _typed(each, ctx.params[each.name])
         try:
             return super().invoke(ctx)
         except EmbstoreError as error:
@@ -123,13 +141,6 @@ class Command(TyperCommand):
             names = {name: option for name, option in options.items() if "_" in name and option.startswith("--")}
             error.args = (_in_options(str(error), names), *error.args[1:])
             raise
-
-
-def _typed(option: Any, value: Any) -> str:
-    """Return an option and its value as they were typed; of several values the first."""
-    if option.is_flag:
-        return str(max(option.opts if value else option.secondary_opts, key=len))
-    return f"{max(option.opts, key=len)} {value[0] if isinstance(value, list) else value}"
 
 
 def _converting(parameters: list[Any]) -> list[Any]:
@@ -174,9 +185,8 @@ class _Value:
 
 def _in_options(message: str, names: dict[str, str]) -> str:
     """Return a message with the options of the command in place of the names of Python arguments."""
-    if message.startswith(("--set", "--config")):
+    if message.startswith("--config"):
         return message
-    names = {**{key: f"--set {key}" for key in SETTINGS if "_" in key}, **RENAMED, **names}
     return re.sub(r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])", lambda found: names.get(found[0], found[0]), message)
 
 

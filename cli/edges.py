@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 FILES = {"dev": Path, "test": Path, "repair": bool}
-MODEL = {"hidden_size": int, "projection": int, "dropout": float | None, **opt.TRAINING}
-EDGES = {**MODEL, "mixing_rate": float, "layerwise": bool, "resamples": int, **FILES}
-MDL = {**MODEL, "fractions": tuple[float, ...], **FILES}
+MODEL = (*opt.TRAINING, "seed", "memory", "hidden_size", "projection", "dropout")
+EDGES = opt.Config(lambda: [es.Training, es.EdgeProbe, FILES | {"resamples": int}], *MODEL, "mixing_rate", "layerwise")
+MDL = opt.Config(lambda: [es.Training, es.EdgeProbe, FILES | {"fractions": tuple[float, ...]}], *MODEL)
 FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)  # percent of the sentences
 
 Tasks = Annotated[
@@ -58,8 +58,6 @@ class EdgeProbing(opt.Probing):
         return find_tasks(tasks, derive=self.task or (), **named)
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        if self.kind == "linear":
-            opt.refuse("with --kind linear: leave one of them out", "hidden_size", "projection")
         own = {"kind": self.kind, "n_sentences": self.sentences or None, "control": self.control}
         return {**own, **super().arguments(settings)}
 
@@ -71,7 +69,7 @@ def edges(
     probing: EdgeProbing,
     save: opt.Save = None,
     checkpoints: opt.Checkpoints = None,
-    settings: Annotated[list[str] | None, opt.set_option(EDGES)] = None,
+    settings: Annotated[dict[str, Any], EDGES],
     output: Drawing,
 ) -> None:
     """Read labelled spans from mixes of the layers.
@@ -82,7 +80,7 @@ def edges(
     trains a probe of each layer alone; dev=FILE and test=FILE go with a single file of train targets; repair=true
     lets a stray I-x start an entity.
     """
-    chosen = opt.read_settings(settings, EDGES, probing.config)
+    chosen = settings
     resamples = chosen.pop("resamples", 1000)
     files = probing.files(tasks, chosen)
     options = probing.arguments(chosen)
@@ -101,7 +99,7 @@ def edges(
         targets = {split: edges for split, edges in splits.items() if split != "train"}
         results.append(fitted.score(targets, resamples=resamples))
     result = es.probes.ProbeResult.concat(results)
-    output.draw(lambda **look: es.plot.edge_layers(result.summary(), **look))
+    output.draw(lambda: es.plot.edge_layers(result.summary()))
     print_notes(result.notes)
     if output.deliver(result.frame):
         _print_edges(result.summary(), kind=probing.kind, resamples=resamples)
@@ -213,7 +211,7 @@ def mdl(
     tasks: Tasks,
     *,
     probing: EdgeProbing,
-    settings: Annotated[list[str] | None, opt.set_option(MDL)] = None,
+    settings: Annotated[dict[str, Any], MDL],
     output: Drawing,
 ) -> None:
     """Measure how many bits labels take, given a layer.
@@ -222,7 +220,7 @@ def mdl(
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.
     --set fractions=10,50,100 ends blocks at these percent of the sentences.
     """
-    chosen = opt.read_settings(settings, MDL, probing.config)
+    chosen = settings
     fractions = chosen.pop("fractions", FRACTIONS)
     files = probing.files(tasks, chosen)
     base = es.EdgeProbe(**probing.arguments(chosen))
@@ -232,7 +230,7 @@ def mdl(
         for name, splits in files.items()
     )
     summary = result.summary()
-    output.draw(lambda **look: es.plot.code_lengths(summary, **look))
+    output.draw(lambda: es.plot.code_lengths(summary))
     print_notes(result.notes)
     if output.deliver(result.frame):
         print_table(_codes_by_task(summary), title="code lengths in kbit")

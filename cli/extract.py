@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -39,7 +39,7 @@ COMPUTING = {
     "batch_subwords": int,
     "max_length": int,
 }
-SETTINGS = {**COMPUTING, **KEEP, **READING, "workers": int, "means": bool}
+SETTINGS = opt.Config(lambda: {**COMPUTING, **KEEP, **READING, "workers": int, "means": bool})
 
 Corpus = Annotated[
     str,
@@ -170,14 +170,14 @@ class Extracting:
     min_left: MinLeft = None
     context_window: ContextWindow = None
     attention_window: AttentionWindow = None
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None
+    settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict)
 
 
 class Extraction:
     """What the options of an extraction mean, as far as it is known without a model."""
 
     def __init__(self, corpus: str, given: Extracting) -> None:
-        settings = opt.read_settings(given.settings, SETTINGS)
+        settings = given.settings
         if given.threads is not None and given.threads > MAX_THREADS:
             raise InvalidValueError(f"--threads {given.threads} is not allowed: give {MAX_THREADS:,} or fewer")
         if given.threads is not None:  # torch and worker processes, which begin later, read it
@@ -303,9 +303,6 @@ def extract(
     --set, how it is computed: compute_dtype (float32, float16, bfloat16); batch_subwords; max_length; workers=N.
     """
     extraction = Extraction(corpus, extracting)
-    if extraction.means:
-        why = "with --set means=true, which is made in this process: leave one of them out"
-        opt.refuse(why, "virtual", "append", "repair", "devices", "cluster", "workers")
     if virtual and (append or len(extraction.windows) > 1):
         raise InvalidValueError("--virtual goes with neither --append nor several windows: thin the stores afterwards")
     if append:

@@ -27,13 +27,6 @@ TITLES = {
     "effective_rank": "effective rank",
     "top_component": "share of the top component",
 }
-NEEDS = {  # options that are of some metrics only
-    "min_contexts": ("selfsim", "mev"),
-    "centered": ("mev",),
-    "top": ("selfsim",),
-    "baseline": ("selfsim", "intrasim", "mev", "anisotropy"),
-    "resamples": ("selfsim", "intrasim", "mev"),
-}
 SETTINGS = {
     "top": int,
     "baseline": Literal["exact", "sample"],
@@ -60,7 +53,7 @@ def geometry(
         bool, typer.Option("--centered", help="Subtract the mean before MEV, for words and baseline alike.")
     ] = False,
     device: opt.Device = "cpu",
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Drawing,
 ) -> None:
     """Measure how contextual each layer's vectors are.
@@ -70,14 +63,8 @@ def geometry(
     --set top=N shows the N most and the N least context-specific words; words_only=true leaves punctuation out.
     """
     paths = _names(stores)
-    chosen = opt.read_settings(settings, SETTINGS)
-    opt.exclude("as_json", "top", *(("resamples",) if output.plot is None else ()))
-    if chosen.get("baseline") != "sample":
-        opt.refuse("without --set baseline=sample: give that too", "sample")
+    chosen = settings
     names = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
-    for option, needed in NEEDS.items():
-        if not {*needed} & {*names}:
-            opt.refuse(f"with --metrics {metrics}: give {' or '.join(needed)} too", option)
     top = chosen.pop("top", 5)
     resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
     check_whole("resamples", resampling["resamples"], 1, 10**6)
@@ -90,7 +77,7 @@ def geometry(
             opened = es.open(path)
             tables[name] = es.geometry(opened, layers=opt.layers_of(layers), **options)
     summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
-    output.draw(lambda **look: es.plot.geometry_figure(summaries, **look))
+    output.draw(lambda: es.plot.geometry_figure(summaries))
     if output.deliver(_concatenated(tables)):
         for name, summary in summaries.items():
             if len(summaries) > 1:
@@ -150,20 +137,20 @@ def cka(
     other: Annotated[str | None, opt.argument("STORE", "Another store of the same occurrences.")] = None,
     *,
     layers: opt.Layers = "all",
-    settings: Annotated[list[str] | None, opt.set_option(CKA)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: CKA)],
     output: Drawing,
 ) -> None:
     """Compare the layers of one or two stores by linear CKA.
 
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
-    chosen = opt.read_settings(settings, CKA) | {"layers": opt.layers_of(layers)}
+    chosen = settings | {"layers": opt.layers_of(layers)}
     stores, (left, right) = [es.open(store)], ("", "")
     if other is not None:
         (left, right), chosen["other_layers"] = _names([store, other]), chosen["layers"]
         stores.append(es.open(other))
     table = es.analysis.linear_cka(*stores, **chosen)
-    output.draw(lambda **look: es.plot.cka_map(table, names=(left, right), **look))
+    output.draw(lambda: es.plot.cka_map(table, names=(left, right)))
     if output.deliver(table):
         rows: dict[int, dict[str, Any]] = {}
         for row in table.to_dicts():
@@ -180,7 +167,7 @@ def separability(
     *,
     label: Annotated[str, opt.option("NAME", "The label column of the senses.", "--label")],
     layers: opt.Layers = "all",
-    settings: Annotated[list[str] | None, opt.set_option(SEPARABILITY)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SEPARABILITY)],
     output: Output,
 ) -> None:
     """Measure how well each layer separates the senses of a word.
@@ -188,8 +175,7 @@ def separability(
     The share of occurrences whose vector is closest, by cosine, to the centroid of their own label, among the labels of
     the word; means over words by layer, and the N words with the lowest and the highest share (--set top=N).
     """
-    chosen = opt.read_settings(settings, SEPARABILITY)
-    opt.exclude("as_json", "top")
+    chosen = settings
     opened = es.open(store)
     top = chosen.pop("top", 5)
     table = es.analysis.sense_separability(opened, label=label, layers=opt.layers_of(layers), **chosen)

@@ -36,7 +36,7 @@ def index(
     recall: Annotated[bool, typer.Option("--recall", help="Measure recall and speed against exact search.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
     remove: Annotated[str | None, opt.option("NAME", "Remove this index; build none.")] = None,
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Output,
 ) -> None:
     """Build a search index of a layer, stored next to the store.
@@ -44,10 +44,7 @@ def index(
     Run the same command again to resume. An index is refused once its store has changed, until it is built again.
     --set memory=2GiB limits its size; --set k=10 and n_queries=1000 are of --recall.
     """
-    chosen = opt.read_settings(settings, SETTINGS)
-    opt.exclude("list_", but=("remove", "as_json"))
-    opt.exclude("remove", but=("list_", "as_json"))
-    opt.require("recall", "out", "k", "n_queries")
+    chosen = settings
     measured: dict[str, Any] = {"k": chosen.pop("k", 10), "n_queries": chosen.pop("n_queries", 1000)}
     for key, value in measured.items():
         check_whole(key, value, 1)

@@ -10,14 +10,14 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 import embstore
 from embstore.errors import EmbstoreError, EmbstoreWarning
 from embstore_cli.commands import Commands, Entry, Group
-from embstore_cli.options import SETTINGS
+from embstore_cli.options import option
 
 OPENMP_WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # of GNU's OpenMP, in tries; of LLVM's, in ms
 MAX_WORD = 200  # characters of a word in a message
@@ -124,6 +124,7 @@ COMMANDS = (
     _group("bench", "Measure the speed of embstore on this machine.", MODELS, _BENCH),
 )
 
+GLOBAL = {"device": "cpu", "threads": "4", "memory": "8GiB"}  # the options of `embstore` itself, with an example
 OUT_OF_MEMORY = "out of memory: free some, or raise the limit of this process; fewer layers or words need less"
 SIGNS_OF_LITTLE_MEMORY = (
     "failed to map segment",
@@ -153,9 +154,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
+    ctx: typer.Context,
+    device: Annotated[str | None, option("NAME", "auto, cpu, cuda, cuda:N, mps or xpu.")] = None,
+    threads: Annotated[int | None, option("N", "CPU threads (OMP_NUM_THREADS, or one a core).")] = None,
+    memory: Annotated[str | None, option("SIZE", "What one computation may hold in memory (4GiB).")] = None,
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
-    pass
+    typed = {"device": device, "threads": threads, "memory": memory}
+    ctx.with_resource(embstore.config(**{name: value for name, value in typed.items() if value is not None}))
 
 
 def _yield_idle_cores() -> None:
@@ -247,8 +253,11 @@ def _fail_usage(error: Any) -> NoReturn:
     command = "embstore" if context is None else context.command_path
     message = error.format_message().rstrip(".")
     unknown = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-    if unknown in SETTINGS:
-        message = f"--{unknown.replace('_', '-')} is a setting: give --set {unknown}=VALUE"
+    config = getattr(getattr(context, "command", None), "config", None)
+    if unknown in GLOBAL:
+        message = f"--{unknown} goes before the command: embstore --{unknown} {GLOBAL[unknown]} {command[9:]} ..."
+    elif config is not None and unknown in config.settings():
+        message = f"--{unknown.replace('_', '-')} is a setting: write {unknown} = VALUE in a file for --config"
     print(f"embstore: {_shortened(message)}; see {command} --help", file=sys.stderr)
     sys.exit(2)
 

@@ -28,7 +28,8 @@ def generate(
     model: opt.Model,
     max_new_tokens: Annotated[int, opt.option("N", "Generate at most N subwords for each prompt.")] = 64,
     device: opt.Device = "auto",
-    settings: Annotated[list[str] | None, opt.set_option(GENERATING)] = None,
+    *,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: GENERATING)],
     as_json: opt.AsJson = False,
 ) -> None:
     """Continue prompts, and write that as a corpus.
@@ -37,9 +38,7 @@ def generate(
     generating. The label column part is prompt or generated. Without --set temperature=T the likeliest subword is
     taken; with it, subwords are drawn.
     """
-    chosen = opt.read_settings(settings, GENERATING)
-    if not chosen.get("temperature"):
-        opt.refuse("on the likeliest subword: give --set temperature=T above 0 too", "top_p", "seed")
+    chosen = settings
     made = es.models.generate(prompts, out, model=model, max_new_tokens=max_new_tokens, device=device, **chosen)
     if as_json:
         print_json({**asdict(made), "path": str(made.path)})
@@ -91,7 +90,8 @@ def bench_breakeven(
     model: opt.Model,
     trial: Trial,
     folder: Place = None,
-    settings: Annotated[list[str] | None, opt.set_option(PRICES)] = None,
+    *,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: PRICES)],
     as_json: opt.AsJson = False,
 ) -> None:
     """Measure when storing is cheaper than computing again.
@@ -99,7 +99,7 @@ def bench_breakeven(
     Some sentences are stored, read and computed again, as a virtual store does; all is removed. Prices: hour (of this
     machine), gb_month (of storing 10^9 bytes for a month) and months (1).
     """
-    prices = opt.read_settings(settings, PRICES)
+    prices = settings
     if (prices and not {"hour", "gb_month"} <= prices.keys()) or not all(price >= 0 for price in prices.values()):
         raise InvalidValueError(f"--set {' '.join(settings or [])}: give hour and gb_month both, each 0 or more")
     result = es.extraction.bench_breakeven(corpus, folder=folder, **trial.arguments(model))

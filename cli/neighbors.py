@@ -85,8 +85,6 @@ def neighbors(
     space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
     space |= {"k": k, "device": device}
     if not _is_store(source):
-        of_stores = ("layer", "row", "text", "queries", "mean", "label", "exclude", "index")
-        opt.refuse(f"on the word vectors of {source}: leave it out", *of_stores)
         table = es.neighbors(es.vectors.read_vectors(source), words, vectors=vectors, **space)
         _show(table, output)
         return
@@ -115,21 +113,15 @@ def neighbors(
 
 def _queries(word: str | None, batch: Path | None, row: int | None, text: str | None) -> tuple[list[str] | None, Any]:
     """Return the query words and vectors, each None where the query is something else; refuses contradictions."""
-    opt.exclude("batch", "row", "text")
-    opt.exclude("row", "text", "mean", "queries")
-    opt.exclude("text", "mean", "queries")
-    opt.exclude("mean", "queries")
-    opt.require("text", "model")
-    if word is not None:
-        opt.refuse(f"with the word {word}: leave one of them out", "batch", "row")
-    if batch is None and word is None and row is None and text is None:
-        raise InvalidValueError("there is no query: give a WORD, --row, --text or --batch")
+    queries = {"WORD": word, "--row": row, "--text": text, "--batch": batch}
+    names = [name for name, query in queries.items() if query is not None]
+    if len(names) != 1 and names != ["WORD", "--text"]:
+        raise InvalidValueError(f"{' and '.join(names) or 'no query'}: give one of {', '.join(queries)}")
     if batch is None:
         return None if word is None else [word], None
     if not batch.is_file():
         raise InvalidValueError(f"--batch {batch}: there is no such file; give words, one a line, or an array as .npy")
     if batch.suffix == ".npy":
-        opt.refuse("with --batch of vectors: leave it out, or give a text file of words", "mean", "queries")
         import numpy as np
 
         try:
@@ -220,16 +212,14 @@ def senses(
     label: Annotated[str | None, opt.option("COLUMN", "Compare the clusters with the labels of this column.")] = None,
     most: Annotated[int, opt.option("N", "Print the N sentences nearest each center.", "--most", "-n", min=0)] = 5,
     centered: opt.Centered = False,
-    settings: Annotated[list[str] | None, opt.set_option(SENSES)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SENSES)],
     output: Drawing,
 ) -> None:
     """Find a word's senses: clusters of its occurrences.
 
     Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
     """
-    chosen = opt.read_settings(settings, SENSES)
-    opt.require("plot", "map")
-    opt.exclude("clusters", "min_size")
+    chosen = settings
     drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
     opened = es.open(store)
     found = es.senses(
@@ -243,7 +233,7 @@ def senses(
         **chosen,
     )
     Output(output.out).deliver(found.occurrences)
-    output.draw(lambda **look: es.plot.cluster_map(found, **drawing, **look))
+    output.draw(lambda: es.plot.cluster_map(found, **drawing))
     if output.as_json:
         print_json(_clusters_as_json(found, most))
     else:
@@ -314,7 +304,7 @@ def knn(
     test: Annotated[str | None, opt.option("FILE", "Test words, or occurrences, in the same form.")] = None,
     centered: opt.Centered = False,
     device: opt.Device = "cpu",
-    settings: Annotated[list[str] | None, opt.set_option(LABEL)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: LABEL)],
     output: Output,
 ) -> None:
     """Predict labels from the nearest labelled occurrences.
@@ -323,7 +313,7 @@ def knn(
     Word-sense disambiguation: --train split=train --test split=test, with --set word=lemma, --set classifier=centroid
     and --set backoff=COLUMN or most-frequent. --out and --json have the recall of each label too.
     """
-    chosen = opt.read_settings(settings, LABEL)
+    chosen = settings
     if split == "words" and test is None:
         raise InvalidValueError("--split words needs the test words: give --test FILE")
     data, words = _train_and_test(store, train, test)
@@ -390,7 +380,7 @@ def hubness(
     layers: opt.Layers = "all",
     k: opt.K = 10,
     device: opt.Device = "cpu",
-    settings: Annotated[list[str] | None, opt.set_option(HUBNESS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: HUBNESS)],
     output: Output,
 ) -> None:
     """Measure how unevenly vectors are neighbors of others.
@@ -399,12 +389,10 @@ def hubness(
     anti-hubs in none: prints the skewness of the counts and the share of anti-hubs, as stored and with the mean
     subtracted, next to the values for random neighbors. --set sample=N queries N random vectors (10,000).
     """
-    chosen = {"sample": 10_000, "top": 5} | opt.read_settings(settings, HUBNESS)
+    chosen = {"sample": 10_000, "top": 5} | settings
     components = chosen.pop("n_components", 0)
     import polars as pl
 
-    if not _is_store(source):
-        opt.refuse(f"on the word vectors of {source}: leave it out", "layers")
     data: Any = es.open(source) if _is_store(source) else es.vectors.read_vectors(source)
     numbers = opt.layers_of(layers)
     frame = pl.concat(

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError
-
-SETTINGS: set[str] = set()  # the keys that --set takes in any command
-GIVEN: dict[str, str] = {}  # the options and settings that the command line gives, by their Python names
+from embstore_cli.config import Config as Config
 
 
 def option(metavar: str, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
@@ -60,22 +57,11 @@ Checkpoints = Annotated[Path | None, option("DIR", "Save a checkpoint after ever
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]
 Plot = Annotated[Path | None, option("FILE", "Draw a figure to FILE.{png,svg,pdf}.", "--plot")]
-Title = Annotated[str | None, option("TEXT", "With --plot: the title of the figure.", "--title")]
-Size = Annotated[str | None, option("WxH", "With --plot: width and height in inches, such as 6x4.", "--size")]
-Style = Annotated[
-    Literal["paper", "talk"] | None, option("NAME", "With --plot: paper (one column) or talk (a slide).", "--style")
+ConfigFile = Annotated[
+    Path | None,
+    option("FILE.toml", "Settings of this command; --write-config prints all of them with their defaults.", "--config"),
 ]
-Config = Annotated[Path | None, option("FILE.toml", "Read the settings that --set takes from a file.", "--config")]
-
-
-TRAINING = {
-    "epochs": int,
-    "batch_size": int,
-    "learning_rate": float,
-    "patience": int,
-    "seed": int,
-    "memory": str,
-}
+TRAINING = ("epochs", "batch_size", "learning_rate", "patience")  # the settings of probes that are those of Training
 
 
 @dataclass(frozen=True)
@@ -84,145 +70,19 @@ class Probing:
 
     layers: Layers = "all"
     seeds: Seeds = "0"
-    device: Device = "auto"
-    config: Config = None
 
     def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of a probe: these options and `settings`, with those of `Training` together in one."""
-        names = ("epochs", "batch_size", "learning_rate", "patience")
-        training = es.Training(**{name: value for name, value in settings.items() if name in names})
-        others = {name: value for name, value in settings.items() if name not in names}
+        training = es.Training(**{name: value for name, value in settings.items() if name in TRAINING})
+        others = {name: value for name, value in settings.items() if name not in TRAINING}
         layers, seeds = layers_of(self.layers), seeds_of(self.seeds)
-        return {"layers": layers, "seeds": seeds, "device": self.device, "training": training, **others}
+        return {"layers": layers, "seeds": seeds, "training": training, **others}
 
 
-def set_option(keys: Mapping[str, Any]) -> Any:
-    """Return the option `--set KEY=VALUE` of a command, repeatable; `keys` maps each key to its type."""
-    SETTINGS.update(keys)
-    return option("KEY=VALUE", f"Other settings, repeatable: {', '.join(keys)}.", "--set")
-
-
-def read_settings(given: list[str] | None, keys: Mapping[str, Any], config: Path | None = None) -> dict[str, Any]:
-    """Return the settings of a TOML file and of `--set`, which comes first, each checked against its type.
-
-    Raises InvalidValueError, which lists the keys that are allowed.
-    """
-    settings: dict[str, Any] = {}
-    for key, value in (_read_config(config) if config is not None else {}).items():
-        settings[key] = _checked(key, value, keys, f"--config {config}: ")
-        GIVEN[key] = f"--config {config}: {key}"
-    for pair in given or []:
-        key, sign, text = pair.partition("=")
-        if not sign or not text:
-            raise InvalidValueError(f"--set {pair} is not KEY=VALUE: the keys are {', '.join(keys)}")
-        key = key.strip().replace("-", "_")
-        settings[key] = _checked(key, text if keys.get(key) is str else _parsed(text), keys, "--set ")
-        GIVEN[key] = f"--set {pair}"
-    return settings
-
-
-def refuse(why: str, *names: str) -> None:
-    """Raise InvalidValueError for the first of these options and settings that the command line gives, if any.
-
-    `why`: where it has no effect, and what to do. Settings are known once they are read.
-    """
-    for name in names:
-        if name in GIVEN:
-            raise InvalidValueError(f"{GIVEN[name]} has no effect {why}")
-
-
-def exclude(name: str, *others: str, but: Collection[str] = ()) -> None:
-    """Refuse what has no effect where this option is given: `others`, or all options but these."""
-    if name in GIVEN:
-        others = others or tuple(each for each in GIVEN if each not in (name, *but))
-        refuse(f"with {GIVEN[name]}: leave one of them out", *others)
-
-
-def require(needed: str, *names: str) -> None:
-    """Refuse what has no effect unless this option is given."""
-    if needed not in GIVEN:
-        refuse(f"without --{needed.replace('_', '-')}: give that too", *names)
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
-        raise InvalidValueError(f"--config {path} is not TOML: {error}") from None
-
-
-def _parsed(text: str) -> Any:
-    """Return a value as TOML reads it; None for none and full, a list for values joined by commas, else the text."""
-    if text.strip().lower() in ("none", "full"):
-        return None
-    import tomllib
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:  # TOMLDecodeError, or a number of more digits than Python reads
-        return [_parsed(part) for part in text.split(",")] if "," in text else text
-
-
-def _checked(key: str, value: Any, keys: Mapping[str, Any], where: str) -> Any:
-    if key not in keys:
-        raise InvalidValueError(f"{where}{key} is not a setting of this command: choose {', '.join(keys)}")
-    try:
-        return _converted(value, keys[key])
-    except ValueError:
-        raise InvalidValueError(f"{where}{key}={value} is not allowed: give {_described(keys[key])}") from None
-
-
-def _converted(value: Any, kind: Any) -> Any:
-    """Return a value as its type has it. Raises ValueError for a value of another type."""
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in parts:
-            return None
-        return _converted(value, next(part for part in parts if part is not type(None)))
-    if origin is Literal and value in parts:
-        return value
-    if origin is tuple and value is not None:
-        return tuple(_converted(each, parts[0]) for each in (value if isinstance(value, list) else [value]))
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if kind in (bool, str) and type(value) is kind:
-        return value
-    if kind is int and type(value) is int and 0 <= value < 2**63:
-        return value
-    raise ValueError
-
-
-def _described(kind: Any) -> str:
-    origin, parts = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join("none" if part is type(None) else _described(part) for part in parts)
-    if origin is Literal:
-        return " or ".join(map(str, parts))
-    if origin is tuple:
-        return f"{_described(parts[0])}, or several joined by commas"
-    names = {
-        int: "a whole number of 0 or more within 64 bits",
-        float: "a number",
-        bool: "true or false",
-        Path: "a path",
-    }
-    return names.get(kind, "text")
-
-
-def size_of(text: str | None) -> tuple[float, float] | None:
-    """Return the width and the height of `--size`, such as 6x4, in inches."""
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,3})?x[0-9]{1,3}(\.[0-9]{1,3})?", text.strip()):
-        raise InvalidValueError(f"--size {text!r} is not allowed: give width and height in inches, such as 6x4")
-    width, height = map(float, text.split("x"))
-    return width, height
+def is_given(ctx: typer.Context, *names: str) -> bool:
+    """Return whether the command line gives any of these options, by the names of their arguments."""
+    sources = [ctx.get_parameter_source(name) for name in names]
+    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
 
 
 def layer_of(text: str, stored: Sequence[int] = ()) -> int:

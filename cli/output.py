@@ -151,21 +151,15 @@ class Drawing(Output):
     """Where the table and the figure of a command go."""
 
     plot: opt.Plot = None
-    title: opt.Title = None
-    size: opt.Size = None
-    style: opt.Style = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_file(self.plot, "--plot", (".png", ".svg", ".pdf"))
-        opt.require("plot", "title", "size", "style")
-        opt.size_of(self.size)
 
-    def draw(self, make: Callable[..., Any]) -> None:
-        """Write the figure that `make` returns to --plot, if that is given; it is called with the options given."""
+    def draw(self, make: Callable[[], Any]) -> None:
+        """Write the figure that `make` returns to --plot, if that is given."""
         if self.plot is not None:
-            options = {"title": self.title, "size": opt.size_of(self.size), "style": self.style}
-            es.plot.save(make(**{name: value for name, value in options.items() if value is not None}), self.plot)
+            es.plot.save(make(), self.plot)
 
 
 def require_file(path: Path | None, option: str, suffixes: tuple[str, ...] = (".csv", ".parquet", ".json")) -> None:

@@ -14,24 +14,16 @@ from embstore_cli.output import Drawing, create_folder, print_notes, print_table
 if TYPE_CHECKING:
     import polars as pl
 
-CLASSES = {
-    **opt.TRAINING,
-    "level": Literal["context", "type"],
-    "hidden_size": int,
-    "max_contexts": int | None,
-    "dev": Path,
-    "dev_share": float,
-    "balance": bool,
-    "splits": tuple[str, ...],
-}
+CLASSES = opt.Config(
+    lambda: [es.Training, es.ClassProbe, es.probes.split_words, {"dev": Path, "splits": tuple[str, ...]}],
+    *(*opt.TRAINING, "seed", "memory", "level", "hidden_size", "max_contexts", "balance", "dev_share"),
+)
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
-APPLIED = {"splits": tuple[str, ...], "label": str}
-STRUCTURE = {
-    **opt.TRAINING,
-    "rank": int | None,
-    "tasks": tuple[Literal["distance", "depth"], ...],
-    "splits": tuple[str, ...],
-}
+APPLIED = opt.Config(lambda: {"splits": tuple[str, ...], "label": str})
+STRUCTURE = opt.Config(
+    lambda: [es.Training, es.StructuralProbe, {"splits": tuple[str, ...]}],
+    *(*opt.TRAINING, "seed", "memory", "rank", "tasks"),
+)
 Words = Annotated[Path, opt.option("FILE", "Words, one a line or as Wiki-PSE lists them with classes.")]
 MoreWords = Annotated[Path | None, opt.option("FILE", "Words to score, one a line, in place of those of the probes.")]
 By = Annotated[
@@ -57,7 +49,7 @@ def classes(
     control: opt.Control = False,
     by: By = None,
     save: opt.Save = None,
-    settings: Annotated[list[str] | None, opt.set_option(CLASSES)] = None,
+    settings: Annotated[dict[str, Any], CLASSES],
     output: Drawing,
 ) -> None:
     """Read the classes of words from their vectors, layer by layer.
@@ -66,11 +58,7 @@ def classes(
     each right if at least half of its contexts are (Zhao et al. 2020). Training stops early by a fifth of the --train
     words, or by those of --set dev=FILE.
     """
-    opt.exclude("as_json", "by")
-    chosen = opt.read_settings(settings, CLASSES, probing.config)
-    opt.exclude("dev", "dev_share")
-    if kind == "linear":
-        opt.refuse("with linear probes: give --kind mlp too", "hidden_size")
+    chosen = settings
     splits, dev_share = _splits(chosen.pop("splits", ("dev", "test"))), chosen.pop("dev_share", 0.2)
     words = {
         name: opt.read_words(path, option=f"--{name}")
@@ -104,7 +92,7 @@ def apply(
     layers: opt.Layers = "all",
     by: By = None,
     device: opt.Device = "auto",
-    settings: Annotated[list[str] | None, opt.set_option(APPLIED)] = None,
+    settings: Annotated[dict[str, Any], APPLIED],
     output: Drawing,
 ) -> None:
     """Score saved probes on another store, layer by layer.
@@ -113,8 +101,7 @@ def apply(
     are those that the probes were tested on, unless --test is given; --set splits=train,dev,test scores those of other
     splits too. --set label=COLUMN: the label column, if it has another name in these stores.
     """
-    opt.exclude("as_json", "by")
-    chosen = opt.read_settings(settings, APPLIED)
+    chosen = settings
     words = None if test is None else opt.read_words(test, option="--test")
     probe = es.probes.load(probes)
     if not isinstance(probe, es.ClassProbe):
@@ -163,7 +150,7 @@ def save_files(save: Path | None, names: Collection[str]) -> dict[str, Path]:
 
 def _show(result: es.probes.ProbeResult, title: str, by: str | None, output: Drawing) -> None:
     summary = result.summary()
-    output.draw(lambda **look: es.plot.probe_scores(summary, **look))
+    output.draw(lambda: es.plot.probe_scores(summary))
     print_notes(result.notes)
     if output.deliver(result.frame):
         print_table(_by_layer(summary), title=title)
@@ -215,7 +202,7 @@ def structure(
     ] = None,
     save: opt.Save = None,
     checkpoints: opt.Checkpoints = None,
-    settings: Annotated[list[str] | None, opt.set_option(STRUCTURE)] = None,
+    settings: Annotated[dict[str, Any], STRUCTURE],
     output: Drawing,
 ) -> None:
     """Read syntax trees from vectors, layer by layer.
@@ -224,10 +211,7 @@ def structure(
     their depths (Hewitt & Manning 2019). Scores edges (UUAS), distances (DSpr), roots and depths (NSpr), next to
     the order of the words as a baseline. Sentences are found in the stores by their words.
     """
-    chosen = opt.read_settings(settings, STRUCTURE, probing.config)
-    opt.require("plot", "sentence")
-    if chosen.get("tasks") == ("depth",):
-        opt.refuse("with --set tasks=depth, as it draws distances: leave one of them out", "sentence")
+    chosen = settings
     splits = _splits(chosen.pop("splits", ("dev", "test")))
     options = {"n_sentences": sentences or None, **probing.arguments(chosen)}
     es.StructuralProbe(**options)  # checks the settings before a file is read
@@ -254,9 +238,9 @@ def structure(
         probes.append(probe)
     result = es.probes.ProbeResult.concat(results)
     if sentence is None:
-        output.draw(lambda **look: es.plot.structure_figure(result.summary(), **look))
+        output.draw(lambda: es.plot.structure_figure(result.summary()))
     else:
-        output.draw(lambda **look: es.plot.tree_figure(probes[0].predict(trees["test"][sentence]), **look))
+        output.draw(lambda: es.plot.tree_figure(probes[0].predict(trees["test"][sentence])))
     print_notes(result.notes)
     if output.deliver(result.frame):
         title = f"structural probes of rank {probes[0].fitted.shape.rank}"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -18,11 +18,7 @@ from embstore_cli.output import print_json, print_table
 from embstore_studies import STUDIES
 
 OPTIONS = {"train": "--train", "test": "--test", "vectors": "--vectors", "tuning": "--tuning", "tasks": "--task"}
-ALLOWED: dict[str, dict[str, Any]] = {
-    study: {field.name: get_type_hints(kind)[field.name] for field in fields(kind)} for study, kind in STUDIES.items()
-}
-KEYS = {study: {key: kind for key, kind in allowed.items() if key not in OPTIONS} for study, allowed in ALLOWED.items()}
-
+ALLOWED = {study: {field.name for field in fields(kind)} for study, kind in STUDIES.items()}
 
 def having(setting: str) -> str:
     """Return the studies that have a setting."""
@@ -47,17 +43,14 @@ def reproduce(
         list[str] | None,
         opt.option("TASK=DATA", f"{having('tuning')}: fine-tune for pos, ner, classify or paraphrase, repeatable."),
     ] = None,
+    *,
     task: Annotated[list[str] | None, opt.option("NAME", f"{having('tasks')}: a task, repeatable (all).")] = None,
-    config: opt.Config = None,
-    settings: Annotated[
-        list[str] | None, opt.set_option({key: kind for keys in KEYS.values() for key, kind in keys.items()})
-    ] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: STUDIES, by="study")],
     device: opt.Device = "auto",
     as_json: opt.AsJson = False,
 ) -> None:
     if study not in STUDIES:
         raise InvalidValueError(f"unknown study {study!r}: choose {', '.join(STUDIES)}")
-    given = opt.read_settings(settings, KEYS[study], config)
     own: dict[str, Any] = {
         "train": train,
         "test": test,
@@ -72,7 +65,7 @@ def reproduce(
     kind: Any = STUDIES[study]
     if small and not hasattr(kind, "small"):
         raise InvalidValueError(f"--small: {study} has one size: leave it out")
-    chosen = (kind.small if small else kind)(**given, **own)
+    chosen = (kind.small if small else kind)(**settings, **own)
     logging.basicConfig(format="... %(message)s")
     logging.getLogger("embstore_studies").setLevel(logging.INFO)
     result = studies.reproduce(chosen, data, model=named_models(model), out=out, device=device)

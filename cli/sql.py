@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import embstore as es
 import embstore_cli.options as opt
@@ -20,7 +20,7 @@ def sql(
     stores: Stores,
     query: Query,
     *,
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Output,
 ) -> None:
     """Answer a SELECT statement about stores with DuckDB.
@@ -29,7 +29,7 @@ def sql(
     stores as NAME.occurrences. Functions: cos, ip, l2, vec('a [word]', 6), centroid, selfsim. --set missing=null reads
     an unfinished store; index=NAME lets a search index answer; model=PATH of vec; memory=2GiB.
     """
-    chosen = opt.read_settings(settings, SETTINGS)
+    chosen = settings
     if len(stores) == 1 and not _is_named(stores[0]):
         frame = es.sql(es.open(stores[0]), query, **chosen)
     else:

@@ -146,14 +146,13 @@ def lookup(
     --plot draws how similar the words of the first occurrence's sentence are to each other at each layer; --where
     "occurrence = N" chooses the one in row N.
     """
-    opt.require("plot", "attention")
     opened = es.open(store)
     found = opened.select(words=word, where=where)
     if output.plot is not None and not len(found):
         raise InvalidValueError(f"--plot {output.plot}: no occurrence of {word!r} is left by --where {where}")
     if output.out is not None:
         Output(output.out).deliver(found.table())
-    output.draw(lambda **look: _sentence_figure(opened, int(found.rows[0]), attention, **look))
+    output.draw(lambda: _sentence_figure(opened, int(found.rows[0]), attention))
     most = most or (len(found) if output.as_json else SHOWN)
     some = opened.select(rows=found.rows[:most])
     shown = some.to_dicts()
@@ -170,9 +169,9 @@ def _sentence_figure(store: es.Store, row: int, attention: str | None, **look: A
     sentence = int(store.index.sentence[row])
     text = store.index.texts[sentence]
     if attention is not None:
-        return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention), **look)
+        return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention))
     similarity = es.analysis.sentence_similarity(store, sentence=sentence)
-    return es.plot.similarity_heatmap(similarity, **({"title": text if len(text) <= 80 else text[:79] + "…"} | look))
+    return es.plot.similarity_heatmap(similarity, title=text if len(text) <= 80 else text[:79] + "…")
 
 
 def export(
@@ -248,13 +247,13 @@ PUBLISHING = {"license": str, "citation": str, "private": bool}
 def publish(
     store: opt.StorePath,
     address: Annotated[str, opt.argument("ADDRESS", "hf://datasets/USER/NAME or hf://datasets/USER/NAME/PATH.zarr.")],
-    settings: Annotated[list[str] | None, opt.set_option(PUBLISHING)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: PUBLISHING)],
 ) -> None:
     """Upload a store to the Hugging Face hub.
 
     A data set that does not exist is created, with a README. The token is that of `hf auth login` or HF_TOKEN.
     """
-    print(es.store.publish(es.open(store), address, **opt.read_settings(settings, PUBLISHING)))
+    print(es.store.publish(es.open(store), address, **settings))
 
 
 def label(
@@ -283,7 +282,6 @@ def label(
     """
     if (table is None) == (remove is None):
         raise InvalidValueError("give either FILE with labels to add, or --remove NAME")
-    opt.exclude("remove", "on", "replace")
     opened = es.open(store)
     if remove is not None:
         opened.remove_labels(remove)

@@ -44,7 +44,7 @@ def trace(
         int | None, opt.option("N", f"List N ambiguous sentences ({SHOWN}).", "--most", "-n", min=1)
     ] = None,
     device: opt.Device = "auto",
-    settings: Annotated[list[str] | None, opt.set_option(SETTINGS)] = None,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Drawing,
 ) -> None:
     """Follow the predictions for a sentence by layer.
@@ -54,10 +54,7 @@ def trace(
     ambiguous if the mean probability over P(0) to P(L) is at most --set limit=0.7: that of the right label, or with
     --set rule=highest of the likeliest one. --set all=true shows all edges of a sentence.
     """
-    opt.exclude("sentence", "most")
-    chosen = opt.read_settings(settings, SETTINGS)
-    if sentence is None and output.plot is None:
-        opt.refuse("without --sentence or --plot: give one of them too", "all")
+    chosen = settings
     limits: dict[str, Any] = {"limit": chosen.get("limit", 0.7), "rule": chosen.get("rule", "right")}
     loaded = _loaded(probes, device)
     opened = es.open(store)
@@ -75,7 +72,7 @@ def trace(
 
     if sentence is not None:
         one = shown(traces.find(int(sentence) if sentence.isdecimal() else sentence))
-        output.draw(lambda **look: es.plot.trace_figure(one, **look))
+        output.draw(lambda: es.plot.trace_figure(one))
         if output.deliver(one.frame):
             print_table(_rows(one), title=f"sentence {one.number}: {' '.join(one.words)}")
         return
@@ -85,7 +82,7 @@ def trace(
         raise InvalidValueError(
             f"no sentence to draw has two ambiguous edges, of probability {limit} or less: choose one by --sentence"
         )
-    output.draw(lambda **look: es.plot.trace_figure(shown(listed["sentence"].to_list()[0]), **look))
+    output.draw(lambda: es.plot.trace_figure(shown(listed["sentence"].to_list()[0])))
     if output.deliver(listed.head(most or SHOWN)):
         title = f"{len(listed):,} of {len(traces.sentences):,} sentences have more than one edge of {limit} or less"
         rows = listed.head(most or SHOWN).to_dicts()

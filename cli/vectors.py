@@ -49,7 +49,8 @@ def static(
     ] = "pc1",
     min_contexts: opt.MinContexts = 1,
     device: opt.Device = "cpu",
-    settings: Annotated[list[str] | None, opt.set_option(STATIC)] = None,
+    *,
+    settings: Annotated[dict[str, Any], opt.Config(lambda: STATIC)],
     as_json: opt.AsJson = False,
 ) -> None:
     """Make static vectors: one for each word, from one layer.
@@ -57,7 +58,7 @@ def static(
     gensim and other tools read text and binary files; a store of static vectors has a row for each word.
     --set format=glove is needed where the suffix of OUT does not say it, scale=rms is of pc1, n_components=N of abtt.
     """
-    chosen = opt.read_settings(settings, STATIC)
+    chosen = settings
     form = _format(out, chosen.pop("format", "auto"), allowed=("text", "glove", "binary", "npy", "store"))
     opened = es.open(store)
     number = opt.layer_of(layer, opened.layers)

@@ -89,17 +89,17 @@ def checked(function: Callable[P, Result]) -> Callable[P, Result]:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # raises it with the name of the function
-        hints = _hints(function)
+        hints = hints_of(function)
         for name, value in given.items():
             if name in hints:
-                _check(name, value, hints[name])
+                check_value(name, value, hints[name])
         return function(*args, **kwargs)
 
     return call
 
 
 @lru_cache(None)
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The annotations that can be evaluated: those of packages that are not loaded yet cannot."""
     hints: dict[str, Any] = {}
     checked_class: Any = getattr(function, "__checked_class__", object)
@@ -122,7 +122,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return hints
 
 
-def _check(name: str, value: object, hint: Any) -> None:
+def check_value(name: str, value: object, hint: Any) -> None:
     arms = _arms(hint)
     if arms is None:
         return
@@ -204,12 +204,12 @@ def _check_content(name: str, value: object, arm: Any, arms: list[Any]) -> None:
     hints = get_args(arm)
     if isinstance(value, Mapping) and len(hints) == 2:
         for key, member in value.items():
-            _check(f"a key of {name}", key, hints[0])
-            _check(f"{name}[{quoted(key)}]", member, hints[1])
+            check_value(f"a key of {name}", key, hints[0])
+            check_value(f"{name}[{quoted(key)}]", member, hints[1])
     elif hints and get_origin(arm) in _LISTED and get_origin(hints[0]) not in _LISTED:
         first = value.ravel()[:1].tolist() if hasattr(value, "ravel") else ()  # of an array
         for member in islice(value, _CHECKED_MEMBERS) if isinstance(value, list | tuple | set | frozenset) else first:
-            _check(f"a member of {name}", member, hints[0])
+            check_value(f"a member of {name}", member, hints[0])
 
 
 def as_matrix(name: str, values: ArrayLike, *, single: bool = False) -> NDArray[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -141,8 +143,10 @@ def work(made: Path, kept: Path, tmp_path: Path, run: Callable[..., Ran], monkey
 
 
 def settings(**values: object) -> tuple[str, ...]:
-    """Return `--set KEY=VALUE` for each value."""
-    return tuple(part for key, value in values.items() for part in ("--set", f"{key}={value}"))
+    """Return `--config` with a file of these values, in the folder of temporary files."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
+        file.writelines(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
+    return ("--config", file.name)
 
 
 COMMAND = [sys.executable, "-m", "embstore"]
