@@ -20,6 +20,7 @@ from embstore_studies import STUDIES
 OPTIONS = {"train": "--train", "test": "--test", "vectors": "--vectors", "tuning": "--tuning", "tasks": "--task"}
 ALLOWED = {study: {field.name for field in fields(kind)} for study, kind in STUDIES.items()}
 
+
 def having(setting: str) -> str:
     """Return the studies that have a setting."""
     return ", ".join(study for study, allowed in ALLOWED.items() if setting in allowed)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
+import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any
 
+import jsonschema
 import pytest
 import typer
 
 import embstore
-from embstore_studies import STUDIES
 from tests.documents import PAGES, ROOT, blocks
 
-MAX_OPTIONS = 363  # on all pages of --help together, without --help itself
+MAX_KNOBS = 512  # options and keys of --config on all pages of --help together, without what prints a page
+MAX_KNOBS_OF_A_COMMAND = 62
+CONFIG_SCHEMA = ROOT / "schemas" / "config.schema.json"
 SCRIPTS = [*sorted((ROOT / "cli").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
 COMMAND = re.compile(r"^(?:\$ )?embstore [a-z].*?(?:(?<!\\)$)", re.M | re.S)
 
@@ -67,7 +70,8 @@ def private_names(code: str) -> list[str]:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_commands_and_examples_use_public_names(path: Path) -> None:
-    assert not private_names(path.read_text("utf-8"))
+    checked = ("embstore.arguments.",) if path.name == "config.py" else ()  # values of files are checked as arguments
+    assert not [name for name in private_names(path.read_text("utf-8")) if not name.startswith(checked)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -112,31 +116,46 @@ def options_of(command: Any) -> list[str]:
     return [option for each in command.params if each.param_type_name == "option" for option in each.opts]
 
 
-def test_the_number_of_options() -> None:
-    counts = {name: sum(each.param_type_name == "option" for each in command.params)
-              for name, command in commands().items()}  # fmt: skip
-    assert sum(counts.values()) <= MAX_OPTIONS, counts
-    assert max(counts.values()) <= 26, counts
+def knobs() -> dict[str, tuple[int, int]]:
+    """Return the number of options of each command, and of the keys of its --config file."""
+    counts = {}
+    for name, command in commands().items():
+        config = getattr(command, "config", None)
+        keys = {key for choice in config.choices() for key in config.settings(choice)} if config else ()
+        counts[name] = sum(each.param_type_name == "option" for each in command.params), len(keys)
+    return counts
 
 
-def test_settings_are_those_of_the_functions() -> None:
-    def arguments(function: Any) -> set[str]:
-        return set(inspect.signature(function).parameters)
+def test_the_number_of_options_and_settings() -> None:
+    counts = knobs()
+    assert sum(map(sum, counts.values())) <= MAX_KNOBS, counts
+    assert max(map(sum, counts.values())) <= MAX_KNOBS_OF_A_COMMAND, counts
 
-    cli = {
-        name: importlib.import_module(f"embstore_cli.{name}") for name in ("probes", "edges", "reproduce", "options")
+
+def config_schemas() -> dict[str, Any]:
+    """Return the JSON schema of the --config file of each command."""
+    configs = {name.partition(" ")[2]: getattr(command, "config", None) for name, command in commands().items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "The files of settings that commands take with --config, by command",
+        "$defs": {name: config.schema() for name, config in configs.items() if config is not None},
     }
-    training = arguments(embstore.Training)
-    assert set(cli["probes"].CLASSES) <= arguments(embstore.ClassProbe) | training | {"dev", "dev_share", "splits"}
-    assert set(cli["probes"].STRUCTURE) <= arguments(embstore.StructuralProbe) | training | {"splits"}
-    assert set(cli["probes"].APPLIED) <= arguments(embstore.ClassProbe.score)
-    coding = {"fractions", "cumulative", "resamples", "dev", "test", "repair"}
-    for keys in (cli["edges"].EDGES, cli["edges"].MDL):
-        assert set(keys) <= arguments(embstore.EdgeProbe) | training | coding
-    named = {"train", "test", "vectors", "tuning", "tasks"}  # options of their own
-    for study, settings in STUDIES.items():
-        hints = get_type_hints(settings)
-        assert cli["reproduce"].KEYS[study] == {name: hints[name] for name in arguments(settings) - named}
+
+
+def test_the_schema_of_settings_is_that_of_the_functions() -> None:
+    assert json.loads(CONFIG_SCHEMA.read_text("utf-8")) == config_schemas(), "run python -m tests.test_public_names"
+
+
+@pytest.mark.parametrize("name", config_schemas()["$defs"])
+def test_the_file_that_a_command_writes_has_its_settings(name: str) -> None:
+    config = commands()[f"embstore {name}"].config
+    for choice in config.choices():
+        text = config.toml([choice])
+        keys = re.findall(r"^(?:# )?(\w+) =", text, re.M)
+        assert keys == list(config.settings(choice))
+        set_keys = tomllib.loads(text)
+        schema = config_schemas()["$defs"][name]
+        jsonschema.validate(set_keys, schema)
 
 
 def wrong_words(line: str) -> str | None:
@@ -147,7 +166,7 @@ def wrong_words(line: str) -> str | None:
         name, words = f"{name} {words[1]}", words[1:]
     if hasattr(commands()[name], "commands") and len(words) > 1 and not words[1].startswith("-"):
         return f"{name} {words[1]}"
-    known = {*options_of(commands()[name]), "--help"}
+    known = {*options_of(commands()[name]), "--help", "--write-config"}
     given = [word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)]
     unknown = [word for word in given if word not in known and word.replace("--no-", "--") not in known]
     return f"{name} {unknown[0]}" if unknown else None
@@ -163,3 +182,10 @@ def test_commands_in_documents_exist(page: Path) -> None:
         if (found := wrong_words(match[0])) is not None
     ]
     assert not wrong, "\n".join(wrong)
+
+
+if __name__ == "__main__":  # writes the schema, and prints the options and settings of each command
+    CONFIG_SCHEMA.write_text(json.dumps(config_schemas(), indent=1) + "\n", "utf-8")
+    for command, (options, settings) in knobs().items():
+        print(f"{command:30} {options:3} {settings:3}")
+    print("in all", sum(map(sum, knobs().values())))

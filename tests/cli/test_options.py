@@ -1,14 +1,61 @@
-"""How what is typed becomes values: layers, seeds and settings."""
+"""How what is typed becomes values: layers, seeds, and the files of settings."""
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 
+from embstore.arguments import Range, checked
 from embstore.errors import InvalidValueError
-from embstore_cli.options import layer_of, layers_of, read_settings, seeds_of
-from tests.cli.conftest import Work
+from embstore_cli.config import Config
+from embstore_cli.options import layer_of, layers_of, seeds_of
+from tests.cli.conftest import Work, settings
+
+
+@checked
+def measure(
+    data: str,
+    *,
+    n: Annotated[int, Range(1, 9)] = 2,
+    rate: float = 0.5,
+    windows: tuple[int | None, ...] = (0, None),
+    kind: Literal["a", "b"] = "a",
+    most: int | None = None,
+    file: Path | None = None,
+) -> None:
+    """Measure something.
+
+    Parameters
+    ----------
+    data : str
+        What is measured.
+    n, most : int
+        How many are taken,
+        and how many at most.
+
+    Returns
+    -------
+    None
+    """
+
+
+@dataclass(frozen=True)
+class Other:
+    """Settings of something else; `n` of this is hidden by that of `measure`."""
+
+    n: str = ""
+    deep: bool = False
+
+
+CONFIG = Config(lambda: [measure, Other, {"own": str}], "n", "rate", "windows", "kind", "most", "file", "deep")
+
+
+def read(folder: Path, text: str) -> dict[str, Any]:
+    (folder / "a.toml").write_text(text)
+    return CONFIG.read(folder / "a.toml")
 
 
 def test_layers_are_numbers_ranges_and_the_last() -> None:
@@ -22,13 +69,77 @@ def test_layers_are_numbers_ranges_and_the_last() -> None:
             layers_of(text)
 
 
-def test_settings_have_the_types_of_their_keys() -> None:
-    keys = {"n": int, "rate": float, "kind": Literal["a", "b"], "windows": tuple[int | None, ...], "most": int | None}
-    given = ["n=2", "rate=1", "kind=b", "windows=0,2,full", "most=none"]
-    assert read_settings(given, keys) == {"n": 2, "rate": 1.0, "kind": "b", "windows": (0, 2, None), "most": None}
-    for pair in ("n=1.5", "n=-1", "kind=c", "windows=0,x", "rate=fast", "n=true"):
-        with pytest.raises(InvalidValueError, match="is not allowed: give"):
-            read_settings([pair], keys)
+def test_a_file_sets_values_of_the_types_of_arguments(tmp_path: Path) -> None:
+    assert CONFIG.read(None) == {}
+    found = read(tmp_path, 'n = 3\nrate = 1\nwindows = [4, "none"]\nkind = "b"\nmost = "none"\nfile = "x"\ndeep = true')
+    assert found == {
+        "n": 3,
+        "rate": 1.0,
+        "windows": (4, None),
+        "kind": "b",
+        "most": None,
+        "file": Path("x"),
+        "deep": True,
+    }
+    assert type(found["rate"]) is float
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("n = 1.5", "n 1.5 is not allowed: give a whole number"),
+        ("n = 10", "n 10 is not allowed: give 1 to 9"),
+        ('kind = "c"', "unknown kind 'c'; allowed are a, b"),
+        ("data = 1", "data is not a setting: choose n, rate"),
+        ("n = ", "is not TOML"),
+        ("n = 1" + "0" * 5000, "is not"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=message) as refused:
+        read(tmp_path, text)
+    assert str(refused.value).startswith(f"--config {tmp_path / 'a.toml'}")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValueError, match=r"--config .* cannot be read: No such file"):
+        CONFIG.read(tmp_path / "none.toml")
+
+
+def test_the_file_that_is_written_explains_each_setting() -> None:
+    assert CONFIG.toml() == (
+        "# How many are taken, and how many at most.\nn = 2\nrate = 0.5\n"
+        'windows = [0, "none"]\nkind = "a"\n'
+        "# How many are taken, and how many at most.\n# most =  # a whole number, none by default\n"
+        "# file =  # a path, none by default\ndeep = false\n# own =  # text\n"
+    )
+    schema = CONFIG.schema()["properties"]
+    text = "How many are taken, and how many at most."
+    assert schema["n"] == {"type": "integer", "minimum": 1, "maximum": 9, "description": text}
+    assert schema["kind"] == {"enum": ["a", "b"]}
+    assert schema["windows"] == {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "none"}]}}
+
+
+def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:
+    ran = work.run("extract", "--write-config")
+    assert (ran.status, ran.err) == (0, "")
+    work.write("a.toml", ran.out)
+    assert work.run("plan", "corpus.txt", "--model", "model", "--config", "a.toml").status == 0
+    work.refuses("plan corpus.txt -m model --config none.toml", "--config none.toml cannot be read")
+    work.refuses(" ".join(("plan corpus.txt -m model", *settings(unit="page"))), "unknown unit 'page'")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("lookup store.zarr bank --threads 2", "--threads goes before the command: embstore --threads 4 lookup"),
+        ("info store.zarr --memory 1GiB", "--memory goes before the command"),
+        ("plan corpus.txt -m model --seed 2", "--seed is a setting: write seed = VALUE in a file for --config"),
+        ("--memory much info store.zarr", "memory 'much'"),
+    ],
+)
+def test_an_option_at_a_wrong_place_is_named_with_its_place(typed: str, message: str, work: Work) -> None:
+    work.refuses(typed, message)
 
 
 @pytest.mark.parametrize("out", ["new.parquet", "new.safetensors"])
