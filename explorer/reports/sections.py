@@ -213,7 +213,7 @@ def meanings(source: Source) -> Section:
         else "No word's occurrences fall into clusters that are better separated than chance would have them.",
         method=f"Up to {SAMPLE} occurrences of each of the {len(pool)} most frequent words ({MIN_OCCURRENCES} "
         f"occurrences or more, in at most {MAX_SHARE:.0%} of the sentences) are clustered at the last layer by "
-        "k-means of unit vectors; the number of clusters is that of the highest silhouette. A clustering counts as supported "
+        "k-means of unit vectors; the number of clusters is that of the highest silhouette. It counts as supported "
         f"if its silhouette is {SUPPORTED} or more and higher than those of {DRAWS} clusterings of as many vectors "
         "drawn from one normal distribution of the same mean and covariance (p = "
         f"{1 / (DRAWS + 1):.2f}). Of equal contexts of five words on each side one counts, so that repeated sentences "

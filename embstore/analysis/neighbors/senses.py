@@ -293,7 +293,7 @@ def _best_kmeans(
 
 
 def kmeans(unit: NDArray[np.float64], n_clusters: int, *, seed: int) -> NDArray[np.int64]:
-    """Return the cluster of each unit vector, int64 [n]; fewer clusters than asked for if fewer vectors are distinct."""
+    """Return the cluster of each unit vector, int64 [n]; there are fewer clusters if fewer vectors are distinct."""
     with warnings.catch_warnings(action="ignore"):  # ConvergenceWarning of equal vectors
         model = _sklearn_cluster().KMeans(n_clusters, n_init=N_RESTARTS, random_state=seed)
         return np.unique(model.fit_predict(unit), return_inverse=True)[1].astype(np.int64)
