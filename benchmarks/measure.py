@@ -1,171 +1,227 @@
-"""What the scripts share, besides `embstore.bench.measure`: memory, fresh processes, tables, targets, result files."""
+"""What the scripts share: cases that take turns, the page cache, fresh processes, tables, and result files."""
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
+import mmap
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from embstore.bench.measure import Row, Times, interleaved, machine, run_of, timed, watched_load
+import numpy as np
 
-__all__ = [
-    "Row",
-    "Target",
-    "Times",
-    "anonymous_nbytes",
-    "in_fresh_process",
-    "interleaved",
-    "machine",
-    "paired_ratios",
-    "parser_of",
-    "peak_nbytes",
-    "show_rows",
-    "table",
-    "targets_table",
-    "timed",
-    "write_json",
-]
+PACKAGES = ("embstore", "torch", "transformers", "numpy", "zarr", "h5py", "polars", "faiss-cpu", "usearch", "pylance")
+READ_NBYTES = 2**22  # of a block: large enough for the full rate of a disk
+SIDE = 1024  # of the square matrices whose product is timed
+REST = 0.2  # seconds before a case: threads of the library before it wait actively for about as long
 
-_run = cache(run_of)
-_LOAD = watched_load()
-_AT_START = os.getloadavg()[0]
-LOAD = _LOAD.__enter__()  # from the start of the script to its result
+Case = Callable[[int], object]  # it is given the number of its round, and may return its own seconds
 
 
-def parser_of(description: str) -> argparse.ArgumentParser:
-    """Return a parser of the options of a script, which has `--out` already."""
+@dataclass(frozen=True)
+class Row:
+    """One operation: the median seconds of embstore, of its rivals, and of the least work for the same result."""
+
+    what: str
+    ours: float
+    rivals: Mapping[str, float] = field(default_factory=dict)
+    limit: float | None = None
+    limit_name: str = ""
+    target: float | None = None  # the most that the project allows for ours over the fastest rival, or the limit
+
+    @property
+    def best(self) -> str | None:
+        """The name of the fastest rival."""
+        return min(self.rivals, key=self.rivals.__getitem__) if self.rivals else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**vars(self), "rivals": dict(self.rivals), "best_rival": self.best, **self.ratios}
+
+    @property
+    def ratios(self) -> dict[str, float | None]:
+        """Our time over that of the fastest rival, and over the limit."""
+        to_rival = self.ours / self.rivals[self.best] if self.best else None
+        return {"to_rival": to_rival, "to_limit": self.ours / self.limit if self.limit else None}
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options of a script, which has `--out`, `--repeats` and `--tmp` already."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--tmp", help="folder for temporary files (default: the system's)")
     return parser
 
 
-def paired_ratios(slower: Times, faster: Times) -> list[float]:
-    """How many times faster, round by round: rounds are compared with themselves, not medians of different rounds."""
-    return [one / other for one, other in zip(slower.seconds, faster.seconds, strict=True)]
+def measure(
+    what: str, cases: Mapping[str, Case], *, repeats: int, limit: str = "", target: float | None = None, warm: int = 1
+) -> Row:
+    """Run cases in turns, A B C A B C ..., so that a slow minute of the machine affects all of them; print the row.
 
-
-def peak_nbytes() -> int:
-    """The largest resident size of this process's own image.
-
-    Not `ru_maxrss`: that one starts from the resident size of the process that started this one.
+    "ours" and "limit" are what they say, all others are rivals.
     """
-    return _status_nbytes("VmHWM")
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(-warm, repeats):
+        for name, case in cases.items():
+            time.sleep(REST)
+            began = time.perf_counter()
+            result = case(number)
+            taken = result if isinstance(result, float) else time.perf_counter() - began
+            if number >= 0:
+                seconds[name].append(taken)
+    medians = {name: median(each) for name, each in seconds.items()}
+    row = Row(what, medians.pop("ours"), limit=medians.pop("limit", None), rivals=medians, limit_name=limit,
+              target=target)  # fmt: skip
+    print(line_of(row), flush=True)
+    return row
 
 
-def anonymous_nbytes() -> int:
-    """Return the memory of this process, in bytes, without mapped files."""
-    return _status_nbytes("RssAnon")
+def line_of(row: Row) -> str:
+    """Return a row as it is printed: our time, and the ratios to the fastest rival and to the limit."""
+    parts = [f"{row.what}: {shown(row.ours)}"]
+    if row.best is not None:
+        parts.append(f"{row.ratios['to_rival']:.2f} of {row.best} ({shown(row.rivals[row.best])})")
+    if row.limit:
+        parts.append(f"{row.ratios['to_limit']:.2f} of {row.limit_name} ({shown(row.limit)})")
+    return "; ".join(parts) + ("" if row.target is None else f"; at most {row.target:g} asked")
 
 
-def _status_nbytes(name: str) -> int:
+def shown(seconds: float) -> str:
+    """Format a time, such as 12.3 ms."""
+    unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3)) if seconds >= s), ("µs", 1e-6))
+    return f"{seconds / size:.3g} {unit}"
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def products(flops: float) -> Case:
+    """Return the case of float32 matrix products with as many operations."""
+    import torch
+
+    one = torch.randn(SIDE, SIDE)
+    out = torch.empty_like(one)
+    return lambda number: timed(partial(torch.mm, one, one, out=out)) * flops / (2.0 * SIDE**3)
+
+
+def reading(vectors: np.ndarray[Any, Any]) -> Case:
+    """Return the case of reading an array in memory once, with one thread."""
+    words = vectors.reshape(-1).view(np.int64)
+    return lambda number: timed(words.sum)
+
+
+def evict(path: Path) -> None:
+    """Ask the kernel to drop the pages of all files of a path; those that a process has mapped remain."""
+    for file in files_of(path):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def files_of(path: Path) -> Iterator[Path]:
+    yield from (file for file in sorted(path.rglob("*")) if file.is_file()) if path.is_dir() else iter([path])
+
+
+def read_in_order(path: Path) -> None:
+    """Read all files of a path in blocks."""
+    buffer = bytearray(READ_NBYTES)
+    for file in files_of(path):
+        with file.open("rb", buffering=0) as opened:
+            while opened.readinto(buffer):
+                pass
+
+
+def resident_share(path: Path) -> float:
+    """Return the share of the pages of a path's files that is in memory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    resident = total = 0
+    for file in files_of(path):
+        if not (size := file.stat().st_size):
+            continue
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) as mapped:
+            pages = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
+            view = np.frombuffer(mapped, np.uint8)
+            address, vector = ctypes.c_void_p(view.ctypes.data), pages.ctypes.data_as(ctypes.c_char_p)
+            if libc.mincore(address, ctypes.c_size_t(size), vector) != 0:
+                raise OSError(ctypes.get_errno(), "mincore failed")
+            del view, address
+            resident, total = resident + int((pages & 1).sum()), total + len(pages)
+    return resident / max(total, 1)
+
+
+def memory_nbytes(name: str = "VmHWM") -> int:
+    """Return the largest resident size of this process, or with "RssAnon" its memory without mapped files."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise OSError(f"the system does not tell {name} of a process in /proc/self/status")
+    raise OSError(f"the system does not report {name} of a process in /proc/self/status")
 
 
-def in_fresh_process(script: str | Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Any:
+def in_fresh_process(script: str | Path, *arguments: str) -> Any:
     """Run a Python script and return the JSON of its last line of output. Raises RuntimeError where it fails."""
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **(environment or {})},
-    )
+    done = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         raise RuntimeError(f"{Path(script).name} ended with status {done.returncode}: {last[0]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Lay out text columns: the first to the left, the others to the right."""
-    cells = [list(header), *([_shown(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+def machine() -> dict[str, Any]:
+    """Describe the machine by what decides its speed; no names of hosts, users or paths."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    named = dict(line.split(":", 1) for line in lines if ":" in line)
+    model = {key.strip(): value.strip() for key, value in named.items()}.get("model name", platform.machine())
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "load_average": os.getloadavg()[0],
+    }
 
 
-def _shown(cell: object) -> str:
-    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
-        return "-"
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.3g}"
-    return f"{cell:,}" if isinstance(cell, int) and not isinstance(cell, bool) else str(cell)
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
-@dataclass(frozen=True)
-class Target:
-    """A figure that the project promises: at least, or at most, `bound`."""
-
-    what: str
-    value: float
-    bound: float
-    at_least: bool
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.bound if self.at_least else self.value <= self.bound
-
-    def as_json(self) -> dict[str, Any]:
-        return {"what": self.what, "value": self.value, "bound": self.bound, "holds": self.holds}
-
-
-def targets_table(targets: Iterable[Target]) -> str:
-    return table(
-        ["target", "asked", "measured", "holds"],
-        [(t.what, f"{'>=' if t.at_least else '<='} {t.bound:g}", t.value, "yes" if t.holds else "NO") for t in targets],
-    )
-
-
-def show_rows(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Print rows as they are measured, and return them as the result file holds them."""
-    held = []
+def write_result(path: str | Path | None, rows: Iterable[Row], **more: Any) -> None:
+    """Write rows and other figures with the day and the machine, as schemas/bench.schema.json describes them."""
+    rows = list(rows)
     for row in rows:
-        shown = row.table_row()
-        named = ", ".join(f"{name}: {'not installed' if s is None else f'{s:.3g} s'}" for name, s in row.rivals.items())
-        print("  ".join(f"{key}: {value}" for key, value in shown.items() if value not in ("", None)))
-        print(f"    {named}", flush=True)
-        held.append(row.as_json())
-    return held
-
-
-def write_json(path: str | Path | None, result: Mapping[str, Any], *, tell: bool = True) -> None:
-    """Write a result with its run, the machine and its load; without a path it is only shown.
-
-    `targets` and `rows`, where the script has some, are `Target`s and those of `embstore.bench`; see
-    `schemas/bench.schema.json`.
-    """
+        if row.target is not None and (row.ratios["to_rival"] or row.ratios["to_limit"] or 0) > row.target:
+            print(f"above its target: {row.what}")
     if path is None:
         return
-    _LOAD.__exit__(None, None, None)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    described = {**machine(), "load_average_at_start": _AT_START}
-    ended = {**_run(), "machine": described, "load": LOAD, "rows": [], **result}
-    if "targets" in ended:
-        ended["targets"] = [target.as_json() for target in ended["targets"]]
-    partial = path.with_name(f".{path.name}.new")
-    partial.write_text(json.dumps(_finite(ended), indent=1, ensure_ascii=False) + "\n")
-    partial.replace(path)
-    if tell:
-        print(f"\nwritten: {path.name}")
+    script = Path(sys.argv[0]).stem
+    result = {"benchmark": script, "date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine(),
+              "rows": [row.as_json() for row in rows], **more}  # fmt: skip
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(_finite(result), indent=1, ensure_ascii=False) + "\n")
 
 
 def _finite(value: Any) -> Any:

@@ -19,17 +19,15 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from measure import interleaved, parser_of, show_rows, write_json
+from measure import Case, Row, measure, parser_of, write_result
 
 import embstore as es
 from embstore.analysis.neighbors.find import encode_word
 from embstore.analysis.neighbors.space import Space
-from embstore.bench.measure import Row, row_of
 
 LIMIT = 1.5  # times our own functions
 BLOCK_ROWS = 8192
 WORD, TEXT, MIN_COUNT = "place", "this is the best [place] in town", 10
-BUDGET = 6.0  # seconds of a case, after which it is not repeated
 
 
 @dataclass(frozen=True)
@@ -230,31 +228,27 @@ def require_equal(question: Question, found: pl.DataFrame) -> None:
             assert same, (question.what, ours, theirs)
 
 
-def measure(question: Question, ask: Callable[[str], pl.DataFrame], repeats: int) -> Row:
+def question_row(question: Question, ask: Callable[[str], pl.DataFrame], repeats: int) -> Row:
     require_equal(question, ask(question.statement))
-    cases: dict[str, Callable[[int], object]] = {"ours": lambda number: ask(question.statement)}
-    cases["limit"] = lambda number: question.function()
-    cases |= {name: lambda number, call=call: call() for name, call in question.rivals.items()}
-    times = interleaved(cases, repeats=repeats, budget=BUDGET)
-    return row_of(question.what, times, limit_name="our function", clock="processor", targets={"to_limit": LIMIT})
+    cases: dict[str, Case] = {
+        "ours": lambda number: ask(question.statement),
+        "limit": lambda number: question.function(),
+    }
+    cases |= {name: lambda number, call=call: call() for name, call in question.rivals.items()}  # type: ignore[misc]
+    return measure(question.what, cases, repeats=repeats, limit="our function", target=LIMIT)
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("store", help="a store of UD-EWT's train part by MiniLM, all layers")
     parser.add_argument("--model", required=True, help="folder of MiniLM")
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--tmp", help="folder for the copies (default: the system's)")
     arguments = parser.parse_args()
     store = add_years(es.open(arguments.store))
     ask = partial(es.sql, store, model=arguments.model)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         asked = questions(store, Path(folder), arguments.model)
-        rows = show_rows(measure(question, ask, arguments.repeats) for question in asked)
-    statements = {question.what: question.statement.replace(folder + "/", "") for question in asked}
-    options = {"rows": store.n_rows, "hidden_size": store.hidden_size, "repeats": arguments.repeats}
-    result = {"benchmark": "sql", "options": options, "statements": statements, "rows": rows}
-    write_json(arguments.out, result)
+        rows = [question_row(question, ask, arguments.repeats) for question in asked]
+    write_result(arguments.out, rows, store={"rows": store.n_rows})
 
 
 if __name__ == "__main__":

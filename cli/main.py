@@ -84,11 +84,6 @@ _PROBE = {
         "probe structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu",
     ),
 }
-_BENCH = {
-    "extract": ("models.bench_extract", "bench extract ewt.conllu --model bert-base-uncased"),
-    "breakeven": ("models.bench_breakeven", "bench breakeven ewt.conllu --model bert-base-uncased"),
-    "all": ("models.bench_all", "bench all --quick"),
-}
 COMMANDS = (
     Entry("demo", "demo.demo", START, "demo --out demo-out"),
     Entry("plan", "extract.plan", START, "plan ewt.conllu --model bert-base-uncased"),
@@ -121,7 +116,7 @@ COMMANDS = (
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
-    _group("bench", "Measure the speed of embstore on this machine.", MODELS, _BENCH),
+    Entry("bench", "bench.bench", MODELS, "bench --quick"),
 )
 
 GLOBAL = {"device": "cpu", "threads": "4", "memory": "8GiB"}  # the options of `embstore` itself, with an example

@@ -1,5 +1,4 @@
 from . import analysis as analysis
-from . import bench as bench
 from . import corpus as corpus
 from . import errors as errors
 from . import executors as executors

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.bench.made import write_stores
+from tests.random_stores import write_stores
 
 ROWS = (400_000, 1_200_000)
 SIZE = 4

@@ -97,7 +97,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "database": {"errors", "spacing", "arguments", "config", "sizes", "kernels", "analysis", "store", "vectors"},
     "plot": {"errors", "arguments", "config", "progress", "store", "analysis", "probes"},
-    "bench": {"spacing", "errors", "arguments", "config", "store", "models", "extraction", "analysis", "probes"},
 }
 # Folder beside the engine -> its name as a package. They import public names of embstore (test_public_names.py).
 OUTSIDE = {"cli": "embstore_cli", "explorer": "embstore_explorer", "studies": "embstore_studies"}

@@ -1,294 +1,260 @@
-"""The performance of embstore on a GPU, measured in one call of under ten minutes; see README.md in this folder.
+"""All figures of a GPU, the most important first, each step in a process of its own.
 
-python benchmarks/gpu/run.py --out benchmarks/results/h100.json
-python benchmarks/gpu/run.py --device cpu --tiny
+    python benchmarks/gpu/run.py --out benchmarks/results/h100.json
+
+Results are written after every step, so that a run that is cut off keeps what it has measured; a step that crashes or
+takes too long is noted as failed, and the next one follows. `--steps correctness storing` runs only these;
+`--device cpu --tiny` runs every line without a GPU, and its figures mean nothing. Models have random weights.
 """
 
 from __future__ import annotations
 
 import argparse
-import faulthandler
-import gc
 import json
-import signal
+import os
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from multiprocessing import get_context
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from extraction_steps import baselines, correctness, forward, means, rates, storing
-from measure import Target, machine, table, targets_table, write_json
-from model_steps import busy, decoder, devices, halving, lengths, probes, sanitizer, trace, zhao
-from query_steps import bank, geometry, neighbors
-from setting import ON_GPU, TINY, OverTimeError, Setting, SkipError, one_line
+import transformers
+from extract import needed_flops
+from made import SHAPES, made_sentences, made_words, save_model
+from measure import machine, timed
+from rivals import good_script
 
-SECONDS = 540.0  # for the whole; with more, each step may take as many times longer
-MIN_SECONDS = 5.0  # with less time left a step is not begun
-GRACE, STUCK = 1.5, 30.0  # a step is stopped after 1.5 times its seconds, its process 30 s later
-BROKEN = 4  # the exit status of a process that cannot go on
+import embstore as es
 
-
-@dataclass(frozen=True)
-class Step:
-    """A measurement, and the seconds that it should take on a GPU."""
-
-    name: str
-    seconds: float
-    run: Callable[[Setting], dict[str, Any]]
+HALVES = ("float16", "bfloat16")
+RELATIVE_ALLOWED = {"float16": 3e-3, "bfloat16": 3e-2}  # of a vector's own length
+SECONDS = 120  # that a step may take; all together about six minutes on an H100
 
 
-STEPS = (  # the first ones say most; later ones use what these have found
-    Step("rates", 25, rates),
-    Step("forward, base", 80, lambda setting: forward(setting, setting.base)),
-    Step("storing, base", 60, lambda setting: storing(setting, setting.base)),
-    Step("zhao", 5, zhao),
-    Step("correctness", 60, correctness),
-    Step("baselines", 50, lambda setting: baselines(setting, setting.base)),
-    Step("sanitizer", 40, sanitizer),
-    Step("busy", 20, busy),
-    Step("lengths", 30, lengths),
-    Step("decoder", 40, decoder),
-    Step("forward, large", 40, lambda setting: forward(setting, setting.large)),
-    Step("storing, large", 40, lambda setting: storing(setting, setting.large)),
-    Step("means", 25, means),
-    Step("trace", 20, trace),
-    Step("bank", 60, bank),
-    Step("neighbors", 30, neighbors),
-    Step("geometry", 50, geometry),
-    Step("halving", 20, halving),
-    Step("probes", 40, probes),
-    Step("devices", 60, devices),
-)
+class Setting:
+    """The device, a folder that the steps share, what they have found so far, and the sizes."""
 
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.device, self.folder, self.tiny = arguments.device, Path(arguments.folder), arguments.tiny
+        self.encoder_shape = "tiny" if self.tiny else "BERT-base"
+        self.decoder_shape = "tiny, decoder" if self.tiny else "Llama-0.6B"
+        self.side, self.nbytes = (64, 2**20) if self.tiny else (8192, 2**30)
 
-class Broken(Exception):
-    """The GPU answers no more in this process: the steps that are left need another one."""
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The figures of the steps before."""
+        file = self.folder / "result.json"
+        return dict(json.loads(file.read_text())["steps"]) if file.exists() else {}
 
+    def sentences(self, count: int) -> list[list[str]]:
+        return made_sentences(count // 50 if self.tiny else count, made_words(60_000))
 
-def run_steps(setting: Setting, arguments: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Run the steps that have no result yet, in order, each within its own time; results are written as they come.
+    def model(self, shape: str) -> Path:
+        """The folder of a model of a shape, made when it is first asked for."""
+        folder = self.folder / shape
+        if not folder.exists():  # a model that was saved in part is not taken for one
+            save_model(folder.with_suffix(".new"), made_words(60_000), **SHAPES[shape]).rename(folder)
+        return folder
 
-    Raises Broken after a step that has left the GPU unusable.
-    """
-    ends, scale = time.perf_counter() + arguments.seconds, max(1.0, arguments.seconds / SECONDS)
-    for step in STEPS:
-        if (arguments.steps and step.name not in arguments.steps) or step.name in result["steps"]:
-            continue
+    def encoder(self, shape: str, dtype: str = "auto", device: str | None = None) -> Any:
+        with es.config(device=device or self.device):
+            return es.load_encoder(self.model(shape), compute_dtype=dtype)
+
+    def wait(self) -> None:
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
+
+    def best(self, call: Callable[[], object]) -> float:
+        """Return the seconds of the faster of two calls and of their work on the GPU, after one that is not counted."""
+
+        def waited() -> None:
+            call()
+            self.wait()
+
+        return min([timed(waited) for _ in range(3)][1:])
+
+    def extracted(self, sentences: list[list[str]], encoder: Any, name: str) -> tuple[Path, float, float]:
+        """Extract all layers; returns the store and the seconds of the plan and of the extraction."""
+        store = self.folder / f"{name}.zarr"
         began = time.perf_counter()
-        setting.deadline = min(began + scale * step.seconds, ends)
-        setting.found, setting.save = {}, partial(written, arguments.out, result, setting)
-        result["steps"][step.name] = entry = {"status": "running", "seconds": 0.0, "figures": setting.found}
-        setting.save()
+        plan = es.plan(sentences, model=encoder, store=store)
+        planned = time.perf_counter()
+        es.extract(plan, store)
+        return store, planned - began, time.perf_counter() - planned
+
+
+def rates(setting: Setting) -> dict[str, Any]:
+    """Matrix products and copies of the device, and the disk, per second: the limits of the other steps."""
+    rates: dict[str, Any] = {}
+    for name in (*HALVES, "float32"):
+        one = torch.randn(setting.side, setting.side, device=setting.device).to(getattr(torch, name))
+        rates[f"products_{name}_flops"] = 2.0 * setting.side**3 / setting.best(partial(torch.matmul, one, one))
+    here = torch.ones(setting.nbytes // 2, dtype=torch.float16, device=setting.device)
+    there = torch.empty(len(here), dtype=here.dtype, pin_memory=setting.device.startswith("cuda"))
+    rates["copy_nbytes"] = setting.nbytes / setting.best(lambda: there.copy_(here, non_blocking=True))
+    data = np.random.default_rng(0).bytes(setting.nbytes)
+
+    def write() -> None:
+        with (setting.folder / "disk").open("wb", buffering=0) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+
+    rates["disk_nbytes"] = setting.nbytes / setting.best(write)
+    (setting.folder / "disk").unlink()
+    return rates
+
+
+def correctness(setting: Setting) -> dict[str, Any]:
+    """The vectors of every half precision next to those of a CPU in float32: the worst vector, by its own length."""
+    sentences = setting.sentences(500)
+    figures: dict[str, Any] = {}
+    for shape in (setting.encoder_shape, setting.decoder_shape):
+        right_store, _, _ = setting.extracted(sentences, setting.encoder(shape, "float32", "cpu"), f"{shape} right")
+        right = es.open(right_store).select().vectors().astype(np.float64)
+        for dtype in HALVES:
+            store, _, _ = setting.extracted(sentences, setting.encoder(shape, dtype), f"{shape} {dtype}")
+            vectors = es.open(store).select().vectors().astype(np.float64)
+            worst = float((np.linalg.norm(vectors - right, axis=-1) / np.linalg.norm(right, axis=-1)).max())
+            figures[f"{shape}, {dtype}"] = {"relative": worst, "holds": worst <= RELATIVE_ALLOWED[dtype]}
+    return figures
+
+
+def storing(setting: Setting) -> dict[str, Any]:
+    """Text to a committed store of all layers, next to the least time of products, copy and disk."""
+    sentences = setting.sentences(20_000)
+    encoder = setting.encoder(setting.encoder_shape)
+    setting.extracted(sentences[: len(sentences) // 20], encoder, "warm")
+    store, planning, extracting = setting.extracted(sentences, encoder, "stored")
+    words, config = sum(map(len, sentences)), SHAPES[setting.encoder_shape]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(setting.model(setting.encoder_shape))
+    lengths = np.array([len(ids) for ids in tokenizer(sentences, is_split_into_words=True)["input_ids"]])
+    nbytes = words * (config["num_hidden_layers"] + 1) * config["hidden_size"] * 2
+    flops = needed_flops(argparse.Namespace(**config), lengths)
+    limits = {"products": flops / setting.figures["rates"]["products_float16_flops"],
+              "copy": nbytes / setting.figures["rates"]["copy_nbytes"],
+              "disk": nbytes / setting.figures["rates"]["disk_nbytes"]}  # fmt: skip
+    binds = max(limits, key=limits.__getitem__)
+    return {"words": words, "plan_s": planning, "extract_s": extracting, "words_per_second": words / extracting,
+            "batching": encoder.batching, "limits_s": limits, "binds": binds, "share": limits[binds] / extracting,
+            "store": str(store)}  # fmt: skip
+
+
+def baseline(setting: Setting) -> dict[str, Any]:
+    """The good script on the same device: sorted, a token budget, one memory map."""
+    sentences = setting.sentences(4_000)
+    folder = setting.model(setting.encoder_shape)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float16 if setting.device != "cpu" else None)
+    model = model.eval().to(setting.device)
+    budget = 32768 if setting.device != "cpu" else 2048
+    script = partial(good_script, tokenizer=tokenizer, model=model, path=setting.folder / "script.npy", budget=budget)
+    script(sentences[:40])
+    seconds = timed(lambda: script(sentences))
+    words = sum(map(len, sentences))
+    return {"words_per_second": words / seconds,
+            "embstore_over_it": setting.figures["storing"]["words_per_second"] * seconds / words}  # fmt: skip
+
+
+def decoder(setting: Setting) -> dict[str, Any]:
+    """A decoder with grouped keys: text to a store of all layers."""
+    sentences = setting.sentences(4_000)
+    encoder = setting.encoder(setting.decoder_shape, "bfloat16" if setting.device != "cpu" else "auto")
+    _, planning, extracting = setting.extracted(sentences, encoder, "decoder")
+    words = sum(map(len, sentences))
+    return {"plan_s": planning, "words_per_second": words / extracting, "batching": encoder.batching}
+
+
+def queries(setting: Setting) -> dict[str, Any]:
+    """Geometry and exact neighbors of the store, on the device and on the CPU: seconds, and values compared."""
+    store = es.open(setting.figures["storing"]["store"])
+    rows = np.sort(np.random.default_rng(0).choice(store.n_rows, min(1024, store.n_rows), replace=False))
+    asked = store.vectors(rows, layers=store.layers[-1]).astype(np.float32)
+    calls: dict[str, Callable[[], Any]] = {
+        "geometry": lambda: es.geometry(store)["value"].to_numpy(),
+        "neighbors": lambda: es.neighbors(store, asked, k=10)["score"].to_numpy(),
+    }
+    figures: dict[str, Any] = {}
+    for name, call in calls.items():
+        values = {}
+        for device in dict.fromkeys((setting.device, "cpu")):
+            with es.config(device=device):
+                values[device] = call()
+                figures[f"{name}, {device}, s"] = setting.best(call)
+        mine, cpu = values[setting.device], values["cpu"]
+        figures[f"{name}, holds"] = bool(np.allclose(mine, cpu, rtol=1e-3, atol=1e-5, equal_nan=True))
+    return figures
+
+
+def probes(setting: Setting) -> dict[str, Any]:
+    """Linear probes of all layers of the store, on the device and on the CPU: seconds and accuracy."""
+    store = es.open(setting.figures["storing"]["store"])
+    labels = np.random.default_rng(0).integers(0, 10, store.n_rows)
+    examples = {int(row): f"class {label}" for row, label in enumerate(labels[:20_000])}
+    figures: dict[str, Any] = {}
+    for device in dict.fromkeys((setting.device, "cpu")):
+        with es.config(device=device):
+            probe = es.ClassProbe(training=es.Training(epochs=2, patience=None))
+            figures[f"{device}, s"] = setting.best(partial(probe.fit, store, examples))
+    return figures
+
+
+STEPS = {step.__name__: step for step in (rates, correctness, storing, baseline, decoder, queries, probes)}
+
+
+def run_step(arguments: argparse.Namespace) -> None:
+    """Run one step in this process and print its figures."""
+    with es.config(device=arguments.device, progress=False):
+        print(json.dumps(STEPS[arguments.step](Setting(arguments))))
+
+
+def run_all(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Run each step in a process of its own; the result so far is written after each."""
+    result: dict[str, Any] = {"benchmark": "gpu", "device": arguments.device, "machine": machine(), "steps": {}}
+    files = [Path(arguments.folder) / "result.json", *([Path(arguments.out)] if arguments.out else [])]
+    for name in names:
+        command = [sys.executable, __file__, "--step", name, "--device", arguments.device, "--folder", arguments.folder]
+        began = time.perf_counter()
         try:
-            outcome = done(step, setting, ends - began)
-        except BaseException as error:
-            outcome = {"status": "failed", "reason": f"ended by {one_line(error)}"}
-            raise
-        finally:
-            entry.update({**entry, **outcome}, seconds=time.perf_counter() - began)
-            if not entry["figures"]:
-                del entry["figures"]
-            print(f"{step.name}: {entry['status']}, {entry['seconds']:.1f} s", file=sys.stderr, flush=True)
-            setting.save()
-        free(setting.device, entry)
-
-
-def free(device: torch.device, entry: dict[str, Any]) -> None:
-    """Note the most memory of a step, and free all of it. Raises Broken where the GPU answers no more."""
-    gc.collect()
-    if device.type == "cuda":
-        try:
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-        except RuntimeError as error:
-            raise Broken(one_line(error)) from error
-        entry["peak_nbytes"] = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def done(step: Step, setting: Setting, left: float) -> dict[str, Any]:
-    """Return the outcome of a step: "done" with its figures, "skipped" with the reason, or "failed" with a traceback.
-
-    A package that is missing is a failure: the step was to be measured. A step that takes too long is stopped, and
-    keeps what it has found.
-    """
-    if left < min(MIN_SECONDS, step.seconds):
-        return {"status": "skipped", "reason": "the time of the whole run is over"}
-    setting.failures, setting.left_out = [], []
-    try:
-        with stopped_after(min(GRACE * max(setting.left, step.seconds), left)):
-            figures = step.run(setting)
-        entry: dict[str, Any] = {"status": "done", "figures": {**setting.found, **figures}}
-    except SkipError as error:
-        return {"status": "skipped", "reason": one_line(error)}
-    except OverTimeError as error:
-        return {"status": "skipped", "reason": f"{error}; the figures are what it had found"}
-    except Exception as error:
-        return {"status": "failed", "reason": one_line(error), "traceback": traceback.format_exc()}
-    if setting.failures:
-        entry |= {"status": "failed", "reason": "some cases", "traceback": "\n".join(setting.failures)}
-    elif setting.left_out:
-        entry |= {"status": "skipped", "reason": "; ".join(setting.left_out)}
-    return entry
-
-
-@contextmanager
-def stopped_after(seconds: float) -> Iterator[None]:
-    """Raise OverTimeError in the block after some seconds, and end the process if even that does not help."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise OverTimeError(f"stopped after {seconds:.0f} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    faulthandler.dump_traceback_later(seconds + STUCK, exit=True)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def exit_status(steps: dict[str, Any]) -> int:
-    """Return 1 if a step failed, 3 if one was skipped, else 0, and name these steps."""
-    for status, number in (("failed", 1), ("skipped", 3)):
-        if named := [name for name, entry in steps.items() if entry["status"] == status]:
-            print(f"{status}: {'; '.join(named)}", file=sys.stderr)
-            return number
-    return 0
-
-
-def written(out: str, result: dict[str, Any], setting: Setting) -> None:
-    """Write what was found so far; `known` is what later steps need of it."""
-    result["targets"] = setting.targets
-    figures = {name: str(each) if isinstance(each, Path) else each for name, each in setting.figures.items()}
-    result["known"] = {"figures": figures, "targets": [vars(target) for target in setting.targets]}
-    write_json(out, result, tell=False)
-    Path(out).with_suffix(".md").write_text(markdown(result), encoding="utf-8")
-
-
-def markdown(result: dict[str, Any]) -> str:
-    """Return the results as Markdown: the targets, then a table for each step."""
-    targets = [Target(**each) for each in result["known"]["targets"]]
-    lines = [f"# {result['gpu']}", "", "```", targets_table(targets) if targets else "no target was measured", "```"]
-    for name, entry in result["steps"].items():
-        lines += ["", f"## {name}: {entry['status']}, {entry['seconds']:.1f} s", ""]
-        lines += [entry["reason"]] if "reason" in entry else []
-        lines += ["```", *figure_lines(entry["figures"]), "```"] if "figures" in entry else []
-        lines += ["", "```", entry["traceback"], "```"] if "traceback" in entry else []
-    return "\n".join(lines) + "\n"
-
-
-def figure_lines(figures: dict[str, Any], name: str = "") -> list[str]:
-    """Return plain figures as lines, lists of cases as tables, and nested figures under their names."""
-    lines = []
-    plain = [(key, value) for key, value in figures.items() if not isinstance(value, dict | list)]
-    if plain:
-        lines.append(table([name or "figure", "value"], plain))
-    for key, value in figures.items():
-        if isinstance(value, dict):
-            lines += ["", *figure_lines(value, f"{name} {key}".strip())]
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            head = list(dict.fromkeys(column for case in value for column in case))
-            lines += ["", table(head, [[case.get(column) for column in head] for case in value])]
-    return lines
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else machine()["cpu"]
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="tiny models and few words: does every line run?")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for the whole; what does not fit is skipped")
-    parser.add_argument("--steps", nargs="*", choices=[step.name for step in STEPS], help="run only these")
-    parser.add_argument("--data", help="a corpus whose sentence lengths are used instead of those of EWT")
-    parser.add_argument("--tmp", help="folder for models and stores (default: the system's)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", help="JSON file to write after every step, with a Markdown file next to it")
-    return parser.parse_args()
-
-
-def run_here(arguments: argparse.Namespace, folder: Path) -> None:
-    """Run the steps without a result in this process; the exit status is BROKEN where others must run in another."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    device = torch.device(arguments.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU: --device cpu --tiny runs the script without one")
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("out", "tmp")}
-    result: dict[str, Any] = {"benchmark": "gpu", "gpu": device_name(device), "machine": machine()}
-    result |= {"settings": settings, "steps": {}}
-    known: dict[str, Any] = {"figures": {}, "targets": []}
-    if Path(arguments.out).is_file() and (before := json.loads(Path(arguments.out).read_text())).get("steps"):
-        result["steps"], known = before["steps"], before["known"]
-    size = TINY if arguments.tiny else ON_GPU
-    trace = Path(arguments.out).with_suffix(".trace") if device.type == "cuda" else None
-    setting = Setting(device, folder, size, arguments.seed, arguments.data, trace=trace)
-    setting.figures, setting.targets = known["figures"], [Target(**each) for each in known["targets"]]
-    try:
-        run_steps(setting, arguments, result)
-    except Broken as error:
-        print(f"the GPU answers no more, another process goes on: {error}", file=sys.stderr)
-        sys.exit(BROKEN)
-
-
-def run_all(arguments: argparse.Namespace, folder: Path, run: Callable[..., None] = run_here) -> dict[str, Any]:
-    """Run all steps in a process, and those that are left in another one where it broke, crashed or was stuck."""
-    ends, out = time.perf_counter() + arguments.seconds, Path(arguments.out)
-    while True:
-        before = names_in(out)
-        given = argparse.Namespace(**{**vars(arguments), "seconds": ends - time.perf_counter()})
-        child = get_context("fork").Process(target=run, args=(given, folder))  # nothing has used the GPU or Polars
-        child.start()
-        try:
-            child.join()
-        except BaseException:
-            child.terminate()
-            child.join(STUCK)
-            raise
-        result = json.loads(out.read_text()) if out.is_file() else {"steps": {}}
-        for entry in result["steps"].values():
-            if entry["status"] == "running":
-                entry |= {"status": "failed", "reason": f"its process ended with status {child.exitcode}"}
-        out.write_text(json.dumps(result, indent=1) + "\n")
-        if child.exitcode == 0 or names_in(out) == before:
-            return result
-
-
-def names_in(out: Path) -> set[str]:
-    return set(json.loads(out.read_text())["steps"]) if out.is_file() else set()
+            done = subprocess.run([*command, *(["--tiny"] if arguments.tiny else [])], capture_output=True, text=True,
+                                  check=False, timeout=arguments.seconds)  # fmt: skip
+            lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            figures = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": lines[-1]}
+        except subprocess.TimeoutExpired:
+            figures = {"failed": f"took more than {arguments.seconds} seconds"}
+        result["steps"][name] = {**figures, "took_s": round(time.perf_counter() - began, 1)}
+        print(f"{name}: {json.dumps(result['steps'][name], indent=1)}", flush=True)
+        for file in files:
+            file.write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
 def main() -> None:
-    arguments = parse()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the process of the steps too
-    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
-        arguments.out = arguments.out or str(Path(folder) / "result.json")
-        Path(arguments.out).unlink(missing_ok=True)
-        result = run_all(arguments, Path(folder))
-    if not result["steps"]:
-        raise SystemExit(1)
-    print(markdown(result))
-    raise SystemExit(exit_status(result["steps"]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="JSON file to write")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="just enough to run every line")
+    parser.add_argument("--steps", nargs="+", choices=list(STEPS), default=list(STEPS))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="the most that a step may take")
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.step:
+        run_step(arguments)
+        return
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-") as folder:
+        arguments.folder = folder
+        result = run_all(arguments, arguments.steps)
+    failed = [name for name, figures in result["steps"].items() if "failed" in figures]
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

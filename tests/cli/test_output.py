@@ -266,37 +266,8 @@ def test_tables_are_readable_in_narrow_terminals(columns: int, work: Work, monke
         assert re.search(r"^self-similarity: [\d.-]+$", out, re.M), "a row is printed as lines of name: value"
 
 
-@pytest.mark.parametrize("command", ["", "bench"])
+@pytest.mark.parametrize("command", ["", "probe"])
 def test_a_group_without_a_command_prints_its_help(command: str, work: Work) -> None:
     ran = work.run(*command.split())
     assert "COMMAND [ARGS]..." in ran.out
     assert ran.status in (0, 2)
-
-
-def test_bench_all_names_what_is_missing_and_warns(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = es.bench.Row("gather", 2e-3, {"Lance": None, "numpy": 1e-3}, limit=5e-4, limit_name="take")
-    load = {"start": 1.0, "end": 2.0, "cores_of_others": 1.5, "quiet": False}
-    asked = []
-
-    def bench_all(store: str | None, **options: Any) -> es.bench.BenchReport:
-        asked.append((store, options["quick"], options["model"]))
-        return es.bench.BenchReport((row,), {}, {"date": "2026-01-02", "commit": None}, load)
-
-    monkeypatch.setattr(es.bench, "bench_all", bench_all)
-    ran = work.run("bench", "all", "--quick", "--out", "report.json")
-    assert (ran.status, asked) == (0, [(None, True, None)])
-    assert re.search(r"gather +1 +wall +2.00 ms +1.00 ms numpy +500 µs take +2 +4", ran.out)
-    assert "not installed: Lance" in ran.err
-    assert "other processes used 1.5 cores" in ran.err
-    assert json.loads(Path("report.json").read_text())["missing"] == ["Lance"]
-    assert work.run("bench", "all", "--out", "report.txt").status == 2
-
-
-@pytest.mark.slow
-def test_bench_extract_leaves_nothing(work: Work) -> None:
-    before = work.contents()
-    ran = work.run("bench", "extract", "corpus.txt", "--model", "model", "--json")
-    assert (ran.status, ran.err) == (0, "")
-    printed = json.loads(ran.out)
-    assert printed["n_words"] == 33
-    assert work.contents() == before

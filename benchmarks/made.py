@@ -1,4 +1,4 @@
-"""Models of any shape with random weights, and words and a WordPiece tokenizer for them, made without a network."""
+"""Made-up words, sentences, models of random weights and stores of random vectors, without a network."""
 
 from __future__ import annotations
 
@@ -6,34 +6,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
+import embstore as es
+
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SENTENCE_WORDS, N_TYPES = 20, 30_000  # of a store: as in novels
 SYLLABLES = [onset + nucleus for onset in (*"bdfghklmnprstvwz", "st", "tr") for nucleus in "aeiou"]
 SHAPES = {
     "MiniLM": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
     "BERT-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
     "BERT-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
-    "Llama-0.6B": {
-        "hidden_size": 1536,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 12,
-        "intermediate_size": 6144,
-        "num_key_value_heads": 4,
-    },
-    "tiny, decoder": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "num_key_value_heads": 1,
-    },
+    "Llama-0.6B": {"hidden_size": 1536, "num_hidden_layers": 16, "num_attention_heads": 12, "intermediate_size": 6144,
+                   "num_key_value_heads": 4},
+    "tiny, decoder": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+                      "num_key_value_heads": 1},
     "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-    "tiny, wide": {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "intermediate_size": 64},
-    "tiny, deep": {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64},
-}
+}  # fmt: skip
 
 
 def made_words(count: int) -> list[str]:
@@ -89,3 +81,20 @@ def save_model(folder: Path, words: Sequence[str], *, vocabulary: int = 30_522, 
                 parameter.add_(torch.randn(parameter.shape) * 0.02)
     model.save_pretrained(folder)
     return folder
+
+
+def made_sentences(count: int, words: Sequence[str], *, seed: int = 0) -> list[list[str]]:
+    """Return sentences of words drawn by a Zipf law, whose lengths vary as those of a novel do: 20 words on average."""
+    draw = np.random.default_rng(seed)
+    lengths = np.clip(draw.lognormal(2.8, 0.65, count).astype(int), 1, 120)
+    drawn = np.array(words, object)[draw.zipf(1.2, lengths.sum()) % len(words)]
+    return [part.tolist() for part in np.split(drawn, np.cumsum(lengths)[:-1])]
+
+
+def random_store(path: Path, *, rows: int, layers: int = 7, features: int = 384, dtype: str = "float16") -> es.Store:
+    """Write normal vectors whose words have the frequencies of a text."""
+    draw = np.random.default_rng(0)
+    types = np.minimum(draw.zipf(1.1, rows) - 1, N_TYPES - 1)
+    parts = np.split(types, range(SENTENCE_WORDS, rows, SENTENCE_WORDS))
+    vectors = draw.standard_normal((layers, rows, features), np.float32).astype(dtype)
+    return es.store.write_arrays(path, [[f"w{word}" for word in part] for part in parts], vectors)
