@@ -1,4 +1,4 @@
-"""The commands that measure the geometry of layers: how contextual, how similar, how well they separate senses."""
+"""The commands that measure the geometry of layers: how contextual, how similar."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import check_whole
-from embstore_cli.output import Drawing, Output, print_notes, print_table
+from embstore_cli.output import Drawing, print_notes, print_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,7 +40,6 @@ SETTINGS = {
     "words_only": bool,
 }
 CKA = {"device": str, "precision": Literal["float32", "float64"], "memory": str}
-SEPARABILITY = {"device": str, "min_occurrences": int, "top": int}
 
 
 def geometry(
@@ -160,28 +159,3 @@ def cka(
     count, size = table["count"].to_list()[0], max(each.hidden_size for each in stores)
     if count < size:
         print_notes([f"{count:,} occurrences are fewer than the {size:,} features, so that any two layers are similar"])
-
-
-def separability(
-    store: opt.StorePath,
-    *,
-    label: Annotated[str, opt.option("NAME", "The label column of the senses.", "--label")],
-    layers: opt.Layers = "all",
-    settings: Annotated[dict[str, Any], opt.Config(lambda: SEPARABILITY)],
-    output: Output,
-) -> None:
-    """Measure how well each layer separates the senses of a word.
-
-    The share of occurrences whose vector is closest, by cosine, to the centroid of their own label, among the labels of
-    the word; means over words by layer, and the N words with the lowest and the highest share (--set top=N).
-    """
-    chosen = settings
-    opened = es.open(store)
-    top = chosen.pop("top", 5)
-    table = es.analysis.sense_separability(opened, label=label, layers=opt.layers_of(layers), **chosen)
-    if output.deliver(table):
-        means = [_row(row | {"low": None}) for row in table.to_dicts() if not row["item"]]
-        print_table(means, title=f"occurrences closest to the centroid of their own {label}")
-        if top:
-            print()
-            _print_words(table, "separability", top, end="mixed", value="share")

@@ -101,14 +101,12 @@ COMMANDS = (
     Entry("import", "store.import_", STORES, "import activations.hdf5 ewt.zarr --corpus ewt.txt"),
     Entry("geometry", "geometry.geometry", MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png"),
     Entry("cka", "geometry.cka", MEASURES, "cka bert.zarr finetuned.zarr --plot cka.png"),
-    Entry("separability", "geometry.separability", MEASURES, "separability semcor.zarr --label class"),
     Entry(
         "attention", "attention.attention", MEASURES, "attention dev.conllu -m bert-base-uncased --plot attention.png"
     ),
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
     Entry("sql", "sql.sql", MEASURES, 'sql ewt.zarr "select word, count from types order by count desc limit 5"'),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
-    Entry("change", "change.change", MEASURES, "change 1900s.zarr 2000s.zarr --layers last --plot change.png"),
     Entry("knn", "neighbors.knn", MEASURES, "knn semcor.zarr --label class --train train.tsv --test test.tsv"),
     Entry("hubness", "neighbors.hubness", MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10"),
     Entry("index", "index.index", MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall"),

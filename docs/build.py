@@ -28,7 +28,7 @@ from embstore_studies import STUDIES
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, SITE = ROOT / "docs", ROOT / "site"
 EQUATION = re.compile(r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.S)
-WHOLE = ("embstore.corpus", "embstore.errors", "embstore.executors", "embstore.analysis.change")  # without a stub
+WHOLE = ("embstore.corpus", "embstore.errors", "embstore.executors")  # without a stub
 
 
 def names_of(stub: Path) -> list[str]:

@@ -168,7 +168,7 @@ def write_senses(folder: Path) -> None:
 
 
 def write_chats(folder: Path) -> None:
-    """Write chats, a tokenizer with a template for them, and degrees of change of three words as SemEval has them."""
+    """Write chats, and a tokenizer with a template for them."""
     turns = [[{"role": role, "content": f"the {noun} sat"} for role in ("user", "assistant")] for noun in NOUNS]
     pl.DataFrame({"messages": turns}).write_ndjson(folder / "chats.jsonl")
     path = folder / "Qwen" / "Qwen2.5-0.5B-Instruct"
@@ -176,12 +176,6 @@ def write_chats(folder: Path) -> None:
     config = json.loads((path / "tokenizer_config.json").read_text())
     config["chat_template"] = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     (path / "tokenizer_config.json").write_text(json.dumps(config))
-    words = ("bank", "river", "the")
-    (folder / "semeval2020_ulscd_eng" / "truth").mkdir(parents=True)
-    (folder / "semeval2020_ulscd_eng" / "targets.txt").write_text("\n".join(words))
-    for name in ("graded", "binary"):
-        lines = [f"{word}\t{number / 2 if name == 'graded' else number % 2}" for number, word in enumerate(words)]
-        (folder / "semeval2020_ulscd_eng" / "truth" / f"{name}.txt").write_text("\n".join(lines))
 
 
 def write_studies(folder: Path, plain: str) -> None:

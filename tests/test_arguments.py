@@ -153,7 +153,6 @@ def test_any_value_for_any_argument_works_or_is_one_line(
         (es.geometry, {"metrics": "anisotropy"}),
         (es.analysis.hubness, {"k": 2}),
         (es.analysis.knn_labels, {"label": "upos"}),
-        (es.analysis.sense_separability, {"label": "upos"}),
         (es.analysis.linear_cka, {}),
         (es.analysis.sentence_similarity, {"sentence": 0}),
     ],

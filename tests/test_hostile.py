@@ -47,7 +47,6 @@ OTHERS_FIRST = (
     "probe edges",
     "probe mdl",
     "reproduce",
-    "sense_separability",
     "probe_scores",
     "sentence_similarity",
 )

@@ -45,9 +45,8 @@ def show(path: str) -> None:
             print(html() if html else value)
 
 
-def test_there_are_four_without_outputs() -> None:
+def test_there_are_three_without_outputs() -> None:
     assert [path.stem for path in NOTEBOOKS] == [
-        "semantic_change",
         "senses_in_a_novel",
         "sparse_autoencoder",
         "syntax_in_a_treebank",

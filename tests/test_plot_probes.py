@@ -366,16 +366,16 @@ def test_attention_is_drawn_by_head_and_layer() -> None:
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("head", "layer")
 
 
-ASIDE = ("sense_map", "change_by_layer_figure")  # need more than one argument
+ASIDE = ("sense_map",)  # need more than one argument
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", [], object(), pl.DataFrame()])
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
     drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
     named = [name for name in plot.__all__ if drawn.match(name)]
-    assert len(named) == 20
+    assert len(named) == 17
     calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
-    calls += [partial(plot.change_by_layer_figure, words=["a"]), partial(plot.sense_map, layers=[0])]
+    calls += [partial(plot.sense_map, layers=[0])]
     calls += [partial(plot.save, path=tmp_path / "a.png")]
     for call in calls:
         with pytest.raises(InvalidValueError):

@@ -1,4 +1,3 @@
-from . import change as change
 from .attention.compare import attention_similarity as attention_similarity
 from .attention.measure import Attention as Attention
 from .attention.measure import SentenceAttention as SentenceAttention
@@ -10,11 +9,11 @@ from .attention.statistic import STATISTICS as STATISTICS
 from .attention.statistic import Statistic as Statistic
 from .attention.statistic import Values as Values
 from .attention.statistic import register_statistic as register_statistic
+from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import SentenceSimilarity as SentenceSimilarity
 from .geometry.cosine import sentence_similarity as sentence_similarity
 from .geometry.measure import METRICS as METRICS
-from .geometry.separability import sense_separability as sense_separability
 from .geometry.spectra import maximum_explainable_variance as maximum_explainable_variance
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry

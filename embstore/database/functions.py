@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis.change.sums import WordSums
-from embstore.analysis.geometry.cosine import CosineSums, mean_cosine
+from embstore.analysis.geometry.cosine import CosineSums, WordSums, mean_cosine
 from embstore.analysis.neighbors.space import stored_bytes
 from embstore.analysis.scan import Scope, reduce
 from embstore.errors import InvalidValueError

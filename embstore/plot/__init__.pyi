@@ -1,8 +1,5 @@
 from .attention import attention_figure as attention_figure
 from .attention import sentence_figure as sentence_figure
-from .change import change_by_layer_figure as change_by_layer_figure
-from .change import change_map as change_map
-from .change import series_figure as series_figure
 from .curves import code_lengths as code_lengths
 from .curves import geometry_figure as geometry_figure
 from .curves import probe_scores as probe_scores

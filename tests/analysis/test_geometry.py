@@ -16,7 +16,6 @@ from embstore.analysis.geometry.cka import linear_cka
 from embstore.analysis.geometry.cosine import Cosines, Groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
-from embstore.analysis.geometry.separability import sense_separability
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
 from embstore.analysis.scan import Reduction, reduce, selected
 from embstore.analysis.words import all_types
@@ -296,7 +295,6 @@ def test_what_is_not_a_store_is_refused(data: Any) -> None:
         es.analysis.maximum_explainable_variance,
         es.analysis.eligible_types,
         partial(reduce, reducers={}),
-        partial(sense_separability, label="upos"),
     ):
         one_line(partial(call, data), InvalidValueError, "is not a store")
     one_line(lambda: es.TorchDataset(data), InvalidValueError, "is not a selection")

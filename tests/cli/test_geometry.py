@@ -141,29 +141,12 @@ def test_cka_of_fewer_occurrences_than_features(work: Work) -> None:
     assert ran.err.startswith(f"embstore: 2 occurrences are fewer than the {es.open(work / 'few.zarr').hidden_size} f")
 
 
-def test_separability_by_layer_and_word(work: Work) -> None:
-    tags = 4 * ["NOUN", "ADJ"]
-    none = "\t_" * 6
-    sentences = [f"1\tthe\t_\tDET{none}\n2\tlight\t_\t{tag}{none}\n\n" for tag in tags]
-    work.write("senses.conllu", "".join(sentences))
-    assert work.run("extract", "senses.conllu", "senses.zarr", "--model", "model").status == 0
-    ran = work.run("separability", "senses.zarr", "--label", "upos", "--set", "top=1")
-    assert (ran.status, ran.err) == (0, "")
-    assert "occurrences closest to the centroid of their own upos" in ran.out
-    assert "the most and the least mixed words of layer" in ran.out
-    printed = json.loads(work.run("separability", "senses.zarr", "--label", "upos", "--json").out)
-    expected = es.analysis.sense_separability(es.open(work / "senses.zarr"), label="upos")
-    assert printed == expected.to_dicts()
-
-
 @pytest.mark.parametrize(
     ("command", "parts"),
     [
         ("cka store.zarr store.zarr", ["given twice"]),
         ("cka store.zarr --plot nowhere/cka.png", ["nowhere"]),
-        ("separability store.zarr --label sense", ["no label column 'sense'"]),
-        ("separability store.zarr --label x --set min_occurrences=1", ["min_occurrences 1"]),
     ],
 )
-def test_bad_input_of_cka_and_separability_is_one_line(command: str, parts: list[str], work: Work) -> None:
+def test_bad_input_of_cka_is_one_line(command: str, parts: list[str], work: Work) -> None:
     work.refuses(command, *parts)

@@ -10,9 +10,6 @@ IGNORED = (  # a command, and the two options of its message
     ("attention corpus.txt -m model --other model --layers 1", "--layers 1", "--other model"),
     ("attention corpus.txt -m model --other model --set heads=1", "--set heads=1", "--other model"),
     ("bench breakeven corpus.txt -m model --set months=3", "--set months=3", "give hour and gb_month both"),
-    ("change a.zarr b.zarr --metrics apd --set n_clusters=3", "--set n_clusters=3", "--metrics"),
-    ("change s.zarr --by year --json --set top=3", "--set top=3", "--json"),
-    ("change s.zarr --by year --json --set rank=apd", "--set rank=apd", "--json"),
     ("generate corpus.txt new.jsonl -m model --set seed=1", "--set seed=1", "--set temperature=T"),
     ("generate corpus.txt new.jsonl -m model --set temperature=0 --set top_p=0.5", "top_p=0.5", "--set temperature=T"),
     ("geometry s.zarr --metrics anisotropy --centered", "--centered", "--metrics anisotropy"),
@@ -55,7 +52,6 @@ IGNORED = (  # a command, and the two options of its message
     ("probe structure s.zarr --train a --dev b --test c --sentence 1", "--sentence 1", "--plot"),
     ("senses s.zarr bank --clusters 2 --set min_size=3", "--set min_size=3", "--clusters 2"),
     ("senses s.zarr bank --set map=umap", "--set map=umap", "--plot"),
-    ("separability s.zarr --label upos --set top=3 --json", "--set top=3", "--json"),
 )
 
 

@@ -187,7 +187,6 @@ def test_hostile_columns_are_found(changes: dict[str, Any], message: str) -> Non
 
 ANALYSES: dict[str, Callable[[es.Selection, str], Any]] = {
     "senses": lambda some, name: es.senses(some, "bank", n_clusters=2, label=name).frame,
-    "separability": lambda some, name: es.analysis.sense_separability(some, label=name, min_occurrences=2),
     "torch": lambda some, name: _spelled(some, name),
     "select": lambda some, name: some.store.select(labels={name: ["Woolf", "Joyce"]}).rows.tolist(),
 }

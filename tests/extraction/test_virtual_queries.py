@@ -13,7 +13,6 @@ import pytest
 import xarray as xr
 
 import embstore as es
-from embstore.analysis.change import ChangeTests, measure_change
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.sentence import Document
 from embstore.corpus.trees import Tree
@@ -96,8 +95,9 @@ def structural_probe(store: es.Store) -> Any:
 
 
 def change(store: es.Store) -> Any:
-    tests = ChangeTests(permutations=19, resamples=9)
-    return measure_change(store, by="year", min_occurrences=3, tests=tests, progress=False).frame
+    half = store.n_rows // 2
+    sides = (store.select(rows=np.arange(half)), store.select(rows=np.arange(half, store.n_rows)))
+    return es.analysis.measure_change(*sides, min_occurrences=3, resamples=9)
 
 
 def batches(store: es.Store) -> Any:
@@ -149,7 +149,6 @@ QUERIES: dict[str, Callable[[es.Store], Any]] = {
     "structural probe": structural_probe,
     "change": change,
     "cka": lambda store: es.analysis.linear_cka(store, progress=False),
-    "separability": lambda store: es.analysis.sense_separability(store, label="place", progress=False),
     "static vectors": lambda store: es.static_vectors(store, layer=2, progress=False).vectors.tobytes(),
     "nearest labels": lambda store: es.analysis.knn_labels(store, label="upos", k=3, progress=False).frame,
     "hubness": lambda store: es.analysis.hubness(store, k=3, progress=False),

@@ -216,6 +216,35 @@ class Cosines:
         state.values[number] = float(sums[0] @ sums[1]) / length / count if length > 0 else 0.0
 
 
+class WordSums:
+    """A reducer for the sums of unit and plain vectors by group: ([group, 2 feature], int64 [group]).
+
+    `groups`: int64, the group of each selected occurrence, -1 for none. `sizes`: int64 [group].
+    """
+
+    def __init__(self, groups: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self._groups = groups
+        frequent = sizes > FLUSH_COUNT
+        self._slots = np.where(frequent, np.cumsum(frequent) - 1, -1)
+
+    def init(self, scope: Scope) -> CosineSums:
+        dtype = np.float64 if scope.store.dtype in ("float32", "float64") else np.float32
+        return CosineSums(scope.hidden_size, self._slots, 0, dtype, with_plain=True)
+
+    def update(self, state: CosineSums, batch: Batch) -> CosineSums:
+        state.add(batch, self._groups[batch.positions], _NO_NUMBERS, _NO_NUMBERS)
+        return state
+
+    def merge(self, state: CosineSums, other: CosineSums) -> CosineSums:
+        state.add_words(other)
+        return state
+
+    def finish(self, state: CosineSums, scope: Scope) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        state.flush()
+        state.word_sums[self._slots >= 0] = state.word_totals
+        return state.word_sums, state.word_counts[:, 2]
+
+
 def _as_slice(rows: NDArray[np.int64]) -> NDArray[np.int64] | slice:
     """Ascending rows without a gap as a slice, which reads an array without copying it."""
     first, last = int(rows[0]), int(rows[-1])
