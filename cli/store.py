@@ -1,4 +1,4 @@
-"""Commands on stores: info, verify, lookup, export and import."""
+"""Commands on stores: info, verify, lookup, export, thin and label."""
 
 from __future__ import annotations
 
@@ -75,18 +75,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def collect(
-    out: Annotated[Path, opt.argument("OUT", "The file to write: NAME.json.")],
-    stores: Annotated[list[str], opt.argument("STORE", "The stores, in the order of their rows; also globs and URLs.")],
-) -> None:
-    """Make several stores one, by a file that names them.
-
-    Every command takes the file as a store. The stores stay where they are; each must be of the same model, layers,
-    dtype, unit and pooling.
-    """
-    print(_written(es.store.collect(stores, out)))
 
 
 def verify(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
@@ -241,21 +229,6 @@ def _nbytes(store: str) -> int:
     return sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
 
 
-PUBLISHING = {"license": str, "citation": str, "private": bool}
-
-
-def publish(
-    store: opt.StorePath,
-    address: Annotated[str, opt.argument("ADDRESS", "hf://datasets/USER/NAME or hf://datasets/USER/NAME/PATH.zarr.")],
-    settings: Annotated[dict[str, Any], opt.Config(lambda: PUBLISHING)],
-) -> None:
-    """Upload a store to the Hugging Face hub.
-
-    A data set that does not exist is created, with a README. The token is that of `hf auth login` or HF_TOKEN.
-    """
-    print(es.store.publish(es.open(store), address, **settings))
-
-
 def label(
     store: opt.StorePath,
     table: Annotated[
@@ -295,43 +268,6 @@ def label(
                 f"{store} has labels {name}: {counted(int((labels.codes >= 0).sum()), 'row')}, "
                 f"{counted(len(labels.names), 'label')}"
             )
-
-
-def import_(
-    source: Annotated[
-        Path,
-        opt.argument(
-            "FILE",
-            "An HDF5 file of NeuroX or AllenNLP, with a dataset a sentence; or token sequences: safetensors of vLLM or "
-            "speculators (a file or folder), a folder of SAELens.",
-        ),
-    ],
-    store: opt.NewStore,
-    corpus: Annotated[
-        str | None, opt.option("FILE", "The text it was made from; without it, the words as FILE spells them.")
-    ] = None,
-    layers: Annotated[
-        str,
-        opt.option(
-            "LIST",
-            "Only these layers of the file, counted from 0, such as 0,6-12; of safetensors, the model's it holds.",
-        ),
-    ] = "all",
-    model: Annotated[
-        str | None, opt.option("MODEL", "Of token sequences, the folder or name of the model.", "--model", "-m")
-    ] = None,
-    dtype: Dtype = None,
-) -> None:
-    """Make a store of hidden states that another tool wrote.
-
-    Vectors become float16 unless --dtype is given. Run the same command again to resume.
-    """
-    read = None if corpus is None else es.open_corpus(corpus)
-    if read is not None and read.format == "text":  # such files hold a vector for each word between spaces
-        read = es.open_corpus(str(corpus), split="lines", words="spaces")
-    sentences = None if read is None else (sentence.words for sentence in read)
-    options: dict[str, Any] = {"corpus": sentences, "layers": opt.layers_of(layers), "model": model}
-    print(_written(es.store.import_store(source, store, **options, dtype=dtype or "float16")))
 
 
 def _written(store: es.Store) -> str:

@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-import h5py
-import numpy as np
 import polars as pl
 
 import embstore as es
 from embstore.corpus import Sentence
 from tests.models import tiny, tiny_elmo
-from tests.store.test_token_imports import TEXTS, sequences, write_saelens, write_vllm
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"api", "cli"}  # folders that docs/build.py writes
@@ -70,12 +67,8 @@ def write_folder(folder: Path, minilm: Path) -> None:
     for name, corpus in (("demo", "senses.pse"), ("trees", "trees.conllu")):
         es.extract(es.plan(folder / corpus, model=folder / "minilm", calibrate=False), folder / f"{name}.zarr")
     shutil.copytree(folder / "demo.zarr", folder / "ewt.zarr")
-    for number in range(13):
-        (folder / f"part{number}.zarr").symlink_to("trees.zarr")
     write_models(folder)
     write_corpora(folder)
-    write_activations(folder)
-    write_tokens(folder)
     write_senses(folder)
     write_studies(folder, plain)
     write_chats(folder)
@@ -124,32 +117,6 @@ def write_corpora(folder: Path) -> None:
     letters.select(text="body", mentions=pl.Series(spans)).write_parquet(folder / "notes.parquet")
     corpus = es.open_corpus(folder / "books.jsonl", text="body", columns="year")
     es.extract(es.plan(corpus, model=folder / "bert-base-uncased", calibrate=False), folder / "letters.zarr")
-
-
-def write_activations(folder: Path) -> None:
-    """Write hidden states of `two.txt` as NeuroX (`activations.hdf5`) and AllenNLP (`elmo.hdf5`) do."""
-    sentences = ["The bank .", "It rains ."]
-    (folder / "two.txt").write_text("\n".join(sentences))
-    for name in ("activations", "elmo"):
-        with h5py.File(folder / f"{name}.hdf5", "w") as file:
-            for number in range(len(sentences)):
-                file[str(number)] = np.random.default_rng(number).normal(size=(3, 3, 4)).astype(np.float32)
-            texts = json.dumps({text: str(number) for number, text in enumerate(sentences)})
-            file.create_dataset("sentence_to_index", data=[texts], dtype=h5py.string_dtype())
-
-
-def write_tokens(folder: Path) -> None:
-    """Write hidden states of tokens as vLLM (`hidden_states`, of `prompts.txt`) and SAELens (`sae-cache`) do."""
-    tokenizer = tiny.byte_level()
-    for name in ("Qwen/Qwen3-8B", "openai-community/gpt2"):
-        (folder / name).mkdir(parents=True)
-        tokenizer.save(str(folder / name / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    made = sequences(tokenizer, layers=4)
-    write_vllm(folder / "hidden_states", made)
-    write_saelens(folder / "sae-cache", made, "blocks.3.hook_resid_pre")
-    (folder / "prompts.txt").write_text("\n".join(TEXTS))
 
 
 def write_senses(folder: Path) -> None:

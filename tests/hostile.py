@@ -36,14 +36,11 @@ BASES = {
     "explore": "gone.zarr --no-browser",
     "report": "store.zarr --sections contents",
     "info": "store.zarr",
-    "collect": "collected.json store.zarr",
     "verify": "store.zarr",
     "lookup": "store.zarr bank",
     "export": "store.zarr copy.zarr",
-    "publish": "store.zarr hf://datasets/user",
     "thin": "store.zarr",
     "label": "store.zarr tags.csv --on word",
-    "import": "neurox.h5 imported.zarr",
     "geometry": "store.zarr --min-contexts 1 --set resamples=10",
     "neighbors": "store.zarr bank",
     "senses": "store.zarr bank --clusters 2",
@@ -244,7 +241,6 @@ def calls() -> dict[str, Callable[[], tuple[Callable[..., Any], dict[str, Any]]]
         "random_encoder": lambda: (es.models.random_encoder, {"n_dimensions": 4}),
         "vector_encoder": lambda: (es.models.vector_encoder, {"vectors": "vectors.txt"}),
         "model_kind": lambda: (es.models.model_kind, {"model": "model"}),
-        "import_store": lambda: (es.store.import_store, {"source": "neurox.h5", "out": "imported.zarr"}),
         "read_trees": lambda: (es.corpus.read_trees, {"path": "train.conllu"}),
         "read_edges": lambda: (lambda **options: list(es.corpus.read_edges(**options)), {"path": "edge.jsonl"}),
         "derived_edges": lambda: (es.corpus.derived_edges, {"path": "train.conllu", "task": "upos"}),
@@ -346,7 +342,6 @@ class Outcome:
 
 def prepare(folder: Path) -> None:
     """Write what the calls read."""
-    import h5py
     import numpy as np
 
     import embstore as es
@@ -368,10 +363,6 @@ def prepare(folder: Path) -> None:
     es.vectors.write_vectors(es.WordVectors(tuple(f"w{n}" for n in range(20)), vectors), folder / "vectors.txt")
     (folder / "benchmarks").mkdir()
     (folder / "benchmarks" / "EN-SIMLEX-999.txt").write_text("".join(f"w{n}\tw{n + 1}\t{n % 5}\n" for n in range(12)))
-    with h5py.File(folder / "neurox.h5", "w") as file:
-        for number in range(2):
-            file[str(number)] = np.ones((2, 3, 4), np.float32)
-        file["sentence_to_index"] = np.array([json.dumps({"a b c": "0", "d e f": "1"})], h5py.string_dtype())
     made = class_store.make(folder / "classes.zarr", words=16)
     for name, part in zip(("train", "test"), made.lists, strict=True):
         lines = [f"@{word.replace(' ', '_')}@\t" + " ".join(f"-{each}=1" for each in part[word]) for word in part]

@@ -1,16 +1,14 @@
-"""The Hugging Face hub on loopback: it redirects each file to a signed URL elsewhere, and takes uploads."""
+"""The Hugging Face hub on loopback: it redirects each file to a signed URL elsewhere."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partialmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -74,32 +72,9 @@ def _handled(request: BaseHTTPRequestHandler, answer: Callable[[BaseHTTPRequestH
     answer(request)
 
 
-class FakeApi:
-    """The calls of huggingface_hub.HfApi that publishing makes, on a folder."""
-
-    folder: Path
-    created: ClassVar[list[tuple[str, bool]]] = []
-
-    def __init__(self, endpoint: str | None) -> None:
-        assert endpoint is not None
-
-    def create_repo(self, repo_id: str, *, repo_type: str, private: bool, exist_ok: bool) -> None:
-        assert (repo_type, exist_ok) == ("dataset", True)
-        self.created.append((repo_id, private))
-
-    def upload_folder(self, *, repo_id: str, folder_path: Path, path_in_repo: str, **_: object) -> None:
-        shutil.copytree(folder_path, self.folder / repo_id / path_in_repo, dirs_exist_ok=True)
-
-    def file_exists(self, repo_id: str, name: str, **_: object) -> bool:
-        return (self.folder / repo_id / name).exists()
-
-    def upload_file(self, *, path_or_fileobj: bytes, path_in_repo: str, repo_id: str, **_: object) -> None:
-        (self.folder / repo_id / path_in_repo).write_bytes(path_or_fileobj)
-
-
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub for which HF_ENDPOINT and huggingface_hub's HfApi are set."""
+    """A hub for which HF_ENDPOINT is set."""
     made = Hub(tmp_path / "hub")
     servers = []
     for name in ("resolve", "files"):
@@ -117,9 +92,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         made.ports[name] = server.server_address[1]
         servers.append(server)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{made.ports['resolve']}/")
-    monkeypatch.setattr("huggingface_hub.HfApi", FakeApi)
-    monkeypatch.setattr(FakeApi, "folder", made.folder, raising=False)
-    monkeypatch.setattr(FakeApi, "created", [])
     yield made
     for server in servers:
         server.shutdown()

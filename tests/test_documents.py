@@ -215,8 +215,6 @@ def test_examples_run(
         held.create_bucket("bucket", "us-east-1")
         for name, value in bucket_environment(proxy).items():
             monkeypatch.setenv(name, value)
-    if page.stem == "publish":
-        request.getfixturevalue("hub")
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
         if block.reason is None and block.language == "python":

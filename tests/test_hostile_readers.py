@@ -131,7 +131,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "edges": ("e.jsonl", lambda path: list(es.corpus.read_edges(path))),
     "store, HDF5": ("s.h5", es.open),
     "store, Zarr": ("zarr.json", lambda path: es.open(path.parent)),
-    "hidden states of other tools": ("x.hdf5", lambda path: es.store.import_store(path, path.parent / "s.zarr")),
     "saved probes": ("p.probe", load_probes),
     "weights, torch": ("w", lambda path: model(path, "pytorch_model.bin")),
     "weights, safetensors": ("w", lambda path: model(path, "model.safetensors")),

@@ -96,7 +96,7 @@ def _growing(path: str | Path | ObjectPath) -> Store:
     if isinstance(location, ObjectPath) or is_hdf5(location):
         raise InvalidValueError(
             f"{location} cannot grow: only a .zarr on a disk can; extract a second store and open both as a collection "
-            "(embstore collect)"
+            "(es.open([...]))"
         )
     if not exists(location):
         raise no_store(location)

@@ -3,8 +3,7 @@ from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
 from .collection import Collection as Collection
 from .convert.export import export as export
-from .convert.importers import import_store as import_store
-from .convert.publish import publish as publish
+from .convert.from_arrays import write_arrays as write_arrays
 from .convert.tables import write_table as write_table
 from .index import Index as Index
 from .index import Labels as Labels
@@ -12,7 +11,6 @@ from .index import Strings as Strings
 from .layout import Layout as Layout
 from .metadata import Dropped as Dropped
 from .metadata import Metadata as Metadata
-from .opening import collect as collect
 from .opening import open as open
 from .opening import open_store as open_store
 from .storage.files import write_frame as write_frame

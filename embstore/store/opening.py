@@ -1,4 +1,4 @@
-"""Open a store, or several as one: a list, a glob, a file of `collect`, or a store with appended parts."""
+"""Open a store, or several as one: a list, a glob, a JSON file that lists them, or a store with appended parts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import glob
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
-from embstore.arguments import checked
 from embstore.errors import (
     InvalidValueError,
     StoreDamagedError,
@@ -33,7 +32,7 @@ from embstore.store.store import Store, cache_folder
 from embstore.store.zarr.format import APPENDED, NODE, group_node
 
 COLLECTION_VERSION = 1
-MANIFEST = ".json"
+LISTING = ".json"
 AT_ONCE = 32  # remote members that are opened at the same time
 
 Location = str | os.PathLike[str] | ObjectPath
@@ -49,10 +48,10 @@ def open_store(
     """Open a store for reading, or several as one; an unfinished store is opened with an UnfinishedStoreWarning.
 
     `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. Several as a list, as a
-    glob such as "decades/*.zarr", or as a file that `embstore.store.collect` wrote: a `Collection`, whose rows are
-    those of the stores one after another. `site`: which vectors are read, see `Store.site`; it may also follow the
-    path: "name.zarr#query". `cache`: a folder for local copies of a remote store's shards, each downloaded whole
-    when it is first needed. The default is the environment variable EMBSTORE_CACHE; without either, rows are
+    glob such as "decades/*.zarr", or as a file NAME.json with a list of paths relative to it: a `Collection`, whose
+    rows are those of the stores one after another. `site`: which vectors are read, see `Store.site`; it may also
+    follow the path: "name.zarr#query". `cache`: a folder for local copies of a remote store's shards, each downloaded
+    whole when it is first needed. The default is the environment variable EMBSTORE_CACHE; without either, rows are
     requested one by one and not kept. `verify`: with "lazy" the index, and each partition before a row of it is
     first read, are compared with their checksums; a remote partition is downloaded whole for it. By default a read
     does not look at the checksums of vectors: damaged bytes then read as other numbers, until `embstore.verify` is
@@ -67,7 +66,7 @@ def open_store(
     InvalidValueError for a site that is not stored, StoreMismatchError for stores that are not of the same kind of
     vectors, StoreDamagedError, StorageError.
     """
-    if isinstance(path, str) and site is None and path.partition("#")[0].endswith((*SUFFIXES, MANIFEST)):
+    if isinstance(path, str) and site is None and path.partition("#")[0].endswith((*SUFFIXES, LISTING)):
         path, _, site = path.partition("#")
     options: dict[str, Any] = {"cache": cache_folder(cache), "verify": verify, "site": site or None}
     if isinstance(path, Sequence) and not isinstance(path, str):
@@ -76,8 +75,8 @@ def open_store(
         location = parse_location(path)
         if is_glob(location):
             store = _joined(members_at(location), options, path=location)
-        elif location.suffix == MANIFEST:
-            store = Collection(location, *read_manifest(location), is_stored=True, **options)
+        elif location.suffix == LISTING:
+            store = _joined(members_at(location), options, path=location, is_stored=True)
         else:
             store = _opened(location, options)
     if store.n_committed_rows < store.n_rows:
@@ -86,25 +85,6 @@ def open_store(
 
 
 open = open_store
-
-
-@checked
-def collect(stores: Iterable[Location], out: str | os.PathLike[str]) -> Store:
-    """Write the file `out` (NAME.json), by which stores are opened as one, and open it.
-
-    Their paths are kept relative to it. Opening it opens no store before that is read; the size and fingerprint of each
-    are in it, so that a store that is another one afterwards is an error. `stores`: paths, globs or URLs.
-
-    Raises InvalidValueError, StoreMismatchError for stores that are not of the same kind of vectors, StorageError.
-    """
-    path = parse_location(out)
-    if not isinstance(path, Path) or path.suffix != MANIFEST:
-        raise InvalidValueError(f"a collection is a file NAME{MANIFEST} on a disk, not {quoted(str(out))}")
-    stores = [stores] if isinstance(stores, str | os.PathLike | ObjectPath) else list(stores)
-    made = _joined(members_at(stores), {"cache": cache_folder(None)})
-    with replacing(path) as partial:
-        partial.write_text(_written(manifest(made, path.parent)), "utf-8")
-    return open_store(path)
 
 
 def manifest(collection: Collection, folder: Path) -> dict[str, Any]:
@@ -134,12 +114,8 @@ def add_part(store: Store, part: Path) -> None:
         partial.write_bytes(group_node({"embstore": manifest(grown, store.path)}))
 
 
-def _written(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-
-
-def read_manifest(path: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
-    """Read a file of `collect`. Raises StoreNotFoundError, StoreFormatError, StorageError."""
+def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
+    """Return the stores that a JSON file lists, a list of paths relative to it or URLs."""
     try:
         if isinstance(path, Path):
             if not os.path.lexists(path):
@@ -148,13 +124,15 @@ def read_manifest(path: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
                 data = path.read_bytes()
         else:
             data = zarr_storage(path.parent).get(path.name)
+        names = json.loads(data)
+        if not isinstance(names, list) or not names:
+            raise ValueError("it lists none")
+        paths = [_relative(name, path.parent) for name in names]
     except (FileNotFoundError, KeyNotFoundError):
-        raise StoreNotFoundError(f"there is no collection at {path}: embstore collect makes one") from None
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise StoreFormatError(f"{path} is not JSON ({quoted(str(error))}): make it by embstore collect") from None
-    return parse_manifest(document, path, path.parent)
+        raise StoreNotFoundError(f"there is no collection at {path}: it is a JSON list of paths of stores") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise StoreFormatError(f"{path} is not a JSON list of paths of stores ({quoted(str(error))})") from None
+    return paths
 
 
 def parse_manifest(document: Any, name: object, folder: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
@@ -176,7 +154,7 @@ def parse_manifest(document: Any, name: object, folder: Path | ObjectPath) -> tu
         if isinstance(error, StoreFormatError):
             raise
         raise StoreFormatError(
-            f"{name} is not a collection ({type(error).__name__}: {quoted(str(error))}): make it by embstore collect"
+            f"{name} does not list stores ({type(error).__name__}: {quoted(str(error))}): put it back from a copy"
         ) from None
 
 
@@ -185,16 +163,19 @@ def _member(fields: Any, folder: Path | ObjectPath) -> Member:
     for name, kind in kinds.items():
         if type(fields[name]) is not kind or (kind is int and fields[name] < 0):
             raise ValueError(f"{name} is {fields[name]!r}")
-    given = fields["path"]
-    if "://" in given:
-        path = parse_location(given)
-    elif isinstance(folder, Path):
-        path = Path(os.path.normpath(folder / given))
-    else:
-        path = folder
-        for part in given.split("/"):
-            path = path.parent if part == ".." else path if part == "." else path / part
+    path = _relative(fields["path"], folder)
     return Member(path, *(fields[name] for name in ("n_rows", "n_sentences", "fingerprint", "finished")))
+
+
+def _relative(name: str, folder: Path | ObjectPath) -> Path | ObjectPath:
+    """Return the location that a name stands for in a folder; it may be a URL or lead out of the folder."""
+    if "://" in name:
+        return parse_location(name)
+    if isinstance(folder, Path):
+        return Path(os.path.normpath(folder / name))
+    for part in name.split("/"):
+        folder = folder.parent if part == ".." else folder if part == "." else folder / part
+    return folder
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -205,7 +186,13 @@ def _matching(pattern: Path) -> list[Path]:
     return found
 
 
-def _joined(paths: Sequence[Path | ObjectPath], options: Mapping[str, Any], *, path: Path | None = None) -> Collection:
+def _joined(
+    paths: Sequence[Path | ObjectPath],
+    options: Mapping[str, Any],
+    *,
+    path: Path | ObjectPath | None = None,
+    is_stored: bool = False,
+) -> Collection:
     """Open several stores as one."""
     if not paths:
         raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
@@ -217,7 +204,7 @@ def _joined(paths: Sequence[Path | ObjectPath], options: Mapping[str, Any], *, p
         ends = dict.fromkeys([stores[0].path.stem, stores[-1].path.stem])
         path = Path(("+" if len(stores) < 3 else "...").join(ends))
     members = [Member.of(store) for store in stores]
-    return Collection(path, merged_metadata(stores), members, is_stored=False, **options)
+    return Collection(path, merged_metadata(stores), members, is_stored=is_stored, **options)
 
 
 def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
@@ -227,8 +214,8 @@ def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
     location = parse_location(path)
     if is_glob(location):
         return members_at(_matching(location))
-    if location.suffix == MANIFEST:
-        return [member.path for member in read_manifest(location)[1]]
+    if location.suffix == LISTING:
+        return _listed(location)
     node = None if location.suffix == ".h5" else zarr_storage(location).get_or_none(f"{APPENDED}/{NODE}")
     return [location] if node is None else [member.path for member in _appended(node, location)[1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
@@ -175,10 +177,28 @@ def test_sense_separability(tmp_path: Path) -> None:
     assert found == {2: pytest.approx((np.mean(right), np.mean(most)), abs=1e-6)}
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_import_hidden_states(named: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(EXAMPLES / "import_hidden_states.py"))["main"]
+    texts = ["the bank .", "it rains", "the bank"]
+    values = [np.random.default_rng(n).normal(size=(3, len(text.split()), 4)) for n, text in enumerate(texts)]
+    with h5py.File(tmp_path / "elmo.hdf5", "w") as file:
+        for number, array in enumerate(values):
+            file[str(number)] = array.astype("<f4")
+        if named:
+            file["sentence_to_index"] = [json.dumps({text: str(n) for n, text in enumerate(texts)})]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    store = main(str(tmp_path / "elmo.hdf5"), str(tmp_path / "elmo.zarr"), None if named else tmp_path / "texts.txt")
+    np.testing.assert_array_equal(store.select().vectors(), np.concatenate(values, 1).astype("<f2"))
+    assert store.table()["text"].unique(maintain_order=True).to_list() == texts
+    assert capsys.readouterr().out.startswith(f"{store.path}: 7 occurrences in layers [0, 1, 2]")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
+        "import_hidden_states.py",
         "extract_and_select.py",
         "train_with_torch.py",
         "read_without_embstore.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -34,7 +35,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.executors import Processes
-from embstore.store import Collection, StoreWriter, collect, merged
+from embstore.store import Collection, StoreWriter, merged
 from embstore.store.storage.lock import StoreLock
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
@@ -42,6 +43,13 @@ from tests.object_server import Bucket
 from tests.probes import class_store, edge_store
 from tests.store.example import all_files
 from tests.store_making import make_store
+
+
+def collect(paths: list[Any], file: Path) -> es.Store:
+    """Write a file that lists stores, and open it."""
+    file.write_text(json.dumps([os.path.relpath(path, file.parent) for path in paths]))
+    return es.open(file)
+
 
 CUTS = (0, 40, 41, 100, 150)
 WORDS = ["the", "bank", "river", "évident", "of", "money", "old", "suits", "closing", "banks", "steep"]
@@ -271,7 +279,7 @@ def test_workers_open_the_same_collection(made: dict[str, es.Store], kind: str) 
 def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str) -> None:
     store = made[kind]
     if kind == "list":
-        with pytest.raises(InvalidValueError, match="embstore collect"):
+        with pytest.raises(InvalidValueError, match="has no place for an index"):
             es.build_index(store, layer=1, progress=False)
         assert es.analysis.list_indexes(store) == []
         return
@@ -389,10 +397,9 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
         (lambda folder: es.open([folder / "link/m.zarr", folder / "m.zarr"]), InvalidValueError, "twice, once as "),
         (lambda folder: es.open([folder / "m.zarr", folder / "no.zarr"]), StoreNotFoundError, "no.zarr"),
         (lambda folder: es.open([folder / "m.zarr", 3]), InvalidValueError, "named by its path"),
-        (lambda folder: es.open(folder / "no.json"), StoreNotFoundError, "embstore collect"),
-        (lambda folder: es.open(folder / "bad.json"), StoreFormatError, "not JSON"),
-        (lambda folder: collect(["m.zarr"], folder / "out.txt"), InvalidValueError, "NAME.json"),
-        (lambda folder: collect([], folder / "out.json"), InvalidValueError, "needs one store"),
+        (lambda folder: es.open(folder / "no.json"), StoreNotFoundError, "no collection at"),
+        (lambda folder: es.open(folder / "bad.json"), StoreFormatError, "not a JSON list"),
+        (lambda folder: collect([], folder / "out.json"), StoreFormatError, "it lists none"),
         (lambda folder: es.extraction.options_of(folder / "no.zarr"), StoreNotFoundError, "no.zarr"),
         (lambda folder: es.extraction.options_of(folder / "m.h5"), InvalidValueError, "cannot grow"),
         (lambda folder: es.extraction.options_of("s3://bucket/m.zarr"), InvalidValueError, "cannot grow"),
@@ -410,25 +417,34 @@ def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match:
 SCHEMA = json.loads((resources.files("schemas") / "collection.schema.json").read_text())
 
 
-def test_the_file_of_a_collection(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    paths = parts_of(tmp_path / "in")
-    path = tmp_path / "collection.json"
-    collect([str(tmp_path / "in" / "*")], path)
-    document = json.loads(path.read_text())
+def test_the_list_of_appended_parts(tmp_path: Path) -> None:
+    path = tmp_path / "grown.zarr"
+    extract(path, SENTENCES[:5])
+    extract(path, SENTENCES[5:9], append=True)
+    node = path / "appended/zarr.json"
+    whole = json.loads(node.read_text())
+    document = whole["attributes"]["embstore"]
     jsonschema.validate(document, SCHEMA)
-    assert [member["path"] for member in document["members"]] == [f"in/{each.name}" for each in paths]
-    bare = [{name: value for name, value in each.items() if name != "fingerprint"} for each in document["members"]]
-    with pytest.raises(jsonschema.ValidationError, match="'fingerprint' is a required property"):
-        jsonschema.validate({**document, "members": bare}, SCHEMA)
+    assert [member["path"] for member in document["members"]] == [".", "appended/0001.zarr"]
     for key in ("collection_version", "metadata", "members"):
         for value in (None, 7, [], "x", {}, [{}], [{**document["members"][0], "n_rows": -1}]):
-            path.write_text(json.dumps({**document, key: value}))
-            with pytest.raises(StoreFormatError, match=r"collection\.json"):
+            node.write_text(json.dumps({**whole, "attributes": {"embstore": {**document, key: value}}}))
+            with pytest.raises(StoreFormatError, match=r"appended/zarr\.json"):
                 es.open(path)
-    moved = shutil.move(tmp_path / "in", tmp_path / "moved")
-    path.write_text(json.dumps(document).replace("in/", "moved/"))
-    assert es.open(path).table().equals(es.open([moved / each.name for each in paths]).table())
+
+
+def test_a_file_lists_stores(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    paths = parts_of(tmp_path / "in")
+    expected = es.open(paths).table()
+    path = tmp_path / "collection.json"
+    for listed in (["in/m0.zarr", "./in/m1.h5", "in/../in/m2.zarr", str(paths[3])], [str(each) for each in paths]):
+        path.write_text(json.dumps(listed))
+        assert es.open(path).table().equals(expected)
+    for wrong in ([], {}, 3, "in/m0.zarr", [3], [None]):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(StoreFormatError, match=r"collection\.json"):
+            es.open(path)
 
 
 def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
@@ -546,23 +562,17 @@ def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest
     assert store._members[0] is found[0]
 
 
-def test_the_file_of_a_collection_is_all_that_opening_it_reads(tmp_path: Path) -> None:
-    """A glob reads six files of each member: the root, two arrays, the commits, and twice the list of its parts."""
+def test_members_are_opened_when_their_rows_are_read(tmp_path: Path) -> None:
+    """To open a glob reads six files of each member: the root, two arrays, the commits, twice the list of its parts."""
     n_members = 12
     first = extract(tmp_path / "0000.zarr", SENTENCES[:2]).path
     for number in range(1, n_members):
         shutil.copytree(first, tmp_path / f"{number:04}.zarr")
-    collect([str(tmp_path / "*.zarr")], tmp_path / "collection.json")
     opened: list[str] = []
     active = [True]
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if active and event == "open" else None)
-    counts = {}
-    for name, path in {"file": tmp_path / "collection.json", "glob": str(tmp_path / "*.zarr")}.items():
-        opened.clear()
-        store = es.open(path)
-        counts[name] = sum(str(tmp_path) in each for each in opened)
-    assert counts == {"file": 1, "glob": 6 * n_members}
-    store = es.open(tmp_path / "collection.json")
+    store = es.open(str(tmp_path / "*.zarr"))
+    assert sum(str(tmp_path) in each for each in opened) == 6 * n_members
     opened.clear()
     assert store.select(rows=[0, store.n_rows - 1]).vectors().shape == (3, 2, 8)
     assert {number for number in range(n_members) if any(f"{number:04}.zarr" in each for each in opened)} == {
@@ -586,8 +596,7 @@ def test_members_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             np.concatenate([block.copy() for _, block in store.scan(1, block_rows=9)]), expected.select().vectors()[1]
         )
-    collect(local, tmp_path / "collection.json")
-    bucket.put("collection.json", (tmp_path / "collection.json").read_bytes().replace(b'"path": "', b'"path": "in/'))
+    bucket.put("collection.json", json.dumps([f"in/{path.name}" for path in local]).encode())
     assert es.open(f"{bucket.url}/collection.json").table().equals(expected.table())
     extract(local[0], SENTENCES[50:60], append=True)
     bucket.upload(local[0], "in/0.zarr")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import embstore as es
 from embstore.errors import InvalidValueError, StoreNotFoundError
-from embstore.store import publish
 from embstore.store.storage.location import ObjectPath, parse_location
-from tests.hub import FakeApi, Hub
+from tests.hub import Hub
 from tests.store_making import make_store
 
 
@@ -48,46 +44,3 @@ def test_addresses_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_that_is_not_on_the_hub(hub: Hub) -> None:
     with pytest.raises(StoreNotFoundError):
         es.open("hf://datasets/user/name/gone.zarr")
-
-
-def test_what_is_published_is_opened(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_secret_token")
-    make_store(tmp_path / "made.zarr")
-    local = es.open(tmp_path / "made.zarr")
-    address = publish(local, "hf://datasets/user/name", license="cc-by-4.0", citation="Doe 2026")
-    assert FakeApi.created == [("user/name", False)]
-    np.testing.assert_array_equal(es.open(address).gather(np.arange(9), 5), local.gather(np.arange(9), 5))
-    text = (hub.folder / "user/name/README.md").read_text()
-    files = sorted(path for path in (tmp_path / "made.zarr").rglob("*") if path.is_file())
-    names = sorted(files, key=lambda path: path.relative_to(tmp_path).as_posix())
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in names)).hexdigest()
-    for part in ('license: "cc-by-4.0"', "Doe 2026", digest, local.metadata.model["name"], 'es.open("hf://datasets'):
-        assert part in text
-    assert "hf_secret_token" not in text
-    publish(local, "hf://datasets/user/name/other.zarr", private=True)
-    assert FakeApi.created == [("user/name", False), ("user/name", True)]
-    assert (hub.folder / "user/name/README.md").read_text() == text
-
-
-def test_what_cannot_be_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_store(tmp_path / "made.zarr")
-    local = es.open(tmp_path / "made.zarr")
-    for address in (
-        "hf://datasets/user",
-        "hf://datasets/user/name@v1",
-        "hf://datasets/user/name/x.h5",
-        "s3://b/x.zarr",
-    ):
-        with pytest.raises(InvalidValueError, match="hf://datasets/USER/NAME"):
-            publish(local, address)
-    for limit, what in (("MAX_FILES", "files in"), ("MAX_ENTRIES", "entries in"), ("MAX_NBYTES", "bytes in")):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"embstore.store.convert.publish.{limit}", 1)
-            with pytest.raises(InvalidValueError, match=f"{what} a .*, and the hub takes 1: publish parts"):
-                publish(local, "hf://datasets/user/name")
-    with pytest.warns(es.errors.UnfinishedStoreWarning):
-        make_store(tmp_path / "part.zarr", leave_out=(1,))
-    with pytest.warns(es.errors.UnfinishedStoreWarning):
-        unfinished = es.open(tmp_path / "part.zarr")
-    with pytest.raises(InvalidValueError, match="is not finished"):
-        publish(unfinished, "hf://datasets/user/name")

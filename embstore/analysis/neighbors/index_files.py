@@ -117,8 +117,8 @@ def folder_of(store: Store) -> Path:
     """The folder of the indexes of a store: inside an array of a Zarr store, where no tool looks, or next to a file."""
     if isinstance(store, Collection) and not store.is_stored:
         raise InvalidValueError(
-            f"{store.path} is a list of stores, which has no place for an index: write it into a file by embstore "
-            "collect, and open that"
+            f"{store.path} is a list of stores, which has no place for an index: write it into a file NAME.json, "
+            "and open that"
         )
     if not isinstance(store.path, Path):
         raise InvalidValueError(
