@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -91,10 +91,13 @@ def made_sentences(count: int, words: Sequence[str], *, seed: int = 0) -> list[l
     return [part.tolist() for part in np.split(drawn, np.cumsum(lengths)[:-1])]
 
 
-def random_store(path: Path, *, rows: int, layers: int = 7, features: int = 384, dtype: str = "float16") -> es.Store:
+def random_store(
+    path: Path, *, rows: int, layers: int = 7, features: int = 384, dtype: Literal["float16", "float32"] = "float16"
+) -> es.Store:
     """Write normal vectors whose words have the frequencies of a text."""
     draw = np.random.default_rng(0)
     types = np.minimum(draw.zipf(1.1, rows) - 1, N_TYPES - 1)
     parts = np.split(types, range(SENTENCE_WORDS, rows, SENTENCE_WORDS))
-    vectors = draw.standard_normal((layers, rows, features), np.float32).astype(dtype)
-    return es.store.write_arrays(path, [[f"w{word}" for word in part] for part in parts], vectors)
+    vectors = (draw.standard_normal((layers, len(part), features), np.float32) for part in parts)
+    sentences = ([f"w{word}" for word in part] for part in parts)
+    return es.store.write_arrays(path, sentences, vectors, model="random", dtype=dtype)

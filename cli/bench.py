@@ -13,12 +13,13 @@ from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
+import polars as pl
 import typer
 from numpy.typing import NDArray
 
 import embstore as es
 from embstore_cli import options as opt
-from embstore_cli.output import print_json, print_table, write_out
+from embstore_cli.output import Output, print_table
 
 SENTENCE_WORDS = 20  # the mean length of a sentence in novels
 N_TYPES = 30_000  # as many as a corpus of some hundred thousand words has
@@ -49,8 +50,8 @@ def bench(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller store and fewer rounds: half a minute.")] = False,
     tmp: Annotated[Path | None, opt.option("DIR", "Where temporary files are written, .5 GB at most.")] = None,
-    as_json: opt.AsJson = False,
-    out: opt.Out = None,
+    *,
+    output: Output,
 ) -> None:
     """Measure the speed of this machine: gather, scan, search, geometry and, with --model, extraction.
 
@@ -64,26 +65,21 @@ def bench(
         measurements = [*store_measurements(store, rounds=rounds)]
         if model is not None:
             measurements.append(extraction(model, Path(folder), rounds=max(2, rounds // 3)))
-    table = [measurement.row for measurement in measurements]
-    if out is not None:
-        write_out(table, out)
-    if as_json:
-        print_json({"kernels": es.store.kernels(), "rows": rows, "measurements": table})
-        return
-    print(f"{rows:,} rows of 384 float16 features in 3 layers; kernels: {es.store.kernels()}")
-    print_table([{**row, "seconds": shown(row["seconds"]), "limit_seconds": shown(row["limit_seconds"]),
-                  "ratio": f"{row['ratio']:.2f}"} for row in table])  # fmt: skip
+    frame = pl.DataFrame([measurement.row for measurement in measurements])
+    if output.deliver(frame):
+        print(f"{rows:,} rows of 384 float16 features in 3 layers; kernels: {es.kernels.compiled_name() or 'numpy'}")
+        times = {name: pl.col(name).map_elements(shown, pl.String) for name in ("seconds", "limit_seconds")}
+        print_table(frame.with_columns(**times, ratio=pl.col("ratio").round(2)).to_dicts())
 
 
 def random_store(path: Path, *, n_rows: int) -> es.Store:
     """Write normal vectors of 384 features in 3 layers, whose words have the frequencies of a text."""
     draw = np.random.default_rng(0)
     types = np.minimum(draw.zipf(1.1, n_rows) - 1, N_TYPES - 1)
-    sentences = [
-        [f"w{word}" for word in part] for part in np.split(types, range(SENTENCE_WORDS, n_rows, SENTENCE_WORDS))
-    ]
-    vectors = draw.standard_normal((3, n_rows, 384), np.float32).astype(np.float16)
-    return es.store.write_arrays(path, sentences, vectors)
+    parts = np.split(types, range(SENTENCE_WORDS, n_rows, SENTENCE_WORDS))
+    sentences = ([f"w{word}" for word in part] for part in parts)
+    vectors = (draw.standard_normal((3, len(part), 384), np.float32) for part in parts)
+    return es.store.write_arrays(path, sentences, vectors, model="random")
 
 
 def store_measurements(store: es.Store, *, rounds: int) -> Iterator[Measurement]:
