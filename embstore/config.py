@@ -9,6 +9,7 @@ with es.config(progress=False):     # inside the block
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,17 +35,27 @@ class Settings:
 
 
 _settings = Settings()
+_of_thread = threading.local()  # threads of a server that change settings do not change those of each other
 
 
 def settings() -> Settings:
     """Return the settings that hold now."""
-    return _settings
+    return getattr(_of_thread, "settings", None) or _settings
+
+
+def _set(changed: Settings | None) -> None:
+    global _settings
+    if changed is not None and threading.current_thread() is threading.main_thread():
+        _settings = changed
+    else:
+        _of_thread.settings = changed
 
 
 class config:
     """Set the device, the threads, the memory and the progress bar of everything that is called from here on.
 
-    The settings are those of the process. As a context manager it restores at the end of the block what held before.
+    The settings are those of the process; what another thread than the main one sets holds in that thread alone. As a
+    context manager it restores at the end of the block what held before.
 
     Parameters
     ----------
@@ -65,23 +76,23 @@ class config:
     """
 
     def __init__(self, **changes: Any) -> None:
-        global _settings
         for name in changes:
             if name not in Settings.__dataclass_fields__:
                 raise InvalidValueError(f"unknown setting {name!r}; allowed are device, threads, memory, progress")
-        changed = replace(_settings, **changes)
+        is_main = threading.current_thread() is threading.main_thread()
+        self._before = _settings if is_main else getattr(_of_thread, "settings", None)
+        changed = replace(settings(), **changes)
         _check(changed)
-        self._before, _settings = _settings, changed
+        _set(changed)
 
     def __enter__(self) -> Settings:
-        return _settings
+        return settings()
 
     def __exit__(self, *error: object) -> None:
-        global _settings
-        _settings = self._before
+        _set(self._before)
 
     def __repr__(self) -> str:
-        return repr(_settings).replace("Settings", "config")
+        return repr(settings()).replace("Settings", "config")
 
 
 def _check(changed: Settings) -> None:

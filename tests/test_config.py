@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread
+
 import pytest
 
 from embstore.config import Settings, config, settings
@@ -24,6 +26,26 @@ def test_without_a_block_settings_stay() -> None:
         config(threads=3)
         assert settings().threads == 3
     assert settings() == Settings()
+
+
+def test_threads_do_not_change_the_settings_of_each_other() -> None:
+    first, second = Event(), Event()
+    seen = []
+
+    def block(threads: int, mine: Event, other: Event) -> None:
+        with config(threads=threads):
+            mine.set()
+            other.wait(10)
+            seen.append((threads, settings().threads))
+
+    workers = [Thread(target=block, args=(2, first, second)), Thread(target=block, args=(3, second, first))]
+    with config(memory="1GiB"):
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert settings() == Settings(memory="1GiB")
+    assert sorted(seen) == [(2, 2), (3, 3)]
 
 
 @pytest.mark.parametrize(
