@@ -126,10 +126,6 @@ class RenamedWordsWarning(EmbstoreWarning):
     """Words were written to a file under another spelling, because the format cannot hold theirs."""
 
 
-class SurplusWordsWarning(EmbstoreWarning):
-    """A file of word vectors holds more words than its header says; the surplus is ignored."""
-
-
 class IgnoredFilesWarning(EmbstoreWarning):
     """Some files of a benchmark folder are not of a known format and are ignored."""
 

@@ -28,6 +28,7 @@ from embstore.errors import EmbstoreError, ModelError
 from embstore.models import encoder_from_shorthand
 from embstore.models.elmo.weights import read_options
 from embstore.probes.loading import load as load_probes
+from embstore.vectors.files import open_vector_table
 from embstore_studies.finetuning.record import last_checkpoint, read_record
 from embstore_studies.study import StudyFolder
 from tests.models import tiny
@@ -121,7 +122,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "word vectors as text": ("v.txt", lambda path: es.vectors.read_vectors(path, format="text")),
     "word vectors as binary": ("v.bin", lambda path: es.vectors.read_vectors(path, format="binary")),
     "word vectors as npy": ("v.npy", lambda path: es.vectors.read_vectors(path, format="npy")),
-    "table of word vectors": ("v.vec", es.vectors.open_vector_table),
+    "table of word vectors": ("v.vec", open_vector_table),
     "model of word vectors": ("v.bin", lambda path: encoder_from_shorthand(f"vectors:{path}")),
     "model of a file": ("v.kv", lambda path: encoder_from_shorthand(str(path))),
     **{f"corpus, {name}": ("c", lambda path, name=name: corpus(path, name)) for name in es.corpus.FORMATS},

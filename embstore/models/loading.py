@@ -21,8 +21,8 @@ from embstore.models.static.shorthand import BAG, Missing, parse_shorthand, pars
 from embstore.models.static.tables import SubwordTable, WordTable
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.models.vllm.encoder import VllmEncoder
-from embstore.vectors import RandomVectors, VectorTable, WordVectors, open_vector_table
-from embstore.vectors.word_vectors import MAX_DIMENSIONS, table_of_vectors
+from embstore.vectors.files import open_vector_table
+from embstore.vectors.word_vectors import MAX_DIMENSIONS, RandomVectors, RowTable, VectorTable, WordVectors
 
 
 def load_encoder(
@@ -93,7 +93,7 @@ def vector_encoder(
     if isinstance(vectors, VectorTable):
         table = vectors
     elif isinstance(vectors, WordVectors):
-        table = table_of_vectors(vectors)
+        table = RowTable(vectors)
     else:
         table = open_vector_table(require_name(vectors))
         options = ["missing=drop"] if missing == "drop" else [f"seed={seed}"] if seed else []

@@ -1,171 +1,241 @@
-"""Word vectors read from and written to files of any supported format."""
+"""Word vectors read from and written to files: those of word2vec, GloVe and fastText by gensim, and .npy."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.arguments import checked
+from embstore.arguments import Positive, checked
+from embstore.corpus.lines import GZIP_MAGIC, ZSTD_MAGIC, read_blocks
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import (
+    CorpusError,
     InvalidValueError,
+    MissingPackageError,
     RenamedWordsWarning,
     StorageError,
     WordVectorsError,
     WordVectorsNotFoundError,
-    check_choice,
-    check_whole,
 )
 from embstore.store.storage.files import regular_file, replacing, storing
-from embstore.vectors.fasttext import MAGIC, FastTextTable
-from embstore.vectors.mapped import BOM, MappedFile, header_counts, sha256_of_files
-from embstore.vectors.word2vec import open_binary, open_text
-from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_nonfinite, first_repeated
+from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_repeated
 
 Format = Literal["auto", "text", "glove", "binary", "npy"]
 NPY_MAGIC = b"\x93NUMPY"
 PICKLE_MAGIC = b"\x80"
-BLOCK_ROWS = 2**12
+FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
 FORMAT_OF_SUFFIX: dict[str, Format] = {".bin": "binary", ".npy": "npy"}
-_UNWRITABLE = "\n\r\0"
+_HEAD = 2**12  # bytes that tell the format: more than the first word and a few of its numbers
 _NUMBERS = frozenset(b"0123456789+-.eEnaifNAIFty \t\r")
+_UNWRITABLE = "\n\r\0"
 
 
 @checked
-def read_vectors(path: str | Path, *, format: Format = "auto", limit: int | None = None) -> WordVectors:
-    """Read the word vectors of a file into memory, or only the first `limit` of them.
+def read_vectors(path: str | Path, *, format: Format = "auto", limit: Positive | None = None) -> WordVectors:
+    """Read the word vectors of a file into memory.
 
-    `format`: `text` is word2vec's text format with a header, `glove` the same without a header, `binary` word2vec's
-    binary format, `npy` an array [words, dimensions] with the words, one a line, in a file of the same name with the
-    suffix .vocab; `auto` detects it by the first bytes. All but npy may be compressed (gzip, zstd).
+    Parameters
+    ----------
+    path
+        The file; all formats but npy may be compressed (gzip, zstd).
+    format
+        `text`: word2vec's, with a header; `glove`: the same without a header; `binary`: word2vec's; `npy`: an array
+        [words, dimensions] with the words, one a line, in a file of the same name with the suffix .vocab; `auto`: by
+        the first bytes. gensim, the extra `vectors`, reads all but npy.
+    limit
+        Read the first ones only.
 
-    Raises WordVectorsError, with the line if there are lines, for a repeated word, a vector of another length, NaN or
-    infinity, a count other than the header's, and a file that is cut off.
+    Raises
+    ------
+    WordVectorsError
+        For a file that is damaged or cut off, a repeated word, NaN or infinity.
+    MissingPackageError
+        Without gensim.
     """
-    if limit is not None:
-        check_whole("limit", limit, 1)
-    table = _open(Path(path), format, limit)
+    path = Path(path)
+    table = _open(path, format, limit)
     if not isinstance(table, RowTable):
         raise WordVectorsError(
             f"{path}: a fastText model, which makes vectors of any word: use it as a model, or read its .vec file"
         )
-    n_words = len(table) if limit is None else min(limit, len(table))
-    return WordVectors(tuple(table.words[:n_words]), table.read_rows(range(n_words)))
+    return table.vectors
 
 
-@checked
 def open_vector_table(path: str | Path) -> VectorTable:
-    """Open a file of word vectors to look up words without reading all vectors.
-
-    Text with and without a header (word2vec, GloVe, fastText's .vec), word2vec's binary format, fastText's .bin, and
-    .npy with its .vocab, detected by their first bytes. The file is memory-mapped; a compressed one is decompressed
-    into a temporary file. Raises WordVectorsError, with the line if there are lines.
-    """
+    """Open a file of word vectors to look up words: of any format of `read_vectors`, or fastText's .bin."""
     return _open(Path(path), "auto", None)
 
 
 def _open(path: Path, format: str, limit: int | None) -> VectorTable:
-    check_choice("format", format, get_args(Format))
-    if format == "npy":
-        return _open_npy(path)
-    file = MappedFile(path)
-    start = file.data[: 2**12]
-    if start.startswith(PICKLE_MAGIC):
-        raise file.error(
-            "a pickle, as gensim saves it, which can run any code and is not read; convert it: "
-            "KeyedVectors.load(...).save_word2vec_format('vectors.bin', binary=True)"
-        )
-    if start.startswith(MAGIC):
-        return FastTextTable(file)
-    if format == "auto":
-        if start.startswith(NPY_MAGIC):
-            return _open_npy(path)
-        first, _, rest = start.partition(b"\n")
-        if header_counts(first) is None:
-            format = "glove"
-        else:
-            after_word = rest.partition(b" ")[2].partition(b"\n")[0]
-            format = "text" if _NUMBERS.issuperset(after_word) else "binary"
-    if format == "binary":
-        return open_binary(file, limit=limit)
-    return open_text(file, header=format == "text", limit=limit)
-
-
-def vocabulary_path(path: Path) -> Path:
-    """Return the path of the words of an .npy file."""
-    return path.with_suffix(".vocab")
-
-
-def _open_npy(path: Path) -> RowTable:
     try:
-        stored = np.load(regular_file(path), mmap_mode="r", allow_pickle=False)
+        with regular_file(path).open("rb") as file:
+            head = file.read(_HEAD)
+        if not head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+            return _read(path, path, head, format, limit)
+        with tempfile.NamedTemporaryFile() as plain:
+            plain.writelines(read_blocks(path))
+            plain.flush()
+            plain.seek(0)
+            return _read(path, Path(plain.name), plain.read(_HEAD), format, limit)
+    except WordVectorsError:
+        raise
     except FileNotFoundError:
         raise WordVectorsNotFoundError(f"no word vectors at {path}: give an existing file") from None
+    except IsADirectoryError:
+        raise WordVectorsError(f"{path}: is a folder, not a file of word vectors") from None
+    except OSError as error:
+        raise WordVectorsError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except CorpusError as error:
+        raise WordVectorsError(str(error)) from None
+
+
+def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) -> VectorTable:
+    """Read what is at `plain`, which is `path` without its compression."""
+    if head.startswith(PICKLE_MAGIC):
+        raise WordVectorsError(
+            f"{path}: a pickle, as gensim saves it, which can run any code and is not read; convert it: "
+            "KeyedVectors.load(...).save_word2vec_format('vectors.bin', binary=True)"
+        )
+    if format == "npy" or (format == "auto" and head.startswith(NPY_MAGIC)):
+        return RowTable(_read_npy(path, limit), _sha256(path, path.with_suffix(".vocab")))
+    if head.startswith(FASTTEXT_MAGIC):
+        return FastTextTable(_by_gensim(path, "fasttext.load_facebook_vectors", str(plain)), _sha256(path))
+    header, _, rest = head.partition(b"\n")
+    if format == "auto":
+        format = "glove"
+        if len(header.split()) == 2 and all(field.isdigit() for field in header.split()):
+            after_word = rest.partition(b" ")[2].partition(b"\n")[0]
+            format = "text" if _NUMBERS.issuperset(after_word) else "binary"
+    options = {"binary": format == "binary", "no_header": format == "glove", "limit": limit}
+    keyed = _by_gensim(path, "KeyedVectors.load_word2vec_format", str(plain), **options)
+    if format != "glove" and limit is None and len(keyed) < int(header.split()[0]):
+        raise WordVectorsError(
+            f"{path}: has {len(keyed)} different words, its header says {header.split()[0].decode()}"
+        )
+    return RowTable(_checked_vectors(path, keyed.index_to_key, keyed.vectors), _sha256(path))
+
+
+def _by_gensim(path: Path, function: str, *args: Any, **options: Any) -> Any:
+    """Call a function of gensim.models, whose errors of any kind become one line on the file."""
+    try:
+        called: Any = import_module("gensim.models")
+    except ImportError as error:
+        raise MissingPackageError('files of word vectors need gensim: pip install "embstore[vectors]"') from error
+    for name in function.split("."):
+        called = getattr(called, name)
+    try:
+        return called(*args, **options)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise WordVectorsError(f"{path}: cannot be read as word vectors: {reason}") from None
+
+
+def _checked_vectors(path: Path, words: Sequence[str], vectors: NDArray[Any]) -> WordVectors:
+    try:
+        return WordVectors(tuple(words), vectors)
+    except InvalidValueError as error:
+        raise WordVectorsError(f"{path}: {error}") from None
+
+
+def _read_npy(path: Path, limit: int | None) -> WordVectors:
+    try:
+        stored = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise WordVectorsError(f"{path}: cannot be read as .npy: {' '.join(str(error).split())}") from None
     if not isinstance(stored, np.ndarray) or stored.ndim != 2 or stored.dtype.kind != "f" or not stored.size:
         shape = getattr(stored, "shape", "of several arrays")
         raise WordVectorsError(f"{path}: the array is {shape}: it must hold floats [words, dimensions]")
-    vocabulary = vocabulary_path(path)
-    words = _read_vocabulary(vocabulary, path)
+    vocabulary = path.with_suffix(".vocab")
+    try:
+        words = regular_file(vocabulary).read_text("utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        message = f"no words at {vocabulary}: this file must hold the words of {path.name}, one a line"
+        raise WordVectorsNotFoundError(message) from None
+    except UnicodeDecodeError as error:
+        raise WordVectorsError(f"{vocabulary}: {error}") from None
     if len(words) != len(stored):
         raise WordVectorsError(f"{vocabulary}: {len(words)} words for the {len(stored)} vectors of {path.name}")
-
-    def read_rows(rows: Sequence[int]) -> NDArray[np.float32]:
-        with np.errstate(over="ignore"):
-            vectors = np.array(stored[np.asarray(rows, np.int64)], np.float32)
-        if (bad := first_nonfinite(vectors)) is not None:
-            row = rows[bad]
-            raise WordVectorsError(f"{path}: the vector of {words[row]!r} (row {row}) has NaN or infinity in it")
-        return vectors
-
-    return RowTable(
-        words, read_rows, dimensions=int(stored.shape[1]), hash_data=lambda: sha256_of_files(path, vocabulary)
-    )
+    return _checked_vectors(path, words[:limit], stored[:limit])
 
 
-def _read_vocabulary(path: Path, array: Path) -> list[str]:
-    try:
-        file = MappedFile(path)
-    except WordVectorsNotFoundError:
-        message = f"no words at {path}: this file must hold the words of {array.name}, one a line"
-        raise WordVectorsNotFoundError(message) from None
-    content = bytes(file.data)
-    try:
-        words = content.decode().removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise file.error(f"byte 0x{content[error.start]:02x} is not UTF-8", line=line) from None
-    if "\r" in words[0]:
-        words = [word.removesuffix("\r") for word in words]
-    if "" in words:
-        raise file.error("is empty: write one word a line", line=words.index("") + 1)
-    if (pair := first_repeated(words)) is not None:
-        message = f"the word {words[pair[1]]!r} is in line {pair[0] + 1} too: a word has one vector"
-        raise file.error(message, line=pair[1] + 1)
-    return words
+def _sha256(*paths: Path) -> str:
+    """Return the hash of the files' bytes, one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
+
+
+class FastTextTable(VectorTable):
+    """The words of a fastText model; the vector of a word that is not in its vocabulary is that of its n-grams."""
+
+    def __init__(self, keyed: Any, sha256: str) -> None:
+        self._keyed = keyed
+        self._sha256 = sha256
+        self.dimensions = keyed.vector_size
+
+    @property
+    def sha256(self) -> str:
+        return self._sha256
+
+    def holds(self, word: str) -> bool:
+        return self._spelled(word) in self._keyed.key_to_index
+
+    def has(self, word: str) -> bool:
+        from gensim.models.fasttext import ft_ngram_hashes
+
+        keyed = self._keyed
+        options = (keyed.min_n, keyed.max_n, keyed.bucket)
+        return self.holds(word) or bool(keyed.bucket and keyed.max_n and len(ft_ngram_hashes(word, *options)))
+
+    def vectors_of(self, words: Sequence[str]) -> NDArray[np.float32]:
+        for word in words:
+            if not self.has(word):
+                raise KeyError(word)
+        made = [self._keyed.get_vector(self._spelled(word)) for word in words]
+        return np.array(made, np.float32).reshape(len(words), self.dimensions)
+
+    def _spelled(self, word: str) -> str:
+        known = self._keyed.key_to_index
+        return word.lower() if word not in known and word.lower() in known else word
 
 
 @checked
 def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "auto") -> None:
-    """Write word vectors to a file as `text`, `glove`, `binary` or `npy` (see `read_vectors`), atomically.
+    """Write word vectors to a file, atomically.
 
-    `auto` chooses by the suffix: binary for .bin, npy for .npy, else text. Numbers in text are the shortest that read
-    back as the same float32. A space ends a word in text and binary files, so the spaces of phrases are written as "_"
-    with a RenamedWordsWarning; npy keeps them.
+    Parameters
+    ----------
+    vectors
+        The words and their vectors. A space ends a word in text and binary files, so the spaces of phrases are written
+        as "_" with a RenamedWordsWarning; npy keeps them.
+    path
+        The file.
+    format
+        One of those of `read_vectors`; `auto` chooses by the suffix: binary for .bin, npy for .npy, else text. Numbers
+        in text are the shortest that read back as the same float32.
 
-    Raises InvalidValueError for words that no file can hold and for two words that would be written the same,
-    StorageError if the file cannot be written.
+    Raises
+    ------
+    InvalidValueError
+        For words that no file can hold, and for two words that would be written the same.
+    StorageError
+        If the file cannot be written.
+    MissingPackageError
+        Without gensim.
     """
     path = Path(path)
-    check_choice("format", format, get_args(Format))
     if path.suffix in (".gz", ".zst"):
         raise InvalidValueError(f"{path}: word vectors are written uncompressed: leave {path.suffix} out of the name")
     if format == "auto":
@@ -176,23 +246,22 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
         if any(sign in word for sign in _UNWRITABLE) or not is_encodable(word):
             raise InvalidValueError(f"the word {word!r} cannot be written: a line break, NUL or half a surrogate pair")
     if format == "npy":
-        vocabulary = "".join(f"{word}\n" for word in vectors.words).encode()
         with _replacing(path) as array:
             with array.open("wb") as file:
                 np.save(file, vectors.vectors)
             Path(os.path.realpath(path)).unlink(missing_ok=True)  # so that an array never has the words of another
-            with _replacing(vocabulary_path(path)) as partial:
-                partial.write_bytes(vocabulary)
+            with _replacing(path.with_suffix(".vocab")) as partial:
+                partial.write_bytes("".join(f"{word}\n" for word in vectors.words).encode())
         return
     words = _without_spaces(vectors.words, path)
-    with _replacing(path) as partial, partial.open("wb") as file:
-        if format == "binary":
-            _write_binary(words, vectors, file)
-        else:
-            _write_text(words, vectors, file, header=format == "text")
+    keyed = _by_gensim(path, "KeyedVectors", vectors.dimensions)
+    keyed.add_vectors(words, vectors.vectors)
+    with _replacing(path) as partial:
+        options = {"binary": format == "binary", "write_header": format != "glove", "sort_attr": None}
+        keyed.save_word2vec_format(str(partial), **options)
 
 
-def _without_spaces(words: tuple[str, ...], path: Path) -> Sequence[str]:
+def _without_spaces(words: tuple[str, ...], path: Path) -> list[str]:
     renamed = [word.replace(" ", "_") for word in words]
     if (pair := first_repeated(renamed)) is not None:
         first, second = (words[row] for row in pair)
@@ -203,29 +272,6 @@ def _without_spaces(words: tuple[str, ...], path: Path) -> Sequence[str]:
         message = f"{path}: the spaces of {phrases} such as {example!r} are written as '_'"
         warnings.warn(message, RenamedWordsWarning, stacklevel=4)
     return renamed
-
-
-def _write_text(words: Sequence[str], vectors: WordVectors, file: BinaryIO, *, header: bool) -> None:
-    import polars as pl  # loaded late, as in reading
-
-    if header:
-        file.write(f"{len(vectors)} {vectors.dimensions}\n".encode())
-    elif words[0].encode().startswith(BOM):
-        file.write(BOM)  # reading takes one off
-    names = [f"{number}" for number in range(vectors.dimensions)]
-    for start in range(0, len(vectors), BLOCK_ROWS):
-        stop = start + BLOCK_ROWS
-        numbers = pl.from_numpy(np.asfortranarray(vectors.vectors[start:stop]), schema=names, orient="row")
-        frame = numbers.insert_column(0, pl.Series("word", words[start:stop], dtype=pl.String))
-        frame.write_csv(file, include_header=False, separator=" ", quote_style="never")
-
-
-def _write_binary(words: Sequence[str], vectors: WordVectors, file: BinaryIO) -> None:
-    file.write(f"{len(vectors)} {vectors.dimensions}\n".encode())
-    for start in range(0, len(vectors), BLOCK_ROWS):
-        rows = vectors.vectors[start : start + BLOCK_ROWS].astype("<f4", copy=False)
-        block = zip(words[start : start + BLOCK_ROWS], rows, strict=True)
-        file.write(b"".join(word.encode() + b" " + row.tobytes() + b"\n" for word, row in block))
 
 
 def _replacing(path: Path) -> AbstractContextManager[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, check_whole, quoted
 
-BLOCK_ROWS = 2**14
+BLOCK_ROWS = 2**14  # checked at once: a block stays in the cache of a core
 PHRASE_JOINS = ("_", " ")  # how the entries of phrases are spelled: as by word2vec, then as by numpy and gensim
-MAX_DIMENSIONS = 2**16
+MAX_DIMENSIONS = 2**16  # of random vectors: more than any model has
 
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
     """Distinct words and their vectors: float32 [words, dimensions], finite, in the order of the words.
 
-    Made by `read_vectors`, `static_vectors` and `train_vectors`, and accepted wherever static embeddings are analysed.
+    Made by `read_vectors` and `static_vectors`, and accepted wherever static embeddings are analysed.
     Raises InvalidValueError for a word that is repeated, empty or not text, and for vectors of another shape or with
     NaN or infinity.
     """
@@ -147,59 +147,25 @@ class VectorTable(ABC):
 
 
 class RowTable(VectorTable):
-    """A table with one row a word, of which `read_rows` reads the vectors.
+    """A table of vectors in memory; `sha256` is that of their file, else that of the words and vectors."""
 
-    `read_rows` takes a sequence of row numbers and returns float32 [rows, dimensions]. `hash_data` returns the SHA-256
-    of the data. Only rows that are looked up are read.
-    """
+    def __init__(self, vectors: WordVectors, sha256: str | None = None) -> None:
+        self.vectors = vectors
+        self.dimensions = vectors.dimensions
+        self._sha256 = sha256
 
-    def __init__(
-        self,
-        words: Sequence[str],
-        read_rows: Callable[[Sequence[int]], NDArray[np.float32]],
-        *,
-        dimensions: int,
-        hash_data: Callable[[], str],
-    ) -> None:
-        self.words = words
-        self.read_rows = read_rows
-        self.dimensions = dimensions
-        self._hash_data = hash_data
-
-    @cached_property
+    @property
     def sha256(self) -> str:
-        return self._hash_data()
-
-    def __len__(self) -> int:
-        return len(self.words)
+        return self._sha256 or self.vectors.sha256()
 
     def holds(self, word: str) -> bool:
-        return self.row_of(word) is not None
-
-    def row_of(self, word: str) -> int | None:
-        """Return the row of a word as spelled, else in lower case; None if there is neither."""
-        row = self._row_of.get(word)
-        return self._row_of.get(word.lower()) if row is None else row
+        return word in self.vectors or word.lower() in self.vectors
 
     def vectors_of(self, words: Sequence[str]) -> NDArray[np.float32]:
-        rows = [self.row_of(word) for word in words]
-        if None in rows:
-            raise KeyError(words[rows.index(None)])
-        return self.read_rows([row for row in rows if row is not None])
-
-    @cached_property
-    def _row_of(self) -> dict[str, int]:
-        return {word: row for row, word in enumerate(self.words)}
-
-
-def table_of_vectors(vectors: WordVectors) -> RowTable:
-    """Return a table of vectors in memory."""
-    return RowTable(
-        vectors.words,
-        lambda rows: vectors.vectors[np.asarray(rows, np.int64)],
-        dimensions=vectors.dimensions,
-        hash_data=vectors.sha256,
-    )
+        rows = self.vectors.rows_of(word if word in self.vectors else word.lower() for word in words)
+        if (rows < 0).any():
+            raise KeyError(words[int(rows.argmin())])
+        return self.vectors.vectors[rows]
 
 
 class RandomVectors(VectorTable):

@@ -34,7 +34,7 @@ from tests.hostile_files.defects import (
     shifted,
 )
 from tests.probes.test_saved import DAMAGES
-from tests.vectors.test_bad_files import BINARY, NPY, TEXT, npy
+from tests.vectors.test_files import BINARY, NPY, TEXT, npy
 
 INDEX = "hidden_states/.index/x"
 
@@ -272,7 +272,7 @@ FASTTEXT: dict[str, bytes] = {
 def of_vectors() -> list[Defect]:
     found = []
     for kind, contents in (("text vectors", TEXT), ("binary vectors", BINARY)):
-        for name, (content, _) in contents.items():
+        for name, content in contents.items():
             found.append(Defect(kind, name, patched("", lambda _, content=content: content)))
     for name, (array, words, _) in NPY.items():
         make = lambda path, array=array, words=words: _write_npy(path, array, words)  # noqa: E731

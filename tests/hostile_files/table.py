@@ -18,6 +18,7 @@ from embstore.errors import EmbstoreError
 from embstore.models.elmo.weights import read_options
 from embstore.store import backend
 from embstore.store.storage.objects import ObjectStorage
+from embstore.vectors.files import open_vector_table
 from embstore_studies.finetuning.record import COMPARED, read_record
 from embstore_studies.study import StudyFolder
 from tests.analysis.index_store import hard_store
@@ -29,7 +30,7 @@ from tests.models.tiny_elmo import CNN, LSTM
 from tests.probes import class_store
 from tests.store.example import all_files, example
 from tests.store.memory_bucket import URL, MemoryBucket
-from tests.vectors.test_bad_files import entry, npy
+from tests.vectors.test_files import entry, npy
 
 
 def digest(*parts: object) -> str:
@@ -116,7 +117,7 @@ def _vectors(name: str, content: bytes, format: str, *, words: bytes = b"") -> K
 
     def read(path: Path) -> str:
         if format == "table":
-            table = es.vectors.open_vector_table(path)
+            table = open_vector_table(path)
             return digest(table.vectors_of(["a", "b"]))
         return digest(es.vectors.read_vectors(path, format=format).vectors)  # type: ignore[arg-type]
 

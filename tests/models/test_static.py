@@ -27,7 +27,8 @@ from embstore.models import (
 from embstore.models.static.encoder import StaticEncoder
 from embstore.models.static.shorthand import locate
 from embstore.models.static.tables import WordTable
-from embstore.vectors import RandomVectors, WordVectors, write_vectors
+from embstore.vectors import WordVectors, write_vectors
+from embstore.vectors.word_vectors import RandomVectors
 from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.models.oracle import REDUCE, PlainScript, gather, word_spans
@@ -214,7 +215,10 @@ def test_random_vectors_by_word(tmp_path: Path) -> None:
 
 
 def test_random_vectors_are_normal_and_the_same_in_any_process() -> None:
-    code = "from embstore.vectors import RandomVectors as D; print(D(300, seed=1).vectors_of(['Straße']).sum())"
+    code = (
+        "from embstore.vectors.word_vectors import RandomVectors\n"
+        "print(RandomVectors(300, seed=1).vectors_of(['Straße']).sum())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     one = RandomVectors(300, seed=1).vectors_of(["Straße"])
     assert done.stdout.strip() == str(one.sum())

@@ -17,9 +17,9 @@ from embstore_studies import Clark2019, StudyResult
 from embstore_studies.attention_importance import attention_importance
 from embstore_studies.clark2019 import report
 from tests.analysis.test_attention import trees, write_conllu
-from tests.analysis.test_attention_importance import language_model
 from tests.models import tiny
 from tests.studies.sections import rows_of
+from tests.studies.test_attention_importance import language_model
 
 MENTIONS = {
     "text": "the cat sat because the cat was cold and it was the bank",

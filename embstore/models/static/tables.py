@@ -18,8 +18,7 @@ from embstore.models.elmo.words import WordNumbers
 from embstore.models.encoder import Tokenized
 from embstore.models.static.shorthand import Missing
 from embstore.models.transformer.tokens import SubwordTokenizer
-from embstore.vectors import RandomVectors
-from embstore.vectors.word_vectors import PHRASE_JOINS, VectorTable
+from embstore.vectors.word_vectors import PHRASE_JOINS, RandomVectors, VectorTable
 
 NO_ROW = -1
 FIRST_ROWS = 1024
