@@ -19,7 +19,7 @@ from embstore.analysis.geometry.cosine import CosineSums, WordSums, mean_cosine
 from embstore.analysis.neighbors.space import stored_bytes
 from embstore.analysis.scan import Scope, reduce
 from embstore.errors import InvalidValueError
-from embstore.kernels.compiled import score_pairs
+from embstore.kernels import score_pairs
 from embstore.store import Store
 from embstore.vectors.linalg import unit_rows
 

@@ -1,1 +1,58 @@
-"""Compiled loops: rows out of memory maps, exact search, sums of cosines."""
+"""Loops over arrays: those of the C extension where it is installed, else the same in numpy, which is slower.
+
+`EMBSTORE_PURE=1` in the environment leaves the extension out, as on a machine without a compiler.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+__all__ = [
+    "Candidates",
+    "add_cosines",
+    "all_finite",
+    "compiled_name",
+    "gather_rows",
+    "pack_queries",
+    "padded_queries",
+    "partitions_of",
+    "rank_rows",
+    "score_pairs",
+    "will_need",
+]
+
+VERSIONS = ("C", "C with AVX2", "C with AVX-512")  # by the numbers of `limit_target`
+
+if TYPE_CHECKING:
+    from embstore.kernels.compiled import (
+        Candidates,
+        add_cosines,
+        all_finite,
+        gather_rows,
+        pack_queries,
+        padded_queries,
+        partitions_of,
+        rank_rows,
+        score_pairs,
+        will_need,
+    )
+
+    _extension: Any
+else:
+    from embstore.kernels import plain as _kernels
+
+    _extension = None
+    if os.environ.get("EMBSTORE_PURE", "0") in ("", "0"):
+        try:
+            from embstore.kernels import compiled as _extension
+
+            _kernels = _extension
+        except ImportError:
+            pass
+    globals().update({name: getattr(_kernels, name) for name in __all__ if name != "compiled_name"})
+
+
+def compiled_name() -> str | None:
+    """Return what the loops are compiled for, such as "C with AVX2"; None where numpy runs them."""
+    return None if _extension is None else VERSIONS[_extension.limit_target(len(VERSIONS) - 1)]

@@ -2,7 +2,7 @@
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int8_t, int16_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 import numpy as np
@@ -99,44 +99,8 @@ cdef extern from "kernels.h" nogil:
         const double *scores, const int64_t *rows, int64_t n, int64_t count, int64_t k, int ascending, ranked_t *ranked,
         int64_t *best_rows, double *best_scores
     )
-    ctypedef struct attention_t:
-        int64_t n_sentences, n_heads, n_groups, size
-        const int32_t *bounds
-        const float *queries
-        const float *keys
-        const float *values
-        int64_t query_step, query_head, key_step, key_head, value_step, value_head
-        float *out
-        float scale
-        int64_t before, after
-    int c_attend "attend" (const attention_t *attention, int n_threads)
     int64_t add_cosines_float(const cosines_t *sums)
     int64_t add_cosines_double(const cosines_t *sums)
-    ctypedef struct maps_t:
-        int64_t n_sentences, n_heads, width
-        const float *values
-        const int64_t *lengths
-        float *entropies
-        float *columns
-        float *offsets
-    int c_read_maps "read_maps" (const maps_t *maps)
-    void c_add_mixed_entropies "add_mixed_entropies" (
-        const float *rows, int64_t n_rows, int64_t size, int64_t part, double *sums
-    )
-    ctypedef struct words_t:
-        int64_t n_sentences, n_heads, width, n_words
-        const float *values
-        const int64_t *counts
-        const int64_t *bounds
-        float *out
-    int c_read_words "read_words" (const words_t *words)
-    void c_find_most_attended "find_most_attended" (
-        const float *words, int64_t n_sentences, int64_t n_words, int64_t n_heads, const int64_t *counts, int64_t *best
-    )
-    int64_t c_find_arborescences "find_arborescences" (
-        const float *weights, int64_t n_sentences, int64_t n_heads, int64_t width, const int64_t *sizes,
-        const int64_t *roots, int32_t *heads
-    )
 
 
 def limit_target(int most):
@@ -524,147 +488,3 @@ def add_cosines(
     if n_nonzero == -2:
         raise MemoryError("the memory is short")
     return n_nonzero
-
-
-def attend(
-    const float[:, :, :] queries,
-    const float[:, :, :] keys,
-    const float[:, :, :] values,
-    const int32_t[::1] bounds,
-    float scale,
-    int64_t before,
-    int64_t after,
-    int n_threads,
-    float[:, :, ::1] out,
-):
-    cdef attention_t attention
-    cdef int64_t n = queries.shape[0], n_heads = queries.shape[1], size = queries.shape[2]
-    cdef int failed
-    cdef const float[:, :, :] each
-    for each in (keys, values):
-        if each.shape[0] != n or each.shape[2] != size or not each.shape[1] or n_heads % each.shape[1]:
-            raise ValueError("the shapes of the arguments do not fit")
-    for each in (queries, keys, values):
-        if each.strides[2] != sizeof(float) or each.strides[0] % sizeof(float) or each.strides[1] % sizeof(float):
-            raise ValueError("the features of a head are not next to each other")
-    if keys.shape[1] != values.shape[1] or (out.shape[0], out.shape[1], out.shape[2]) != (n, n_heads, size):
-        raise ValueError("the shapes of the arguments do not fit")
-    if size % 16 or bounds.shape[0] < 2 or bounds[0] != 0 or bounds[bounds.shape[0] - 1] != n:
-        raise ValueError("a head has no multiple of 16 features, or the bounds are not those of the positions")
-    attention.n_sentences, attention.n_heads, attention.size = bounds.shape[0] - 1, n_heads, size
-    attention.n_groups = n_heads // keys.shape[1]
-    attention.bounds, attention.out, attention.scale = &bounds[0], &out[0, 0, 0], scale
-    attention.queries, attention.keys, attention.values = &queries[0, 0, 0], &keys[0, 0, 0], &values[0, 0, 0]
-    attention.query_step, attention.query_head = queries.strides[0] // sizeof(float), queries.strides[1] // sizeof(float)
-    attention.key_step, attention.key_head = keys.strides[0] // sizeof(float), keys.strides[1] // sizeof(float)
-    attention.value_step, attention.value_head = values.strides[0] // sizeof(float), values.strides[1] // sizeof(float)
-    attention.before, attention.after = before, after
-    with nogil:
-        failed = c_attend(&attention, n_threads)
-    if failed:
-        raise MemoryError("attention of a long sentence")
-
-
-def find_arborescences(
-    const float[:, :, :, ::1] weights, const int64_t[::1] sizes, const int64_t[::1] roots, int32_t[:, :, ::1] heads
-):
-    cdef int64_t n = weights.shape[0], width = weights.shape[1], n_heads = weights.shape[2], i, done
-    if weights.shape[3] != width or (heads.shape[0], heads.shape[1], heads.shape[2]) != (n, width, n_heads):
-        raise ValueError("the shapes of the arguments do not fit")
-    if sizes.shape[0] != n or roots.shape[0] != n:
-        raise ValueError("the shapes of the arguments do not fit")
-    for i in range(n):
-        if sizes[i] > width or roots[i] >= sizes[i]:
-            raise ValueError("a sentence is larger than its graph, or its root is not in it")
-    if not n or not n_heads or not width:
-        return
-    with nogil:
-        done = c_find_arborescences(
-            &weights[0, 0, 0, 0], n, n_heads, width, &sizes[0], &roots[0], &heads[0, 0, 0]
-        )
-    if done < 0:
-        raise MemoryError
-
-
-def read_maps(
-    const float[:, :, :, ::1] values,
-    const int64_t[::1] lengths,
-    float[:, :, ::1] entropies,
-    float[:, :, ::1] columns,
-    float[:, :, ::1] offsets,
-):
-    cdef maps_t maps
-    cdef int64_t n = values.shape[0], n_heads = values.shape[1], width = values.shape[2], i
-    cdef int failed
-    cdef float[:, :, ::1] each
-    if values.shape[3] != width or lengths.shape[0] != n or offsets.shape[2] != 2 * width - 1:
-        raise ValueError("the shapes of the arguments do not fit")
-    for each in (entropies, columns, offsets):
-        if (each.shape[0], each.shape[1]) != (n, n_heads):
-            raise ValueError("the shapes of the arguments do not fit")
-    if entropies.shape[2] != width or columns.shape[2] != width:
-        raise ValueError("the shapes of the arguments do not fit")
-    for i in range(n):
-        if not 0 < lengths[i] <= width:
-            raise ValueError("a sentence is longer than its map, or empty")
-    if not n or not n_heads:
-        return
-    maps.n_sentences, maps.n_heads, maps.width = n, n_heads, width
-    maps.values, maps.lengths = &values[0, 0, 0, 0], &lengths[0]
-    maps.entropies, maps.columns, maps.offsets = &entropies[0, 0, 0], &columns[0, 0, 0], &offsets[0, 0, 0]
-    with nogil:
-        failed = c_read_maps(&maps)
-    if failed:
-        raise MemoryError
-
-
-def add_mixed_entropies(const float[:, ::1] rows, int64_t part, double[:, ::1] sums):
-    cdef int64_t n = rows.shape[0], size = rows.shape[1]
-    if (sums.shape[0], sums.shape[1]) != (n, n) or part < 1:
-        raise ValueError("the shapes of the arguments do not fit")
-    if n and size:
-        with nogil:
-            c_add_mixed_entropies(&rows[0, 0], n, size, part, &sums[0, 0])
-
-
-def read_words(
-    const float[:, :, :, ::1] values, const int64_t[::1] counts, const int64_t[:, :, ::1] bounds, float[:, :, :, ::1] out
-):
-    cdef words_t words
-    cdef int64_t n = values.shape[0], n_heads = values.shape[1], width = values.shape[2], n_words = out.shape[1], i, j
-    cdef int failed
-    if values.shape[3] != width or counts.shape[0] != n or (out.shape[0], out.shape[2], out.shape[3]) != (
-        n, n_heads, n_words
-    ):
-        raise ValueError("the shapes of the arguments do not fit")
-    if (bounds.shape[0], bounds.shape[1], bounds.shape[2]) != (n, n_words, 2):
-        raise ValueError("the shapes of the arguments do not fit")
-    for i in range(n):
-        if not 0 <= counts[i] <= n_words:
-            raise ValueError("a sentence has more words than there is space for")
-        for j in range(counts[i]):
-            if not 0 <= bounds[i, j, 0] < bounds[i, j, 1] <= width:
-                raise ValueError("a word is not within its map")
-    if not n or not n_heads or not n_words:
-        return
-    words.n_sentences, words.n_heads, words.width, words.n_words = n, n_heads, width, n_words
-    words.values, words.counts, words.bounds = &values[0, 0, 0, 0], &counts[0], &bounds[0, 0, 0]
-    words.out = &out[0, 0, 0, 0]
-    with nogil:
-        failed = c_read_words(&words)
-    if failed:
-        raise MemoryError
-
-
-def find_most_attended(const float[:, :, :, ::1] words, const int64_t[::1] counts, int64_t[:, :, ::1] best):
-    cdef int64_t n = words.shape[0], n_words = words.shape[1], n_heads = words.shape[2], i
-    if words.shape[3] != n_words or counts.shape[0] != n or (best.shape[0], best.shape[1], best.shape[2]) != (
-        n, n_words, n_heads
-    ):
-        raise ValueError("the shapes of the arguments do not fit")
-    for i in range(n):
-        if not 0 <= counts[i] <= n_words:
-            raise ValueError("a sentence has more words than there is space for")
-    if n and n_words and n_heads:
-        with nogil:
-            c_find_most_attended(&words[0, 0, 0, 0], n, n_words, n_heads, &counts[0], &best[0, 0, 0])

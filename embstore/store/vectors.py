@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.kernels import compiled
+from embstore import kernels
 from embstore.store.layout import ITEM_NBYTES
 
 DTYPES = tuple(ITEM_NBYTES)
@@ -50,7 +50,7 @@ def float32_of_bfloat16(bits: NDArray[np.uint16], out: NDArray[np.float32] | Non
 
 def all_finite(values: NDArray[Any]) -> bool:
     """Return whether no value of a C-contiguous float16 or float32 array is infinite or NaN."""
-    return compiled.all_finite(values.reshape(-1).view(np.int8), values.itemsize == 2)
+    return kernels.all_finite(values.reshape(-1).view(np.int8), values.itemsize == 2)
 
 
 def quantize(vectors: NDArray[np.float32], center: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

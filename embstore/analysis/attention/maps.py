@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from embstore.analysis.attention.annotated import Annotated, Mention
 from embstore.corpus.sentence import PAIR
-from embstore.kernels.compiled import find_most_attended, read_maps, read_words
 from embstore.models.batching import Batch
 from embstore.models.encoder import Tokenized, ragged_indices
 from embstore.models.transformer.tokens import Specials
@@ -208,13 +207,8 @@ class Maps:
     @cached_property
     def _read(self) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
         """The entropies, columns and offsets."""
-        n, n_heads, length, _ = self.values.shape
-        if self.values.device.type == "cpu":
-            made = [np.zeros((n, n_heads, width), np.float32) for width in (length, length, 2 * length - 1)]
-            read_maps(self.values.contiguous().numpy(), self.tokens.lengths, *made)
-        else:
-            made = [each.cpu().numpy() for each in read_on_device(self.values)]
-        return made[0], made[1], made[2]
+        entropies, columns, offsets = (each.cpu().numpy() for each in read_maps(self.values))
+        return entropies, columns, offsets
 
     @property
     def entropies(self) -> NDArray[np.float32]:
@@ -237,36 +231,26 @@ class Maps:
 
         As in Clark et al. 2019 (section 4.1): that to a word is the sum over its subwords, that from a word the mean.
         """
-        n, n_heads = self.values.shape[:2]
-        n_words = self.tokens.bounds.shape[1]
-        if self.values.device.type == "cpu":
-            found = np.zeros((n, n_words, n_heads, n_words), np.float32)
-            read_words(self.values.contiguous().numpy(), self.tokens.n_words, self.tokens.bounds, found)
-            return found
-        return np.asarray(words_on_device(self.values, self.tokens).cpu().numpy())
+        n, n_heads, length, _ = self.values.shape
+        n_words = self.tokens.members.shape[-1]
+        to_words = torch.bmm(self.values.reshape(n, n_heads * length, length), self.tokens.members)
+        by_query = to_words.view(n, n_heads, length, n_words).transpose(1, 2).reshape(n, length, n_heads * n_words)
+        words = torch.bmm(self.tokens.means, by_query).view(n, n_words, n_heads, n_words)
+        return np.asarray(words.cpu().numpy())
 
     @cached_property
     def most_attended(self) -> NDArray[np.int64]:
         """The other word that each word attends to most: int64 [sentences, words, heads], -1 if it attends to none."""
-        best = np.full(self.words.shape[:3], -1)
-        find_most_attended(self.words, self.tokens.n_words, best)
-        return best
+        others, numbers = self.words.copy(), np.arange(self.words.shape[1])
+        others[:, numbers, :, numbers] = 0
+        return np.where(others.max(3) > 0, others.argmax(3), -1)
 
 
-def read_on_device(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the entropies, columns and offsets of maps, as `read_maps` does on a CPU."""
+def read_maps(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the entropies, columns and offsets of maps [sentences, heads, queries, keys]."""
     n, n_heads, length, _ = values.shape
     entropies = -torch.linalg.vecdot(values.clamp_min(TINY).log_(), values)
     # With the queries in reverse order in rows of 2 x length, read as rows that are one shorter, row i is shifted by i:
     # the columns are offsets, from 1 - length.
     skewed = torch.nn.functional.pad(values.flip(-2), (0, length)).flatten(2)[:, :, : length * (2 * length - 1)]
     return entropies, values.sum(-2), skewed.reshape(n, n_heads, length, 2 * length - 1).sum(2)
-
-
-def words_on_device(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """Return the attention of words to words, as `read_words` does on a CPU."""
-    n, n_heads, length, _ = values.shape
-    n_words = tokens.members.shape[-1]
-    to_words = torch.bmm(values.reshape(n, n_heads * length, length), tokens.members)
-    by_query = to_words.view(n, n_heads, length, n_words).transpose(1, 2).reshape(n, length, n_heads * n_words)
-    return torch.bmm(tokens.means, by_query).view(n, n_words, n_heads, n_words)

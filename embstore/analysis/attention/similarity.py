@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.attention.maps import Maps, Shape
+from embstore.analysis.attention.maps import TINY, Maps, Shape
 from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
 from embstore.errors import check_whole
-from embstore.kernels.compiled import add_mixed_entropies
 
-PART = 512  # probabilities of each head that are compared at a time: those of all heads remain in the cache
+PART = 4096  # probabilities of each head that are compared at a time: those of all heads remain in the cache
 LOG_2 = float(np.log(2))
 
 
@@ -44,10 +43,9 @@ class HeadDistances(Statistic):
         if not maps.last:
             return
         # [heads of all layers, probabilities]: rows of padding are 0, and add nothing
-        every = torch.cat(self._waiting, 1).transpose(0, 1).flatten(1).cpu().numpy()
+        every = torch.cat(self._waiting, 1).transpose(0, 1).flatten(1).cpu()
         self._waiting = []
-        mixed, total = np.zeros((len(every), len(every))), every.sum(1, dtype=np.float64)
-        add_mixed_entropies(every, PART, mixed)
+        mixed, total = mixed_entropies(every), every.sum(1, dtype=torch.float64).numpy()
         own = mixed.diagonal()
         # of s = p_i + p_j: H(s / 2) = (log 2 sum(s) - sum(s log s)) / 2
         sums = np.triu(LOG_2 * np.add.outer(total, total) + np.add.outer(own, own) - mixed, 1) / 2
@@ -68,6 +66,17 @@ class HeadDistances(Statistic):
             yield Values("jensen_shannon", name, row.reshape(shape), count=count)
         for axis, column in zip("xy", classical_scaling(self.divergences).T, strict=True):
             yield Values(f"head_{axis}", "", column.reshape(shape), count=count)
+
+
+def mixed_entropies(rows: torch.Tensor) -> NDArray[np.float64]:
+    """The sum of x log x of rows i + j at [i, j], j > i, and of row i at [i, i]; 0 below."""
+    sums = np.zeros((len(rows), len(rows)))
+    for part in rows.split(PART, 1):
+        for number in range(len(rows)):
+            both = part[number:] + part[number]
+            both[0] = part[number]
+            sums[number, number:] += torch.linalg.vecdot(both, both.clamp_min(TINY).log_()).numpy()
+    return sums
 
 
 def classical_scaling(distances: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape
 from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
-from embstore.kernels.compiled import find_arborescences
 
 PUNCT = "punct"
 ALL = "all"  # relations but that of punctuation
@@ -96,9 +95,11 @@ class Trees(Statistic):
         tokens, edges = maps.tokens, maps.tokens.edges
         scored = ~edges.punctuation & (edges.roots >= 0)[edges.row]
         row, dependant, head = edges.row[scored], edges.dependant[scored], edges.head[scored]
-        trees = np.full(maps.words.shape[:3], -1, np.int32)  # [sentences, words, heads]
+        trees = np.full(maps.words.shape[:3], -1)  # [sentences, words, heads]
         weights = maps.words + maps.words.transpose(0, 3, 2, 1) if self.shape.causal else maps.words
-        find_arborescences(weights, tokens.n_words, edges.roots, trees)
+        for sentence, (n_words, root) in enumerate(zip(tokens.n_words.tolist(), edges.roots.tolist(), strict=True)):
+            for head in range(trees.shape[2]) if root >= 0 else ():
+                trees[sentence, :n_words, head] = arborescence(weights[sentence, :n_words, head, :n_words], root)
         hits = (trees[row, dependant] == head[:, None]) | (trees[row, head] == dependant[:, None])
         self.add("hits", maps.layer, hits.sum(0))
         if maps.layer == 0:
@@ -111,6 +112,49 @@ class Trees(Statistic):
         if count:
             yield Values("uuas", "", self.sums["hits"] / count, count=count, baseline=branching / count)
             yield Values("uuas", "random", random / count, count=count)
+
+
+def arborescence(weights: NDArray[np.floating], root: int) -> NDArray[np.int64]:
+    """Return the head of each node in the maximum spanning arborescence from a root, -1 of the root itself.
+
+    `weights` [n, n]: that of the edge from head u to dependant v is at [v, u]. By Chu and Liu's and Edmonds' algorithm:
+    each node takes its best head, and a cycle is contracted to one node, entered where that costs least.
+    """
+    weights = weights.astype(np.float64)
+    np.fill_diagonal(weights, -np.inf)
+    weights[root] = -np.inf
+    heads = weights.argmax(1)
+    heads[root] = -1
+    cycle = _cycle_of(heads.tolist())
+    if not cycle:
+        return heads
+    rest = np.delete(np.arange(len(heads)), cycle)
+    entering = (weights[cycle] - weights[cycle, heads[cycle]][:, None])[:, rest]
+    leaving = weights[np.ix_(rest, cycle)]
+    contracted = np.block([[weights[np.ix_(rest, rest)], leaving.max(1)[:, None]], [entering.max(0), -np.inf]])
+    found = arborescence(contracted, int(np.searchsorted(rest, root)))
+    of_rest = np.append(rest, -1)[found[:-1]]  # the last is that of the root, and of heads in the cycle, set below
+    in_cycle = found[:-1] == len(rest)
+    of_rest[in_cycle] = np.array(cycle)[leaving.argmax(1)[in_cycle]]
+    heads[rest] = of_rest
+    heads[cycle[entering[:, found[-1]].argmax()]] = rest[found[-1]]
+    return heads
+
+
+def _cycle_of(heads: list[int]) -> list[int]:
+    """The nodes of a cycle of heads; empty without one."""
+    seen: dict[int, int] = {-1: -1}  # node -> the walk in which it was first met
+    for start in range(len(heads)):
+        node = start
+        while node not in seen:
+            seen[node] = start
+            node = heads[node]
+        if node >= 0 and seen[node] == start:
+            cycle = [node]
+            while heads[cycle[-1]] != node:
+                cycle.append(heads[cycle[-1]])
+            return cycle
+    return []
 
 
 @register_statistic("coreference")

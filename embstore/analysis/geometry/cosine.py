@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from embstore.analysis.scan import Batch, Scope, beyond_float32, gather_finite
 from embstore.analysis.words import count_codes
 from embstore.errors import InvalidValueError
-from embstore.kernels.compiled import add_cosines
+from embstore.kernels import add_cosines
 from embstore.store import Store
 from embstore.store.layout import Layers
 

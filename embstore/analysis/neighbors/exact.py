@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from embstore.analysis.neighbors.space import Rows, Space, StoredBlock, Vectors, refuse_vector, stored_bytes
 from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, NonFiniteError, check_whole
-from embstore.kernels.compiled import Candidates, pack_queries, padded_queries, rank_rows, score_pairs
+from embstore.kernels import Candidates, pack_queries, padded_queries, rank_rows, score_pairs
 from embstore.vectors.linalg import unit_rows
 
 MAX_K = 2**31 - 1

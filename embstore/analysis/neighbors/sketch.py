@@ -31,7 +31,7 @@ from embstore.analysis.neighbors.sketch_codes import (
     Sketch,
     of_norms,
 )
-from embstore.kernels.compiled import pack_queries, padded_queries
+from embstore.kernels import pack_queries, padded_queries
 
 FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, NonFiniteError, SearchIndexError, StoreDamagedError, quoted
-from embstore.kernels.compiled import will_need
+from embstore.kernels import will_need
 from embstore.store.storage.base import Storage
 from embstore.store.storage.files import crc32c, regular_file
 

@@ -15,13 +15,11 @@ import transformers
 from numpy.typing import NDArray
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from embstore.kernels.compiled import attend as attend_on_cpu
 from embstore.models.running import to_device
 
 NAME = "embstore_varlen"
 KEYWORD = "embstore_sentences"
 LARGEST_HEAD = 256  # features of a head that the fused kernel of CUDA supports, in multiples of eight
-FEATURES_TOGETHER = 16  # of a head, for the kernel of a CPU
 
 _Window = tuple[int, int]
 
@@ -96,8 +94,7 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend within each sentence: `query` [1, heads, positions, features] to [1, positions, heads, features].
 
-    Uses one kernel on a CPU in float32 and on CUDA in half precision, else on a CPU one call per run of sentences of
-    one length. Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
+    Uses one kernel on CUDA in half precision, and on a CPU one call per run of sentences of one length. Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
     """
     sentences: SentenceBounds | None = more.get(KEYWORD)
     if sentences is None:
@@ -109,8 +106,6 @@ def attend(
     if sentences.causal:
         window = (window[0], 0)
     features = query.shape[-1]
-    if query.device.type == "cpu" and query.dtype is torch.float32 and features % FEATURES_TOGETHER == 0:
-        return _compiled(query, key, value, sentences.bounds, window, scaling or features**-0.5), None
     if not query.is_cuda:
         return _by_length(query, key, value, sentences, window, scaling), None
     kernel = _fused_kernel() if has_kernel(query.dtype) and features % 8 == 0 and features <= LARGEST_HEAD else None
@@ -138,15 +133,6 @@ def _fused_kernel() -> Callable[..., torch.Tensor] | None:
 @cache
 def _parameters(kernel: Callable[..., torch.Tensor]) -> frozenset[str]:
     return frozenset(inspect.signature(kernel).parameters)
-
-
-def _compiled(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bounds: torch.Tensor, window: _Window, scaling: float
-) -> torch.Tensor:
-    out = query.new_empty(query.shape[2], query.shape[1], value.shape[-1])
-    queries, keys, values = (states[0].transpose(0, 1).numpy() for states in (query, key, value))
-    attend_on_cpu(queries, keys, values, bounds.numpy(), scaling, *window, torch.get_num_threads(), out.numpy())
-    return out.unsqueeze(0)
 
 
 def _by_length(

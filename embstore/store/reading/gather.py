@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError
-from embstore.kernels.compiled import partitions_of
+from embstore.kernels import partitions_of
 from embstore.store.conditions import require_rows
 from embstore.store.reading.scan import Snapshot, take_stored
 from embstore.store.storage.base import wait_all

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.kernels.compiled import gather_rows, will_need
+from embstore.kernels import gather_rows, will_need
 from embstore.store.arrays import ArraySpec
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, crc32c
 

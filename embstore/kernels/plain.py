@@ -1,0 +1,320 @@
+"""The loops of compiled.pyx in numpy, for machines without a compiler: the same arguments and results, but slower.
+
+A sketch is not searched without the extension: a search reads the vectors then, with the same result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FLOAT, HALF, BFLOAT, DOUBLE, CODES = range(5)
+COSINE, PRODUCT, DISTANCE = range(3)
+UNSURE, BAD = 1, 2  # states of rows: float64 must compare them, or nothing can
+SMALLEST = np.float32(1e-30)  # a squared length below which some squares may have underflowed
+CANCELLED = np.float32(64)  # a row this many times shorter than what was subtracted is left to float64
+FLUSH_COUNT = 64  # vectors of a frequent word after which its sum is moved to float64
+REPEATED = 2**63  # the bit of an address whose segment has the same row throughout
+PART_NUMBERS = 2**22  # numbers that are computed with at a time: a few of such arrays fit the cache of a server
+NO_ROW = np.iinfo(np.int64).max
+DTYPES = {FLOAT: np.float32, HALF: np.float16, BFLOAT: np.uint16, DOUBLE: np.float64, CODES: np.int8}
+
+
+def partitions_of(
+    rows: NDArray[np.int64], n_stored: int, partition_rows: int, committed: NDArray[np.uint8]
+) -> tuple[list[int], int]:
+    if len(committed) != -(-n_stored // partition_rows):
+        raise ValueError("committed has one item for each partition")
+    if not len(rows):
+        return [], 0
+    if rows.min() < 0 or rows.max() >= n_stored:
+        return [], -1
+    numbers, counts = np.unique(rows // partition_rows, return_counts=True)
+    return numbers.tolist(), int(counts[committed[numbers] == 0].sum())
+
+
+def gather_rows(
+    bases: NDArray[np.uint64],
+    segment_rows: int,
+    row_nbytes: int,
+    rows: NDArray[np.int64],
+    out: NDArray[Any],
+    most_nanoseconds: int,
+) -> int:
+    if memoryview(out).readonly or out.nbytes != len(rows) * row_nbytes:
+        raise ValueError("out has another size than the rows")
+    if not len(rows):
+        return 0
+    target = memoryview(out).cast("B")
+    copies = np.frombuffer(target, np.uint8).reshape(len(rows), row_nbytes)
+    segments, inside = np.divmod(rows, segment_rows)
+    addresses = bases[segments]
+    n = int((addresses == 0).argmax()) if (addresses == 0).any() else len(rows)
+    order = np.argsort(segments[:n], kind="stable")
+    for group in np.split(order, np.flatnonzero(np.diff(segments[order])) + 1) if n else ():
+        address = int(addresses[group[0]])
+        places = inside[group] if address < REPEATED else np.zeros(len(group), np.int64)
+        size = (int(places.max()) + 1) * row_nbytes
+        memory = (ctypes.c_uint8 * size).from_address(address % REPEATED)
+        copies[group] = np.frombuffer(memory, np.uint8).reshape(-1, row_nbytes)[places]
+    return n
+
+
+def all_finite(values: NDArray[np.int8], half: bool) -> bool:
+    return bool(np.isfinite(values.view(np.float16 if half else np.float32)).all())
+
+
+def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:
+    """Without the extension the system reads pages when they are used."""
+
+
+def pack_queries(queries: NDArray[np.float32]) -> None:
+    """Queries are not packed for numpy."""
+
+
+def padded_queries(n_queries: int) -> int:
+    return n_queries
+
+
+def _decoded(vectors: NDArray[np.int8], kind: int) -> NDArray[Any]:
+    """Rows of bytes as numbers, bfloat16 as float32."""
+    stored = vectors.view(DTYPES[kind])
+    return (stored.astype(np.uint32) << 16).view(np.float32) if kind == BFLOAT else stored
+
+
+def _squares(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.asarray(np.einsum("ij,ij->i", values, values))
+
+
+class Candidates:
+    def __init__(
+        self,
+        queries: NDArray[np.float32],
+        packed: Any,
+        metric: int,
+        mean: NDArray[np.float32] | None,
+        mean_length: float,
+        components: NDArray[np.float64],
+        row_groups: list[NDArray[np.int64]],
+        query_groups: NDArray[np.int64],
+        n_best: int,
+        scores: NDArray[np.float32],
+        rows: NDArray[np.int64],
+        filled: NDArray[np.int64],
+        least: NDArray[np.float32],
+    ) -> None:
+        self.queries, self.metric, self.mean, self.components = queries, metric, mean, components
+        self.mean_length = np.float32(mean_length)
+        self.row_groups, self.query_groups, self.n_best = row_groups, query_groups, n_best
+        self.scores, self.rows, self.filled, self.least = scores, rows, filled, least
+
+    def add(
+        self,
+        vectors: NDArray[np.int8],
+        kind: int,
+        state: NDArray[np.uint8],
+        first: int,
+        rows: NDArray[np.int64] | None = None,
+        spread: bool = False,
+        scales: NDArray[np.float32] | None = None,
+        center: NDArray[np.float32] | None = None,
+    ) -> tuple[int, float]:
+        n = len(state)
+        if (rows is None and spread) or (rows is not None and len(rows) != n):
+            raise ValueError("the rows are not those of the states")
+        numbers = np.arange(first, first + n) if rows is None else rows
+        places = numbers - first if spread else np.arange(n)
+        if n and not 0 <= places[0] <= places[-1] < len(vectors):
+            raise ValueError("the rows are not among the vectors")
+        step = max(1, PART_NUMBERS // max(self.queries.shape))
+        longest = 0.0
+        for start in range(0, n, step):
+            part = slice(start, start + step)
+            values: NDArray[np.float32] = _decoded(vectors[places[part]], kind).astype(np.float32)
+            if scales is not None and center is not None:
+                values = values * scales[places[part], None] + center
+            with np.errstate(all="ignore"):
+                longest = max(longest, self._add(values, numbers[part], state[part]))
+        return int(np.count_nonzero(state)), longest
+
+    def _add(self, values: NDArray[np.float32], rows: NDArray[np.int64], state: NDArray[np.uint8]) -> float:
+        """Add some rows; sets their state, and returns the largest squared length."""
+        state[:] = 0
+        if self.mean is not None:
+            values = values - self.mean
+        squares = _squares(values)
+        subtracted = np.sqrt(squares) + 2 * self.mean_length
+        if len(self.components):
+            values = values - (values @ self.components.T @ self.components).astype(np.float32)
+            squares = _squares(values)
+        if self.metric == COSINE:
+            odd = np.flatnonzero(~((squares > SMALLEST) & (squares < np.inf)))
+            largest = np.abs(values[odd]).max(1, initial=0)
+            is_bad = ~(largest < np.inf)
+            if self.mean is None:  # vectors so short or long that their squares are lost
+                values[odd] /= np.where(largest > 0, largest, 1)[:, None]
+                squares[odd] = np.where(largest > 0, _squares(values[odd]), 1)
+            else:
+                state[subtracted > CANCELLED * np.sqrt(squares)] = UNSURE
+                state[odd] = UNSURE
+            state[odd[is_bad]] = BAD
+        else:
+            state[~(squares < np.inf)] = BAD
+        if state.any():
+            values, squares, rows = values[state == 0], squares[state == 0], rows[state == 0]
+        scores = self.queries @ values.T
+        if self.metric == COSINE:
+            scores *= 1 / np.sqrt(squares)
+        elif self.metric == DISTANCE:
+            scores -= squares / 2
+        for of_rows, of_queries in zip(self.row_groups, self.query_groups, strict=True):
+            scores[(of_rows[rows] == of_queries[:, None]) & (of_queries >= 0)[:, None]] = -np.inf
+        above = scores > self.least[: len(scores), None]
+        for query in np.flatnonzero(above.any(1)).tolist():
+            self._keep(query, scores[query, above[query]], rows[above[query]])
+        return float(squares.max(initial=0))
+
+    def _keep(self, query: int, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> None:
+        filled = int(self.filled[query])
+        stop = filled + len(rows)
+        if stop >= self.scores.shape[1]:
+            scores = np.concatenate([self.scores[query, :filled], scores])
+            rows = np.concatenate([self.rows[query, :filled], rows])
+            best = np.argpartition(scores, -self.n_best)[-self.n_best :]
+            scores, rows, filled, stop = scores[best], rows[best], 0, self.n_best
+            self.least[query] = scores.min()
+        self.scores[query, filled:stop], self.rows[query, filled:stop] = scores, rows
+        self.filled[query] = stop
+
+
+def score_pairs(
+    vectors: NDArray[np.int8],
+    kind: int,
+    metric: int,
+    queries: NDArray[np.float64],
+    owners: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    scores: NDArray[np.float64],
+) -> None:
+    step = max(1, PART_NUMBERS // queries.shape[1])
+    for start in range(0, len(owners), step):
+        part = slice(start, start + step)
+        rows, own = _decoded(vectors[numbers[part]], kind).astype(np.float64), queries[owners[part]]
+        with np.errstate(all="ignore"):
+            if metric == DISTANCE:
+                scores[part] = np.sqrt(np.square(rows - own).sum(1))
+                continue
+            scores[part] = (rows * own).sum(1)  # row by row, so that equal vectors have equal scores
+            if metric == COSINE:
+                squares = np.square(rows).sum(1)
+                scores[part] = np.where(squares == 0, 0, scores[part] / np.sqrt(squares))
+
+
+def rank_rows(
+    scores: NDArray[np.float64], rows: NDArray[np.int64], k: int, ascending: bool
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    if scores.shape != rows.shape or k < 1:
+        raise ValueError("the shapes of the arguments do not fit")
+    is_row = (rows >= 0) & ~np.isnan(scores)
+    keys = np.where(is_row, scores if ascending else -scores, np.inf)
+    order = np.lexsort((np.where(is_row, rows, NO_ROW), keys), axis=-1)[:, :k]
+    is_row = np.take_along_axis(is_row, order, 1)
+    best_rows, best_scores = np.full((len(rows), k), -1), np.full((len(rows), k), np.nan)
+    best_rows[:, : order.shape[1]] = np.where(is_row, np.take_along_axis(rows, order, 1), -1)
+    best_scores[:, : order.shape[1]] = np.where(is_row, np.take_along_axis(scores, order, 1), np.nan)
+    return best_rows, best_scores
+
+
+def _grouped(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct codes that are not negative, where each begins in an order of the positions, and that order."""
+    order = np.argsort(codes, kind="stable")
+    order = order[np.searchsorted(codes[order], 0) :]
+    return *np.unique(codes[order], return_index=True), order  # type: ignore[return-value]
+
+
+def add_cosines(
+    vectors: NDArray[np.int8],
+    half: bool,
+    words: NDArray[np.int64],
+    word_counts: NDArray[np.int64],
+    word_sums: NDArray[Any],
+    word_totals: NDArray[np.float64],
+    sentences: NDArray[np.int64],
+    sentence_sizes: NDArray[np.int64],
+    sentence_values: NDArray[np.float64],
+    runs: NDArray[np.int64],
+    run_sums: NDArray[Any],
+    buffers: NDArray[Any],
+    total: NDArray[np.float64],
+) -> int:
+    size, width, dtype = len(total), word_sums.shape[1], word_sums.dtype
+    shapes = [(word_counts.shape, (len(word_sums), 3)), (runs.shape, (2, 2)), (run_sums.shape, (2, 2, size))]
+    shapes += [(buffers.shape, (2, size)), (word_totals.shape[1:], (width,)), (len(sentence_values), len(sentence_sizes))]
+    if any(shape != expected for shape, expected in shapes) or width not in (size, 2 * size):
+        raise ValueError("the shapes of the arguments do not fit")
+    if len(words) not in (0, len(vectors)) or len(sentences) not in (0, len(vectors)):
+        raise ValueError("the shapes of the arguments do not fit")
+    rows = vectors.view(np.float16 if half else dtype)
+    if width > size:  # vectors without a word are not read
+        rows, words = rows[words >= 0], words[words >= 0]
+    rows = rows.astype(dtype)
+    with np.errstate(all="ignore"):
+        squares = np.einsum("ij,ij->i", rows, rows)
+        is_safe = (squares > (1e-30 if dtype == np.float32 else 1e-290)) & (squares < np.inf)
+        if (rows[~is_safe] != 0).any():
+            return -1
+        units = rows * np.where(squares > 0, 1 / np.sqrt(squares), 0)[:, None].astype(dtype)
+    if len(words):
+        codes, starts, order = _grouped(words)
+        parts = [np.add.reduceat(each[order], starts, 0, np.float64) for each in (units, rows)[: width // size]]
+        sums = np.concatenate(parts, 1) if len(codes) else np.empty((0, width))
+        counts = np.diff(starts, append=len(order))
+        word_counts[codes, 2] += np.add.reduceat((squares > 0)[order], starts, dtype=np.int64) if len(codes) else 0
+        frequent = word_counts[codes, 0] >= 0
+        word_counts[codes[frequent], 1] += counts[frequent]
+        flushed = frequent & (word_counts[codes, 1] >= FLUSH_COUNT)
+        slots = word_counts[codes[flushed], 0]
+        word_totals[slots] += word_sums[codes[flushed]] + sums[flushed]
+        word_sums[codes[flushed]] = 0
+        word_counts[codes[flushed], 1] %= FLUSH_COUNT
+        word_sums[codes[~flushed]] += sums[~flushed].astype(dtype)
+    if width > size:
+        return int(np.count_nonzero(squares))
+    if not len(sentences):
+        total += units.sum(0, dtype=np.float64)
+        return int(np.count_nonzero(squares))
+    total += units[sentences < 0].sum(0, dtype=np.float64)
+    codes, starts, order = _grouped(sentences)
+    if len(codes):
+        plain, unit = (np.add.reduceat(each[order], starts, 0, np.float64) for each in (rows, units))
+        counts = np.diff(starts, append=len(order))
+        for sentence, count, *sums in zip(codes.tolist(), counts.tolist(), plain, unit, strict=True):
+            if sentence != runs[0, 0]:
+                _close_run(sentence_sizes, sentence_values, runs, run_sums, total)
+                runs[0], run_sums[0] = (sentence, 0), 0
+            runs[0, 1] += count
+            run_sums[0] += np.array(sums)
+    return int(np.count_nonzero(squares))
+
+
+def _close_run(
+    sizes: NDArray[np.int64],
+    values: NDArray[np.float64],
+    runs: NDArray[np.int64],
+    run_sums: NDArray[Any],
+    total: NDArray[np.float64],
+) -> None:
+    """Set the value of the sentence just read, or keep it as the first one if it began before this part."""
+    sentence, count = runs[0].tolist()
+    if sentence < 0:
+        return
+    plain, unit = run_sums[0].astype(np.float64)
+    total += unit
+    if count < sizes[sentence]:
+        runs[1], run_sums[1] = runs[0], run_sums[0]
+    else:
+        length = float(np.linalg.norm(plain))
+        values[sentence] = float(plain @ unit) / length / count if length > 0 else 0.0
