@@ -1,4 +1,4 @@
-"""Every version of the compiled kernels against numpy."""
+"""Every version of the kernels, compiled or of numpy, against plain numpy."""
 
 from __future__ import annotations
 
@@ -9,37 +9,66 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore.kernels.compiled import (
+from embstore import kernels
+from embstore.kernels import (
     Candidates,
     add_cosines,
     all_finite,
     gather_rows,
-    limit_target,
     pack_queries,
     padded_queries,
     partitions_of,
+    plain,
     rank_rows,
     score_pairs,
     will_need,
 )
 from embstore.store.vectors import dequantize
 
-BEST = limit_target(2)
+try:
+    from embstore.kernels import compiled
+
+    BEST = compiled.limit_target(2)
+except ImportError:
+    BEST = -1
+
+NAMES = set(kernels.__all__) - {"compiled_name"}
 FLOAT, HALF, BFLOAT, DOUBLE, CODES = range(5)
 COSINE, PRODUCT, DISTANCE = 0, 1, 2
 
 
-@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
-def target(request: pytest.FixtureRequest) -> Iterator[int]:
+def use(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the names of the kernels in this module be those of a module."""
+    for name in NAMES:
+        monkeypatch.setitem(globals(), name, getattr(module, name))
+
+
+@pytest.fixture(params=[-1, 0, 1, 2], ids=["numpy", "plain", "avx2", "avx512"])
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Every version of the kernels that depend on the processor."""
     if request.param > BEST:
         pytest.skip(f"this processor runs version {BEST} of the kernels at most")
-    yield limit_target(request.param)
-    limit_target(2)
+    use(plain if request.param < 0 else compiled, monkeypatch)
+    if request.param >= 0:
+        compiled.limit_target(request.param)
+    yield request.param
+    if request.param >= 0:
+        compiled.limit_target(2)
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of numpy, and those that are compiled."""
+    if request.param == "compiled" and BEST < 0:
+        pytest.skip("the extension is not installed")
+    use(plain if request.param == "numpy" else compiled, monkeypatch)
 
 
 @pytest.mark.parametrize("segment_rows", [3, 4])
 @pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 40])
-def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(segment_rows: int, n_rows: int) -> None:
+def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(
+    either: None, segment_rows: int, n_rows: int
+) -> None:
     values = np.arange(4 * segment_rows * 2, dtype=np.int32).reshape(-1, 2)
     segments = [part.copy() for part in np.split(values, 4)]
     bases = np.array([segment.ctypes.data for segment in segments], np.uint64)
@@ -60,7 +89,7 @@ def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(segment_
     assert (out[first:] == -1).all()
 
 
-def test_a_buffer_that_does_not_fit_the_rows_is_refused() -> None:
+def test_a_buffer_that_does_not_fit_the_rows_is_refused(either: None) -> None:
     bases, rows = np.zeros(1, np.uint64), np.zeros(2, np.int64)
     for out in (np.empty((3, 2), np.int32), np.empty((2, 4), np.int32)[:, ::2], b"0" * 16):
         with pytest.raises((ValueError, BufferError)):
@@ -70,6 +99,7 @@ def test_a_buffer_that_does_not_fit_the_rows_is_refused() -> None:
         partitions_of(rows, 9, 3, flags)
 
 
+@pytest.mark.skipif(BEST < 0, reason="the extension is not installed")
 def test_a_copy_whose_first_rows_are_slow_ends_early() -> None:
     values = np.arange(40, dtype=np.int64)
     bases, rows, out = np.array([values.ctypes.data], np.uint64), np.arange(39, -1, -1), np.full(40, -1)
@@ -81,7 +111,7 @@ def test_a_copy_whose_first_rows_are_slow_ends_early() -> None:
 
 
 @pytest.mark.parametrize("partition_rows", [3, 4])
-def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(partition_rows: int) -> None:
+def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(either: None, partition_rows: int) -> None:
     committed = np.array([1, 0, 1, 0], np.uint8)
     n_stored = 4 * partition_rows - 1
     rows = np.array([0, partition_rows, partition_rows - 1, 2 * partition_rows - 1, n_stored - 1])
@@ -91,7 +121,7 @@ def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(partitio
         assert partitions_of(np.array([0, wrong]), n_stored, partition_rows, committed)[1] == -1
 
 
-def test_values_that_are_not_finite_are_found() -> None:
+def test_values_that_are_not_finite_are_found(either: None) -> None:
     """Every float16 alone, and float32 of every exponent, also after values that are finite."""
     halves = np.arange(2**16, dtype=np.uint16)
     found = [all_finite(halves[number : number + 1].view(np.int8), True) for number in range(2**16)]
@@ -105,7 +135,7 @@ def test_values_that_are_not_finite_are_found() -> None:
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_pages_of_memory_maps_are_requested(skips: bool, tmp_path: Path) -> None:
+def test_pages_of_memory_maps_are_requested(either: None, skips: bool, tmp_path: Path) -> None:
     """Rows near each other, far from each other, more than one request can bring, and where nothing is mapped."""
     (tmp_path / "file").write_bytes(bytes(4 * 2**20 + 1))
     mapped = np.memmap(tmp_path / "file", np.uint8, "r")
@@ -297,7 +327,7 @@ def test_the_best_remain_when_the_candidates_are_full(target: int, kind: int, n_
 
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("count", [1, 7, 9, 100, 1000])
-def test_rows_are_ranked_by_score_and_then_by_row(count: int, ascending: bool) -> None:
+def test_rows_are_ranked_by_score_and_then_by_row(either: None, count: int, ascending: bool) -> None:
     generator = np.random.default_rng(count)
     scores = generator.integers(-40, 40, (30, count)) / 8
     scores[::3] = generator.standard_normal((10, count))
@@ -530,7 +560,7 @@ def test_values_that_are_not_finite_are_refused(target: int, value: float) -> No
     ],
     ids=str,
 )
-def test_sums_of_other_shapes_are_refused(change: dict[str, np.ndarray]) -> None:
+def test_sums_of_other_shapes_are_refused(either: None, change: dict[str, np.ndarray]) -> None:
     sums = UnitSums(4)
     vars(sums).update(change)
     with pytest.raises(ValueError, match="do not fit"):

@@ -44,12 +44,12 @@ def gather_rows(
     out: NDArray[Any],
     most_nanoseconds: int,
 ) -> int:
-    if memoryview(out).readonly or out.nbytes != len(rows) * row_nbytes:
+    target = memoryview(out)
+    if target.readonly or not target.c_contiguous or target.nbytes != len(rows) * row_nbytes:
         raise ValueError("out has another size than the rows")
     if not len(rows):
         return 0
-    target = memoryview(out).cast("B")
-    copies = np.frombuffer(target, np.uint8).reshape(len(rows), row_nbytes)
+    copies = np.frombuffer(target.cast("B"), np.uint8).reshape(len(rows), row_nbytes)
     segments, inside = np.divmod(rows, segment_rows)
     addresses = bases[segments]
     n = int((addresses == 0).argmax()) if (addresses == 0).any() else len(rows)
@@ -252,7 +252,11 @@ def add_cosines(
 ) -> int:
     size, width, dtype = len(total), word_sums.shape[1], word_sums.dtype
     shapes = [(word_counts.shape, (len(word_sums), 3)), (runs.shape, (2, 2)), (run_sums.shape, (2, 2, size))]
-    shapes += [(buffers.shape, (2, size)), (word_totals.shape[1:], (width,)), (len(sentence_values), len(sentence_sizes))]
+    shapes += [
+        (buffers.shape, (2, size)),
+        (word_totals.shape[1:], (width,)),
+        (len(sentence_values), len(sentence_sizes)),
+    ]
     if any(shape != expected for shape, expected in shapes) or width not in (size, 2 * size):
         raise ValueError("the shapes of the arguments do not fit")
     if len(words) not in (0, len(vectors)) or len(sentences) not in (0, len(vectors)):

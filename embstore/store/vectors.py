@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError
 from embstore import kernels
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store.layout import ITEM_NBYTES
 
 DTYPES = tuple(ITEM_NBYTES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,33 +13,16 @@ import transformers
 
 import embstore as es
 from embstore.analysis import PatternRule, Patterns
-from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_on_device, words_on_device
+from embstore.analysis.attention import similarity
+from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
 from embstore.analysis.attention.measure import Pass, Reader
 from embstore.analysis.attention.shares import PATTERNS
 from embstore.analysis.attention.statistic import STATISTICS
 from embstore.corpus.sentence import sentence_pair
-from embstore.kernels.compiled import (
-    add_mixed_entropies,
-    find_most_attended,
-    limit_target,
-    read_maps,
-    read_words,
-)
 from embstore.models.transformer.attention import load_attention_model
 from tests.analysis.test_attention import SENTENCES, trees, write_conllu
 from tests.extraction.test_pairs import PAIRED, model
 from tests.models import tiny
-
-BEST = limit_target(2)
-
-
-@pytest.fixture(params=[0, 1, 2], ids=["plain", "avx2", "avx512"])
-def target(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.param > BEST:
-        pytest.skip(f"this processor runs version {BEST} of the kernels at most")
-    limit_target(request.param)
-    yield
-    limit_target(2)
 
 
 def random_maps(width: int, lengths: np.ndarray, *, seed: int = 0) -> torch.Tensor:
@@ -55,53 +37,48 @@ def random_maps(width: int, lengths: np.ndarray, *, seed: int = 0) -> torch.Tens
     return torch.from_numpy(scores / np.maximum(scores.sum(-1, keepdims=True), 1e-30)).float()
 
 
-@pytest.mark.parametrize("width", [1, 7, 16, 33])
-def test_maps_are_read_as_by_torch_and_numpy(target: None, width: int) -> None:
+@pytest.mark.parametrize("width", [1, 7, 33])
+def test_maps_are_read_as_by_numpy(width: int) -> None:
     lengths = np.array([width, max(1, width - 5), 1])
     values = random_maps(width, lengths)
-    entropies, columns, offsets = (np.zeros((3, 2, size), np.float32) for size in (width, width, 2 * width - 1))
-    read_maps(values.numpy(), lengths, entropies, columns, offsets)
     whole = values.double().numpy()
     plain = -np.where(whole > 1e-37, whole * np.log(np.maximum(whole, 1e-37)), 0).sum(-1)
     diagonals = [whole.diagonal(offset, 2, 3).sum(-1) for offset in range(1 - width, width)]
-    for made, expected in ((entropies, plain), (columns, whole.sum(-2)), (offsets, np.stack(diagonals, -1))):
-        np.testing.assert_allclose(made, expected, atol=2e-6)
-    for made, expected in zip(read_on_device(values), (entropies, columns, offsets), strict=True):
+    for made, expected in zip(read_maps(values), (plain, whole.sum(-2), np.stack(diagonals, -1)), strict=True):
         np.testing.assert_allclose(made.numpy(), expected, atol=2e-6)
 
 
-def test_entropies_of_mixtures(target: None) -> None:
+def test_entropies_of_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(similarity, "PART", 20)
     rows = np.random.default_rng(1).dirichlet(np.full(37, 0.2), 5).astype(np.float32)
-    sums = np.ones((5, 5))
-    add_mixed_entropies(rows, 20, sums)
+    sums = similarity.mixed_entropies(torch.from_numpy(rows))
     for i, j in np.ndindex(5, 5):
         both = rows[i].astype(float) + (rows[j] if i != j else 0)
         expected = 0 if j < i else (both * np.log(np.maximum(both, 1e-37))).sum()
-        np.testing.assert_allclose(sums[i, j], 1 + expected, atol=1e-5)
+        np.testing.assert_allclose(sums[i, j], expected, atol=1e-5)
 
 
-def test_words_are_read_as_by_torch() -> None:
+def test_words_are_sums_to_and_means_from_their_subwords() -> None:
     values = random_maps(9, np.array([9, 6]))
-    bounds = np.zeros((2, 4, 2), np.int64)
-    bounds[0] = [[1, 2], [2, 5], [5, 6], [7, 8]]
-    bounds[1, :2] = [[1, 3], [3, 4]]
-    counts = np.array([4, 2])
-    words = np.zeros((2, 4, 2, 4), np.float32)
-    read_words(values.numpy(), counts, bounds, words)
-    members = np.zeros((2, 9, 4), np.float32)
-    for row, word in [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]:
-        members[row, bounds[row, word, 0] : bounds[row, word, 1], word] = 1
-    means = (members / np.maximum(members.sum(1, keepdims=True), 1)).transpose(0, 2, 1)
-    made: Any = SimpleNamespace(members=torch.from_numpy(members), means=torch.from_numpy(means.copy()))
-    np.testing.assert_allclose(words_on_device(values, made).numpy(), words, atol=1e-6)
-    words[0, 2, 1] = 0  # a word that attends to no other
-    best = np.full((2, 4, 2), -1)
-    find_most_attended(words, counts, best)
+    bounds = [[(1, 2), (2, 5), (5, 6), (7, 8)], [(1, 3), (3, 4)]]
+    members = torch.zeros(2, 9, 4)
+    expected = np.zeros((2, 4, 2, 4))
+    for row, words in enumerate(bounds):
+        for word, (start, stop) in enumerate(words):
+            members[row, start:stop, word] = 1
+            for other, (first, last) in enumerate(words):
+                expected[row, word, :, other] = values[row, :, start:stop, first:last].sum(2).mean(1)
+    means = (members / members.sum(1, keepdim=True).clamp_min(1)).transpose(1, 2).contiguous()
+    tokens: Any = SimpleNamespace(members=members, means=means)
+    maps = Maps(values, tokens, layer=0, last=True)
+    np.testing.assert_allclose(maps.words, expected, atol=1e-6)
+    maps.words[0, 2, 1] = 0  # a word that attends to no other
     for row, word, head in np.ndindex(2, 4, 2):
-        others = [other for other in range(counts[row]) if other != word] if word < counts[row] else []
-        found = max(others, key=lambda other: words[row, word, head, other], default=-1)
-        assert best[row, word, head] == (-1 if not others or words[row, word, head, found] <= 0 else found)
-    assert best[0, 2, 1] == -1
+        others = [other for other in range(len(bounds[row])) if other != word] if word < len(bounds[row]) else []
+        nearest = max(others, key=lambda other: maps.words[row, word, head, other], default=-1)
+        is_attended = others and maps.words[row, word, head, nearest] > 0
+        assert maps.most_attended[row, word, head] == (nearest if is_attended else -1)
+    assert maps.most_attended[0, 2, 1] == -1
 
 
 def made_map(name: str, n: int, first: int) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import torch
 
 import embstore as es
 from embstore.errors import InvalidValueError
-from embstore.kernels import compiled
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
 from embstore.models.transformer.network import Network
@@ -81,50 +79,6 @@ def test_attention_equals_a_loop_over_pairs(causal, window, key_heads, features)
     out, _ = attend(torch.nn.Identity(), *given, None, scaling=0.3, sliding_window=window, **{KEYWORD: sentences})
     expected = loop_over_pairs(*given, causal=causal, window=window, scaling=0.3)
     np.testing.assert_allclose(out[0].numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("length", [1, 7, 16, 17, 33, 130])
-def test_every_version_of_the_kernel_attends_alike_with_any_number_of_threads(length):
-    """On sentences shorter, as long and longer than the vectors of a processor."""
-    bounds = np.cumsum([0, length, 3, length + 1], dtype=np.int32)
-    shape, rng = (int(bounds[-1]), 2, 32), np.random.default_rng(length)
-    wide = [rng.standard_normal((shape[0], 3, 40), np.float32) for _ in range(3)]
-    given = [each[:, :2, 4:36] for each in wide]  # with steps of their own
-    expected = np.empty(shape)
-    for first, last in pairwise(bounds.tolist()):
-        query, key, value = (each[first:last].transpose(1, 0, 2).astype(np.float64) for each in given)
-        weights = np.exp(query @ key.transpose(0, 2, 1) * 0.7)
-        expected[first:last] = (weights @ value / weights.sum(2, keepdims=True)).transpose(1, 0, 2)
-    newest = compiled.limit_target(2)
-    try:
-        for version in range(newest + 1):
-            compiled.limit_target(version)
-            results = [np.full(shape, np.nan, np.float32) for _ in range(2)]
-            for threads, out in enumerate(results, 1):
-                compiled.attend(*given, bounds, 0.7, -1, -1, threads, out)
-            assert results[0].tobytes() == results[1].tobytes()
-            np.testing.assert_allclose(results[0], expected, atol=1e-5)
-    finally:
-        compiled.limit_target(2)
-
-
-def test_scores_of_any_size_are_softened():
-    given = [np.zeros((20, 1, 16), np.float32) for _ in range(3)]
-    given[0][:, 0, 0], given[1][:, 0, 0] = 1, np.linspace(-1e4, 1e4, 20)
-    given[2][:, 0, 0] = np.arange(20)
-    out = np.empty((20, 1, 16), np.float32)
-    compiled.attend(*given, np.array([0, 20], np.int32), 1.0, -1, -1, 1, out)
-    np.testing.assert_array_equal(out[:, 0, 0], 19)
-
-
-def test_arrays_that_do_not_fit_are_refused():
-    states, bounds = np.zeros((5, 4, 16), np.float32), np.array([0, 5], np.int32)
-    for query, key, ends in ((states[:, :, :8], states[:, :, :8], bounds), (states, states[:, :3], bounds),
-                             (states, states[:4], bounds), (states, states, bounds[:1]),
-                             (states, states, np.array([0, 4], np.int32)),
-                             (states.transpose(2, 1, 0), states, bounds)):  # fmt: skip
-        with pytest.raises(ValueError, match=r"fit|features"):
-            compiled.attend(query, key, key, ends, 1.0, -1, -1, 1, np.empty(query.shape, np.float32))
 
 
 def by_loops(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa=False):

@@ -98,8 +98,8 @@ class Trees(Statistic):
         trees = np.full(maps.words.shape[:3], -1)  # [sentences, words, heads]
         weights = maps.words + maps.words.transpose(0, 3, 2, 1) if self.shape.causal else maps.words
         for sentence, (n_words, root) in enumerate(zip(tokens.n_words.tolist(), edges.roots.tolist(), strict=True)):
-            for head in range(trees.shape[2]) if root >= 0 else ():
-                trees[sentence, :n_words, head] = arborescence(weights[sentence, :n_words, head, :n_words], root)
+            for number in range(trees.shape[2]) if root >= 0 else ():
+                trees[sentence, :n_words, number] = arborescence(weights[sentence, :n_words, number, :n_words], root)
         hits = (trees[row, dependant] == head[:, None]) | (trees[row, head] == dependant[:, None])
         self.add("hits", maps.layer, hits.sum(0))
         if maps.layer == 0:

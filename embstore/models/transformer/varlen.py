@@ -94,7 +94,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend within each sentence: `query` [1, heads, positions, features] to [1, positions, heads, features].
 
-    Uses one kernel on CUDA in half precision, and on a CPU one call per run of sentences of one length. Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
+    Uses one kernel on CUDA in half precision, and on a CPU one call per run of sentences of one length.
+    Raises ValueError for what is not supported: a mask, biases of pairs of positions, caps and sinks.
     """
     sentences: SentenceBounds | None = more.get(KEYWORD)
     if sentences is None:
