@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 import embstore
-from embstore.errors import EmbstoreError, EmbstoreWarning
+from embstore.errors import EmbstoreError, EmbstoreWarning, missing_package
 from embstore_cli.commands import Commands, Entry, Group
 from embstore_cli.options import option
 
@@ -183,6 +183,8 @@ def run() -> None:
         sys.exit(status)
     except EmbstoreError as error:
         _fail(str(error), error.exit_status, debug)
+    except ModuleNotFoundError as error:
+        _fail(str(missing_package(error)), 2, debug)
     except (Interrupted, KeyboardInterrupt) as error:
         _fail(str(error) or "interrupted", getattr(error, "status", 128 + signal.SIGINT), debug)
     except BrokenPipeError:

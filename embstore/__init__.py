@@ -4,11 +4,10 @@
 Each name loads its module on first use, so that `import embstore` is quick.
 """
 
-import lazy_loader
-
 from embstore import recomputing as _recomputing
+from embstore.lazy import attach
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = attach(__name__, __file__)
 
 
 def _recompute(*arguments):  # type: ignore[no-untyped-def]

@@ -114,6 +114,29 @@ class MissingPackageError(InputError, ImportError):
     """An optional package is not installed; the message names the extra that installs it."""
 
 
+# Package -> the extra that installs it. Reading a store needs none of them.
+EXTRAS = {
+    "accelerate": "large",
+    "duckdb": "sql",
+    "faiss": "faiss-cpu",
+    "matplotlib": "plots",
+    "safetensors": "extract",
+    "sentencex": "extract",
+    "sklearn": "clusters",
+    "spacy": "extract",
+    "torch": "extract",
+    "transformers": "extract",
+}
+
+
+def missing_package(error: ModuleNotFoundError) -> Exception:
+    """Return the error that says how to install an optional package, or the error itself for any other module."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return error
+    return MissingPackageError(f'this needs the package {package}: pip install "embstore[{EXTRAS[package]}]"')
+
+
 class EmbstoreWarning(UserWarning):
     """Base class of all warnings that embstore issues."""
 

@@ -3,6 +3,6 @@
 It uses public names of embstore alone.
 """
 
-import lazy_loader
+from embstore.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,5 +1,5 @@
 """Studies of the literature, run from extraction to report with one call."""
 
-import lazy_loader
+from embstore.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

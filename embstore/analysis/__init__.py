@@ -3,6 +3,6 @@
 `embstore.geometry` and `embstore.neighbors` are functions at the top level; the packages here have the same names.
 """
 
-import lazy_loader
+from embstore.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,5 +1,5 @@
 """From a corpus to a filled store: plan, context windows and the extraction itself."""
 
-import lazy_loader
+from embstore.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

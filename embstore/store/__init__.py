@@ -1,5 +1,5 @@
 """Stores of hidden states: open, select and read them, verify, copy and import them, and write your own."""
 
-import lazy_loader
+from embstore.lazy import attach
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
