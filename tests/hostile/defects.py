@@ -145,13 +145,15 @@ class Kind:
     """A kind of file: `prepare(folder)` writes a good one, with what is read beside it, and returns its path.
 
     `read` returns something that tells what the file holds. `is_checked`: it has checksums, so that it is never read as
-    something else. `documents`: functions that edit the JSON of the file, by name.
+    something else. `documents`: functions that edit the JSON of the file, by name. `files`: those that may have a defect,
+    if not all.
     """
 
     prepare: Callable[[Path], Path]
     read: Callable[[Path], object]
     is_checked: bool = False
     documents: Mapping[str, Callable[[Path, Edit], object]] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
 
 
 def file_at(path: Path, file: str | int) -> Path:
@@ -184,19 +186,15 @@ def safetensors_header(path: Path, change: Edit) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size :])
 
 
-FILES = st.integers(0, 200)
-BYTES = st.builds(
-    Bytes,
-    FILES,
-    st.sampled_from(Bytes.EDITS),
-    st.floats(0, 1),
-    st.sampled_from([0, 1, 2**31 - 1, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, 2**64 - 8192]) | st.integers(0, 2**64 - 1),
-)
+NUMBERS = st.sampled_from([0, 1, 2**31 - 1, 2**32, 2**40, 2**62, 2**63, 2**64 - 1, 2**64 - 8192])
 
 
 def defects(kind: Kind, *, places: tuple[str, ...] = tuple(PLACES)) -> st.SearchStrategy[Any]:
     """Draw defects of a kind of file."""
-    drawn: st.SearchStrategy[Any] = BYTES | st.builds(Place, FILES | st.just(""), st.sampled_from(places))
+    files: st.SearchStrategy[Any] = st.sampled_from(kind.files) if kind.files else st.integers(0, 200)
+    values = NUMBERS | st.integers(0, 2**64 - 1)
+    drawn: st.SearchStrategy[Any] = st.builds(Bytes, files, st.sampled_from(Bytes.EDITS), st.floats(0, 1), values)
+    drawn |= st.builds(Place, files | st.just(""), st.sampled_from(places))
     if kind.documents:
         where = st.lists(st.integers(0, 40), min_size=1, max_size=4).map(tuple)
         values = st.sampled_from([*VALUES, REMOVED])

@@ -169,7 +169,9 @@ KINDS = {
     "probes": Kind(make_probes, read_probes, True, {"": with_checksums, "header": safetensors_header}),
     "collection": Kind(make_collection, read_store, False, {"": edited("")}),
     "cache": Kind(make_cache, partial(read_through_cache, verify="lazy"), True),
-    "model": Kind(make_model, read_model, False, {"": edited("config.json"), "tokenizer": edited("tokenizer.json")}),
+    "model": Kind(  # some tokenizers end the process in their own library
+        make_model, read_model, False, {"": edited("config.json")}, ("config.json", "model.safetensors")
+    ),
     "options of ELMo": Kind(
         written("options.json", {"lstm": LSTM, "char_cnn": CNN}), read_options, False, {"": edited("")}
     ),

@@ -1,0 +1,179 @@
+"""Any value for any argument of a public function or a command works, or ends in one line of embstore."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import shutil
+import sys
+import traceback
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embstore as es
+from embstore.errors import EmbstoreError
+from tests.hostile.defects import limited
+from tests.models import tiny
+from tests.resilience.conftest import campaign
+from tests.store_making import make_store
+from tests.test_public_names import commands
+
+TEXTS = [
+    "",
+    " ",
+    "\x00",
+    "\udcff",
+    "\ud800",
+    "x" * 5000,
+    "../..",
+    "a\nb",
+    "%s{}",
+    "nan",
+    "=",
+    ",",
+    "１",
+    "0x1",
+    "1e400",
+]
+NUMBERS = [-1, 0, 10**20, -(10**20), float("nan"), float("inf"), 1.5, int("9" * 4000)]
+PATHS = ["gone/none", "folder", "corpus.txt", "loop", "empty", "store.zarr/zarr.json"]
+VALUES: list[Any] = [
+    *TEXTS, *NUMBERS, *PATHS, b"x", True, None, [], [None], {}, {"a": 1}, object(), object, len, {1, "a"},
+    Path("folder"),
+    np.zeros((2, 2)), np.array("x"), [10**20], [[1, 2], [3]], [float("nan")], (3, 1), "0-99999999999", "word == 'the'",
+]  # fmt: skip
+WORDS = [*map(str, NUMBERS), *TEXTS, *PATHS, "tpu", "cuda:99", "first", "3-1", "0,,1", "--1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the calls read; each of them is in a copy of it."""
+    folder = tmp_path_factory.mktemp("files")
+    make_store(folder / "store.zarr", sentences=12)
+    tiny.save("bert", folder / "model")
+    (folder / "corpus.txt").write_text("the old bank lends money\na man sat on the bank\n")
+    (folder / "vectors.txt").write_text("bank 1 2\nriver 3 4\n")
+    (folder / "empty").write_text("")
+    (folder / "folder").mkdir()
+    (folder / "loop").symlink_to("loop")
+    return folder
+
+
+def pool() -> dict[str, Any]:
+    """What fits the required arguments of public functions, by their names."""
+    store = es.open("store.zarr")
+    return {
+        "data": store, "store": store, "stores": ["store.zarr"], "path": "corpus.txt", "source": "corpus.txt",
+        "corpus": "corpus.txt", "model": es.models.random_encoder(4), "out": "new", "word": "bank", "words": ("a", "b"),
+        "vectors": np.eye(2), "query": "bank", "label": "upos", "reducers": {}, "selection": store.select(layers=0),
+        "sentence": 0, "k": 2, "n_dimensions": 4, "frame": store.table(), "name": "x",
+    }  # fmt: skip
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Every public function and class by its name, but those that serve, measure or compute for long."""
+    found: dict[str, Callable[..., Any]] = {}
+    for name in es.__all__:
+        value = getattr(es, name)
+        listed = getattr(value, "__all__", ()) if isinstance(value, ModuleType) else ()
+        found |= {f"{name}.{inner}": getattr(value, inner) for inner in listed} or {name: value}
+    skipped = ("explore", "bench", "errors.", "executors.", "config", "demo")
+    return {name: value for name, value in found.items() if callable(value) and not name.startswith(skipped)}
+
+
+NOT_CALLED = {"self", "args", "options", "progress", "kwargs", "changes"}
+
+
+@pytest.mark.parametrize("name", functions())
+def test_functions(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, rng = functions()[name], np.random.default_rng(len(name))
+    parameters = {key: each for key, each in inspect.signature(function).parameters.items() if key not in NOT_CALLED}
+    wrong = []
+    for number, parameter in enumerate(parameters):
+        for value in rng.permutation(len(VALUES))[: campaign(len(VALUES), 4)].tolist():
+            work = tmp_path / f"{number}-{value}"
+            shutil.copytree(folder, work, symlinks=True)
+            monkeypatch.chdir(work)
+            given = {
+                key: item for key, item in pool().items() if parameters.get(key, parameter).default is inspect._empty
+            }
+            given = {key: item for key, item in given.items() if key in parameters} | {parameter: VALUES[value]}
+            if any(each.default is inspect._empty and key not in given for key, each in parameters.items()):
+                return  # it needs what is not in the pool
+            try:
+                with limited(), es.config(progress=False, device="cpu"):
+                    function(**given)
+            except EmbstoreError as error:
+                if "\n" in str(error) or len(str(error)) > 1000:
+                    wrong.append(f"{parameter}={VALUES[value]!r:.60}: {error}")
+            except Exception:
+                wrong.append(f"{parameter}={VALUES[value]!r:.60}: {traceback.format_exc()[-700:]}")
+    assert not wrong, "\n".join(wrong)
+
+
+@cache
+def leaves() -> dict[str, Any]:
+    """Every command by its words, but those that serve, measure or download."""
+    skipped = ("demo", "explore", "bench", "reproduce", "publish")
+    found = {name.removeprefix("embstore "): each for name, each in commands().items() if not hasattr(each, "commands")}
+    return {name: each for name, each in found.items() if not name.startswith(skipped)}
+
+
+ARGUMENTS = {"corpus": "corpus.txt", "data": "store.zarr", "vectors": "vectors.txt", "out": "new.zarr", "word": "bank"}
+REQUIRED = {
+    "--model": "model",
+    "--label": "upos",
+    "--train": "corpus.txt",
+    "--test": "corpus.txt",
+    "--dev": "corpus.txt",
+}
+
+
+def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    """Run `embstore` in this process; returns its exit status and all that it printed."""
+    from embstore_cli.main import run
+
+    monkeypatch.setattr(sys, "argv", ["embstore", *words])
+    printed = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace")
+    status: Any = 0
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), limited():
+        try:
+            run()
+        except SystemExit as ended:
+            status = ended.code or 0
+    printed.flush()
+    return int(status), printed.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", leaves())
+@pytest.mark.quick(8)
+def test_commands(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    command, rng, wrong = leaves()[name], np.random.default_rng(len(name)), []
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    plain = [ARGUMENTS.get(each.name, "store.zarr") for each in arguments]
+    options = [each for each in command.params if each.param_type_name == "option" and not each.is_flag]
+    plain += [f"{each.opts[-1]}={REQUIRED.get(each.opts[-1], 'x')}" for each in options if each.required]
+    lines = [[*plain[:place], word, *plain[place + 1 :]] for place in range(len(arguments)) for word in WORDS]
+    lines += [[*plain, f"{max(each.opts, key=len)}={word}"] for each in options for word in WORDS]
+    for number in rng.permutation(len(lines))[: campaign(len(lines), 6)].tolist():
+        work = tmp_path / str(number)
+        shutil.copytree(folder, work, symlinks=True)
+        monkeypatch.chdir(work)
+        status, printed = run([*name.split(), *lines[number]], monkeypatch)
+        is_line = any(line.startswith("embstore: ") for line in printed.splitlines())
+        if (
+            status not in (0, 1, 2)
+            or "Traceback" in printed
+            or "EMBSTORE_DEBUG" in printed
+            or (status == 2 and not is_line)
+        ):
+            wrong.append(f"{lines[number]!r:.200} ends with {status}: {printed[-500:]}")
+    assert not wrong, "\n".join(wrong)
