@@ -145,8 +145,8 @@ class Kind:
     """A kind of file: `prepare(folder)` writes a good one, with what is read beside it, and returns its path.
 
     `read` returns something that tells what the file holds. `is_checked`: it has checksums, so that it is never read as
-    something else. `documents`: functions that edit the JSON of the file, by name. `files`: those that may have a defect,
-    if not all.
+    something else. `documents`: functions that edit the JSON of the file, by name. `files`: those that may have a
+    defect, if not all.
     """
 
     prepare: Callable[[Path], Path]

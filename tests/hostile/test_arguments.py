@@ -78,14 +78,18 @@ def pool() -> dict[str, Any]:
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    """Every public function and class by its name, but those that serve, measure or compute for long."""
+    """Every public function and class that is `checked`, by its name, but those that serve or compute for long."""
     found: dict[str, Callable[..., Any]] = {}
     for name in es.__all__:
         value = getattr(es, name)
         listed = getattr(value, "__all__", ()) if isinstance(value, ModuleType) else ()
         found |= {f"{name}.{inner}": getattr(value, inner) for inner in listed} or {name: value}
     skipped = ("explore", "bench", "errors.", "executors.", "config", "demo")
-    return {name: value for name, value in found.items() if callable(value) and not name.startswith(skipped)}
+    return {name: value for name, value in found.items() if is_checked(value) and not name.startswith(skipped)}
+
+
+def is_checked(value: Any) -> bool:
+    return hasattr(value.__init__ if isinstance(value, type) else value, "__wrapped__")
 
 
 NOT_CALLED = {"self", "args", "options", "progress", "kwargs", "changes"}
