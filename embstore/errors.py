@@ -15,9 +15,12 @@ from typing import Any
 
 
 class EmbstoreError(Exception):
-    """Base class of all exceptions that embstore raises on purpose."""
+    """Base class of all exceptions that embstore raises on purpose; the message is one line, whatever it names."""
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
 
 
 class InputError(EmbstoreError):

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from embstore.errors import EmbstoreError
 from tests.forked_command import ForkedCommand
 from tests.hub import hub  # noqa: F401  (a fixture)
 from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
@@ -84,19 +83,6 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     """Let `os.fsync` refuse what it would refuse, but not wait: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def every_error_is_one_line() -> Iterator[None]:
-    """Let no test meet an error of embstore whose message has a second line."""
-
-    def checked(error: EmbstoreError, *given: object) -> None:
-        assert "\n" not in "".join(map(str, given)), given
-        super(EmbstoreError, error).__init__(*given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EmbstoreError, "__init__", checked)
         yield
 
 

@@ -24,6 +24,7 @@ from embstore.models.elmo.weights import read_options
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store import backend
 from embstore.store.storage.objects import ObjectStorage
+from embstore.vectors.files import open_vector_table
 from tests.analysis.index_store import hard_store
 from tests.hostile.defects import (
     PLACES,
@@ -180,7 +181,7 @@ KINDS = {
     "compressed vectors": Kind(written("v.gz", gzip.compress(b"a 1 2\nb 3 4\n", mtime=0)), read_vectors),
     "npy vectors": Kind(written("v.npy", npy(np.eye(2)), vocab=b"a\nb\n"), read_vectors),
     "fastText": Kind(
-        written("v.bin", fasttext()), lambda path: es.vectors.open_vector_table(path).vectors_of(["a", "b"]).tolist()
+        written("v.bin", fasttext()), lambda path: open_vector_table(path).vectors_of(["a", "b"]).tolist()
     ),
     "trees": Kind(written("a.conllu", TREE), lambda path: repr(list(es.corpus.read_trees(path)))),
     "edges": Kind(written("e.jsonl", EDGES), lambda path: repr(list(es.corpus.read_edges(path)))),

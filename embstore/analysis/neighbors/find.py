@@ -387,7 +387,7 @@ def encode_word(
     made = store.metadata.extraction
     if made["unit"] != "word":
         raise InvalidValueError(f"the store has one row per {made['unit']}: give an occurrence or a vector, not a text")
-    words, position = _sentence_and_position(text, word, store.metadata.corpus["options"])
+    words, position = _sentence_and_position(text, word, store.metadata.corpus.get("options", {}))
     encoder = encoder_of(store, model) if isinstance(model, str | Path | None) else model
     tokenized = encoder.tokenize([words])
     limit = int(made["max_length"]) - encoder.n_specials
