@@ -36,7 +36,7 @@ def main(corpus: str, path: str, model: str) -> None:
         print(f"layer {layer}: self-similarity of {verb!r} {(total @ total - n) / (n * n - n):.3f}")
 
     # All words of a layer, block by block, in bounded memory.
-    mean = sum(block.vectors.sum(0, dtype="float64") for block in store.select(layers=0).iter_blocks()) / store.n_rows
+    mean = sum(block.vectors.sum(0, dtype="float64") for block in store.select(layers=0).scan()) / store.n_rows
     print(f"the mean vector of layer 0 has norm {np.linalg.norm(mean):.3f}")
 
 

@@ -441,10 +441,10 @@ class WatchedStore:
     hidden_size, vector_dtype = 6, np.dtype(np.float32)
 
     def __init__(self, played: PlayedCuda, vectors: np.ndarray) -> None:
-        self.played, self.vectors = played, vectors
+        self.played, self.values = played, vectors
 
-    def gather_layers(self, rows: np.ndarray, layers: Sequence[int], *, out: np.ndarray) -> None:
-        out[:] = self.vectors[rows]
+    def vectors(self, rows: np.ndarray, *, layers: Sequence[int], out: np.ndarray) -> None:
+        out[:] = self.values[rows]
         self.played.host(out, writes=True)
 
 

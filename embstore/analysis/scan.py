@@ -114,7 +114,7 @@ class Batch:
 
 def gather_finite(store: Store, rows: NDArray[np.int64], layer: int) -> NDArray[Any]:
     """The vectors of some rows of a layer, [n, hidden_size] in the dtype of the store; raises NonFiniteError."""
-    vectors = store.gather(rows, layer)
+    vectors = store.vectors(rows, layers=layer)[0]
     finite = np.isfinite(vectors).all(1)
     if not finite.all():
         raise NonFiniteError(
@@ -229,7 +229,7 @@ def _reduce_rows(
     states = {name: reducer.init(whole) for name, reducer in reducers.items()}
     selection = Selection(store, layers=layer, rows=rows)
     buffer = torch.empty(min(size, len(selection)), store.hidden_size, dtype=dtype, device=whole.device)
-    for block in selection.iter_blocks(block_rows=size, copy=False):
+    for block in selection.scan(block_rows=size, copy=False):
         batch = Batch(store, layer, start, block.rows, block.vectors, buffer)
         for name, reducer in reducers.items():
             states[name] = reducer.update(states[name], batch)

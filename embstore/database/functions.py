@@ -73,7 +73,7 @@ class Vectors:
         store, layer = self.slots[slot]
         self.n_read += int(chosen.sum())
         missing: Literal["error", "nan"] = "nan" if self.missing == "null" else "error"
-        return chosen, store.gather(handles[chosen] & (2**SLOT_BITS - 1), layer, missing=missing)
+        return chosen, store.vectors(handles[chosen] & (2**SLOT_BITS - 1), layers=layer, missing=missing)[0]
 
     def numbers(self, size: int, handles: Handles) -> pa.Array:
         """Return vectors as a column of fixed-size lists of float32."""

@@ -320,7 +320,7 @@ class Database:
         if kinds[0] == "STRING":
             (vector,) = encode_word(store, values[0][1], layers=[layer], model=self.model)
         else:
-            (vector,) = store.gather([int(values[0][1])], layer)
+            (vector,) = store.vectors([int(values[0][1])], layers=layer)[0]
         return self.constant(vector)
 
     def parse(self, text: str) -> Node:

@@ -212,7 +212,7 @@ class Collection(Store):
                 rows = np.arange(row, end)
                 written = self.is_written(rows)
                 if missing == "nan" or written.all():
-                    yield row, self.gather(rows, layer, missing="nan" if missing == "nan" else "error")
+                    yield row, self.vectors(rows, layers=layer, missing="nan" if missing == "nan" else "error")[0]
                     row = end
                     continue
                 end = min(end, int(self._starts[number + 1]))  # rows are left out, and blocks begin after them
@@ -224,7 +224,7 @@ class Collection(Store):
                 yield first + begin, vectors
             row = end
 
-    def scan_stored(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
+    def stored_blocks(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
         layer = resolve_layer(layer, self.layers)
         self._require_committed(start, stop)
         return self._scanned_stored(layer, start, stop, block_rows)
@@ -232,7 +232,7 @@ class Collection(Store):
     def _scanned_stored(self, layer: int, start: int, stop: int, block_rows: int) -> Iterator[StoredRows]:
         for number, first, last in self._spans(start, stop):
             base = int(self._starts[number])
-            blocks = self._members[number].scan_stored(layer, first - base, last - base, block_rows=block_rows)
+            blocks = self._members[number].stored_blocks(layer, first - base, last - base, block_rows=block_rows)
             for block in blocks:
                 yield replace(block, first=base + block.first)
 

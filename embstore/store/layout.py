@@ -125,6 +125,14 @@ def resolve_layers(
     return tuple(sorted(set(resolved))) if ascending else resolved
 
 
+def one_layer(layers: Any, stored: Sequence[int]) -> int:
+    """Return the stored layer that is named. Raises InvalidValueError for several and for one that is not stored."""
+    resolved = resolve_layers(layers, stored)
+    if len(resolved) > 1:
+        raise InvalidValueError(f"layers {quoted(layers)} are {len(resolved)} layers: give one")
+    return resolved[0]
+
+
 def _parsed(text: str) -> Iterator[int | str]:
     """Yield the layers in a text, one by one, since a range may be longer than memory."""
     for part in map(str.strip, text.split(",")):

@@ -30,7 +30,7 @@ from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, row_numbers, selected_rows
 from embstore.store.index import Index, Labels, TypeIndex
 from embstore.store.labels.files import LabelFiles
-from embstore.store.layout import RESIDUAL, Layer, Layers, Layout, resolve_layer, resolve_layers
+from embstore.store.layout import RESIDUAL, Layer, Layers, Layout, one_layer, resolve_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import (
@@ -394,35 +394,38 @@ class Store:
             "nbytes": self.n_rows * self.metadata.row_nbytes,
         }
 
-    def gather(
+    def vectors(
         self,
-        rows: ArrayLike,
-        layer: Layer,
+        rows: ArrayLike | None = None,
         *,
-        out: NDArray[Any] | None = None,
-        missing: Literal["error", "nan"] = "error",
-    ) -> NDArray[Any]:
-        """Return the vectors of some rows of one layer, in the order of `rows`; [n, hidden_size].
-
-        `rows`: integers in any order, repeats allowed. `layer`: its number, or -1 or "last". `out`: a C-contiguous
-        array of `vector_dtype` that receives the result; for bfloat16 it may be of uint16, and receives the bits.
-
-        Raises InvalidValueError for a layer or row that does not exist, MissingRowsError for rows not written yet,
-        unless `missing="nan"`.
-        """
-        target = out[None] if isinstance(out, np.ndarray) else out
-        return self._take(rows, (resolve_layer(layer, self.layers),), target, missing).reshape(-1, self.hidden_size)
-
-    def gather_layers(
-        self,
-        rows: ArrayLike,
         layers: Layers = None,
-        *,
         out: NDArray[Any] | None = None,
         missing: Literal["error", "nan"] = "error",
     ) -> NDArray[Any]:
-        """Return the vectors of some rows of several layers (None: all); [layer, n, hidden_size]. See `gather`."""
-        return self._take(rows, resolve_layers(layers, self.layers), out, missing)
+        """Return the vectors of some rows, in the order of `rows`; [layer, n, hidden_size].
+
+        Parameters
+        ----------
+        rows : list of int, optional
+            In any order, repeats allowed; all rows by default.
+        layers : int, str or list, optional
+            The number of a layer, -1 or "last", or several; all layers by default.
+        out : array, optional
+            C-contiguous, receives the result; for bfloat16 it may be of uint16, and receives the bits.
+        missing : "error" or "nan"
+            What rows that are not written yet do: raise MissingRowsError, or read as NaN.
+
+        Raises
+        ------
+        InvalidValueError
+            For a layer or row that does not exist.
+        """
+        chosen = resolve_layers(layers, self.layers)
+        return self._take(np.arange(self.n_rows) if rows is None else rows, chosen, out, missing)
+
+    @property
+    def source(self) -> Any:
+        return self
 
     def _take(self, rows: ArrayLike, layers: tuple[int, ...], out: NDArray[Any] | None, missing: str) -> NDArray[Any]:
         check_choice("missing", missing, ("error", "nan"))
@@ -432,7 +435,7 @@ class Store:
 
     def scan(
         self,
-        layer: Layer,
+        layers: Layers,
         start: int = 0,
         stop: int | None = None,
         *,
@@ -451,7 +454,7 @@ class Store:
 
         Raises InvalidValueError for a layer or row that does not exist.
         """
-        chosen = resolve_layer(layer, self.layers)
+        chosen = one_layer(layers, self.layers)
         start = check_whole("start", start, 0, self.n_rows, unit="of the store's rows")
         stop = self.n_rows if stop is None else check_whole("stop", stop, start, self.n_rows)
         block_rows = None if block_rows is None else check_whole("block_rows", block_rows, 1)
@@ -468,7 +471,7 @@ class Store:
         number, nan = self.layers.index(layer), missing == "nan"
         return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=nan, copy=copy)
 
-    def scan_stored(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
+    def stored_blocks(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
         """Yield rows `[start, stop)` of one layer as they are stored: as `scan` without a copy, but not decoded."""
         number = self.layers.index(resolve_layer(layer, self.layers))
         self.require_current(columns=False)
@@ -606,7 +609,7 @@ class Selection:
             raise InvalidValueError(
                 f"dtype {quoted(dtype)} is not known: choose one of numpy's, such as 'float32'"
             ) from None
-        return self.store.gather_layers(self.rows, self.layers, missing=missing).astype(kind, copy=False)
+        return self.store.vectors(self.rows, layers=self.layers, missing=missing).astype(kind, copy=False)
 
     @checked
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
@@ -661,7 +664,7 @@ class Selection:
         self.store.require_current(columns=True)
         return self.store.index.concordance(self.rows)
 
-    def iter_blocks(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
+    def scan(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
         """Read layer by layer in blocks of at most `block_rows` rows (about 1 MiB by default), in the order of `rows`.
 
         Where the rows ascend and are dense the layer is scanned (`copy`: as in `Store.scan`), otherwise they are
@@ -684,7 +687,7 @@ class Selection:
     def _gathered(self, layer: int, size: int) -> Iterator[Block]:
         for start in range(0, len(self.rows), size):
             rows = self.rows[start : start + size]
-            yield Block(layer, rows, self.store.gather(rows, layer))
+            yield Block(layer, rows, self.store.vectors(rows, layers=layer)[0])
 
     def _scanned(self, layer: int, size: int, copy: bool) -> Iterator[Block]:
         if self.span is not None:
@@ -694,7 +697,7 @@ class Selection:
             return
         missing = self.rows[~self.store.is_written(self.rows)]
         if len(missing):
-            self.store.gather(missing, layer)  # raises MissingRowsError
+            self.store.vectors(missing, layers=layer)  # raises MissingRowsError
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1
         for start, vectors in self.store.scan(layer, first, last, block_rows=size, missing="skip", copy=copy):
             left, right = np.searchsorted(self.rows, (start, start + len(vectors)))

@@ -232,6 +232,8 @@ def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int
     codes = np.empty(len(made.rows), np.int8)
     for start in range(0, len(codes), 10_000):
         rows = made.rows[start : start + 10_000]
-        codes[start : start + len(rows)] = (store.gather(rows, made.layer).astype(np.float64) @ centers.T).argmax(1)
+        codes[start : start + len(rows)] = (
+            store.vectors(rows, layers=made.layer)[0].astype(np.float64) @ centers.T
+        ).argmax(1)
     codes[np.searchsorted(made.rows, found.occurrences["occurrence"].to_numpy())] = own
     return codes, len(centers)

@@ -171,7 +171,7 @@ def _query(one: Explored, row: int | None, word: str | None, text: str | None, l
             raise NotFoundError(f"there is no row {row}: the store has rows 0 to {one.store.n_rows - 1}")
         (own,) = described(one.store, [row])
         shown = {name: own[name] for name in ("word", "left", "right")} | {"count": 1}
-        return _Query(shown, f"occurrence={row}", one.store.gather_layers([row], layers)[:, 0].astype(np.float64))
+        return _Query(shown, f"occurrence={row}", one.store.vectors([row], layers=layers)[:, 0].astype(np.float64))
     assert word is not None
     rows = np.asarray(found_rows(one, word, None))
     means = one.once(("mean", word, layers), lambda: _means(one, rows, layers))
@@ -181,7 +181,7 @@ def _query(one: Explored, row: int | None, word: str | None, text: str | None, l
 def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> NDArray[np.float64]:
     """Return the mean of some rows at some layers, float64 [layer, feature]."""
     sums = {layer: np.zeros(one.store.hidden_size) for layer in layers}
-    for block in one.store.select(rows=rows, layers=layers).iter_blocks():
+    for block in one.store.select(rows=rows, layers=layers).scan():
         sums[block.layer] += block.vectors.sum(0, dtype=np.float64)
     return np.stack([sums[layer] for layer in layers]) / len(rows)
 

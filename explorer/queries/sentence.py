@@ -95,7 +95,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     rows, positions = stored[inside], positions[inside]
     if fitted.shape.width != one.store.hidden_size:
         raise InvalidValueError(f"{probe} reads vectors of {fitted.shape.width}, the store has {one.store.hidden_size}")
-    vectors = torch.from_numpy(one.store.gather(rows, number).astype(np.float32))
+    vectors = torch.from_numpy(one.store.vectors(rows, layers=number)[0].astype(np.float32))
     weights = fitted.weights[known.index(number), :, 0]
     projected = vectors @ weights[fitted.shape.tasks.index("distance")].cpu().T
     distances = torch.cdist(projected, projected, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()

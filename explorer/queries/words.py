@@ -299,7 +299,7 @@ def _self_similarity(asked: Asked, chosen: Selection) -> list[float | None]:
     """
     found: dict[int, tuple[NDArray[np.float64], int]] = {}
     done, total = 0, len(chosen) * len(chosen.layers)
-    for block in chosen.iter_blocks():
+    for block in chosen.scan():
         asked.report(done, total)
         done += len(block.rows)
         unit = unit_rows(block.vectors.astype(np.float64))

@@ -47,7 +47,7 @@ def store(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.
 
 
 def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool], k: int, space: Space) -> list[int]:
-    held = store.gather(np.arange(store.n_rows), layer)
+    held = store.vectors(np.arange(store.n_rows), layers=layer)[0]
     scores = space.scores(held[row], held)[0]
     order = np.argsort(scores if space.ascending else -scores, kind="stable")
     return [other for other in order.tolist() if other != row and allowed(other)][:k]
@@ -105,7 +105,7 @@ def test_filters_hold_exactly(store: es.Store) -> None:
 
 def test_the_mean_of_a_word(store: es.Store) -> None:
     table = es.neighbors(store, ["bank", "river"], layer=0, k=3, pool="mean", same_word=False)
-    held = store.gather(np.arange(store.n_rows), 0).astype(np.float64)
+    held = store.vectors(np.arange(store.n_rows), layers=0)[0].astype(np.float64)
     for word in ("bank", "river"):
         own = store.select(words=word).rows
         scores = Space().scores(held[own].mean(0), held)[0]
@@ -117,7 +117,7 @@ def test_the_mean_of_a_word(store: es.Store) -> None:
 
 @pytest.mark.parametrize("options", [{"centered": True}, {"n_components": 2}])
 def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) -> None:
-    held = store.gather(np.arange(store.n_rows), 1).astype(np.float64)
+    held = store.vectors(np.arange(store.n_rows), layers=1)[0].astype(np.float64)
     placed = held - held.mean(0)
     if "n_components" in options:
         directions = np.linalg.svd(placed, full_matrices=False)[2][:2]

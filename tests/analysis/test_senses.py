@@ -110,7 +110,7 @@ def test_the_number_of_clusters_is_that_of_the_greatest_silhouette(store: Store)
     assert sorted(tried) == list(range(1, 9))
     for count in range(2, 9):
         alone = senses(store, "bank", layer=2, n_clusters=count)
-        vectors = store.gather(alone.occurrences["occurrence"].to_numpy(), 2)
+        vectors = store.vectors(alone.occurrences["occurrence"].to_numpy(), layers=2)[0]
         by_hand = silhouettes_by_hand(vectors, alone.occurrences["cluster"].to_list())
         assert alone.silhouette == pytest.approx(tried[count], abs=1e-12)
         assert tried[count] == pytest.approx(np.mean(by_hand), abs=1e-12)
@@ -134,14 +134,14 @@ def test_occurrences_are_ordered_by_distance_to_the_center(store: Store) -> None
     found = senses(store, "bank", layer=2, n_clusters=3)
     for number in range(3):
         part = found.occurrences.filter(pl.col("cluster") == number)
-        units = np.array([unit(vector) for vector in store.gather(part["occurrence"].to_numpy(), 2)])
+        units = np.array([unit(vector) for vector in store.vectors(part["occurrence"].to_numpy(), layers=2)[0]])
         scores = units @ unit(units.mean(0))
         assert part["score"].to_list() == pytest.approx(scores.tolist(), abs=1e-12)
         assert part["score"].is_sorted(descending=True)
         assert part["rank"].to_list() == list(range(1, len(part) + 1))
     nearest = found.nearest(2)
     assert nearest["rank"].to_list() == [1, 2] * 3
-    assert found.vectors.tolist() == store.gather(found.occurrences["occurrence"].to_numpy(), 2).tolist()
+    assert found.vectors.tolist() == store.vectors(found.occurrences["occurrence"].to_numpy(), layers=2)[0].tolist()
 
 
 def test_every_occurrence_is_there_once_and_counted(made: Made) -> None:

@@ -266,7 +266,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, stored: str) -> None:
     es.export(made.store.path, tmp_path / "other.zarr", dtype=stored)
     store = es.open(tmp_path / "other.zarr")
-    values = torch.from_numpy(store.gather_layers(np.arange(store.n_rows))).transpose(0, 1)
+    values = torch.from_numpy(store.vectors(np.arange(store.n_rows))).transpose(0, 1)
     for layers, dtype in product((None, 5), (None, torch.float32, torch.float16, torch.bfloat16, torch.float64)):
         selection = store.select(layers=layers)
         found = joined(es.TorchDataset(selection, dtype=dtype, batch_size=100)).vectors

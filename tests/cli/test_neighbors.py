@@ -107,7 +107,7 @@ def test_a_batch_of_words_or_vectors(work: Work) -> None:
             if line.endswith("the mean of its occurrences")] == [
         f"layer {store.layers[-1]}, {word}, the mean of its occurrences" for word in words
     ]  # fmt: skip
-    vectors = store.gather(np.array([3, 5]), store.layers[-1])
+    vectors = store.vectors(np.array([3, 5]), layers=store.layers[-1])[0]
     np.save(work / "vectors.npy", vectors)
     ran = work.run("neighbors", "store.zarr", "--batch", "vectors.npy", "-k", "1", "--json")
     assert [row["occurrence"] for row in json.loads(ran.out)] == [3, 5]

@@ -293,11 +293,11 @@ def test_tables(made: Made) -> None:
 def read(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is read from the store while a query runs: (layer, number of rows)."""
     found: list[tuple[int, int]] = []
-    gather, methods = es.Store.gather, {name: getattr(es.Store, name) for name in ("scan", "scan_stored")}
+    vectors, methods = es.Store.vectors, {name: getattr(es.Store, name) for name in ("scan", "stored_blocks")}
 
-    def gathered(self: es.Store, rows: Any, layer: Any, **options: Any) -> Any:
-        found.append((layer, len(rows)))
-        return gather(self, rows, layer, **options)
+    def gathered(self: es.Store, rows: Any, *, layers: Any, **options: Any) -> Any:
+        found.append((layers, len(rows)))
+        return vectors(self, rows, layers=layers, **options)
 
     def scanned(name: str) -> Any:
         def scan(self: es.Store, layer: Any, start: int, stop: int, **options: Any) -> Any:
@@ -306,7 +306,7 @@ def read(made: Made, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
         return scan
 
-    monkeypatch.setattr(es.Store, "gather", gathered)
+    monkeypatch.setattr(es.Store, "vectors", gathered)
     for name in methods:
         monkeypatch.setattr(es.Store, name, scanned(name))
     return found

@@ -227,7 +227,7 @@ def test_neighbors_are_those_of_the_public_function(
 
 def test_equal_vectors_do_not_find_the_query_itself(tmp_path: Path) -> None:
     made = make_store(tmp_path / "s.zarr", ties=True).store
-    twins = np.flatnonzero((made.gather(np.arange(made.n_rows), 0) == made.gather([0], 0)).all(1))
+    twins = np.flatnonzero((made.vectors(np.arange(made.n_rows), layers=0)[0] == made.vectors([0], layers=0)[0]).all(1))
     row = int(twins[-1])
     (found,) = run(explored([made]), "neighbors", row=row, layers="0", k=5)["layers"]
     assert [each["row"] for each in found["neighbors"]] == es.neighbors(made, occurrence=row, layer=0, k=5)[

@@ -117,7 +117,9 @@ def test_the_store_is_the_same_wherever_the_cast_is_made(
     cast = es.extract(plan, tmp_path / "cast.zarr")
     every = np.arange(plain.n_rows)
     for layer in plain.layers:
-        assert np.array_equal(np.asarray(cast.gather(every, layer)), np.asarray(plain.gather(every, layer)))
+        assert np.array_equal(
+            np.asarray(cast.vectors(every, layers=layer)[0]), np.asarray(plain.vectors(every, layers=layer)[0])
+        )
     assert stayed[-1:] == [True]
     assert stayed.count(False) == (dtype == "int8")  # its center is computed first
 

@@ -147,7 +147,7 @@ def test_models_against_each_block_alone(
                 for word in range(first, last)
                 if sizes[word]
             ]
-    found = np.asarray(store.gather_layers(np.arange(store.n_rows)))
+    found = np.asarray(store.vectors(np.arange(store.n_rows)))
     apart = np.abs(found - np.stack(expected, axis=1)).max(axis=(1, 2)) / np.abs(found).max(axis=(1, 2))
     assert apart.max() < 2e-5
 
@@ -277,7 +277,7 @@ def test_windows_cross_sentences_within_a_document(tmp_path: Path) -> None:
             window = Sentence(words[low:high], {}, [(start - low, stop - low)] if stop > start + 1 else [])
             rows = expected_rows([window], FakeEncoder(), limit=24, unit="word", pooling="mean", layers=[0, 1, 2])
             expected += [row.vectors for row in rows if row.position == start - low]
-    np.testing.assert_array_equal(np.asarray(store.gather_layers(np.arange(store.n_rows))), np.stack(expected, axis=1))
+    np.testing.assert_array_equal(np.asarray(store.vectors(np.arange(store.n_rows))), np.stack(expected, axis=1))
 
 
 @pytest.mark.parametrize(
@@ -370,4 +370,4 @@ def test_every_word_of_a_line_of_100_000_words(tmp_path: Path, tiny: Callable[[s
         start, stop = int(contexts.start[context]), int(contexts.stop[context])
         place = int(store.index.position[row]) - start
         expected = plain.span(line[start:stop], place, place + 1, "mean")[-1]
-        np.testing.assert_allclose(store.gather(np.array([row]), store.layers[-1])[0], expected, atol=2e-3)
+        np.testing.assert_allclose(store.vectors(np.array([row]), layers=store.layers[-1])[0][0], expected, atol=2e-3)

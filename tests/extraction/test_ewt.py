@@ -52,7 +52,9 @@ def test_both_backends_hold_the_same(stores: tuple[es.Plan, Store, Store]) -> No
         np.testing.assert_array_equal(column, hdf5.index.arrays()[name], err_msg=name)
     for layer in zarr.layers:
         for start, vectors in zarr.scan(layer):
-            np.testing.assert_array_equal(vectors, hdf5.gather(np.arange(start, start + len(vectors)), layer))
+            np.testing.assert_array_equal(
+                vectors, hdf5.vectors(np.arange(start, start + len(vectors)), layers=layer)[0]
+            )
 
 
 @pytest.mark.slow
@@ -88,7 +90,7 @@ def test_vectors_equal_the_plain_pass(stores: tuple[es.Plan, Store, Store], mini
         for store, row in ((half, sentence), (single, number)):
             rows = np.arange(store.index.indptr[row], store.index.indptr[row + 1])
             assert store.index.position[rows].tolist() == present
-            difference = np.abs(store.gather_layers(rows) - plain).max(-1)
+            difference = np.abs(store.vectors(rows) - plain).max(-1)
             scale = np.abs(plain).max(-1) if store is half else 1
             worst[store.dtype] = max(worst[store.dtype], float((difference / scale).max()))
     print(f"\nlargest difference: {worst['float32']:.2e} (float32), {worst['float16']:.2e} relative (float16)")

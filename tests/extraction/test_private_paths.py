@@ -74,7 +74,7 @@ def test_a_store_resumes_with_the_model_and_the_corpus_at_another_place(home: Pa
     corpus = home / "a.txt"
     corpus.write_text("\n".join(map(" ".join, SENTENCES)))
     store = es.extract(plan_of(corpus, model=model), home / "s.zarr")
-    before = np.asarray(store.gather_layers(np.arange(store.n_rows)))
+    before = np.asarray(store.vectors(np.arange(store.n_rows)))
     (home / "elsewhere").mkdir()
     for name in ("model", "a.txt", "s.zarr"):
         shutil.move(home / name, home / "elsewhere" / name.replace("model", "renamed"))
@@ -84,7 +84,7 @@ def test_a_store_resumes_with_the_model_and_the_corpus_at_another_place(home: Pa
     shard.write_bytes(shard.read_bytes()[:-40] + bytes(40))
     plan = plan_of(home / "elsewhere" / "b.txt", model=home / "elsewhere" / "renamed", store=moved)
     repaired = es.extract(plan, moved, repair=True)
-    np.testing.assert_array_equal(repaired.gather_layers(np.arange(store.n_rows)), before)
+    np.testing.assert_array_equal(repaired.vectors(np.arange(store.n_rows)), before)
     assert es.verify(moved).ok
 
 

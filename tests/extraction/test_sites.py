@@ -73,14 +73,14 @@ def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
     assert len(digests) == 3
     assert query.digest == query.site("value").site("query").digest
     copy = pickle.loads(pickle.dumps(query))
-    np.testing.assert_array_equal(copy.gather([0, 3], 2), query.gather([0, 3], 2))
+    np.testing.assert_array_equal(copy.vectors([0, 3], layers=2)[0], query.vectors([0, 3], layers=2)[0])
     labelled = query.with_labels("kind", ["a"] * query.n_rows).site("value")
     assert labelled.select(labels={"kind": "a"}).vectors().shape == (2, query.n_rows, 2)
-    assert es.open(tmp_path / "x.zarr", site="value", verify="lazy").gather([1], 1).shape == (1, 2)
+    assert es.open(tmp_path / "x.zarr", site="value", verify="lazy").vectors([1], layers=1)[0].shape == (1, 2)
     with pytest.raises(InvalidValueError, match="no site 'key': it has residual, query, value"):
         es.open(tmp_path / "x.zarr", site="key")
     with pytest.raises(InvalidValueError, match="layer 0 is not stored"):
-        query.gather([0], 0)
+        query.vectors([0], layers=0)[0]
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -124,7 +124,7 @@ def test_interrupted_between_the_sites_of_a_partition(
         assert store.site("query").committed.tolist() == [True] + [False] * (store.layout.n_partitions - 1)
         assert not store.site("value").committed.any()
         with pytest.raises(MissingRowsError):
-            store.site("value").gather([0], 1)
+            store.site("value").vectors([0], layers=1)[0]
     counted: list[tuple[int, int | None]] = []
     es.extract(plan(), path, progress=lambda done, total: counted.append((done, total)))
     assert counted[-1] == (expected.n_rows, expected.n_rows)
@@ -138,18 +138,18 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
     path = tmp_path / f"x{suffix}"
     store = es.extract(plan(), path, progress=False)
     n_parts = store.layout.n_partitions
-    target, before = path, store.site("query").gather([0], 1)
+    target, before = path, store.site("query").vectors([0], layers=1)[0]
     if suffix == ".zarr":
         target = path / "query" / "c" / "0" / "1" / "0"
         assert target.exists()
-    row = store.site("query").gather([store.layout.partition_rows], 1).tobytes()
+    row = store.site("query").vectors([store.layout.partition_rows], layers=1)[0].tobytes()
     flip(target, target.read_bytes().find(row))
     report = es.verify(path, progress=False)
     assert report.damaged_partitions == [n_parts + 1]
     assert "query" in str(report.faults[0])
     es.extract(plan(), path, repair=True, progress=False)
     require_all_sites(path)
-    np.testing.assert_array_equal(es.open(path, site="query").gather([0], 1), before)
+    np.testing.assert_array_equal(es.open(path, site="query").vectors([0], layers=1)[0], before)
 
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
@@ -176,7 +176,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk(tmp_path: Path, monkeypatch: pytest.M
     near = es.extract(plan(), tmp_path / "x.zarr", progress=False)
     assert held.files() == all_files(near.path)
     query = es.open(URL, site="query")
-    np.testing.assert_array_equal(query.gather([5, 1], 2), near.site("query").gather([5, 1], 2))
+    np.testing.assert_array_equal(query.vectors([5, 1], layers=2)[0], near.site("query").vectors([5, 1], layers=2)[0])
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def plan(model: Path, **options: Any) -> es.Plan:
 def everything(store: es.Store) -> list[NDArray[Any]]:
     """The vectors of all sites and layers, gathered in a random order."""
     rows = np.random.default_rng(0).permutation(store.n_rows)
-    return [store.site(site).gather_layers(rows) for site in store.sites]
+    return [store.site(site).vectors(rows) for site in store.sites]
 
 
 def assert_same(found: es.Store, expected: es.Store) -> None:
@@ -117,7 +117,10 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     kept = thin(place / "thin.zarr", keep=[layer], check="sample", progress=False)
     assert es.verify(kept.path).ok
     forget(place)
-    assert kept.gather(np.arange(kept.n_rows), layer).tobytes() == full.gather(np.arange(full.n_rows), layer).tobytes()
+    assert (
+        kept.vectors(np.arange(kept.n_rows), layers=layer)[0].tobytes()
+        == full.vectors(np.arange(full.n_rows), layers=layer)[0].tobytes()
+    )
     assert cached(place) == 0
     assert_same(kept, full)
     nothing = thin(place / "thin.zarr", progress=False)
@@ -145,7 +148,7 @@ def test_other_processes_read_it_too(place: Path, model: Path) -> None:
         virtual = es.extract(made, place / "virtual.zarr", virtual=True, executor=executor, progress=False)
         assert all_files(virtual.path) == all_files(thin(full.path, progress=False).path)
         rows = np.arange(full.n_rows)
-        futures = [executor.submit(virtual.gather, rows, 1) for _ in range(4)]
+        futures = [executor.submit(virtual.vectors, rows, layers=1) for _ in range(4)]
         assert len({future.result().tobytes() for future in futures}) == 1
 
 
@@ -170,7 +173,7 @@ def test_an_executor_needs_no_more_than_the_cache_holds(
         assert 1 <= cached(place) <= partitions
     monkeypatch.setenv("EMBSTORE_CACHE_GIB", str((shard - 1) / 2**30))
     with pytest.raises(InvalidValueError, match=r"more than the cache of .*: set EMBSTORE_CACHE_GIB to more"):
-        es.open(virtual.path).gather([0], 0)
+        es.open(virtual.path).vectors([0], layers=0)[0]
 
 
 def test_a_partition_is_computed_once_and_only_where_it_is_read(
@@ -186,11 +189,11 @@ def test_a_partition_is_computed_once_and_only_where_it_is_read(
 
     recomputing.register(counted)
     try:
-        virtual.gather([300, 301], 2)
+        virtual.vectors([300, 301], layers=2)[0]
         assert cached(place) < virtual.layout.n_partitions
         once = len(numbers)
         for store in (virtual, es.open(virtual.path, cache=place / "cache")):
-            store.gather([257, 300], 0)
+            store.vectors([257, 300], layers=0)[0]
             next(store.scan(1, 260, 270))
         assert len(numbers) == once == 1
     finally:
@@ -242,9 +245,9 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
         if change is last_bits:
             for _ in range(2):
                 with pytest.warns(RecomputedWarning, match="in the last bits"):
-                    found = es.open(virtual.path, verify="lazy").gather(rows, 1)  # then from the cache
+                    found = es.open(virtual.path, verify="lazy").vectors(rows, layers=1)[0]  # then from the cache
             forget(place)
-            assert np.allclose(found, full.gather(rows, 1), rtol=2e-3)
+            assert np.allclose(found, full.vectors(rows, layers=1)[0], rtol=2e-3)
             with pytest.warns(RecomputedWarning):
                 assert es.verify(virtual.path).ok
             with pytest.raises(
@@ -256,7 +259,7 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
                 thin(full.path, keep=[2], check="near", progress=False)
             return
         with pytest.raises(StoreDamagedError, match=r"partition 0 of .* is not what was committed"):
-            virtual.gather(rows, 1)
+            virtual.vectors(rows, layers=1)[0]
         assert cached(place) == 0
         assert not es.verify(virtual.path).ok
         with pytest.raises(StoreDamagedError, match="is not what was committed"):
@@ -274,27 +277,27 @@ def test_a_model_that_is_gone_or_another_one(
     made = plan(own)
     full = es.extract(made, place / "full.zarr", progress=False)
     thinned = thin(full.path, keep=[2], progress=False, model=own)
-    kept = thinned.gather([5], 2)
+    kept = thinned.vectors([5], layers=2)[0]
     own.rename(place / "own" / "moved")
     forget(place)
     gone = r"the model 'model' that made .* is not found, no longer at .*: set EMBSTORE_MODEL"
     with pytest.raises(ModelError, match=gone):
-        thinned.gather([5], 1)
-    assert thinned.gather([5], 2).tobytes() == kept.tobytes()
+        thinned.vectors([5], layers=1)[0]
+    assert thinned.vectors([5], layers=2)[0].tobytes() == kept.tobytes()
     other = tiny.save("bert", tmp_path_factory.mktemp("models") / "bert", seed=3)
     monkeypatch.setenv("EMBSTORE_MODEL", str(other))
     with pytest.raises(ModelError, match=r"has other weights than the model 'model'.*: set EMBSTORE_MODEL"):
-        thinned.gather([5], 1)
+        thinned.vectors([5], layers=1)[0]
     monkeypatch.setenv("EMBSTORE_MODEL", str(place / "own" / "moved"))
-    first = thinned.gather([5], 1)
+    first = thinned.vectors([5], layers=1)[0]
     monkeypatch.delenv("EMBSTORE_MODEL")
     forget(place)
-    assert thinned.gather([5], 1).tobytes() == first.tobytes()  # the place is remembered
+    assert thinned.vectors([5], layers=1)[0].tobytes() == first.tobytes()  # the place is remembered
     (place / "own" / "moved").rename(place / "model")
     forget(place)
-    assert thinned.gather([5], 1).tobytes() == first.tobytes()  # it is found by its name again
+    assert thinned.vectors([5], layers=1)[0].tobytes() == first.tobytes()  # it is found by its name again
     monkeypatch.setenv("EMBSTORE_CACHE", str(place / "model" / "config.json" / "below"))
-    found = es.open(thinned.path, cache=place / "other").gather([5], 1)  # nothing can be remembered
+    found = es.open(thinned.path, cache=place / "other").vectors([5], layers=1)[0]  # nothing can be remembered
     assert found.tobytes() == first.tobytes()
 
 
@@ -302,7 +305,7 @@ def test_a_model_that_is_gone_or_another_one(
 def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
     """A row that is not there is never zeros, and the layers that are kept are plain Zarr."""
     full = es.extract(plan(model), place / "full.zarr", progress=False)
-    expected = full.gather_layers(np.arange(full.n_rows))
+    expected = full.vectors(np.arange(full.n_rows))
     thin(full.path, keep="1", model=model, progress=False)
     array = zarr.open_array(full.path / "hidden_states", mode="r")[...]
     assert array[1].tobytes() == expected[1].tobytes()
@@ -421,7 +424,7 @@ def test_a_store_that_another_process_thins_meanwhile(
 
     monkeypatch.setattr(ZarrReader, "_open_shard", late)
     rows = np.arange(900, 1000)
-    assert store.gather(rows, 1).tobytes() == full.gather(rows, 1).tobytes()
+    assert store.vectors(rows, layers=1)[0].tobytes() == full.vectors(rows, layers=1)[0].tobytes()
 
 
 def test_what_follows_from_another_column_and_is_half_removed(place: Path, model: Path) -> None:
@@ -458,8 +461,8 @@ def test_an_interrupted_virtual_extraction_is_resumed(
         warnings.simplefilter("ignore")
         begun = es.open(place / "x.zarr")
     with pytest.raises(MissingRowsError):
-        begun.gather([300], 0)
-    assert begun.gather([0, 300], 0, missing="nan")[1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
+        begun.vectors([300], layers=0)[0]
+    assert begun.vectors([0, 300], layers=0, missing="nan")[0][1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
     with pytest.raises(MissingRowsError, match="is not finished"):
         thin(begun.path, progress=False)
     es.extract(made, place / "x.zarr", progress=False)
@@ -478,7 +481,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     report = es.verify(full.path)
     assert [fault.partition for fault in report.faults] == [1]
     with pytest.raises(StoreDamagedError, match="keeps of partition 1 were changed"):
-        es.open(full.path, verify="lazy").gather([300], 1)
+        es.open(full.path, verify="lazy").vectors([300], layers=1)[0]
     repaired = es.extract(made, full.path, repair=True, progress=False)
     assert all_files(full.path) == whole
     assert everything(repaired)[0].tobytes() == expected[0].tobytes()
@@ -488,7 +491,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
 
 def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
     full, virtual = virtual_store(place, model)
-    vectors = full.gather_layers(np.arange(full.n_rows)).astype(np.float64)
+    vectors = full.vectors(np.arange(full.n_rows)).astype(np.float64)
     norms = np.linalg.norm(vectors, axis=2)
     count = 2 * vectors.shape[0] * vectors.shape[2]
     words = np.random.PCG64(0).random_raw(count // 64 + 1)
@@ -543,5 +546,5 @@ def test_another_site_is_read_first(place: Path, model: Path) -> None:
     """Its partitions are numbered after those of the residual stream, and computed with them."""
     full, virtual = virtual_store(place, model, sites=("residual", "query"))
     rows = np.arange(full.n_rows)[::-1]
-    expected, found = (store.site("query").gather(rows, 1) for store in (full, virtual))
+    expected, found = (store.site("query").vectors(rows, layers=1)[0] for store in (full, virtual))
     assert found.tobytes() == expected.tobytes()

@@ -110,7 +110,7 @@ def exported(store: es.Store) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         found = es.export(store, Path(folder) / "x.h5", progress=False)
-        return found.digest, found.gather_layers(np.arange(found.n_rows)).tobytes()
+        return found.digest, found.vectors(np.arange(found.n_rows)).tobytes()
 
 
 def explored(store: es.Store) -> Any:
@@ -202,15 +202,16 @@ def test_one_in_a_bucket_is_computed_into_its_cache(
         bucket.proxy.reset()
         far = es.open(url, cache=cache)
         assert far.table().equals(full.table())
-        assert (
-            far.gather_layers(np.arange(full.n_rows)).tobytes() == full.gather_layers(np.arange(full.n_rows)).tobytes()
-        )
+        assert far.vectors(np.arange(full.n_rows)).tobytes() == full.vectors(np.arange(full.n_rows)).tobytes()
         for name in ("neighbors", "lookup"):
             assert same(QUERIES[name](far), QUERIES[name](full))
         assert list((cache or tmp_path / "cache").glob("*.cached"))
         with monkeypatch.context() as patch:
             patch.setattr("embstore.recomputing._registered", [not_again])
-            assert es.open(url, cache=cache).gather([300], 2).tobytes() == full.gather([300], 2).tobytes()
+            assert (
+                es.open(url, cache=cache).vectors([300], layers=2)[0].tobytes()
+                == full.vectors([300], layers=2)[0].tobytes()
+            )
         assert not [each.key for each in bucket.proxy.requests if each.key.startswith("store.zarr/hidden_states/c/")]
     assert es.verify(url).ok
 
@@ -224,5 +225,5 @@ def test_progress_names_what_is_computed(
 ) -> None:
     monkeypatch.setattr("embstore.progress.DELAY_SECONDS", 0.0)
     monkeypatch.setattr("embstore.progress._is_visible", lambda: True)
-    es.open(stores["virtual"]).gather([300], 2)
+    es.open(stores["virtual"]).vectors([300], layers=2)[0]
     assert "compute rows" in capsys.readouterr().err

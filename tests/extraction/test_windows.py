@@ -109,7 +109,7 @@ def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
 
 
 def vectors_of(store: Store) -> np.ndarray:
-    return np.asarray(store.gather_layers(np.arange(store.n_rows)))
+    return np.asarray(store.vectors(np.arange(store.n_rows)))
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:

@@ -74,7 +74,7 @@ def make_index(folder: Path) -> Path:
 
 def read_index(path: Path) -> object:
     store = es.open(path.parents[2])
-    hits = es.open_index(store, name="x").search(store.gather([0, 5], 2), k=3)
+    hits = es.open_index(store, name="x").search(store.vectors([0, 5], layers=2)[0], k=3)
     return hits.rows.tolist(), hits.scores.tolist()
 
 
@@ -106,7 +106,7 @@ def make_collection(folder: Path) -> Path:
 
 def read_store(path: Path, **options: Any) -> object:
     store = es.open(path, **options)
-    return store.gather_layers(np.arange(300)).tobytes(), store.table().to_dicts()
+    return store.vectors(np.arange(300)).tobytes(), store.table().to_dicts()
 
 
 def make_model(folder: Path) -> Path:
@@ -117,7 +117,7 @@ def make_model(folder: Path) -> Path:
 def read_model(path: Path) -> object:
     plan = es.plan(path.with_name("corpus.txt"), model=path, calibrate=False)
     with TemporaryDirectory() as folder:
-        return es.extract(plan, Path(folder, "made.zarr")).gather_layers(np.arange(6)).tobytes()
+        return es.extract(plan, Path(folder, "made.zarr")).vectors(np.arange(6)).tobytes()
 
 
 def entry(word: bytes, *numbers: float) -> bytes:

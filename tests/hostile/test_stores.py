@@ -194,7 +194,7 @@ def read(path: Path, verify: Any = None) -> str:
     rows = np.arange(min(store.n_rows, 1000))
     blocks = [block.tobytes() for layer in store.layers[:9] for _, block in store.scan(layer)]
     bank = store.select(words="bank")
-    vectors = [each.tobytes() for each in (store.gather_layers(rows), bank.vectors())]
+    vectors = [each.tobytes() for each in (store.vectors(rows), bank.vectors())]
     return hashlib.sha256(repr((store.layers, vectors, blocks, store.table().to_dicts())).encode()).hexdigest()
 
 
@@ -438,6 +438,6 @@ def test_an_hdf5_file_without_its_chunks_takes_no_memory(tmp_path: Path) -> None
 def require_little_memory(path: Path, rows: int) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     store = open_store(path)
-    assert np.isnan(store.gather([0, rows - 1], 3)).all()
+    assert np.isnan(store.vectors([0, rows - 1], layers=3)[0]).all()
     assert np.isnan(next(iter(store.scan(0)))[1]).all()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000

@@ -122,7 +122,7 @@ def test_an_extraction_with_little_memory_is_complete(encoder, tmp_path, monkeyp
     assert es.verify(tmp_path / "short.zarr").ok
     every = np.arange(whole.n_rows)
     for layer in whole.layers:
-        one, other = (np.asarray(store.gather(every, layer)) for store in (short, whole))
+        one, other = (np.asarray(store.vectors(every, layers=layer)[0]) for store in (short, whole))
         assert np.abs(one - other).max() < 2e-5 * np.abs(other).max()
     assert short.metadata.extraction == whole.metadata.extraction
 

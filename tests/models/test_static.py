@@ -99,7 +99,7 @@ def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tu
 
 
 def stored(store: es.Store) -> dict[tuple[int, int], np.ndarray]:
-    index, vectors = store.index, store.gather(np.arange(store.n_rows), 0)
+    index, vectors = store.index, store.vectors(np.arange(store.n_rows), layers=0)[0]
     source = [int(index.source[int(number)]) for number in index.sentence]
     return dict(zip(zip(source, index.position.tolist(), strict=True), vectors, strict=True))
 
@@ -278,7 +278,7 @@ def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
     store = es.extract(plan, tmp_path / "s.zarr")
     words = [store.index.words[int(number)] for number in store.index.type]
     assert words == [word for sentence in SENTENCES[:2] for word in sentence.words]
-    vectors = store.gather(np.arange(store.n_rows), 0)
+    vectors = store.vectors(np.arange(store.n_rows), layers=0)[0]
     np.testing.assert_allclose(vectors, np.stack([vector_of(word, "random") for word in words]), rtol=2e-6)
 
 

@@ -38,7 +38,7 @@ def require_equal_stores(encoder, whole, folder):
     one, two = (es.plan(SENTENCES, model=each, progress=False) for each in (encoder, whole))
     assert one.encoder_spec.device == "tensor:2"
     stores = es.extract(one, folder / "one.zarr"), es.extract(two, folder / "two.zarr")
-    vectors, expected = (each.gather([*range(len(each))], layer=3)[None].astype(np.float32) for each in stores)
+    vectors, expected = (each.vectors([*range(len(each))], layers=3)[0][None].astype(np.float32) for each in stores)
     assert relative_error(vectors, expected) < 2e-3  # float16
 
 

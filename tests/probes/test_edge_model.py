@@ -221,13 +221,13 @@ def test_at_most_three_groups_of_batches_are_in_memory(
     made = make(tmp_path / "a.zarr", sentences=60, dtype="float16")
     split = train_split(made)
     buffers: list[tuple[int, int]] = []
-    gather = type(made.store).gather_layers
+    vectors = type(made.store).vectors
 
-    def spy(self, rows, layers=None, *, out, **options):  # type: ignore[no-untyped-def]
+    def spy(self, rows, *, layers=None, out, **options):  # type: ignore[no-untyped-def]
         buffers.append((out.ctypes.data, out.ctypes.data + out.nbytes))
-        return gather(self, rows, layers, out=out, **options)
+        return vectors(self, rows, layers=layers, out=out, **options)
 
-    monkeypatch.setattr(type(made.store), "gather_layers", spy)
+    monkeypatch.setattr(type(made.store), "vectors", spy)
     for batch in iter_batches(made.store, split, np.arange(split.n_sentences), range(5), batch_size=2, device=CPU):
         rows = sorted({row for target in batch.targets for kind in split.spans for row in range(*kind[target])})
         np.testing.assert_array_equal(batch.stored.numpy(), made.vectors[:, rows].astype(np.float16))

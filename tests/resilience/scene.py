@@ -74,7 +74,7 @@ class Reference:
 def make_reference(path: Path, *, dtype: str = "float32") -> Reference:
     """Run the extraction to its end and hold float32 vectors against the oracle."""
     store = es.extract(make_plan(dtype=dtype), path)
-    vectors = store.gather_layers(np.arange(store.n_rows)).astype(np.float32)
+    vectors = store.vectors(np.arange(store.n_rows)).astype(np.float32)
     if dtype == "float32":
         expected = expected_rows(sentences(), FakeEncoder(), limit=24, unit="word", pooling="mean", layers=store.layers)
         np.testing.assert_array_equal(vectors, np.stack([row.vectors for row in expected], axis=1))
@@ -139,15 +139,15 @@ def assert_rows(store: Store, reference: Reference) -> None:
         start, stop = store.layout.span(partition)
         rows = np.arange(start, stop)
         if committed:
-            found = store.gather_layers(rows)
+            found = store.vectors(rows)
             np.testing.assert_array_equal(found.astype(np.float32), reference.vectors[:, start:stop])
             continue
         for layer in store.layers:
             with pytest.raises(MissingRowsError):
-                store.gather(rows[:1], layer)
+                store.vectors(rows[:1], layers=layer)[0]
             with pytest.raises(MissingRowsError):
                 next(iter(store.scan(layer, start, stop)))
-            assert np.isnan(store.gather(rows, layer, missing="nan")).all()
+            assert np.isnan(store.vectors(rows, layers=layer, missing="nan")[0]).all()
     layer = store.layers[-1]
     seen = [np.arange(first, first + len(block)) for first, block in store.scan(layer, missing="skip")]
     spans = [np.arange(*store.layout.span(k)) for k in np.flatnonzero(store.committed)]

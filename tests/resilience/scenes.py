@@ -248,7 +248,7 @@ def _append(corpus: int, *, second: bool = False) -> Scene:
         assert [each for each, data in whole.before.items() if each != node and found.get(each) != data] == []
         store, warned = open_quietly(path)
         assert es.verify(path).ok
-        first = store.gather_layers(np.arange(whole.reference.vectors.shape[1]))
+        first = store.vectors(np.arange(whole.reference.vectors.shape[1]))
         np.testing.assert_array_equal(first, whole.reference.vectors)
         part = path / "appended" / f"{1 + second:04}.zarr"
         if found.get(node) == whole.after[node]:

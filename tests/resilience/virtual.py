@@ -54,7 +54,7 @@ def make_virtual(folder: Path) -> None:
 
 def read_all(folder: Path) -> None:
     with _computing(folder / "cache"):
-        es.open(folder / NAME).gather_layers(np.arange(1200)[::-1])
+        es.open(folder / NAME).vectors(np.arange(1200)[::-1])
 
 
 def cached(folder: Path) -> dict[str, bytes | None]:

@@ -127,7 +127,7 @@ def stored_as(made: Made, path: Path, dtype: str) -> Store:
 
 
 def values(store: Store) -> np.ndarray:
-    return store.gather_layers(np.arange(store.n_rows))
+    return store.vectors(np.arange(store.n_rows))
 
 
 def table(store: Store) -> list[dict[str, Any]]:

@@ -180,12 +180,12 @@ def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str) -> 
         np.testing.assert_array_equal(both, np.tile(expected[2, start:stop], (2, 1)))
     rows = np.random.default_rng(2).integers(0, store.n_rows, 500)
     out = np.empty((500, 8), np.uint16 if store.dtype == "bfloat16" else store.vector_dtype)
-    found = store.gather(rows, -1, out=out)
+    found = store.vectors(rows, layers=-1, out=out[None])[0]
     assert found.base is out or found is out or np.shares_memory(found, out)
     if store.dtype == "bfloat16":
         found = (found.astype(np.uint32) << 16).view(np.float32)
     np.testing.assert_array_equal(found, expected[-1][rows])
-    assert store.gather_layers([], [0]).shape == (1, 0, 8)
+    assert store.vectors([], layers=[0]).shape == (1, 0, 8)
 
 
 def in_order(frame: pl.DataFrame) -> pl.DataFrame:
@@ -463,7 +463,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
         row for row in range(store.n_rows) if row not in missing
     ]
     with pytest.raises(MissingRowsError, match=r"b\.zarr"):
-        store.gather([0, int(missing[0])], 0)
+        store.vectors([0, int(missing[0])], layers=0)[0]
     with pytest.raises(MissingRowsError, match=r"b\.zarr"):
         next(store.scan(0))
     with pytest.raises(MissingRowsError):
@@ -471,7 +471,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
     expected = np.concatenate([whole.vectors[0], made.vectors[0]])
     expected[missing] = np.nan
     np.testing.assert_array_equal(np.concatenate([each.copy() for _, each in store.scan(0, missing="nan")]), expected)
-    np.testing.assert_array_equal(store.gather(np.arange(store.n_rows), 0, missing="nan"), expected)
+    np.testing.assert_array_equal(store.vectors(np.arange(store.n_rows), layers=0, missing="nan")[0], expected)
     skipped = {row + i: v for row, each in store.scan(0, missing="skip", block_rows=100) for i, v in enumerate(each)}
     assert sorted(skipped) == [row for row in range(store.n_rows) if row not in missing]
     assert len(store.select().written()) == store.n_committed_rows
@@ -492,12 +492,12 @@ def test_another_member_is_an_error(tmp_path: Path, is_read: bool) -> None:
     for change in ("replaced", "removed"):
         store = collect(paths, tmp_path / "collection.json")
         if is_read:
-            store.gather([0, store.n_rows - 1], 0)
+            store.vectors([0, store.n_rows - 1], layers=0)[0]
         kept = shutil.move(paths[-1], tmp_path / "kept.zarr")
         if change == "replaced":
             extract(paths[-1], SENTENCES[:50])
         reads: list[Callable[[es.Store], object]] = [
-            lambda store: store.gather([store.n_rows - 1], 0),
+            lambda store: store.vectors([store.n_rows - 1], layers=0)[0],
             lambda store: list(store.scan(0)),
             lambda store: store.table(),
         ]
@@ -519,7 +519,7 @@ def test_other_sites_of_a_collection(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         es.open([*(each.path for each in store.members)], site="query").select().vectors(), expected
     )
-    scanned = [block.vectors for block in query.scan_stored(1, 0, query.n_rows, block_rows=50)]
+    scanned = [block.vectors for block in query.source.stored_blocks(1, 0, query.n_rows, block_rows=50)]
     np.testing.assert_array_equal(np.concatenate(scanned), expected[0])
     np.testing.assert_array_equal(es.export(store, tmp_path / "copy.zarr").site("query").select().vectors(), expected)
 
@@ -539,7 +539,7 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     again._members._most = 2
     assert not again._members.opened()
     assert not read
-    again.gather([0], 0)
+    again.vectors([0], layers=0)[0]
     assert len(again._members.opened()) == 1
     assert not read
     assert again.select(words="bank").rows.tolist() == expected[0].filter(word="bank")["occurrence"].to_list()

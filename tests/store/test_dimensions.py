@@ -23,7 +23,7 @@ from embstore.store import open_store, verify
 
 path, step = sys.argv[1], int(sys.argv[2])
 content = open(path, "rb").read()
-wanted = open_store(path).gather([0, 650, 3], 3)
+wanted = open_store(path).vectors([0, 650, 3], layers=3)
 start, opened, missed = content.index(b"GCOL"), 0, []
 size = int.from_bytes(content[start + 8 : start + 16], "little")
 for offset in range(0, size, step):
@@ -33,7 +33,7 @@ for offset in range(0, size, step):
             file.seek(start + offset)
             file.write(change(part))
         try:
-            np.testing.assert_array_equal(open_store(path).gather([0, 650, 3], 3), wanted)
+            np.testing.assert_array_equal(open_store(path).vectors([0, 650, 3], layers=3), wanted)
             opened += 1
         except EmbstoreError:
             pass
@@ -62,7 +62,7 @@ def test_a_store_whose_heap_is_lost_is_read(tmp_path: Path) -> None:
     content = path.read_bytes()
     start = content.index(b"GCOL")
     path.write_bytes(content[:start] + b"\xff" * 4096 + content[start + 4096 :])
-    np.testing.assert_array_equal(open_store(path).gather([0, 650], 3), made.values[1, [0, 650]])
+    np.testing.assert_array_equal(open_store(path).vectors([0, 650], layers=3)[0], made.values[1, [0, 650]])
     assert [fault.part for fault in verify(path).faults] == ["HDF5 structure"]
 
 

@@ -124,7 +124,7 @@ def test_stored_numbers_are_copied_unchanged(made: Made, tmp_path: Path, dtype: 
     rows = np.flatnonzero(np.random.default_rng(3).random(source.n_rows) < share)
     copy = export(source.select(rows=rows, layers=[5, 0]), tmp_path / f"out{made.store.path.suffix}")
     assert copy.dtype == dtype
-    np.testing.assert_array_equal(values(copy), source.gather_layers(rows, [0, 5]))
+    np.testing.assert_array_equal(values(copy), source.vectors(rows, layers=[0, 5]))
 
 
 @pytest.mark.parametrize("wanted", DTYPES)
@@ -440,7 +440,7 @@ def test_values_beyond_the_dtype(tmp_path: Path, value: float, dtype: str, messa
 
 def test_the_largest_values_fit(tmp_path: Path) -> None:
     source = _with_value(tmp_path / "s.zarr", -65504.0)
-    assert export(source, tmp_path / "out.h5", dtype="float16").gather([300], 2)[0, 4] == -65504
+    assert export(source, tmp_path / "out.h5", dtype="float16").vectors([300], layers=2)[0][0, 4] == -65504
 
 
 def test_too_small_a_disk(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

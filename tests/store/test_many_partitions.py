@@ -51,7 +51,7 @@ def test_a_writer_reads_the_commits_once_however_much_it_writes(
 def test_all_rows_are_read_without_being_listed(tmp_path: Path, many: Example) -> None:
     store = many.make(tmp_path / "a.zarr")
     everything, listed = store.select(), store.select(rows=np.arange(store.n_rows))
-    blocks, same = list(everything.iter_blocks(block_rows=100)), list(listed.iter_blocks(block_rows=100))
+    blocks, same = list(everything.scan(block_rows=100)), list(listed.scan(block_rows=100))
     assert len(everything) == len(listed) == store.n_rows
     assert "rows" not in vars(everything)
     for block, other in zip(blocks, same, strict=True):

@@ -32,7 +32,7 @@ def test_cached_shards_read_as_the_disk_and_are_fetched_once(bucket: Bucket, tmp
     for visit in range(2):
         bucket.proxy.reset()
         far = open_store(url, cache=tmp_path / "cache")
-        assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
+        assert np.array_equal(far.vectors(rows), near.vectors(rows))
         assert far.table().equals(near.table())
         assert [len(block) for _, block in far.scan(3)] == [700]
         shards = 3 * (2 if dtype == "int8" else 1)
@@ -41,7 +41,7 @@ def test_cached_shards_read_as_the_disk_and_are_fetched_once(bucket: Bucket, tmp
         assert not visit or chunks == [f"{KEY}/commits/c/0/0"]
     again = pickle.loads(pickle.dumps(far))
     bucket.proxy.reset()
-    assert np.array_equal(again.gather(rows, 0), near.gather(rows, 0))
+    assert np.array_equal(again.vectors(rows, layers=0)[0], near.vectors(rows, layers=0)[0])
     assert not row_requests(bucket)
 
 
@@ -53,9 +53,9 @@ def test_the_folder_can_be_named_in_the_environment(
     made.make(tmp_path / "x.zarr")
     url = bucket.upload(tmp_path / "x.zarr", KEY)
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
-    assert np.array_equal(open_store(url).gather([5], 0), made.values[0][[5]])
+    assert np.array_equal(open_store(url).vectors([5], layers=0)[0], made.values[0][[5]])
     assert list((tmp_path / "cache").glob("*.cached"))
-    assert np.array_equal(open_store(tmp_path / "x.zarr").gather([5], 0), made.values[0][[5]])
+    assert np.array_equal(open_store(tmp_path / "x.zarr").vectors([5], layers=0)[0], made.values[0][[5]])
 
 
 @pytest.mark.slow
@@ -66,11 +66,11 @@ def test_a_store_that_was_replaced_is_never_served_stale(bucket: Bucket, tmp_pat
     after.make(tmp_path / "after.zarr")
     url = bucket.upload(tmp_path / "before.zarr", KEY)
     far = open_store(url, cache=tmp_path / "cache")
-    assert np.array_equal(far.gather([1], 0), before.arrays["hidden_states"][0][[1]])
+    assert np.array_equal(far.vectors([1], layers=0)[0], before.arrays["hidden_states"][0][[1]])
     bucket.upload(tmp_path / "after.zarr", KEY)
     for store in (far, open_store(url, cache=tmp_path / "cache")):
         store.refresh()
-        assert np.array_equal(store.gather([1], 0), after.arrays["hidden_states"][0][[1]])
+        assert np.array_equal(store.vectors([1], layers=0)[0], after.arrays["hidden_states"][0][[1]])
 
 
 @pytest.mark.slow
@@ -83,15 +83,15 @@ def test_changed_bytes_are_refused_and_not_cached(bucket: Bucket, tmp_path: Path
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes(shard))
     far = open_store(url, cache=tmp_path / "cache")
     with pytest.raises(StoreDamagedError, match=r"partition 1 of .* was changed"):
-        far.gather([300], 0)
+        far.vectors([300], layers=0)[0]
     assert not any((tmp_path / "cache").iterdir())
-    far.gather([10], 0)
+    far.vectors([10], layers=0)[0]
     bucket.delete(f"{KEY}/hidden_states/c/0/1/0")
     with pytest.raises(StoreDamagedError, match="does not exist"):
-        far.gather([300], 0)
+        far.vectors([300], layers=0)[0]
     bucket.put(f"{KEY}/hidden_states/c/0/1/0", good)
     bucket.proxy.break_next(Fault("hidden_states", 1, cut=0.5))
-    far.gather([300], 0)
+    far.vectors([300], layers=0)[0]
 
 
 def test_a_download_that_ends_early_leaves_nothing(bucket: Bucket, tmp_path: Path) -> None:
@@ -145,5 +145,5 @@ def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match=r"cannot write .*cache \(.*\): the disk is full"):
-        far.gather([1], 0)
+        far.vectors([1], layers=0)[0]
     monkeypatch.undo()

@@ -53,10 +53,10 @@ def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path,
     random = np.random.default_rng(1)
     for count in (0, 1, 50, 900):
         rows = random.integers(0, near.n_rows, count)
-        assert np.array_equal(far.gather(rows, 3), near.gather(rows, 3))
-        assert np.array_equal(far.gather_layers(rows), near.gather_layers(rows))
-        assert np.array_equal(far.gather_layers(rows, [5, 0, 5]), near.gather_layers(rows, [5, 0, 5]))
-    assert np.array_equal(far.gather_layers(np.arange(near.n_rows)), near.gather_layers(np.arange(near.n_rows)))
+        assert np.array_equal(far.vectors(rows, layers=3)[0], near.vectors(rows, layers=3)[0])
+        assert np.array_equal(far.vectors(rows), near.vectors(rows))
+        assert np.array_equal(far.vectors(rows, layers=[5, 0, 5]), near.vectors(rows, layers=[5, 0, 5]))
+    assert np.array_equal(far.vectors(np.arange(near.n_rows)), near.vectors(np.arange(near.n_rows)))
     for start, stop, size in ((0, 700, None), (100, 600, 7), (255, 257, None)):
         for (first, mine), (other, theirs) in zip(
             far.scan(5, start, stop, block_rows=size), near.scan(5, start, stop, block_rows=size), strict=True
@@ -74,7 +74,7 @@ def test_columns_and_selections_equal_those_of_the_disk(bucket: Bucket, tmp_path
     there = far.select(rows=np.arange(0, 700, 97))
     assert np.array_equal(sparse.vectors(), there.vectors())
     again = pickle.loads(pickle.dumps(far))
-    assert np.array_equal(again.gather([3, 1], 0), near.gather([3, 1], 0))
+    assert np.array_equal(again.vectors([3, 1], layers=0)[0], near.vectors([3, 1], layers=0)[0])
     assert far.describe() == {**near.describe(), "path": f"{bucket.url}/{KEY}"}
 
 
@@ -90,7 +90,7 @@ def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     near, far = upload(bucket, example(rows=count, layers=layers, partition_rows=1024), tmp_path)
     wanted = np.random.default_rng(2).choice(count, rows, replace=False)
     bucket.proxy.reset()
-    assert np.array_equal(far.gather_layers(wanted), near.gather_layers(wanted))
+    assert np.array_equal(far.vectors(wanted), near.vectors(wanted))
     runs = oracle_runs(wanted, layers=len(layers), row_nbytes=32, partition_rows=1024, count=count, gap=512)
     asked = shard_requests(bucket)
     assert sorted((int(key.split("/")[-2]), first, last) for key, first, last in asked) == sorted(runs)
@@ -99,7 +99,7 @@ def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     assert len(bucket.proxy.requests) == made
     shard = (tmp_path / "x.zarr/hidden_states/c/0/0/0").stat().st_size
     assert max(request.nbytes for request in bucket.proxy.requests) < shard / len(layers)
-    far.gather(wanted, 1)
+    far.vectors(wanted, layers=1)[0]
     assert not [request for request in bucket.proxy.requests[made:] if "bytes=-" in str(request.range)]
 
 
@@ -146,9 +146,9 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
     rows = far.occurrences_of(0)
     assert len(bucket.proxy.requests) == 2
     bucket.proxy.reset()
-    far.gather(rows[:1], 0)
+    far.vectors(rows[:1], layers=0)[0]
     assert len(bucket.proxy.requests) == 3, "an index, whether the store is still the one opened, and a row"
-    far.gather(rows[:1], 3)
+    far.vectors(rows[:1], layers=3)[0]
     assert len(bucket.proxy.requests) == 4
 
 
@@ -180,16 +180,16 @@ def test_rows_not_written_are_missing(bucket: Bucket, tmp_path: Path) -> None:
     with pytest.warns(UnfinishedStoreWarning, match=f"^{url} is not finished: 256 of 700 rows"):
         far = open_store(url)
     with pytest.raises(MissingRowsError):
-        far.gather([300], 0)
+        far.vectors([300], layers=0)[0]
     with pytest.raises(MissingRowsError):
         list(far.scan(0))
-    assert np.isnan(far.gather([300], 0, missing="nan")).all()
-    assert np.array_equal(far.gather([699, 0], 5), made.values[2][[699, 0]])
+    assert np.isnan(far.vectors([300], layers=0, missing="nan")[0]).all()
+    assert np.array_equal(far.vectors([699, 0], layers=5)[0], made.values[2][[699, 0]])
     assert sum(len(block) for _, block in far.scan(0, missing="skip")) == 444
     made.fill(tmp_path / "x.zarr", [1])
     bucket.upload(tmp_path / "x.zarr", KEY)
     far.refresh()
-    assert np.array_equal(far.gather([300], 0), made.values[0][[300]])
+    assert np.array_equal(far.vectors([300], layers=0)[0], made.values[0][[300]])
 
 
 @pytest.mark.slow
@@ -207,13 +207,13 @@ def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) 
     shard = bucket.get(f"{KEY}/hidden_states/c/0/0/0")
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[:-1] + bytes([shard[-1] ^ 1]))
     with pytest.raises(StoreDamagedError, match=r"the index of .* is damaged"):
-        open_store(url).gather([1], 0)
+        open_store(url).vectors([1], layers=0)[0]
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[100:])
     with pytest.raises(StoreDamagedError, match="names bytes beyond its end"):
-        open_store(url).gather([1], 0)
+        open_store(url).vectors([1], layers=0)[0]
     bucket.delete(f"{KEY}/hidden_states/c/0/0/0")
     with pytest.raises(StoreDamagedError, match="of partition 0 is missing"):
-        open_store(url).gather([1], 0)
+        open_store(url).vectors([1], layers=0)[0]
     root = bucket.get(f"{KEY}/zarr.json")
     bucket.put(f"{KEY}/zarr.json", root.replace(b"tiny", b"tidy"))
     with pytest.raises(StoreDamagedError, match=r"the metadata of .* was changed"):
@@ -251,7 +251,7 @@ def test_shards_that_another_tool_wrote_are_read_or_refused(bucket: Bucket, tmp_
         )
         url = bucket.upload(tmp_path / "x.zarr", KEY)
         if readable:
-            assert np.array_equal(open_store(url).gather_layers([5, 300]), made.values[:, [5, 300]])
+            assert np.array_equal(open_store(url).vectors([5, 300]), made.values[:, [5, 300]])
         else:
             with pytest.raises(StoreFormatError, match="rewritten by another tool"):
                 open_store(url)
@@ -272,10 +272,10 @@ def test_a_gather_may_ask_for_the_bits_of_bfloat16(
     store = open_store(request.getfixturevalue("bucket").upload(tmp_path / "x.zarr", KEY)) if remote else near
     rows = np.random.default_rng(2).integers(0, near.n_rows, 300)
     bits = np.empty((len(near.layers), len(rows), near.hidden_size), np.uint16)
-    assert store.gather_layers(rows, out=bits) is bits
-    assert np.array_equal(float32_of_bfloat16(bits), near.gather_layers(rows))
+    assert store.vectors(rows, out=bits) is bits
+    assert np.array_equal(float32_of_bfloat16(bits), near.vectors(rows))
     with pytest.raises(InvalidValueError, match="out must be a C-contiguous float32 array"):
-        store.gather_layers(rows, out=bits.view(np.float16))
+        store.vectors(rows, out=bits.view(np.float16))
 
 
 def test_rows_not_written_are_the_bits_of_nan(tmp_path: Path) -> None:
@@ -286,6 +286,6 @@ def test_rows_not_written_are_the_bits_of_nan(tmp_path: Path) -> None:
         store = open_store(tmp_path / "x.zarr")
     rows = np.array([stop - 1, 0, start, 1])
     bits = np.empty((len(store.layers), 4, store.hidden_size), np.uint16)
-    store.gather_layers(rows, out=bits, missing="nan")
+    store.vectors(rows, out=bits, missing="nan")
     assert np.array_equal(bits[:, [0, 2]], made.arrays["hidden_states"][:, [stop - 1, start]])
     assert np.isnan(float32_of_bfloat16(bits[:, [1, 3]])).all()

@@ -112,7 +112,7 @@ def test_a_store_is_read_and_verified_from_a_web_server(tmp_path: Path) -> None:
         far = open_store(f"{host.url}/x.zarr")
         rows = np.random.default_rng(0).integers(0, 700, 60)
         assert far.finished
-        assert np.array_equal(far.gather_layers(rows), local.gather_layers(rows))
+        assert np.array_equal(far.vectors(rows), local.vectors(rows))
         assert far.select().table().equals(local.select().table())
         assert verify(f"{host.url}/x.zarr").ok
         shard = tmp_path / "x.zarr/hidden_states/c/0/1/0"

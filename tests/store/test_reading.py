@@ -71,9 +71,9 @@ def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, 
     layers = data.draw(st.lists(st.sampled_from([0, 4]), min_size=1, max_size=3))
     places = [store.layers.index(layer) for layer in layers]
     expected = made.values[places][:, rows]
-    np.testing.assert_array_equal(store.gather_layers(rows, layers), expected)
+    np.testing.assert_array_equal(store.vectors(rows, layers=layers), expected)
     out = np.full((len(rows), store.hidden_size), 7, store.vector_dtype)
-    assert store.gather(np.array(rows, np.uint16), layers[0], out=out) is not None
+    assert store.vectors(np.array(rows, np.uint16), layers=layers[0], out=out[None])[0] is not None
     np.testing.assert_array_equal(out, expected[0])
 
 
@@ -106,11 +106,11 @@ def test_unfinished(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
     expected = made.values[1].astype(np.float32)
     expected[~there] = np.nan
     rows = data.draw(st.lists(st.integers(0, 899), min_size=1, max_size=40))
-    np.testing.assert_array_equal(store.gather(rows, 3, missing="nan"), expected[rows])
+    np.testing.assert_array_equal(store.vectors(rows, layers=3, missing="nan")[0], expected[rows])
     absent = int((~there[rows]).sum())
     if absent:
         with pytest.raises(MissingRowsError, match=f"{absent} of the {len(rows)} rows.*not written yet"):
-            store.gather(rows, 3)
+            store.vectors(rows, layers=3)[0]
     start, stop = sorted(data.draw(st.lists(st.integers(0, 900), min_size=2, max_size=2)))
     blocks = store.scan(3, start, stop, block_rows=100, missing="skip")
     seen = [(first + place, row.copy()) for first, block in blocks for place, row in enumerate(block)]
@@ -163,7 +163,7 @@ def test_buffers_are_reused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_scan_opens_nothing_but_its_maps(tmp_path: Path) -> None:
     store = example(rows=1000).make(tmp_path / "s.zarr")
-    store.gather(np.arange(1000), 0)  # maps the shards, which stay mapped
+    store.vectors(np.arange(1000), layers=0)[0]  # maps the shards, which stay mapped
     with no_collection():  # of files that earlier tests left open
         before = _descriptors()
         scan = store.scan(0, block_rows=50)
@@ -197,7 +197,9 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
             store.refresh()
             assert store.committed[partition]
             start, stop = store.layout.span(partition)
-            np.testing.assert_array_equal(store.gather(np.arange(start, stop), 5), made.values[2, start:stop])
+            np.testing.assert_array_equal(
+                store.vectors(np.arange(start, stop), layers=5)[0], made.values[2, start:stop]
+            )
         assert not (store.finished and suffix == ".zarr")
         made.fill(path)
         store.refresh()
@@ -208,7 +210,7 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
 def test_refresh_sees_a_partition_that_was_written_again(tmp_path: Path, suffix: str) -> None:
     made, other = example(), example(seed=1)
     store = made.make(tmp_path / f"s{suffix}")
-    store.gather([300], 0)  # maps the partition
+    store.vectors([300], layers=0)[0]  # maps the partition
     with StoreWriter(tmp_path / f"s{suffix}") as writer:
         writer.discard([1])
         writer.write(1, other.partition(1))
@@ -216,28 +218,30 @@ def test_refresh_sees_a_partition_that_was_written_again(tmp_path: Path, suffix:
     digest = store.digest
     store.refresh()
     assert store.digest != digest
-    np.testing.assert_array_equal(store.gather(np.arange(256, 512), 0), other.values[0, 256:512])
+    np.testing.assert_array_equal(store.vectors(np.arange(256, 512), layers=0)[0], other.values[0, 256:512])
 
 
 def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
     store = example().make(tmp_path / "s.zarr")
     wrong: list[tuple[Any, str]] = [
-        (lambda: store.gather([0], 1), "layer 1 is not stored: choose among 0, 3, 5"),
-        (lambda: store.gather([700], 0), "there is no row 700: the store has rows 0 to 699"),
-        (lambda: store.gather([3, -1], 0), "there is no row -1"),
-        (lambda: store.gather([0.5], 0), "rows must be a list of integers"),
-        (lambda: store.gather([True], 0), "rows must be a list of integers"),
-        (lambda: store.gather([[1]], 0), "rows must be a list of integers"),
-        (lambda: store.gather([1], 0, missing="zero"), "unknown missing 'zero'; allowed are error, nan"),  # type: ignore[arg-type]
-        (lambda: store.gather([1], 0, out=np.empty((1, 16))), "out must be a C-contiguous float16 array"),
+        (lambda: store.vectors([0], layers=1)[0], "layer 1 is not stored: choose among 0, 3, 5"),
+        (lambda: store.vectors([700], layers=0)[0], "there is no row 700: the store has rows 0 to 699"),
+        (lambda: store.vectors([3, -1], layers=0)[0], "there is no row -1"),
+        (lambda: store.vectors([0.5], layers=0)[0], "rows must be a list of integers"),
+        (lambda: store.vectors([True], layers=0)[0], "rows must be a list of integers"),
+        (lambda: store.vectors([[1]], layers=0)[0], "rows must be a list of integers"),
+        (lambda: store.vectors([1], layers=0, missing="zero")[0], "unknown missing 'zero'; allowed are error, nan"),  # type: ignore[arg-type]
+        (
+            lambda: store.vectors([1], layers=0, out=np.empty((1, 16))[None])[0],
+            "out must be a C-contiguous float16 array",
+        ),
         (lambda: store.scan(0, 5, 3), "stop 3 is not allowed: give 5 to 700"),
         (lambda: store.scan(0, 0, 701), "stop 701 is not allowed: give 0 to 700"),
         (lambda: store.scan(0, block_rows=0), "block_rows 0 is not allowed: give 1 or more"),
         (lambda: store.scan(0, missing="none"), "unknown missing 'none'; allowed are error, skip, nan"),  # type: ignore[arg-type]
         (lambda: store.scan(0, "1"), "start '1' is not allowed"),  # type: ignore[arg-type]
-        (lambda: store.gather([1], 0, out=[1]), "out must be a C-contiguous"),  # type: ignore[arg-type]
-        (lambda: store.gather([[1], [2, 3]], 0), "rows must be a list of integers, not [[1], [2, 3]]"),
-        (lambda: store.gather(None, 0), "rows must be a list of integers"),  # type: ignore[arg-type]
+        (lambda: store.vectors([1], layers=0, out=[1]), "out must be a C-contiguous"),  # type: ignore[arg-type]
+        (lambda: store.vectors([[1], [2, 3]], layers=0)[0], "rows must be a list of integers, not [[1], [2, 3]]"),
         (lambda: store.select(rows=slice("a", None)), "a bound of a slice of rows 'a' is not allowed"),
         (lambda: store.select(words=3), "words 3 is not allowed: give a text or Iterable"),  # type: ignore[arg-type]
         (lambda: store.select(words=["bank", None]), "a member of words None is not allowed"),  # type: ignore[list-item]
@@ -251,7 +255,7 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
         (lambda: store.select(where=3), "or a Polars expression, such as"),  # type: ignore[arg-type]
         (lambda: store.select(layers=object()), "layer"),  # type: ignore[arg-type]
         (lambda: store.select().vectors(dtype="float99"), "dtype 'float99' is not"),
-        (lambda: list(store.select().iter_blocks(block_rows="all")), "block_rows 'all' is not"),  # type: ignore[arg-type]
+        (lambda: list(store.select().scan(block_rows="all")), "block_rows 'all' is not"),  # type: ignore[arg-type]
         (lambda: store.table(columns="word"), "columns 'word' is not allowed"),
         (lambda: store.type_of(3), "a word must be a string, not 3"),  # type: ignore[arg-type]
         (lambda: store.occurrences_of("bank"), "there is no type bank"),  # type: ignore[arg-type]
@@ -270,8 +274,8 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_no_rows(tmp_path: Path) -> None:
     store = example().make(tmp_path / "s.zarr")
-    assert store.gather([], 0).shape == (0, 16)
-    assert store.gather_layers([], None).shape == (3, 0, 16)
+    assert store.vectors([], layers=0)[0].shape == (0, 16)
+    assert store.vectors([], layers=None).shape == (3, 0, 16)
     assert list(store.scan(0, 5, 5)) == []
 
 
@@ -315,7 +319,7 @@ def test_more_shards_than_are_mapped_at_a_time(tmp_path: Path) -> None:
         random = np.random.default_rng(seed)
         for _ in range(20):
             rows = random.integers(0, store.n_rows, int(random.integers(1, 300)))
-            np.testing.assert_array_equal(store.gather_layers(rows), made.values[:, rows])
+            np.testing.assert_array_equal(store.vectors(rows), made.values[:, rows])
         return seed
 
     assert check(0) == 0
@@ -335,9 +339,9 @@ def test_rows_and_buffers_of_every_kind(tmp_path: Path, suffix: str) -> None:
     of_bytes = rows % 200
     for of_kind in (rows[::2], rows.astype(">i8"), rows.astype(np.uint64), list(rows), of_bytes.astype(np.uint8)):
         numbers = np.asarray(of_kind).astype(np.int64)
-        np.testing.assert_array_equal(store.gather(of_kind, 3), made.values[1, numbers])
+        np.testing.assert_array_equal(store.vectors(of_kind, layers=3)[0], made.values[1, numbers])
     buffer = np.zeros((50, 16), np.float16)
-    assert np.shares_memory(store.gather(rows, 3, out=buffer[5:45]), buffer)
+    assert np.shares_memory(store.vectors(rows, layers=3, out=buffer[5:45][None])[0], buffer)
     np.testing.assert_array_equal(buffer[5:45], made.values[1, rows])
     assert not buffer[:5].any()
     assert not buffer[45:].any()
@@ -345,11 +349,11 @@ def test_rows_and_buffers_of_every_kind(tmp_path: Path, suffix: str) -> None:
     locked.flags.writeable = False
     for wrong in (locked, buffer[:39], np.zeros((40, 16), np.float16, "F"), np.zeros((40, 32), np.float16)[:, ::2]):
         with pytest.raises(InvalidValueError, match="out must be a C-contiguous float16 array"):
-            store.gather(rows, 3, out=wrong)
+            store.vectors(rows, layers=3, out=wrong[None])[0]
         assert not wrong[:5].any()
     for missing in (2**63, 2**64 - 1):
         with pytest.raises(InvalidValueError, match=f"there is no row {missing}"):
-            store.gather(np.array([0, missing], np.uint64), 3)
+            store.vectors(np.array([0, missing], np.uint64), layers=3)[0]
 
 
 def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,16 +364,16 @@ def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeyp
     monkeypatch.setattr(mapped, "will_need", lambda starts, nbytes, *_: asked.append((starts, nbytes)))
     monkeypatch.setattr(mapped, "_COLD_NANOSECONDS_A_ROW", -1)
     rows = np.random.default_rng(0).integers(0, 2000, 100)
-    found = store.gather(rows, 1)
+    found = store.vectors(rows, layers=1)[0]
     np.testing.assert_array_equal(found, made.values[1, rows])
     [(starts, nbytes)] = asked
     assert nbytes == 8192
     assert (np.diff(starts.astype(np.int64)) >= 0).all()
     views = {first: view.ctypes.data for first, view in store.scan(1, block_rows=512, copy=False)}
     assert starts.tolist() == sorted(views[row // 512 * 512] + row % 512 * 8192 for row in rows.tolist())
-    store.gather(rows[:16], 1)
+    store.vectors(rows[:16], layers=1)[0]
     monkeypatch.setattr(mapped, "_COLD_NANOSECONDS_A_ROW", 2**50)
-    store.gather(rows, 1)
+    store.vectors(rows, layers=1)[0]
     assert len(asked) == 5  # and four by the scan
 
 
@@ -416,7 +420,7 @@ def test_a_store_that_is_no_longer_used_holds_no_file(tmp_path: Path, suffix: st
     with no_collection():
         before = _descriptors()
         store = open_store(path)
-        store.gather(np.arange(1000), 0)
+        store.vectors(np.arange(1000), layers=0)[0]
         list(store.scan(0))
         assert _descriptors() > before
         del store

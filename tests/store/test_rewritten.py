@@ -20,8 +20,8 @@ from tests.store.example import DTYPES, Example, example
 
 def check_reading(made: Example, store: Store) -> None:
     rows = np.random.default_rng(0).integers(0, store.n_rows, 300)
-    np.testing.assert_array_equal(store.gather_layers(rows), made.values[:, rows])
-    np.testing.assert_array_equal(store.gather_layers(np.sort(rows)), made.values[:, np.sort(rows)])
+    np.testing.assert_array_equal(store.vectors(rows), made.values[:, rows])
+    np.testing.assert_array_equal(store.vectors(np.sort(rows)), made.values[:, np.sort(rows)])
     for place, layer in enumerate(store.layers):
         for first, block in store.scan(layer, 5, store.n_rows - 3, block_rows=97):
             np.testing.assert_array_equal(block, made.values[place, first : first + len(block)])
@@ -91,7 +91,7 @@ def test_chunks_of_all_fill_that_are_left_out(tmp_path: Path) -> None:
     store = open_store(path)
     assert kind_of_rows(path) is MappedRows
     rows = np.arange(900)[::-1]
-    np.testing.assert_array_equal(store.gather(rows, 3), made.values[1, rows])
+    np.testing.assert_array_equal(store.vectors(rows, layers=3)[0], made.values[1, rows])
     scanned = np.concatenate([block.copy() for _, block in store.scan(5, block_rows=300)])
     np.testing.assert_array_equal(scanned, made.values[2])
 
@@ -150,7 +150,7 @@ def test_an_hdf5_file_whose_every_array_was_compressed_is_read_and_not_written(t
                 del file[name]
                 file.create_dataset(name, data=values, chunks=values.shape, compression="gzip")
     store = open_store(path)
-    np.testing.assert_array_equal(store.gather_layers(np.arange(700)), made.values)
+    np.testing.assert_array_equal(store.vectors(np.arange(700)), made.values)
     assert store.table().equals(made.make(tmp_path / "t.h5").table())
     with pytest.raises(StoreFormatError, match="was rewritten by another tool: it can be read, but not written"):
         StoreWriter(path)

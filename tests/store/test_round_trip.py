@@ -25,13 +25,13 @@ def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition
     assert store.committed.all()
     assert store.n_committed_rows == rows
     for place, layer in enumerate(store.layers):
-        got = store.gather(np.arange(rows), layer)
+        got = store.vectors(np.arange(rows), layers=layer)[0]
         assert got.dtype == store.vector_dtype == made.values.dtype
         np.testing.assert_array_equal(got, made.values[place])
         scanned = np.concatenate([block.copy() for _, block in store.scan(layer)])
         np.testing.assert_array_equal(scanned, made.values[place])
-    np.testing.assert_array_equal(store.gather_layers(np.arange(rows)), made.values)
-    np.testing.assert_array_equal(store.gather_layers([0], [5, 0]), made.values[[2, 0], :1])
+    np.testing.assert_array_equal(store.vectors(np.arange(rows)), made.values)
+    np.testing.assert_array_equal(store.vectors([0], layers=[5, 0]), made.values[[2, 0], :1])
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -72,7 +72,7 @@ def test_large_columns_are_chunked_and_mapped(tmp_path: Path, suffix: str) -> No
     store = made.make(tmp_path / f"s{suffix}")
     for name, array in made.index.arrays().items():
         np.testing.assert_array_equal(store.index.arrays()[name], array)
-    np.testing.assert_array_equal(store.gather(np.arange(70_000)[::-1], 1), made.values[0, ::-1])
+    np.testing.assert_array_equal(store.vectors(np.arange(70_000)[::-1], layers=1)[0], made.values[0, ::-1])
     assert verify(store.path).ok
 
 
@@ -123,7 +123,7 @@ def test_special_values_are_kept(tmp_path: Path) -> None:
     made.arrays["hidden_states"][...] = bits
     for suffix in SUFFIXES:
         store = made.make(tmp_path / f"s{suffix}")
-        got = store.gather([0, 1, 2, 3], 0).view(np.uint32)
+        got = store.vectors([0, 1, 2, 3], layers=0)[0].view(np.uint32)
         assert got.tolist() == (bits[0].astype(np.uint32) << 16).tolist()
 
 
@@ -138,4 +138,4 @@ def test_provenance_leaves_out_names_and_software() -> None:
 def test_a_pickled_store_opens_where_it_arrives(tmp_path: Path, suffix: str) -> None:
     made = example()
     store = pickle.loads(pickle.dumps(made.make(tmp_path / f"s{suffix}")))
-    np.testing.assert_array_equal(store.gather([3, 600], 5), made.values[2, [3, 600]])
+    np.testing.assert_array_equal(store.vectors([3, 600], layers=5)[0], made.values[2, [3, 600]])

@@ -78,7 +78,7 @@ def test_on_a_disk(made: Example, path: Path, tmp_path: Path, craft: Craft) -> N
     assert repair_layout(path, metadata=made.metadata, index=made.index) == [1]
     made.fill(path)
     assert all_files(path) == whole
-    np.testing.assert_array_equal(open_store(path).gather_layers(np.arange(700)), made.values)
+    np.testing.assert_array_equal(open_store(path).vectors(np.arange(700)), made.values)
 
 
 @pytest.mark.parametrize("craft", CRAFTS)
@@ -109,7 +109,7 @@ def test_in_a_bucket(made: Example, path: Path, memory: MemoryBucket, tmp_path: 
         with pytest.raises(EmbstoreError, match="changed"):
             export(open_store(URL, cache=cache), tmp_path / "copy.zarr")
     with pytest.raises(StoreDamagedError, match="changed"):
-        open_store(URL, cache=tmp_path / "other").gather([300], 0)
+        open_store(URL, cache=tmp_path / "other").vectors([300], layers=0)[0]
     assert repair_layout(URL, metadata=made.metadata, index=made.index) == [1]
     memory.storage.put(SHARD, [crafted(whole[SHARD], craft)])  # what a writer without a commit has left
     with StoreWriter(URL) as writer:

@@ -76,9 +76,9 @@ def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch:
         check(pl.DataFrame(selection.to_arrow()), selection)  # through the Arrow C stream
     check(pl.DataFrame(store.to_arrow()), store.select())
     read: list[Any] = []
-    gather = es.Store.gather_layers
+    vectors = es.Store.vectors
     monkeypatch.setattr(
-        es.Store, "gather_layers", lambda self, rows, layers: read.append(layers) or gather(self, rows, layers)
+        es.Store, "vectors", lambda self, rows, *, layers: read.append(layers) or vectors(self, rows, layers=layers)
     )
     frame = pl.DataFrame(store.to_arrow(columns=["word", "layer_3"]))
     assert frame.columns == ["word", "layer_3"]
@@ -92,16 +92,16 @@ def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch:
 
 @pytest.mark.quick(3)
 def test_xarray_reads_what_is_indexed(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    gather, read = es.Store.gather_layers, []
+    vectors, read = es.Store.vectors, []
 
-    def counted(self: es.Store, rows: Any, layers: Any) -> Any:
+    def counted(self: es.Store, rows: Any, *, layers: Any) -> Any:
         read.append(len(rows) * len(layers))
-        return gather(self, rows, layers)
+        return vectors(self, rows, layers=layers)
 
     for selection in selections(store):
         expected = selection.vectors()
         with monkeypatch.context() as patch:
-            patch.setattr(es.Store, "gather_layers", counted)
+            patch.setattr(es.Store, "vectors", counted)
             data = selection.to_xarray()
             assert read == []
             states = data.hidden_states

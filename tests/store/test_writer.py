@@ -230,7 +230,7 @@ def test_rows_that_are_not_contiguous_in_memory(tmp_path: Path, suffix: str) -> 
     with StoreWriter(path) as writer:
         writer.write(0, {"hidden_states": strided})
         writer.finish()
-    np.testing.assert_array_equal(open_store(path).gather_layers(np.arange(256)), made.values)
+    np.testing.assert_array_equal(open_store(path).vectors(np.arange(256)), made.values)
     assert verify(path).ok
 
 
@@ -245,7 +245,7 @@ def test_written_from_another_thread(tmp_path: Path, suffix: str) -> None:
         for thread in threads:
             thread.join()
         writer.finish()
-    np.testing.assert_array_equal(open_store(path).gather(np.arange(700), 0), made.values[0])
+    np.testing.assert_array_equal(open_store(path).vectors(np.arange(700), layers=0)[0], made.values[0])
 
 
 def test_a_partition_is_discarded_by_its_record_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

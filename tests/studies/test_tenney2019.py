@@ -162,7 +162,9 @@ def test_the_stores_hold_the_weights_they_are_named_for(study: StudyResult, mode
         encoded = tokenizer(words, is_split_into_words=True, return_tensors="pt")
         with torch.no_grad():
             state = network(**encoded).last_hidden_state[0, 1].numpy()  # the first subword, after [CLS]
-        np.testing.assert_allclose(store.gather([0], store.layers[-1])[0].astype(np.float64), state, atol=4e-3)
+        np.testing.assert_allclose(
+            store.vectors([0], layers=store.layers[-1])[0][0].astype(np.float64), state, atol=4e-3
+        )
 
 
 def study_layers(study: StudyResult) -> int:

@@ -242,7 +242,7 @@ def test_passages_have_the_rows_of_the_sentences_and_more_context(study: StudyRe
     assert 20 < max(sizes) <= 40
     place = int(index.word_indptr[index.sentence[0]] + index.position[0] - contexts.start[0])
     expected = hidden_states(model, runs[0], place, len(ours["word"][0].split(" ")))
-    np.testing.assert_allclose(passage.gather([0], passage.layers[-1])[0], expected, atol=4e-3)
+    np.testing.assert_allclose(passage.vectors([0], layers=passage.layers[-1])[0][0], expected, atol=4e-3)
 
 
 @pytest.mark.slow
@@ -347,7 +347,7 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
         first = store.table().row(0, named=True)
         target = first["text"].split(" "), first["position"], len(first["word"].split(" "))
         own, pretrained = (hidden_states(each, *target) for each in (study.folder / "models" / task, model))
-        stored = store.gather([0], store.layers[-1]).astype(np.float64)[0]
+        stored = store.vectors([0], layers=store.layers[-1])[0].astype(np.float64)[0]
         np.testing.assert_allclose(stored, own, atol=4e-3)
         assert np.abs(own - pretrained).max() > 4e-2, "the store holds the tuned weights, not those it began with"
     store = es.open(study.folder / "stores" / "tuned-pos.zarr")

@@ -280,7 +280,7 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     """Yield the rows of each metric at a layer."""
     selection, metrics, words = inputs.selection, inputs.metrics, inputs.words
     anisotropy = found["cosines"].anisotropy if "cosines" in found else None
-    drawn = None if inputs.sample is None else selection.store.gather(inputs.sample, layer)
+    drawn = None if inputs.sample is None else selection.store.vectors(inputs.sample, layers=layer)[0]
     if drawn is not None and COSINE_METRICS & set(metrics):
         anisotropy = _sample_anisotropy(drawn)
     forms = inputs.forms

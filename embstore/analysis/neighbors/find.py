@@ -190,7 +190,7 @@ class _Candidates:
         if not len(rows):
             raise InvalidValueError("the list of query occurrences is empty: give one or more")
         types = np.asarray(self.store.index.type[rows]).astype(np.int64)
-        return Queries(rows.tolist(), self.store.gather(rows, self.layer), rows, types)
+        return Queries(rows.tolist(), self.store.vectors(rows, layers=self.layer)[0], rows, types)
 
     def exclusions(self, queries: Queries, *, same_word: bool, same_sentence: bool) -> list[Exclusion]:
         """What each query must not find: itself, and its own word or sentence if these are excluded."""

@@ -479,7 +479,7 @@ class _Build:
         mean = space_of(store, settings.layer, centered=True).mean
         assert mean is not None
         rows = np.random.default_rng(settings.seed).choice(store.n_rows, settings.n_train, replace=False)
-        rotation = Rotation.learn(store.gather(np.sort(rows).astype(np.int64), settings.layer), mean)
+        rotation = Rotation.learn(store.vectors(np.sort(rows).astype(np.int64), layers=settings.layer)[0], mean)
         for name_of, write in (
             (SPACE, lambda path: path.write_bytes(rotation.as_bytes())),
             (SKETCH, self._write_codes(rotation)),
@@ -523,7 +523,7 @@ class _Build:
             sample = np.empty((len(rows), settings.hidden_size), np.float32)
             for start in range(0, len(rows), BLOCK_ROWS):
                 part = rows[start : start + BLOCK_ROWS]
-                vectors = self.store.gather(part, settings.layer)
+                vectors = self.store.vectors(part, layers=settings.layer)[0]
                 sample[start : start + len(part)] = self._comparable(space, vectors, part)
             kinds.train(index, sample, metric=settings.metric, seed=settings.seed)
         self._checkpoint(index)

@@ -227,8 +227,8 @@ Found = Iterator[tuple[NDArray[np.int64], Hits, Distinct]]
 def _gathered(store: Store, rows: NDArray[np.int64], layers: tuple[int, ...]) -> Stored:
     """The vectors of rows in a layer, or their means over several."""
     if len(layers) == 1:
-        return store.gather(rows, layers[0])
-    mean = sum(store.gather(rows, layer).astype(np.float64) for layer in layers) / len(layers)
+        return store.vectors(rows, layers=layers[0])[0]
+    mean = sum(store.vectors(rows, layers=layer)[0].astype(np.float64) for layer in layers) / len(layers)
     return np.asarray(mean, np.float32)
 
 

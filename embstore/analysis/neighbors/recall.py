@@ -51,7 +51,7 @@ def measure_recall(
         raise InvalidValueError(f"{data.path} has a single row: there is nothing to find")
     rng = np.random.default_rng(seed)
     rows = np.sort(rng.choice(data.n_rows, min(n_queries, data.n_rows), replace=False)).astype(np.int64)
-    drawn = data.gather(rows, index.layer)
+    drawn = data.vectors(rows, layers=index.layer)[0]
     options: dict[str, Any] = {"k": min(k, data.n_rows - 1), "threads": threads}
     options["exclude"] = (Exclusion(np.arange(data.n_rows), rows),)
     exact_search(index.vectors, drawn[:1], k=1, space=index.space, device="cpu")  # maps the files

@@ -147,7 +147,7 @@ def senses(
     elif sample is not None and sample < len(rows):
         rows = np.sort(random.choice(rows, sample, replace=False))
     _check_count(word, len(rows), method, n_clusters, min_size)
-    stored = selection.store.gather(rows, number)
+    stored = selection.store.vectors(rows, layers=number)[0]
     if not np.isfinite(stored).all():
         row = int(rows[~np.isfinite(stored).all(1)][0])
         raise NonFiniteError(f"layer {number}, row {row} holds a value that is not finite: run embstore verify")

@@ -71,7 +71,7 @@ class StoreVectors:
         self.hidden_size = store.hidden_size
 
     def gather(self, rows: NDArray[np.int64]) -> Stored:
-        return self.store.gather(rows, self.layer)
+        return self.store.vectors(rows, layers=self.layer)[0]
 
     def blocks(self, rows: Rows, block_rows: int) -> Iterator[Block]:
         first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
@@ -80,7 +80,7 @@ class StoreVectors:
                 yield np.arange(start, start + len(vectors)), vectors
             return
         chosen = Selection(self.store, layers=(self.layer,), rows=np.asarray(rows))
-        for block in chosen.iter_blocks(block_rows=block_rows):
+        for block in chosen.scan(block_rows=block_rows):
             yield block.rows, block.vectors
 
     def stored(self, rows: Rows, block_rows: int) -> Iterator[Callable[[], StoredBlock]]:
@@ -90,7 +90,7 @@ class StoreVectors:
             for start in range(0, len(rows), block_rows):
                 yield partial(self._gathered, np.asarray(rows[start : start + block_rows]))
             return
-        for block in self.store.scan_stored(self.layer, first, last, block_rows=block_rows):
+        for block in self.store.source.stored_blocks(self.layer, first, last, block_rows=block_rows):
             chosen = None
             if not is_every:
                 left, right = np.searchsorted(rows, (block.first, block.first + len(block.vectors)))
@@ -101,7 +101,9 @@ class StoreVectors:
         out = None
         if self.store.dtype == "bfloat16":
             out = np.empty((len(rows), self.hidden_size), np.uint16)
-        return StoredBlock(0, self.store.gather(rows, self.layer, out=out), rows=rows)
+        return StoredBlock(
+            0, self.store.vectors(rows, layers=self.layer, out=None if out is None else out[None])[0], rows=rows
+        )
 
 
 class ArrayVectors:

@@ -53,7 +53,7 @@ class StoredExamples:
         return len(self._rows)
 
     def read(self, numbers: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any], /) -> None:
-        self._store.gather_layers(self._rows[numbers], layers, out=out)
+        self._store.vectors(self._rows[numbers], layers=layers, out=out)
 
     def digest(self) -> str:
         return digest_of(self._store.digest, self._rows)

@@ -308,7 +308,7 @@ def iter_batches(
         targets = plan.targets[first_target[group.start] : first_target[group.stop]]
         shape = (len(layers), len(rows), store.hidden_size)
         vectors = buffers[buffer][: prod(shape)].view(shape)
-        store.gather_layers(rows, layers, out=vectors.numpy())
+        store.vectors(rows, layers=layers, out=vectors.numpy())
         _require_finite(vectors, rows, layers, store)
         return vectors, torch.from_numpy(split.gold[targets].astype(np.float32))
 

@@ -142,7 +142,7 @@ def _read(bank: Treebank, sentences: NDArray[np.int64], layers: Sequence[int], d
     for place, (number, size) in enumerate(zip(sentences.tolist(), lengths.tolist(), strict=True)):
         distances[place, :size, :size] = bank.distances[number]
         depths[place, :size] = bank.depths[number]
-    vectors = torch.from_numpy(bank.store.gather_layers(bank.rows(sentences), layers))
+    vectors = torch.from_numpy(bank.store.vectors(bank.rows(sentences), layers=layers))
     return TreeBatch(
         sentences,
         vectors.to(device).float(),

@@ -174,7 +174,7 @@ class _Copy:
     def _convert(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
         if self._has_many_centers:
             for first, rows in self._batches(start, stop):
-                values = self._source.gather(rows, self._source.layers[self._layers[layer]])
+                values = self._source.vectors(rows, layers=self._source.layers[self._layers[layer]])[0]
                 buffer.put(layer, first - start, values, where=self._namer(rows))
             return
         dtype, center = self._source.dtype, self._source.center
@@ -215,7 +215,7 @@ class _Copy:
         rows = sample if self._rows is None else self._rows[sample]
         means = []
         for layer in self._layout.layers:
-            vectors = self._source.gather(rows, layer)
+            vectors = self._source.vectors(rows, layers=layer)[0]
             require_storable(vectors, dtype="int8", layer=layer, where=self._namer(rows))
             means.append(vectors.mean(0, dtype=np.float64))
         return np.array(means, np.float32)

@@ -57,7 +57,7 @@ def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: 
             table = some.table(columns=["occurrence", *(name for name in names if name not in ("occurrence", *layers))])
             for start in range(0, len(table), size):
                 part = table[start : start + size]
-                vectors = store.gather_layers(part["occurrence"].to_numpy(), chosen) if chosen else ()
+                vectors = store.vectors(part["occurrence"].to_numpy(), layers=chosen) if chosen else ()
                 found = {f"layer_{layer}": each for layer, each in zip(chosen, vectors, strict=True)}
                 part = part.with_columns(pl.Series(name, each, dtype=kind) for name, each in found.items())
                 part = part.select(names)
@@ -136,7 +136,7 @@ def _safetensors(selection: Any, about: dict[str, str], report: Any) -> Iterator
         for first in range(0, n_rows, size):
             rows = store.select(rows=selection.rows_at(first, min(first + size, n_rows))).rows
             out = np.empty((len(rows), store.hidden_size), np.uint16 if dtype == "bfloat16" else store.vector_dtype)
-            yield store.gather(rows, layer, out=out)
+            yield store.vectors(rows, layers=layer, out=out[None])[0]
             done += len(rows)
             report(done)
 
@@ -162,7 +162,7 @@ def xarray_dataset(selection: Any) -> xarray.Dataset:
 
         def _read(self, key: tuple[Any, ...]) -> Any:
             wanted, some = np.atleast_1d(layers[key[0]]), np.atleast_1d(rows[key[1]])
-            found = store.gather_layers(some, wanted.tolist())[..., key[2]]
+            found = store.vectors(some, layers=wanted.tolist())[..., key[2]]
             one = tuple(0 if isinstance(each, int | np.integer) else slice(None) for each in key[:2])
             return found[one]
 

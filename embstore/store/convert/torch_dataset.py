@@ -198,7 +198,7 @@ class TorchDataset(IterableDataset[Examples]):
         shape, stored = (len(layers), len(rows), store.hidden_size), STORED[store.dtype]
         if len(layers) == 1 and self._dtype == stored and stored != torch.bfloat16 and not buffers.pin:
             held = buffers.empty(math.prod(shape) * stored.itemsize).view(store.vector_dtype)
-            gathered: NDArray[Any] = store.gather_layers(rows, layers, out=held.reshape(shape)).reshape(
+            gathered: NDArray[Any] = store.vectors(rows, layers=layers, out=held.reshape(shape)).reshape(
                 len(rows), 1, -1
             )
             return gathered
@@ -206,7 +206,7 @@ class TorchDataset(IterableDataset[Examples]):
         is_found = len(layers) == 1 and self._dtype == stored
         vectors = found.view(shape) if is_found else buffers.tensor(shape, stored)
         bits = vectors.view(torch.uint16) if stored == torch.bfloat16 else vectors
-        store.gather_layers(rows, layers, out=bits.numpy())
+        store.vectors(rows, layers=layers, out=bits.numpy())
         if is_found:
             return found
         for row in range(0, len(rows), size := max(1, CAST_SIZE // (shape[0] * shape[2]))):
