@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike
 
 import embstore as es
 from embstore.arguments import Positive, Share, as_matrix, checked
-from embstore.errors import EmbstoreError, InvalidValueError
+from embstore.errors import InvalidValueError
 from tests.store_making import make_store
 
 
@@ -94,57 +93,6 @@ def test_matrices() -> None:
     for bad in ([1, 2], [[1, 2], [3]], "x", None, [["a"]], np.ones((0, 3)), np.ones((1, 1, 1)), {}, object()):
         with pytest.raises(InvalidValueError, match=r"x of shape .* are not allowed: give numbers \[n, feature\]"):
             as_matrix("x", bad)  # type: ignore[arg-type]
-
-
-Calls = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
-VALUES: list[Any] = [
-    None, 3, -1, True, 2.5, "x", "", b"x", [], [1, "a"], {}, {"a": 1}, object(), float("nan"), 2**64, 10**30,
-    np.ones(3),
-    np.array("x"), "\ud800", "a\0b", [[1, 2], [3]],
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
-    """Public functions of neighbors, static vectors and word vectors, with arguments that are allowed."""
-    folder = tmp_path_factory.mktemp("calls")
-    store = make_store(folder / "s.zarr", sentences=12).store
-    vectors = es.WordVectors(("a", "b", "c"), np.eye(3))
-    es.build_index(store, kind="flat", name="a", threads=1)
-    return {
-        "neighbors": (es.neighbors, {"data": store, "word": "bank", "k": 2}),
-        "neighbors of vectors": (es.neighbors, {"data": vectors, "word": "a", "k": 1}),
-        "senses": (es.senses, {"data": store, "word": "the", "n_clusters": 2}),
-        "hubness": (es.analysis.hubness, {"data": vectors, "k": 1}),
-        "knn_labels": (es.analysis.knn_labels, {"data": store, "label": "upos"}),
-        "build_index": (es.build_index, {"data": store, "kind": "flat", "name": "a", "threads": 1}),
-        "open_index": (es.open_index, {"data": store, "name": "a"}),
-        "static_vectors": (es.static_vectors, {"data": store, "method": "mean"}),
-        "WordVectors": (es.WordVectors, {"words": ("a", "b"), "vectors": np.eye(2)}),
-        "all_but_the_top": (es.analysis.all_but_the_top, {"vectors": np.eye(3)}),
-        "read_vectors": (es.vectors.read_vectors, {"path": folder / "none"}),
-        "write_vectors": (es.vectors.write_vectors, {"vectors": vectors, "path": folder / "v.txt"}),
-    }
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["neighbors", "neighbors of vectors", "senses", "hubness", "knn_labels", "build_index", "open_index",
-     "static_vectors", "WordVectors", "all_but_the_top", "read_vectors", "write_vectors"],
-)  # fmt: skip
-def test_any_value_for_any_argument_works_or_is_one_line(
-    name: str,
-    calls: Calls,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    function, allowed = calls[name]
-    skipped = {"progress", "executor", "checkpoint_seconds", "text", "model", "kind", "types"}
-    for parameter in set(inspect.signature(function).parameters) - skipped:
-        for value in VALUES:
-            with suppress(EmbstoreError):
-                function(**{**allowed, parameter: value})
 
 
 @pytest.mark.parametrize(
