@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,25 +20,17 @@ from embstore_cli.output import counted, print_json
 if TYPE_CHECKING:
     from embstore.extraction import WindowPlan
 
-KEPT, READ, WINDOWS, WORKERS = "Which words are stored", "How the corpus is read", "Context", "Parallel work"
-MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many
-KEEP = {"min_contexts": int, "per": str, "seed": int}
-READING = {
-    "encoding": str,
-    "normalize": str,
-    "language": str,
-    "columns": str,
-    "text": str,
-    "spans": str,
-    "chat": str,
-}
-COMPUTING = {
-    "unit": Literal["word", "subword", "sentence"],
-    "compute_dtype": str,
-    "batch_subwords": int,
-    "max_length": int,
-}
-SETTINGS = opt.Config(lambda: {**COMPUTING, **KEEP, **READING, "workers": int, "means": bool})
+KEPT, READ, WINDOWS = "Which words are stored", "How the corpus is read", "Context"
+KEEP = ("min_contexts", "per", "seed")
+READING = ("words", "language", "normalize", "columns", "text", "spans", "encoding")
+COMPUTING = ("unit", "sites", "specials", "min_left", "max_length", "batch_subwords", "seed")
+OTHERS = {"word_list": Path, "chat": str, "compute_dtype": str, "workers": int, "cluster": str}
+SETTINGS = opt.Config(
+    lambda: [OTHERS, {"words": str, "sites": str}, es.ExtractionOptions, es.Keep, es.open_corpus],
+    *KEEP,
+    *READING,
+    *COMPUTING,
+)
 
 Corpus = Annotated[
     str,
@@ -52,15 +43,11 @@ Model = Annotated[
     str,
     opt.option(
         "MODEL",
-        "A model of Hugging Face: its name, or its folder; vllm:NAME has vLLM run it. Vectors without context: a file "
-        "of word vectors, random:DIM or subwords:MODEL; bag: before these takes means of sentences.",
+        "A model of Hugging Face: its name, or its folder. Vectors without context: a file of word vectors, random:DIM "
+        "or subwords:MODEL.",
         "--model",
         "-m",
     ),
-]
-Device = Annotated[
-    str,
-    opt.option("NAME", "auto, cpu, cuda or cuda:N; split and tensor divide a large model over all GPUs."),
 ]
 Pooling = Annotated[
     Literal["mean", "first", "last", "max", "cls"],
@@ -72,20 +59,9 @@ Dtype = Annotated[
     Literal["float16", "float32", "bfloat16", "int8"],
     opt.option("DTYPE", "Stored type: float16, float32, bfloat16 or int8."),
 ]
-Sites = Annotated[
-    str,
-    opt.option(
-        "LIST",
-        "residual (what a layer passes on), attention_output, head_output, mlp_output, query, key, value; or several.",
-    ),
-]
-Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
 Where = Annotated[
     str | None,
     opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
-]
-WordList = Annotated[
-    Path | None, opt.option("FILE", "Only the words of this file, one a line.", "--word-list", panel=KEPT)
 ]
 Label = Annotated[
     str | None, opt.option("COLUMN", "Only words that have a label in this column; any: in any column.", panel=KEPT)
@@ -100,23 +76,11 @@ Format = Annotated[
 Split = Annotated[
     str | None, opt.option("NAME", "sentences: find them in running text; lines: each line is one.", panel=READ)
 ]
-Words = Annotated[
-    str | None, opt.option("NAME", "punctuation: split it from words; spaces: split at spaces only.", panel=READ)
-]
 Context = Annotated[
     str,
     opt.option(
         "NAME",
         "What the model is given at a time: sentence; document; or N, blocks of a document of at most N subwords.",
-        panel=WINDOWS,
-    ),
-]
-MinLeft = Annotated[
-    int | None,
-    opt.option(
-        "K",
-        "Let blocks overlap, so that each word has K words before it; by default by a quarter where a text is too long "
-        "for the model, and not with --context N.",
         panel=WINDOWS,
     ),
 ]
@@ -138,11 +102,7 @@ AttentionWindow = Annotated[
         panel=WINDOWS,
     ),
 ]
-Devices = Annotated[
-    str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.", panel=WORKERS)
-]
-Threads = Annotated[int | None, opt.option("N", "CPU threads of the model (one a core).", min=1)]
-Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "Run on the workers of a Ray cluster.", panel=WORKERS)]
+Devices = Annotated[str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.")]
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
@@ -152,22 +112,15 @@ Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; 
 class Extracting:
     """The options of an extraction."""
 
-    device: Device = "auto"
-    threads: Threads = None
     layers: opt.Layers = "all"
-    sites: Sites = "residual"
-    specials: Specials = False
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
     where: Where = None
-    word_list: WordList = None
     label: Label = None
     max_contexts: MaxContexts = None
     format: Format = None
     split: Split = None
-    words: Words = None
     context: Context = "sentence"
-    min_left: MinLeft = None
     context_window: ContextWindow = None
     attention_window: AttentionWindow = None
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict)
@@ -178,61 +131,47 @@ class Extraction:
 
     def __init__(self, corpus: str, given: Extracting) -> None:
         settings = given.settings
-        if given.threads is not None and given.threads > MAX_THREADS:
-            raise InvalidValueError(f"--threads {given.threads} is not allowed: give {MAX_THREADS:,} or fewer")
-        if given.threads is not None:  # torch and worker processes, which begin later, read it
-            os.environ["OMP_NUM_THREADS"] = str(given.threads)
 
-        def of(keys: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: value for name, value in settings.items() if name in keys}
+        def of(names: tuple[str, ...]) -> dict[str, Any]:
+            return {name: settings[name] for name in names if name in settings}
 
-        self.given, self.workers, self.compute_dtype = given, settings.get("workers"), settings.get("compute_dtype")
-        self.means = bool(settings.get("means"))
-        self.layers = opt.layers_of(given.layers) or "all"
+        self.settings = settings
         self.kind, self.windows = _windows(given.context_window, given.attention_window)
-        if self.means and len(self.windows) > 1:
-            raise InvalidValueError("--set means=true makes one store: give one window, or none")
+        word_list = settings.get("word_list")
         keep = es.Keep(
-            words=None if given.word_list is None else frozenset(opt.read_words(given.word_list, option="--word-list")),
+            words=None if word_list is None else frozenset(opt.read_words(Path(word_list), option="word_list")),
             labelled=given.label == "any" or given.label or False,
             max_contexts=given.max_contexts,
             where=given.where,
             **of(KEEP),
         )
-        names = ("format", "split", "words")
-        reading = {**{name: getattr(given, name) for name in names}, **of(READING)}
-        if "chat" in reading:
-            reading["chat"] = es.models.chat_template(reading["chat"])
-        self.corpus = es.open_corpus(corpus, **reading)
+        chat = es.models.chat_template(settings["chat"]) if "chat" in settings else None
+        self.corpus = es.open_corpus(corpus, format=given.format, split=given.split, chat=chat, **of(READING))
         if given.label is not None and self.corpus.format == "text":
             raise InvalidValueError(
                 f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as "
                 ".conllu"
             )
-        computing = {name: value for name, value in of(COMPUTING).items() if name != "compute_dtype"}
-        computing[f"{self.kind}_window"] = self.windows[0] if len(self.windows) == 1 else None
         self.options = es.ExtractionOptions(
-            layers=self.layers,
-            sites=given.sites,
-            specials=given.specials,
+            layers=opt.layers_of(given.layers) or "all",
             pooling=given.pooling,
             dtype=given.dtype,
             context=int(given.context) if given.context.isdecimal() else given.context,
-            min_left=given.min_left,
             keep=keep,
-            seed=settings.get("seed", 0),
-            **computing,
+            **of(COMPUTING),
+            **{f"{self.kind}_window": self.windows[0] if len(self.windows) == 1 else None},
         )
 
-    def use_options_of(self, store: str) -> None:
-        """Use the options that a store was made with, but for those that are given."""
+    def use_options_of(self, store: str, names: set[str]) -> None:
+        """Use the options that a store was made with, but for those that were typed, or set in a file."""
         if len(self.windows) > 1 or "{window}" in store:
             raise InvalidValueError(f"--append adds to one store: give one --{self.kind}-window, or none")
         stored = es.extraction.options_of(store)
-        names = {each.name for each in fields(es.ExtractionOptions)} & opt.GIVEN.keys()
-        if opt.GIVEN.keys() & {"where", "word_list", "label", "max_contexts", *KEEP}:
-            names.add("keep")
-        self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(names)})
+        typed = {*names, *self.settings}
+        chosen = {option.name for option in fields(es.ExtractionOptions)} & typed
+        if typed & {"where", "word_list", "label", "max_contexts", *KEEP}:
+            chosen.add("keep")
+        self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(chosen)})
 
     def paths(self, store: str) -> dict[int | None, str]:
         """Return the path of each window's store. Raises StorageError where none can be created."""
@@ -241,18 +180,15 @@ class Extraction:
             _require_rights(path)
         return paths
 
-    def plan(self, model: str, *, store: str | None, device: str) -> es.Plan | WindowPlan:
+    def plan(self, model: str, *, store: str | None) -> es.Plan | WindowPlan:
         if store is not None and len(paths := self.paths(store)) == 1:
             (store,) = paths.values()
-        where: dict[str, Any] = {"device": device, "store": store, "options": self.options}
-        if self.compute_dtype is not None:
-            where["compute_dtype"] = self.compute_dtype
-        where["model"] = opt.encoder_of(model, device, self.compute_dtype or "auto")
+        arguments: dict[str, Any] = {"model": model, "store": store, "options": self.options}
+        if "compute_dtype" in self.settings:
+            arguments["compute_dtype"] = self.settings["compute_dtype"]
         if len(self.windows) > 1:
-            where[f"{self.kind}_windows"] = self.windows
-            return es.extraction.plan_windows(self.corpus, **where)
-        made = es.plan(self.corpus, **where)
-        return replace(made, estimate=es.extraction.means_estimate(made)) if self.means else made
+            return es.extraction.plan_windows(self.corpus, **{f"{self.kind}_windows": self.windows}, **arguments)
+        return es.plan(self.corpus, **arguments)
 
 
 def plan(
@@ -266,9 +202,9 @@ def plan(
     """Estimate what an extraction will cost, before it starts.
 
     Reads the corpus once, and runs the model on a hundredth of it, or on three batches, to time it. Ends with status 1
-    if the store would not fit on the disk. `embstore extract --help` says what --set takes.
+    if the store would not fit on the disk.
     """
-    made = Extraction(corpus, extracting).plan(model, store=store, device=extracting.device)
+    made = Extraction(corpus, extracting).plan(model, store=store)
     if as_json:
         print_json(made.as_json())
     else:
@@ -277,13 +213,13 @@ def plan(
 
 
 def extract(
+    ctx: typer.Context,
     corpus: Corpus,
     store: opt.NewStore,
     *,
     model: Model,
     extracting: Extracting,
     devices: Devices = None,
-    cluster: Cluster = None,
     append: Append = False,
     repair: Repair = False,
     virtual: Virtual = False,
@@ -292,34 +228,27 @@ def extract(
     """Extract hidden states into a store; rerun to resume.
 
     An existing store of another corpus, model or options is refused.
-
-    --set, what is stored: unit=subword or sentence, a row for each; means=true, a word's mean in place of its
-    occurrences; min_contexts=N, only words of N sentences or more; per=COLUMN, --max-contexts for each label; seed=N.
-
-    --set, how the corpus is read: encoding (utf-8); language (en) of text; normalize=nfc, nfkc or lower; text=COLUMN
-    of a table; columns=A,B of a table are stored as fields, of a .conll file are the names; spans=COLUMN, whose spans
-    of characters are the occurrences; chat=MODEL, whose template makes text of lists of messages.
-
-    --set, how it is computed: compute_dtype (float32, float16, bfloat16); batch_subwords; max_length; workers=N.
     """
     extraction = Extraction(corpus, extracting)
     if virtual and (append or len(extraction.windows) > 1):
         raise InvalidValueError("--virtual goes with neither --append nor several windows: thin the stores afterwards")
     if append:
-        extraction.use_options_of(store)
+        extraction.use_options_of(store, {name for name in ctx.params if opt.is_given(ctx, name)})
     paths = extraction.paths(store)
-    executor = opt.executor_of(cluster, extraction.workers, devices)
-    device = devices.split(",")[0] if devices is not None and extracting.device == "auto" else extracting.device
-    device = f"cuda:{device}" if device.isdecimal() else device
-    made = extraction.plan(model, store=f"{store}/part.zarr" if append else store, device=device)
+    executor = opt.executor_of(extraction.settings.get("cluster"), extraction.settings.get("workers"), devices)
+    first = None if devices is None else devices.split(",")[0]
+    on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
+    with on_first:
+        made = extraction.plan(model, store=f"{store}/part.zarr" if append else store)
     if not as_json:
         print(made, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
     try:
         with executor or nullcontext():
             if isinstance(made, es.Plan):
                 (path,) = paths.values()
-                with_vectors = partial(es.extract, append=append, repair=repair, virtual=virtual, executor=executor)
-                stores = {path: (es.extraction.extract_means if extraction.means else with_vectors)(made, path)}
+                stores = {
+                    path: es.extract(made, path, append=append, repair=repair, virtual=virtual, executor=executor)
+                }
             else:
                 written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
                 stores = {paths[window]: one for window, one in written.items()}
@@ -331,8 +260,7 @@ def extract(
         print_json({**summary, "plan": made.as_json()})
         return
     for path, one in stores.items():
-        what = "mean vector" if extraction.means else "occurrence"
-        print(f"{path} holds {counted(one.n_rows, what)} in {counted(len(one.layers), 'layer')}, all committed")
+        print(f"{path} holds {counted(one.n_rows, 'occurrence')} in {counted(len(one.layers), 'layer')}, all committed")
 
 
 def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:

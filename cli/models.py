@@ -1,4 +1,4 @@
-"""Commands on models and speed: generation, and measurements."""
+"""The command that generates text."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import embstore as es
 import embstore_cli.options as opt
 from embstore_cli.output import print_json
 
-GENERATING = {"temperature": float, "top_p": float, "seed": int, "batch_size": int, "compute_dtype": str}
-Folder = Annotated[Path | None, opt.option("FOLDER", "Where temporary stores are written.")]
-Place = Annotated[str | None, opt.option("PLACE", "Where stores would be: a folder, or s3://BUCKET/PREFIX.")]
-Corpus = Annotated[str, opt.argument("CORPUS", "A corpus, as extract takes it.")]
+GENERATING = opt.Config(lambda: es.models.generate, "temperature", "top_p", "seed", "batch_size", "compute_dtype")
 
 
 def generate(
@@ -23,19 +20,17 @@ def generate(
     out: Annotated[Path, opt.argument("OUT", "The corpus to write: NAME.jsonl.")],
     model: opt.Model,
     max_new_tokens: Annotated[int, opt.option("N", "Generate at most N subwords for each prompt.")] = 64,
-    device: opt.Device = "auto",
     *,
-    settings: Annotated[dict[str, Any], opt.Config(lambda: GENERATING)],
+    settings: Annotated[dict[str, Any], GENERATING],
     as_json: opt.AsJson = False,
 ) -> None:
     """Continue prompts, and write that as a corpus.
 
     It has exactly the subwords that were generated: `embstore extract OUT STORE --model MODEL` gives the states while
-    generating. The label column part is prompt or generated. Without --set temperature=T the likeliest subword is
+    generating. The label column part is prompt or generated. Without a temperature in --config the likeliest subword is
     taken; with it, subwords are drawn.
     """
-    chosen = settings
-    made = es.models.generate(prompts, out, model=model, max_new_tokens=max_new_tokens, device=device, **chosen)
+    made = es.models.generate(prompts, out, model=model, max_new_tokens=max_new_tokens, **settings)
     if as_json:
         print_json({**asdict(made), "path": str(made.path)})
     else:

@@ -121,13 +121,6 @@ def read_words(path: Path, *, option: str) -> dict[str, Any]:
     return dict(es.corpus.read_word_classes(path, optional=True))
 
 
-def encoder_of(model: str, device: str = "auto", compute_dtype: str = "auto") -> Any:
-    """Return the encoder that a shorthand such as random:300 names; the name of any other model as it is."""
-    if not es.models.is_shorthand(model):
-        return model
-    return es.models.encoder_from_shorthand(model, device=device, compute_dtype=compute_dtype)
-
-
 def executor_of(cluster: str | None, workers: int | None, devices: str | None = None) -> Any:
     """Return the executor of `--cluster`, `--workers` and `--devices`; None for this process alone."""
     if workers is not None and workers < 1:

@@ -158,7 +158,7 @@ class Explored:
         """Return where the model of the store is. Raises InvalidValueError where its files are in no known place."""
         if self._model is not None:
             return self._model
-        from embstore.models.static.shorthand import locate
+        from embstore.models.names import locate
 
         name, revision = (self.store.metadata.model.get(key) for key in ("name", "revision"))
         return locate(str(name), revision, folders=(".", Path(str(self.store.path)).parent))

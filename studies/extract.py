@@ -7,11 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import embstore as es
+from embstore import ExtractionOptions
 from embstore.corpus import Corpus, Sentence
-from embstore.extraction import ExtractionOptions
-from embstore.extraction.extract import extract
-from embstore.extraction.plan import plan
-from embstore.models import Encoder, encoder_from_shorthand, model_kind, save_untrained
+from embstore.models import Encoder, load_encoder, model_kind, save_untrained
 from embstore.store import Store
 from embstore_studies.study import LOG, StudyRun
 
@@ -29,22 +28,22 @@ def extract_step(
 
     Without a `model` the name is that of one of the run.
     """
-    folder, device = run.folder, run.device
+    folder = run.folder
     path = folder.path / "stores" / f"{file or name}.zarr"
     model = run.models[name] if model is None else model
-    encoder = encoder_from_shorthand(model, device=device) if isinstance(model, str) else model
+    with es.config(device=run.device):
+        encoder = load_encoder(model) if isinstance(model, str) else model
 
     def make() -> Store:
         is_new = not path.exists()
-        planned = plan(
-            corpus, model=encoder, options=options, device=device, store=path, calibrate=is_new, progress=folder.bars
-        )
+        planned = es.plan(corpus, model=encoder, options=options, store=path, calibrate=is_new)
         if is_new:
             cost = dict(planned.estimate.lines())
             LOG.info(f"{planned.layout.n_rows:,} vectors a layer, {cost['on disk']}, time {cost['time']}")
-        return extract(planned, path, progress=folder.bars)
+        return es.extract(planned, path)
 
-    return folder.step(f"extract {name}", make)
+    with es.config(device=run.device, progress=folder.bars):
+        return folder.step(f"extract {name}", make)
 
 
 def untrained_step(run: StudyRun[Any], name: str) -> str | None:

@@ -1,14 +1,6 @@
 from .append import options_of as options_of
-from .bench import bench_extract as bench_extract
-from .breakeven import bench_breakeven as bench_breakeven
-from .estimate import when_cheaper as when_cheaper
 from .extract import extract_windows as extract_windows
-from .means import extract_means as extract_means
-from .means import means_estimate as means_estimate
-from .options import ExtractionOptions as ExtractionOptions
 from .options import window_name as window_name
-from .plan import Plan as Plan
 from .window_plan import WindowPlan as WindowPlan
 from .window_plan import plan_windows as plan_windows
 from .window_plan import store_path as store_path
-from .worker import Timings as Timings

@@ -10,12 +10,12 @@ from typing import Any
 from embstore.errors import EmbstoreError, ExecutorError
 from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
-from embstore.models import encoder_from_shorthand
 from embstore.models.encoder import Encoder
-from embstore.models.placing import Device
-from embstore.models.static.shorthand import absolute_shorthand
+from embstore.models.loading import encoder_on
+from embstore.models.names import absolute_name
+from embstore.models.placing import DeviceMap
 
-PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy", "vllm")
+PACKAGES = ("embstore", "torch", "transformers", "tokenizers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class EncoderSpec:
     """A serializable description of an encoder: its name, how it computes, and the hashes that a worker verifies.
 
     `check_sentences`: what the encoder of the plan checked itself on, for sentences of at most `longest` subwords.
-    `windowed`: whether it was checked for sentences of equal lengths. `device`: how a model is split over devices;
-    None: it is loaded on the worker's own.
+    `windowed`: whether it was checked for sentences of equal lengths. `device_map`: of a model that is
+    split over devices; None: it is loaded on the worker's own.
     """
 
     model: str
@@ -36,7 +36,7 @@ class EncoderSpec:
     check_sentences: tuple[tuple[str, ...], ...]
     longest: int
     windowed: bool
-    device: Device | None = None
+    device_map: DeviceMap | None = None
 
     @classmethod
     def of(
@@ -49,8 +49,13 @@ class EncoderSpec:
         windowed: bool,
     ) -> EncoderSpec:
         info = encoder.info
+        if not encoder.source:
+            raise ExecutorError(
+                f"{info.name} has options that its name does not say, so no other process can load it: leave out the "
+                "executor"
+            )
         return cls(
-            model=absolute_shorthand(encoder.source),
+            model=absolute_name(encoder.source),
             revision=info.revision,
             compute_dtype=encoder.compute_dtype,
             batching=batching,
@@ -59,15 +64,16 @@ class EncoderSpec:
             check_sentences=tuple(tuple(words) for words in check_sentences),
             longest=longest,
             windowed=windowed,
-            device=encoder.split_over,
+            device_map=encoder.device_map,
         )
 
     def load(self, layers: Sequence[int], options: ExtractionOptions) -> Encoder:
         """Load the encoder and choose the batching of the plan; raises ExecutorError if it is another encoder."""
         try:
-            encoder = encoder_from_shorthand(
+            encoder = encoder_on(
+                worker_device(),
                 self.model,
-                device=worker_device() if self.device is None else self.device,
+                device_map=self.device_map,
                 compute_dtype=self.compute_dtype,
                 revision=self.revision,
                 layers=layers,

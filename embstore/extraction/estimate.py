@@ -6,17 +6,16 @@ import os
 import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.config import settings
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
 from embstore.devices import OMP_THREADS, n_cores
@@ -38,8 +37,7 @@ from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Layout, Metadata
-from embstore.store.layout import ITEM_NBYTES, SMALL_SHARD_NBYTES, partition_rows
-from embstore.store.storage.files import opened
+from embstore.store.layout import ITEM_NBYTES, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
 WRITERS = 4  # threads that write what a GPU encodes
@@ -51,95 +49,11 @@ PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, 
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
 CALIBRATION_BATCHES = 3
-DISK_NBYTES = 2**23  # that are written and read to measure a disk, at least
-DISK_SHARE = 0.05  # of what is stored, at most a small shard
-UNDETERMINED = 1.5  # the largest of the passes of parts over the least
 CALIBRATION_SHARE = 0.01  # of the positions of an extraction that a calibration times
 MOST_CALIBRATION_SHARE = 0.05  # where that is less than a few sentences
 SMALL_SHARE = 0.03
 CALIBRATIONS, CALIBRATION_SECONDS = 3, 0.3  # how often a CPU runs them at most, until they have taken this time
 FEW_POSITIONS = 1024  # that a calibration has at least, where they are at most SMALL_SHARE of the extraction
-
-
-@dataclass(frozen=True)
-class BreakEven:
-    """What one pass over the `nbytes` of vectors of `n_rows` words costs if they are stored, and if they are not.
-
-    `compute_seconds`: to compute them again, as a virtual store does. `read_seconds`: to read them from where they are
-    stored. `store_seconds`: to compute them and write them there, once. `parts`: those that were measured one by one.
-    """
-
-    n_rows: int
-    nbytes: int
-    compute_seconds: float
-    read_seconds: float
-    store_seconds: float
-    parts: tuple[BreakEven, ...] = ()
-
-    @classmethod
-    def of(cls, parts: Sequence[BreakEven]) -> BreakEven:
-        """Return the sums of several parts."""
-        return cls(
-            sum(part.n_rows for part in parts),
-            sum(part.nbytes for part in parts),
-            sum(part.compute_seconds for part in parts),
-            sum(part.read_seconds for part in parts),
-            sum(part.store_seconds for part in parts),
-            tuple(parts),
-        )
-
-    @property
-    def passes(self) -> float | None:
-        """After how many passes storing takes less time than computing again; None: never."""
-        saved = self.compute_seconds - self.read_seconds
-        return self.store_seconds / saved if saved > 0 else None
-
-    @property
-    def passes_between(self) -> tuple[float, float] | None:
-        """The least and the most passes of any part; None where one has none, or without parts."""
-        found = [part.passes for part in self.parts]
-        known = [passes for passes in found if passes is not None]
-        return (min(known), max(known)) if known and len(known) == len(found) else None
-
-    def passes_at(self, *, hour: float, gb_month: float, months: float) -> float | None:
-        """After how many passes storing costs less money; None: never.
-
-        `hour`: the price of an hour of this machine. `gb_month`: that of storing 10^9 bytes for a month, for `months`.
-        """
-        saved = (self.compute_seconds - self.read_seconds) / 3600 * hour
-        once = self.nbytes / 1e9 * gb_month * months + self.store_seconds / 3600 * hour
-        return once / saved if saved > 0 else None
-
-    @property
-    def verdict(self) -> str:
-        """The rates and the number of passes in one line, and how far parts are apart."""
-        rates = (
-            f"vectors are read at {self.nbytes / self.read_seconds / 1e6:,.0f} MB/s or computed at "
-            f"{self.n_rows / self.compute_seconds:,.0f} words/s"
-        )
-        between, shown = self.passes_between, when_cheaper(self.passes, "time")
-        if between is not None:
-            apart = between[1] > UNDETERMINED * between[0]
-            shown += f" ({'undetermined: ' * apart}{between[0]:.2g} to {between[1]:.2g} in its parts)"
-        elif self.parts:
-            shown += " (undetermined: never in one of its parts)" if self.passes is not None else ""
-        return f"{shown}: {rates}"
-
-    def as_json(self) -> dict[str, Any]:
-        fields = {name: value for name, value in vars(self).items() if name != "parts"}
-        return {**fields, "passes": self.passes, "passes_between": self.passes_between}
-
-
-def when_cheaper(passes: float | None, what: str) -> str:
-    """Say after how many readings of all vectors storing takes less `what` (time, money) than computing again."""
-    if passes is None:
-        return f"computing at each reading always takes less {what} than storing"
-    return f"storing takes less {what} than computing at each reading if all is read more than {_times(passes)}"
-
-
-def _times(passes: float) -> str:
-    count = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
-    return "once" if count == "1" else f"{count} times"
 
 
 @dataclass(frozen=True)
@@ -152,7 +66,7 @@ class Estimate:
     `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
     exact and not projected from a sample. `threads`: CPU threads where other processes keep cores busy; see
     `devices.idle_threads`.
-    `break_even`: None if it was not measured. `weights`: bytes on each device of a model that is on several.
+    `weights`: bytes on each device of a model that is on several.
     """
 
     store_nbytes: int
@@ -166,12 +80,10 @@ class Estimate:
     threads: int | None = None
     device_nbytes: int | None = None
     pinned_nbytes: int | None = None
-    break_even: BreakEven | None = None
     weights: Mapping[str, int] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        known = None if self.break_even is None else self.break_even.as_json()
-        document = {**asdict(self), "subwords_counted": self.counted, "break_even": known}
+        document = {**asdict(self), "subwords_counted": self.counted}
         absent = {name for name in ("device_nbytes", "pinned_nbytes", "weights") if document[name] is None}
         return {name: each for name, each in document.items() if name not in {"folder", "counted", "threads", *absent}}
 
@@ -191,10 +103,6 @@ class Estimate:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         else:
             lines.append(("time", "not measured"))
-        if self.break_even is not None:
-            times = None if self.break_even.passes is None else ceil(self.break_even.passes)
-            pays = "no time" if times is None else f"time if all is read {_times(max(1, times))} or more; if less"
-            lines.append(("storing", f"saves {pays}, see --virtual"))
         if self.threads is not None:
             lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
         return lines
@@ -246,9 +154,8 @@ def estimate(
     of_text, of_batches = memory_needed(metadata, encoder, text, n_stores=n_stores, longest=found.longest)
     on_device = encoder.casts_on_device
     ring = HOST_BUFFERS * n_stores * sum(each.partition_nbytes for each in metadata.layouts)
-    nbytes = layout.n_rows * metadata.row_nbytes
     return Estimate(
-        store_nbytes=nbytes + index_nbytes(index),
+        store_nbytes=layout.n_rows * metadata.row_nbytes + index_nbytes(index),
         memory_nbytes=max(peak_nbytes(), resident_nbytes() + of_text + (0 if on_device else of_batches)),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
@@ -259,53 +166,8 @@ def estimate(
         threads=_fewer_threads() if encoder.device.type == "cpu" else None,
         device_nbytes=of_batches if on_device else None,
         pinned_nbytes=ring if on_device else None,
-        break_even=None if seconds is None else _break_even(layout.n_rows, nbytes, seconds, folder),
         weights=dict(encoder.weights_by_device) or None,
     )
-
-
-def _break_even(n_rows: int, nbytes: int, seconds: float, folder: Path | ObjectPath) -> BreakEven | None:
-    """Project storing in a folder and computing again, which also writes, into a cache; None for a bucket.
-
-    What is stored is written while more is computed; what is computed again is written, then read.
-    """
-    tried = max(DISK_NBYTES, min(round(DISK_SHARE * nbytes), SMALL_SHARD_NBYTES))
-    try:
-        rates = disk_rates(folder, tried) if isinstance(folder, Path) else None
-    except OSError:  # a folder in which nothing can be written
-        rates = None
-    if rates is None:
-        return None
-    write, read = (nbytes / rate for rate in rates)
-    return BreakEven(n_rows, nbytes, seconds + write + read, read, max(seconds, write))
-
-
-def disk_rates(folder: Path, nbytes: int = DISK_NBYTES) -> tuple[float, float]:
-    """Measure writing one file until it is on the disk, and reading it from there, in bytes per second."""
-    block = np.frombuffer(os.urandom(min(nbytes, 2**24)), np.uint8).copy()  # zeros may never reach the disk
-    nbytes -= nbytes % len(block)
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="embstore-bench-", buffering=0) as file:
-        started = time.perf_counter()
-        for _ in range(nbytes // len(block)):
-            file.write(block.data)
-        os.fsync(file.fileno())
-        written = time.perf_counter()
-        drop_cached(Path(file.name))
-        file.seek(0)
-        began = time.perf_counter()
-        while file.readinto(block):
-            pass
-        return nbytes / (written - started), nbytes / (time.perf_counter() - began)
-
-
-def drop_cached(path: Path | ObjectPath) -> None:
-    """Let the system forget what it holds of a file, or of those in a folder, in memory, where it can."""
-    if isinstance(path, ObjectPath) or not hasattr(os, "posix_fadvise"):
-        return
-    for file in [path] if path.is_file() else path.rglob("*"):
-        if file.is_file():
-            with opened(file) as descriptor:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _fewer_threads() -> int | None:
@@ -313,7 +175,8 @@ def _fewer_threads() -> int | None:
     import torch
 
     threads = torch.get_num_threads()
-    return threads if threads < n_cores() and OMP_THREADS not in os.environ else None
+    chosen = settings().threads is not None or OMP_THREADS in os.environ
+    return threads if threads < n_cores() and not chosen else None
 
 
 def count_contexts(index: Index, groups: Groups, subwords: NDArray[np.int64]) -> tuple[int, int]:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.devices import idle_threads, torch_threads
+from embstore.config import settings
+from embstore.devices import torch_threads
 from embstore.errors import (
     EmbstoreError,
     ExecutorError,
@@ -31,7 +32,7 @@ from embstore.errors import (
 from embstore.executors import iter_completed, n_workers_of, one_line
 from embstore.extraction.append import append as append_part
 from embstore.extraction.partition import Part
-from embstore.extraction.plan import Plan
+from embstore.extraction.plan import Plan, extraction_threads
 from embstore.extraction.recompute import remember
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
@@ -63,8 +64,6 @@ def extract(
     repair: bool = False,
     virtual: bool = False,
     executor: Executor | None = None,
-    progress: Progress = None,
-    timings: Timings | None = None,
 ) -> Store:
     """Write the hidden states of a plan into a store, or complete a store that an earlier call began.
 
@@ -73,26 +72,26 @@ def extract(
 
     Parameters
     ----------
-    plan:
+    plan : Plan
         From `embstore.plan`.
-    path:
+    path : str or Path
         NAME.zarr, NAME.h5, or s3://BUCKET/NAME.zarr.
-    append:
+    append : bool
         Add the documents of the plan to the finished store at `path`, a .zarr on a disk that was made with the same
         model and options (see `options_of`), as a part that is read when it is complete. A corpus that the store has
         already is not added again, which an AppendedTwiceWarning says.
-    repair:
+    repair : bool
         Verify the store first, and encode damaged partitions again.
-    virtual:
+    virtual : bool
         Store no vectors, only the index and what identifies them: they are computed again when they are read, see
         docs/how-to/virtual.md. A .zarr on a disk.
-    executor:
-        Any `concurrent.futures.Executor`, such as `embstore.executors.Processes`: its workers encode and write the
-        partitions and this process commits them. By default this process does both.
-    progress:
-        None for a progress bar, False for none, or a function called with (rows, total rows).
-    timings:
-        Filled with where the time was spent.
+    executor : concurrent.futures.Executor or None
+        Such as `embstore.executors.Processes`: its workers encode and write the partitions and this process commits
+        them. By default this process does both.
+
+    Returns
+    -------
+    Store
 
     Raises
     ------
@@ -109,9 +108,7 @@ def extract(
     """
 
     def run(place: Path | ObjectPath, repair: bool) -> Store:
-        stores = extract_together(
-            [plan], [place], repair=repair, virtual=virtual, executor=executor, progress=progress, timings=timings
-        )
+        stores, _ = extract_together([plan], [place], repair=repair, virtual=virtual, executor=executor)
         return stores[0]
 
     return append_part(plan, path, run, repair=repair) if append else run(parse_location(path), repair)
@@ -119,13 +116,7 @@ def extract(
 
 @checked
 def extract_windows(
-    plan: WindowPlan,
-    path: str | Path | ObjectPath,
-    *,
-    repair: bool = False,
-    executor: Executor | None = None,
-    progress: Progress = None,
-    timings: Timings | None = None,
+    plan: WindowPlan, path: str | Path | ObjectPath, *, repair: bool = False, executor: Executor | None = None
 ) -> dict[int | None, Store]:
     """Write the hidden states of several windows, each into a store of its own; the same call resumes.
 
@@ -140,9 +131,9 @@ def extract_windows(
     for window, one in plan.plans.items():
         _refuse_other_plan(one, paths[window])
     plans = [(one, paths[window]) for window, one in plan.plans.items()]
-    groups = [plans] if plan.kind == "context" else [[each] for each in plans]
+    groups = [plans] if plan.kind == "context" else [[pair] for pair in plans]
     stores: list[Store] = []
-    with reporting(progress, total=plan.n_rows, unit="words", label="extract") as report:
+    with reporting(settings().progress, total=plan.n_rows, unit="words", label="extract") as report:
         for group in groups:
             n_before = sum(store.n_rows for store in stores)
             stores += extract_together(
@@ -151,8 +142,7 @@ def extract_windows(
                 repair=repair,
                 executor=executor,
                 progress=lambda done, _, before=n_before: report(before + done),  # type: ignore[misc]
-                timings=timings,
-            )
+            )[0]
     return dict(zip(plan.windows, stores, strict=True))
 
 
@@ -164,17 +154,17 @@ def extract_together(
     virtual: bool = False,
     executor: Executor | None = None,
     progress: Progress = None,
-    timings: Timings | None = None,
-) -> list[Store]:
-    """Run plans that differ only in their context window together; see `extract`.
+) -> tuple[list[Store], Timings]:
+    """Run plans that differ only in their context window together, and time it; see `extract`.
 
     A group with a partition that is missing in any of the stores is encoded for all of them, so that the batches, and
     with them the bits, are those of a run that was never interrupted.
     """
     targets = [_Target(plan, path, repair=repair, virtual=virtual) for plan, path in zip(plans, paths, strict=True)]
-    timings = timings or Timings()
+    timings = Timings()
     began = time.perf_counter()
-    with torch_threads(idle_threads()), ExitStack() as stack:
+    progress = settings().progress if progress is None else progress
+    with torch_threads(extraction_threads()), ExitStack() as stack:
         stores = [target for target in targets if not target.complete]
         for store in stores:
             store.open(stack.enter_context(StoreWriter(store.path)))
@@ -183,8 +173,8 @@ def extract_together(
         with reporting(progress, total=total, unit="words", label="extract") as report:
             try:
                 if n_done < total:
-                    run = _run_here if executor is None else partial(_run_on, executor)
-                    run(stores, timings, Counter(report, n_done).add)
+                    advance = Counter(report, n_done).add
+                    timings = _run_here(stores, advance) if executor is None else _run_on(executor, stores, advance)
             except NonFiniteError:
                 for store in stores:
                     store.remove_if_empty()
@@ -192,7 +182,7 @@ def extract_together(
         for store in stores:
             store.writer.finish()
     timings.wall = time.perf_counter() - began
-    return [open_store(path) for path in paths]
+    return [open_store(path) for path in paths], timings
 
 
 def _refuse_other_plan(plan: Plan, path: Path | ObjectPath) -> None:
@@ -295,48 +285,45 @@ class _Target:
             remove_store(self.path)
 
 
-def _tasks(stores: Sequence[_Target]) -> Iterator[Task]:
+def _tasks(stores: Sequence[_Target], job: Job) -> Iterator[Task]:
     """Yield the groups with partitions that any store does not have of any site."""
     plan = stores[0].plan
-    layout, groups, destinations = plan.layout, plan.groups, _destinations(stores)
+    layout, groups = plan.layout, plan.groups
     partitions = sorted({partition % layout.n_partitions for store in stores for partition in store.missing})
     for group, members in groupby(partitions, lambda partition: partition // groups.size):
         missing = {
             partition: tuple(
                 number
-                for number, each in enumerate(destinations)
-                if stores[each.store].is_missing(each.layout.first + partition)
+                for number, destination in enumerate(job.destinations)
+                if stores[destination.store].is_missing(destination.layout.first + partition)
             )
             for partition in members
         }
         yield Task(Part.of(plan.index, *groups.span(group)), missing)
 
 
-def _destinations(stores: Sequence[_Target]) -> tuple[Destination, ...]:
-    return tuple(
+def _job(stores: Sequence[_Target]) -> Job:
+    plan = stores[0].plan
+    destinations = tuple(
         Destination(number, layout, store.window, store.center)
         for number, store in enumerate(stores)
         for layout in store.plan.metadata.layouts
     )
+    return Job(plan.metadata.layers, plan.options, plan.text, destinations, plan.groups.size)
 
 
-def _job(stores: Sequence[_Target]) -> Job:
-    plan = stores[0].plan
-    return Job(plan.metadata.layers, plan.options, plan.text, _destinations(stores), plan.groups.size)
-
-
-def _run_here(stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
+def _run_here(stores: Sequence[_Target], advance: Callable[[int], None]) -> Timings:
     """Encode, write and commit all missing partitions in this process; raises the first error."""
-    plan = stores[0].plan
+    plan, job = stores[0].plan, _job(stores)
     plan.encoder.use_batching(plan.metadata.extraction["batching"])  # another plan may have chosen another meanwhile
-    writes = [store.writer.write for store in stores]
-    worker = Worker(plan.encoder, _job(stores), writes, timings=timings, on_rows=advance)
-    for _ in worker.run(_tasks(stores)):
+    worker = Worker(plan.encoder, job, [store.writer.write for store in stores], on_rows=advance)
+    for _ in worker.run(_tasks(stores, job)):
         pass  # the writers commit
+    return worker.timings
 
 
-def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, advance: Callable[[int], None]) -> None:
-    """Have an executor's workers write the missing partitions, and commit each as it is completed.
+def _run_on(executor: Executor, stores: Sequence[_Target], advance: Callable[[int], None]) -> Timings:
+    """Let the workers of an executor encode and write all missing partitions, and commit them.
 
     Raises one error that names the partitions that could not be written, after the others are committed.
     """
@@ -344,13 +331,13 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
     n_partitions = len({partition % plan.layout.n_partitions for store in stores for partition in store.missing})
     most = MAX_TASKS_PER_GPU_CALL if plan.encoder.casts_on_device else MAX_TASKS_PER_CALL
     size = max(1, min(most, n_partitions // (plan.groups.size * CALLS_PER_WORKER * n_workers_of(executor))))
-    job, submitted = _job(stores), dict[int, tuple[int, ...]]()
+    job, submitted, timings = _job(stores), dict[int, tuple[int, ...]](), Timings()
     failed: list[tuple[int, Exception]] = []
     warned: set[str] = set()
 
     def calls() -> Iterator[Callable[[], Outcome]]:
         remote = pickle.dumps(_remote_job(stores, job))
-        tasks = _tasks(stores)
+        tasks = _tasks(stores, job)
         while len(failed) < MAX_FAILURES and (some := list(islice(tasks, size))):
             for task in some:
                 submitted.update(task.missing)
@@ -369,8 +356,8 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
                         failed.append((done.partition, done.error))
                         continue
                     for number, record in zip(destinations, done.records, strict=True):
-                        each = job.destinations[number]
-                        stores[each.store].writer.commit(each.layout.first + done.partition, record)
+                        destination = job.destinations[number]
+                        stores[destination.store].writer.commit(destination.layout.first + done.partition, record)
                     n_committed += 1
                     start, stop = plan.layout.span(done.partition)
                     n_rows = (stop - start) * len(job.first_of_stores(destinations))
@@ -381,6 +368,7 @@ def _run_on(executor: Executor, stores: Sequence[_Target], timings: Timings, adv
         raise ExecutorError(f"{error}; {_how_to_resume(n_committed, n_partitions)}") from error
     if failed:
         raise _summary(stores, failed, n_committed, n_partitions) from failed[0][1]
+    return timings
 
 
 def _remote_job(stores: Sequence[_Target], job: Job) -> RemoteJob:

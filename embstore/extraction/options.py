@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
+from embstore.arguments import Range, checked
 from embstore.corpus import Keep
-from embstore.errors import InvalidValueError, check_type, check_whole, quoted
+from embstore.errors import InvalidValueError, quoted
 from embstore.models.encoder import Pooling
-from embstore.store.layout import ITEM_NBYTES, RESIDUAL, SITES, resolve_layers
+from embstore.store.layout import RESIDUAL, SITES, resolve_layers
 
 Window: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
 
-UNITS = ("word", "subword", "sentence")
 CLS = "cls"  # a pooling of sentences: the vector of [CLS]
-MAX_WINDOW = 10**6  # words
-MAX_SUBWORDS = 2**24  # of a batch, and of a sentence
-CONTEXTS = ("sentence", "document")
+MAX_WINDOW = 10**6  # words; more than any context has
+MAX_SUBWORDS = 2**24  # of a batch, and of a sentence; far more than fit into memory
 CONTEXT_RULE = (
     "only the words at most context_window words left and right of the target are given to the model, "
     "with its special subwords around them"
@@ -26,50 +25,53 @@ ATTENTION_RULE = (
     "at every layer a word attends to the words at most attention_window words away and to the special subwords, "
     "these only to each other"
 )
+Words = Annotated[int, Range(0, MAX_WINDOW, "words")]
+Subwords = Annotated[int, Range(1, MAX_SUBWORDS, "subwords")]
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class ExtractionOptions:
     """What a store holds of a corpus: the layers, the rows, and how each vector is made.
 
     Parameters
     ----------
-    layers:
+    layers : str, int or list
         "all", "0,6-12,last" or numbers; 0 is the embedding output, l the output of block l, -1 or "last" the last one.
-    unit:
-        "word" for a row a word, "subword" for a row a subword, "sentence" for a row a sentence.
-    specials:
-        Also a row for each special token that the model adds to a sentence, such as [CLS] and [SEP]; they have the
-        label column "special".
-    sites:
+    sites : str or list
         What is stored of each layer: "residual", the hidden states; of the block that computes it "query", "key",
         "value", "head_output", "attention_output" and "mlp_output" (see `Store.site`); several as a list or "a,b".
-    pooling:
+    unit : str
+        "word" for a row a word, "subword" for a row a subword, "sentence" for a row a sentence.
+    specials : bool
+        Also a row for each special token that the model adds to a sentence, such as [CLS] and [SEP]; they have the
+        label column "special".
+    pooling : str
         How the subwords of a word or sentence become one vector: "mean", "first", "last" or "max"; of a sentence also
         "cls", the vector of [CLS].
-    context_window:
+    context_window : int or None
         The model is given only this many words left and right of each target; None: the whole sentence.
-    attention_window:
+    attention_window : int or None
         The model is given the whole sentence, and at every layer a word attends to the words this many words away;
         None: to all of them.
-    keep:
-        Which occurrences get a row.
-    dtype:
-        The stored type: "float16", "float32", "bfloat16" or "int8".
-    context:
+    context : str or int
         What the model is given at a time: a "sentence", a "document", or a number: blocks of at most this many
         subwords of a document, special ones included. A sentence or document that is longer than the limit is given
         in blocks too, of whole words, and every word has the vector of one block; see docs/how-to/contexts.md.
-    min_left:
+    min_left : int or None
         Blocks overlap so that a word has this many words before it in its block where the document has them, and
         after it too if the model is bidirectional. None: a quarter of a block overlaps, none of blocks of a number of
         subwords.
-    max_length:
+    keep : Keep
+        Which occurrences get a row.
+    dtype : str
+        The stored type: "float16", "float32", "bfloat16" or "int8".
+    max_length : int or None
         A context has at most this many subwords, special ones included; None: the model's own limit.
-    batch_subwords:
+    batch_subwords : int or None
         The size of a batch in subwords, special ones included; None: what suits the device, or what an existing store
         was made with.
-    seed:
+    seed : int
         Seed of whatever is drawn at random.
 
     Raises
@@ -79,87 +81,83 @@ class ExtractionOptions:
     """
 
     layers: str | int | Iterable[int | str] = "all"
-    sites: Sequence[str] = (RESIDUAL,)
-    unit: str = "word"
+    sites: str | Sequence[str] = (RESIDUAL,)
+    unit: Literal["word", "subword", "sentence"] = "word"
     specials: bool = False
     pooling: Pooling | Literal["cls"] = "mean"
-    context_window: Window = None
-    attention_window: Window = None
-    context: int | str = "sentence"
-    min_left: int | None = None
+    context_window: Words | None = None
+    attention_window: Words | None = None
+    context: str | int = "sentence"
+    min_left: Words | None = None
     keep: Keep = field(default_factory=Keep)
-    dtype: str = "float16"
-    max_length: int | None = None
-    batch_subwords: int | None = None
-    seed: int = 0
+    dtype: Literal["float16", "float32", "bfloat16", "int8"] = "float16"
+    max_length: Subwords | None = None
+    batch_subwords: Subwords | None = None
+    seed: Annotated[int, Range(0, 2**64 - 1)] = 0
 
     def __post_init__(self) -> None:
         if isinstance(self.layers, Iterable) and not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
-        for name, allowed in (("unit", UNITS), ("pooling", (*get_args(Pooling), CLS)), ("dtype", tuple(ITEM_NBYTES))):
-            value = getattr(self, name)
-            if not isinstance(value, str) or value not in allowed:
-                raise InvalidValueError(f"unknown {name} {quoted(value)}: choose one of {', '.join(allowed)}")
-        object.__setattr__(self, "sites", check_sites(self.sites, self.dtype))
-        check_type("keep", self.keep, Keep, "a Keep")
-        for name, text in (("max_length", "max length"), ("batch_subwords", "batch size")):
+        object.__setattr__(self, "sites", _sites(self.sites, self.dtype))
+        for name in ("context_window", "attention_window", "min_left", "max_length", "batch_subwords", "seed"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, check_whole(text, value, 1, MAX_SUBWORDS, unit="subwords"))
-        for name in ("context", "attention"):
-            object.__setattr__(self, f"{name}_window", check_window(name, getattr(self, f"{name}_window")))
-        object.__setattr__(self, "seed", check_whole("seed", self.seed, 0, 2**64 - 1))
-        if self.context_window is not None and self.attention_window is not None:
-            raise InvalidValueError(
-                f"context window {self.context_window} and attention window {self.attention_window} exclude each "
-                "other: give one of them"
-            )
-
-        check_type("specials", self.specials, bool, "True or False")
-        self._check_unit()
-        self._check_context()
-
-    def _check_context(self) -> None:
-        if self.min_left is not None:
-            object.__setattr__(self, "min_left", check_whole("min left", self.min_left, 0, MAX_WINDOW, unit="words"))
+                object.__setattr__(self, name, int(value))  # numpy's integers are no JSON
         if self.is_blocks:
-            object.__setattr__(self, "context", check_whole("context", self.context, 1, MAX_SUBWORDS, unit="subwords"))
-        elif self.context not in CONTEXTS:
+            Range(1, MAX_SUBWORDS, "subwords").check("context", self.context)  # type: ignore[arg-type]
+            object.__setattr__(self, "context", int(self.context))
+        elif self.context not in ("sentence", "document"):
             raise InvalidValueError(
                 f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
             )
-        elif self.context == "sentence":
-            return
-        for given, name in (
-            (self.specials, "specials, which belong to no sentence of it: leave them out"),
-            (self.pooling == CLS, "pooling cls: choose mean, first, last or max"),
-            (self.is_blocks and self.max_length is not None, "a max length: give one of the two"),
+        keep, is_sentence = self.keep, self.unit == "sentence"
+        by_word = keep.words is not None or keep.min_contexts > 1 or keep.max_contexts is not None
+        in_context = self.context != "sentence"
+        window = f"context window {self.context_window}"
+        for is_wrong, message in (
+            (
+                self.context_window is not None and self.attention_window is not None,
+                f"{window} and attention window {self.attention_window} exclude each other: give one of them",
+            ),
+            (
+                self.pooling == CLS and not is_sentence,
+                f"pooling cls is for unit sentence, not {self.unit}: choose another pooling or unit",
+            ),
+            (
+                is_sentence and self.specials,
+                "unit sentence does not go with specials: choose pooling cls for the vectors of [CLS]",
+            ),
+            (
+                is_sentence and by_word,
+                "unit sentence does not go with a choice of words: leave out words, min_contexts and max_contexts",
+            ),
+            (
+                is_sentence and self.context_window is not None,
+                "unit sentence does not go with a context window of words: leave it out",
+            ),
+            (
+                self.specials and self.context_window is not None,
+                f"specials do not go with {window}, which is around a word: leave one out",
+            ),
+            (
+                in_context and self.specials,
+                f"context {self.context} does not go with specials, which belong to no sentence of it: leave them out",
+            ),
+            (
+                in_context and self.pooling == CLS,
+                f"context {self.context} does not go with pooling cls: choose mean, first, last or max",
+            ),
+            (
+                self.is_blocks and self.max_length is not None,
+                f"context {self.context} does not go with a max length: give one of the two",
+            ),
         ):
-            if given:
-                raise InvalidValueError(f"context {self.context} does not go with {name}")
+            if is_wrong:
+                raise InvalidValueError(message)
 
     @property
     def is_blocks(self) -> bool:
         """Whether the context is blocks of a given number of subwords."""
         return not isinstance(self.context, str)
-
-    def _check_unit(self) -> None:
-        keep, is_sentence = self.keep, self.unit == "sentence"
-        if self.pooling == CLS and not is_sentence:
-            raise InvalidValueError(
-                f"pooling cls is for unit sentence, not {self.unit}: choose another pooling or unit"
-            )
-        by_word = keep.words is not None or keep.min_contexts > 1 or keep.max_contexts is not None
-        for given, name in (
-            (is_sentence and self.specials, "specials: choose pooling cls for the vectors of [CLS]"),
-            (is_sentence and by_word, "a choice of words: leave out words, min_contexts and max_contexts"),
-            (is_sentence and self.context_window is not None, "a context window of words: leave it out"),
-        ):
-            if given:
-                raise InvalidValueError(f"unit sentence does not go with {name}")
-        if self.specials and self.context_window is not None:
-            raise InvalidValueError(
-                f"specials do not go with context window {self.context_window}, which is around a word: leave one out"
-            )
 
     @property
     def encoding(self) -> dict[str, Any]:
@@ -197,24 +195,17 @@ class ExtractionOptions:
         return document
 
 
-def check_sites(sites: Any, dtype: object) -> tuple[str, ...]:
+def _sites(sites: str | Sequence[str], dtype: str) -> tuple[str, ...]:
     """Return the sites in the order of SITES, each once; raises InvalidValueError for an unknown one and for none."""
-    named = [part.strip() for part in sites.split(",")] if isinstance(sites, str) else sites
-    if not isinstance(named, Iterable) or not (named := list(named)):
+    names = [part.strip() for part in sites.split(",")] if isinstance(sites, str) else list(sites)
+    if not names:
         raise InvalidValueError(f"sites {quoted(sites)} are not understood: name one or more of {', '.join(SITES)}")
-    for site in named:
+    for site in names:
         if site not in SITES:
             raise InvalidValueError(f"unknown site {quoted(site)}: choose among {', '.join(SITES)}")
-    if dtype == "int8" and set(named) != {RESIDUAL}:
+    if dtype == "int8" and set(names) != {RESIDUAL}:
         raise InvalidValueError("dtype int8 is possible for the site residual alone: choose another dtype")
-    return tuple(site for site in SITES if site in named)
-
-
-def check_window(kind: str, window: object) -> Window:
-    """Return the width of a window; raises InvalidValueError for anything else."""
-    if window is None:
-        return None
-    return check_whole(f"{kind} window", window, 0, MAX_WINDOW, unit="words, or None for the whole sentence")
+    return tuple(site for site in SITES if site in names)
 
 
 def window_name(window: Window) -> str:
@@ -224,8 +215,8 @@ def window_name(window: Window) -> str:
 
 def sorted_windows(windows: Iterable[Window]) -> tuple[Window, ...]:
     """Return widths in ascending order, the whole sentence last, each once."""
-    given = set(windows)
-    return (*sorted(window for window in given if window is not None), *([None] if None in given else []))
+    widths = {None if window is None else int(window) for window in windows}
+    return (*sorted(width for width in widths if width is not None), *([None] if None in widths else []))
 
 
 def model_layers(layers: str | int | Iterable[int | str], num_hidden_layers: int) -> tuple[int, ...]:

@@ -6,13 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from embstore.arguments import checked
+from embstore.config import settings
 from embstore.corpus import Corpus, open_corpus
+from embstore.corpus.splitting import ends_sentence
 from embstore.devices import idle_threads, torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.contexts import Overlap
@@ -20,23 +23,24 @@ from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_v
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import Groups, TextOptions, group_partitions
-from embstore.extraction.reading import N_SHOWN, advice, first_sentences
 from embstore.extraction.resume import check_choice, check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
-from embstore.extraction.sums import recorded_plan, sums_file
 from embstore.extraction.survey import Survey, survey
 from embstore.html import html_table
-from embstore.models import load_encoder
 from embstore.models.encoder import Encoder
-from embstore.progress import Progress, reporting
+from embstore.models.loading import encoder_on
+from embstore.progress import reporting
 from embstore.store import Dropped, Index, Layout, Metadata
 from embstore.store.backend import exists, open_reader
 from embstore.store.layout import ITEM_NBYTES, RESIDUAL, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
-CHECK_SENTENCES = 4
+CHECK_SENTENCES = 4  # of the self-check, each from a quarter of the lengths
+N_SHOWN = 3  # sentences that a plan shows
+N_TYPES = 100_000  # types that are looked at for advice
+MAX_SHOWN = 66  # characters of a sentence: a line of 80 with the name before it
 
 
 @dataclass
@@ -129,8 +133,26 @@ class Plan:
 
     @cached_property
     def advice(self) -> list[str]:
-        """What the text and the model make likely to be wrong with how the corpus is read, a line each."""
-        return advice(self.reading.survey, self.encoder, self.metadata.corpus["options"])
+        """What is probably not meant in how the corpus is read, a line each."""
+        survey, options = self.reading.survey, self.metadata.corpus["options"]
+        types = list(islice(survey.types, N_TYPES))
+        lines = []
+        marked = sum(word[-1] in '.,;:!?"”’)' and any(map(str.isalpha, word)) for word in types)
+        if options.get("words") == "spaces" and 10 * marked > len(types):
+            share = f"{marked / len(types):.0%} of the types end in a punctuation mark"
+            lines.append(f"{share}: words=punctuation (--words punctuation) separates them")
+        ends = sum(ends_sentence(" ".join(words)) for words in survey.sample)
+        if options.get("split") == "lines" and len(survey.sample) > N_SHOWN and 2 * ends < len(survey.sample):
+            share = f"{1 - ends / len(survey.sample):.0%} of the first {len(survey.sample)} lines do not end a sentence"
+            lines.append(f"{share}: split=sentences (--split sentences) finds the sentences")
+        capitals = [word for word in types if word != word.lower()][:100]
+        if capitals and "lower" not in (options.get("normalize") or ""):
+            lowered = list(map(str.lower, capitals))
+            spelled, same = (self.encoder.tokenize([words]).ids.tolist() for words in (capitals, lowered))
+            if spelled == same:
+                word = capitals[0]
+                lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one")
+        return lines
 
     @property
     def text(self) -> TextOptions:
@@ -251,9 +273,14 @@ class Plan:
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{self._together()}"),
             *(cost or self.estimate).lines(),
-            *((f"sentence {number}", text) for number, text in enumerate(first_sentences(self.reading.survey), 1)),
+            *((f"sentence {number}", text) for number, text in enumerate(self._first_sentences(), 1)),
             *(("note", line) for line in self.advice),
         ]
+
+    def _first_sentences(self) -> list[str]:
+        """Return the first sentences, a dot between words, cut to MAX_SHOWN characters."""
+        shown = (" · ".join(words[:MAX_SHOWN]) for words in self.reading.survey.sample[:N_SHOWN])
+        return [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in shown]
 
 
 def _with_examples(drop: Dropped) -> str:
@@ -272,11 +299,9 @@ def plan(
     *,
     model: str | Path | Encoder,
     options: ExtractionOptions | None = None,
-    device: str = "auto",
     compute_dtype: str = "auto",
     store: str | Path | ObjectPath | None = None,
     calibrate: bool = True,
-    progress: Progress = None,
 ) -> Plan:
     """Fix every row, partition and batch of an extraction, and estimate its cost, in one pass over the corpus.
 
@@ -289,21 +314,23 @@ def plan(
 
     Parameters
     ----------
-    corpus:
-        A corpus from `open_corpus`, a path, or an iterable of sentences.
-    model:
-        A model folder, the name of a model of the Hugging Face hub, or an encoder from `load_encoder`.
-    options:
+    corpus : str, Path, Corpus or iterable
+        A corpus from `open_corpus`, a path, or sentences.
+    model : str, Path or Encoder
+        What `load_encoder` takes, or an encoder.
+    options : ExtractionOptions or None
         What the store holds; by default all layers of all words as float16.
-    device, compute_dtype:
-        Those of `load_encoder`.
-    store:
+    compute_dtype : str
+        That of `load_encoder`.
+    store : str, Path or None
         Where the store will be written: the free space there is reported, and a store that exists there and has
         another corpus or other options is refused before the model is loaded.
-    calibrate:
+    calibrate : bool
         Whether to time a few batches, to project the time of the whole.
-    progress:
-        None for a progress bar, False for none, or a function called with (sentences, None).
+
+    Returns
+    -------
+    Plan
 
     Raises
     ------
@@ -315,10 +342,15 @@ def plan(
     check_choice(source, options)
     if store is not None:
         check_store(parse_location(store), source, options, contexts)
-    where = {"device": device, "compute_dtype": compute_dtype}
-    with torch_threads(idle_threads()):
-        reading = read(source, model, options, contexts, **where, store=store, progress=progress)
+    with torch_threads(extraction_threads()):
+        reading = read(source, model, options, contexts, compute_dtype=compute_dtype, store=store)
         return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
+
+
+def extraction_threads() -> int | None:
+    """Return the CPU threads that `es.config` asks for; by default those that find an idle core."""
+    threads = settings().threads
+    return idle_threads() if threads is None else threads
 
 
 def read(
@@ -327,10 +359,8 @@ def read(
     options: ExtractionOptions,
     windows: tuple[Window, ...],
     *,
-    device: str,
     compute_dtype: str,
     store: str | Path | ObjectPath | None,
-    progress: Progress,
 ) -> Reading:
     """Load the model and read the corpus; `windows`: the context windows that are extracted together.
 
@@ -339,7 +369,7 @@ def read(
     """
     encoder = model
     if isinstance(encoder, str | Path):
-        encoder = load_encoder(encoder, device=device, compute_dtype=compute_dtype, layers=options.layers)
+        encoder = encoder_on(settings().device, encoder, compute_dtype=compute_dtype, layers=options.layers)
     if options.attention_window is not None and not encoder.masks_attention:
         raise InvalidValueError(
             f"attention windows need a transformer, whose attention can be masked; {encoder.info.architecture} has "
@@ -360,14 +390,14 @@ def read(
         raise InvalidValueError(f"{encoder.info.name} adds no special tokens to a sentence: leave out specials")
     if options.pooling == CLS and encoder.cls_place is None:
         raise InvalidValueError(f"{encoder.info.name} adds no [CLS] to a sentence: choose pooling mean, first or last")
-    with reporting(progress, unit="sentences", label="plan") as report:
-        found = survey(corpus, encoder, options, limit=limit, spool=Spool(), report=report)
+    with reporting(settings().progress, unit="sentences", label="plan") as report:
+        content = survey(corpus, encoder, options, limit=limit, spool=Spool(), report=report)
     overlap = Overlap.of(options, windows, limit=limit, causal=encoder.causal)
-    index, dropped = make_index(found, options=options, encoder=encoder, limit=limit, overlap=overlap)
+    index, dropped = make_index(content, options=options, encoder=encoder, limit=limit, overlap=overlap)
     if not len(index.type):
         reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
-        raise CorpusError(f"{corpus.name}: no word is left to extract of {found.n_words:,} ({reasons})")
-    return Reading(corpus, encoder, options, layers, limit, found, index, dropped)
+        raise CorpusError(f"{corpus.name}: no word is left to extract of {content.n_words:,} ({reasons})")
+    return Reading(corpus, encoder, options, layers, limit, content, index, dropped)
 
 
 def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mapping[str, Any]:
@@ -377,8 +407,6 @@ def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mappin
             place = parse_location(store)
             if exists(place):
                 return open_reader(place).metadata.extraction
-            if isinstance(place, Path) and sums_file(place).is_file():
-                return recorded_plan(sums_file(place)).extraction
     return {}
 
 

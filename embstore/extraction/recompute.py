@@ -7,15 +7,16 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
+from embstore.config import settings
 from embstore.devices import idle_threads, torch_threads
 from embstore.errors import EmbstoreError, InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
 from embstore.extraction.options import CLS
 from embstore.extraction.partition import Groups, Part, TextOptions
 from embstore.extraction.worker import Destination, Job, Task, Worker
-from embstore.models import encoder_from_shorthand
 from embstore.models.encoder import Encoder
-from embstore.models.static.shorthand import absolute_shorthand, locate
+from embstore.models.loading import encoder_on
+from embstore.models.names import absolute_name, locate
 from embstore.progress import Counter, reporting
 from embstore.recomputing import Take
 from embstore.store import Store
@@ -69,7 +70,7 @@ def encoder_of(store: Store, place: str | None = None) -> Encoder:
     require_recomputable(store)
     model, extraction = store.metadata.model, store.metadata.extraction
     place = place or find_model(store)
-    encoder = _loaded(place, extraction["compute_dtype"], model["revision"])
+    encoder = _loaded(settings().device, place, extraction["compute_dtype"], model["revision"])
     for part in ("weights", "tokenizer"):
         if getattr(encoder.info, f"{part}_sha256") != model[f"{part}_sha256"]:
             raise ModelError(
@@ -87,8 +88,8 @@ _HINT = f"set {MODEL} to the folder or the name of that model"
 
 
 @lru_cache(maxsize=1)
-def _loaded(place: str, compute_dtype: str, revision: str | None) -> Encoder:
-    return encoder_from_shorthand(place, compute_dtype=compute_dtype, revision=revision)
+def _loaded(device: str, place: str, compute_dtype: str, revision: str | None) -> Encoder:
+    return encoder_on(device, place, compute_dtype=compute_dtype, revision=revision)
 
 
 def find_model(store: Store) -> str:
@@ -110,7 +111,7 @@ def find_model(store: Store) -> str:
 
 def remember(encoder: Encoder) -> None:
     """Remember on this machine where the files of an encoder are, by the digest of its weights, if that is possible."""
-    file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_shorthand(encoder.source)
+    file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_name(encoder.source)
     with suppress(EmbstoreError, OSError):
         if not file.is_file() or file.read_text("utf-8") != place:
             make_folders(file.parent)
@@ -119,5 +120,5 @@ def remember(encoder: Encoder) -> None:
 
 
 def _memory(name: str, digest: str) -> Path:
-    kind, colon, _ = name.rpartition(":")  # vllm:MODEL and subwords:MODEL have the weights of MODEL
+    kind, colon, _ = name.rpartition(":")  # subwords:MODEL has the weights of MODEL
     return default_folder() / "models" / (digest + colon.replace(":", "-") + kind.replace(":", "-"))

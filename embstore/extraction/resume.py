@@ -16,7 +16,7 @@ from embstore.extraction.options import MAX_SUBWORDS, ExtractionOptions, Window,
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import BLOCK_SENTENCES, survey
-from embstore.models import encoder_from_shorthand
+from embstore.models.loading import encoder_on
 from embstore.spacing import join_marked, marked_words
 from embstore.store import Metadata, Store
 from embstore.store.backend import exists, open_reader, require_writable
@@ -93,7 +93,7 @@ def check_choice(corpus: Corpus, options: ExtractionOptions) -> None:
         return
     # each word is one subword here: how many there are, and which words have none, only the model knows
     own = ExtractionOptions(unit="sentence" if options.unit == "sentence" else "word")
-    encoder = encoder_from_shorthand("random:1")
+    encoder = encoder_on("cpu", "random:1")
     found = survey(sentences, encoder, own, limit=MAX_SUBWORDS, spool=Spool(), report=lambda n_sentences: None)
     index, _ = make_index(found, options=own, encoder=encoder, limit=MAX_SUBWORDS, overlap=Overlap())
     known = {"word", "position", "source", "text", "length", "from_end", *index.labels}

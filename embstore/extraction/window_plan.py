@@ -9,15 +9,14 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
-from embstore.devices import idle_threads, torch_threads
+from embstore.devices import torch_threads
 from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
-from embstore.extraction.options import ExtractionOptions, Window, check_window, sorted_windows, window_name
-from embstore.extraction.plan import Plan, as_text, make_plan, read
+from embstore.extraction.options import ExtractionOptions, Window, Words, sorted_windows, window_name
+from embstore.extraction.plan import Plan, as_text, extraction_threads, make_plan, read
 from embstore.extraction.resume import check_choice, check_store
 from embstore.html import html_table
 from embstore.models.encoder import Encoder
-from embstore.progress import Progress
 from embstore.store.storage.location import ObjectPath, parse_location
 
 WINDOW_FIELD = "{window}"
@@ -86,14 +85,12 @@ def plan_windows(
     corpus: str | Path | Corpus | Iterable[Any],
     *,
     model: str | Path | Encoder,
-    context_windows: Iterable[int | None] | None = None,
-    attention_windows: Iterable[int | None] | None = None,
+    context_windows: Iterable[Words | None] | None = None,
+    attention_windows: Iterable[Words | None] | None = None,
     options: ExtractionOptions | None = None,
-    device: str = "auto",
     compute_dtype: str = "auto",
     store: str | Path | ObjectPath | None = None,
     calibrate: bool = True,
-    progress: Progress = None,
 ) -> WindowPlan:
     """Plan the extraction of several context windows, or several attention windows, from one pass over the corpus.
 
@@ -101,7 +98,14 @@ def plan_windows(
     whatever width they come from; attention windows take a pass of the model each. The other arguments are those of
     `plan`. Raises InvalidValueError if neither or both kinds are given, and what `plan` raises.
     """
-    kind, windows = _one_kind(context_windows, attention_windows)
+    if context_windows is not None and attention_windows is None:
+        kind, windows = "context", sorted_windows(context_windows)
+    elif attention_windows is not None and context_windows is None:
+        kind, windows = "attention", sorted_windows(attention_windows)
+    else:
+        raise InvalidValueError("give several context windows or several attention windows, one of the two")
+    if not windows:
+        raise InvalidValueError(f"no {kind} window is given: name one or more, such as 0, 2, 4 and full")
     options = options or ExtractionOptions()
     if options.context_window is not None or options.attention_window is not None:
         raise InvalidValueError(f"the options name a window too: give {kind} windows alone")
@@ -119,10 +123,9 @@ def plan_windows(
         if path is not None:
             check_store(path, source, each[window], contexts)
     strictest = next(iter(each.values()))  # a window, if any: whether the model knows it is checked on loading
-    where = {"device": device, "compute_dtype": compute_dtype}
     plans: dict[Window, Plan] = {}
-    with torch_threads(idle_threads()):
-        reading = read(source, model, strictest, contexts, **where, store=paths[windows[0]], progress=progress)
+    with torch_threads(extraction_threads()):
+        reading = read(source, model, strictest, contexts, compute_dtype=compute_dtype, store=paths[windows[0]])
         for window, own in each.items():
             shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan
             plans[window] = make_plan(
@@ -134,16 +137,6 @@ def plan_windows(
                 checked=shared,
             )
     return WindowPlan(kind, plans, _total_cost(kind, [plan.estimate for plan in plans.values()]))
-
-
-def _one_kind(contexts: Iterable[Window] | None, attentions: Iterable[Window] | None) -> tuple[str, tuple[Window, ...]]:
-    if (contexts is None) == (attentions is None):
-        raise InvalidValueError("give several context windows or several attention windows, one of the two")
-    kind, given = ("context", contexts) if contexts is not None else ("attention", attentions)
-    windows = [] if given is None else list(given)
-    if not windows:
-        raise InvalidValueError(f"no {kind} window is given: name one or more, such as 0, 2, 4 and full")
-    return kind, sorted_windows(check_window(kind, window) for window in windows)
 
 
 def _total_cost(kind: str, each: Sequence[Estimate]) -> Estimate:

@@ -205,8 +205,8 @@ class Worker:
     """Encodes groups of partitions; earlier ones are copied and written, and text is read, in other threads.
 
     `writes`: for each store the function that writes the arrays of a partition, numbered over the sites of the store;
-    on a GPU several threads call it at a time. `on_rows`: called with the number of rows just encoded. `fetch`: copies
-    what leaves a GPU.
+    on a GPU several threads call it at a time. `on_rows`: called with the number of rows just encoded. `timings`: of
+    all runs, the `stages` of the last one. `fetch`: copies what leaves a GPU.
     """
 
     def __init__(
@@ -215,13 +215,12 @@ class Worker:
         job: Job,
         writes: Sequence[Write],
         *,
-        timings: Timings | None = None,
         on_rows: Callable[[int], object] = lambda n_rows: None,
     ) -> None:
         self._encoder = encoder
         self._job = job
         self._writes = writes
-        self._timings = timings or Timings()
+        self.timings = Timings()
         self._on_rows = on_rows
         self._on_device = encoder.casts_on_device
         self._casts = [Cast(each.layout, center=each.center, device=encoder.device) for each in job.destinations]
@@ -276,7 +275,7 @@ class Worker:
             raise error
         self._encoder.add_waiting_times()
         for stage, seconds in vars(self._encoder.times).items():
-            setattr(self._timings.stages, stage, seconds - getattr(before, stage))
+            setattr(self.timings.stages, stage, seconds - getattr(before, stage))
 
     def _encoded(self, tasks: Iterable[Task]) -> Generator[Full]:
         """Fill the buffers of group after group; yields each partition when all its rows are there."""
@@ -288,13 +287,13 @@ class Worker:
                 start = time.perf_counter()
                 following = next(passages, None)
                 read = time.perf_counter()
-                self._timings.waited_for_text += read - start
+                self.timings.waited_for_text += read - start
                 if following is None:
                     return
                 task, passage = following
                 if group is None or group.task is not task:
                     group = Group(task, self._job, self._ring)
-                    self._timings.waited_for_disk += time.perf_counter() - read
+                    self.timings.waited_for_disk += time.perf_counter() - read
                 for pooled in iter_encoded(self._encoder, passage, self._job):
                     self._take(group, passage, pooled, written)
                     del pooled  # vectors are freed before the next batch is run
@@ -333,8 +332,8 @@ class Worker:
                 if not self._on_device:
                     cast.check(buffer, written[number])
                     written[number].clear()
-        self._timings.n_rows += n_rows
-        self._timings.cast += time.perf_counter() - start
+        self.timings.n_rows += n_rows
+        self.timings.cast += time.perf_counter() - start
         self._on_rows(n_rows)
 
     def _leave(self, disk: Executor, full: Full) -> Future[Done]:
@@ -389,10 +388,10 @@ class Worker:
     def _wait(self, future: Future[Future[Done]]) -> Done:
         start = time.perf_counter()
         done = future.result().result()
-        self._timings.waited_for_disk += time.perf_counter() - start
-        self._timings.n_subwords += done.n_subwords
-        self._timings.write += done.seconds
-        self._timings.nbytes += done.nbytes
+        self.timings.waited_for_disk += time.perf_counter() - start
+        self.timings.n_subwords += done.n_subwords
+        self.timings.write += done.seconds
+        self.timings.nbytes += done.nbytes
         return done
 
 

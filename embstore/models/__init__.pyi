@@ -11,11 +11,8 @@ from .encoder import Tokenized as Tokenized
 from .generating import Generated as Generated
 from .generating import generate as generate
 from .loading import bag_encoder as bag_encoder
-from .loading import encoder_from_shorthand as encoder_from_shorthand
 from .loading import load_encoder as load_encoder
 from .loading import model_kind as model_kind
 from .loading import random_encoder as random_encoder
 from .loading import subword_encoder as subword_encoder
 from .loading import vector_encoder as vector_encoder
-from .static.encoder import StaticEncoder as StaticEncoder
-from .static.shorthand import is_shorthand as is_shorthand

@@ -27,9 +27,8 @@ from transformers.models.auto import auto_factory
 from embstore.arguments import checked
 from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
-from embstore.models.placing import Device, Place, own_dtype, require_finite_weights, without_blocks
-from embstore.models.static.shorthand import require_name
-from embstore.models.tensor import Part, other_parts
+from embstore.models.names import require_name
+from embstore.models.placing import Place, own_dtype, require_finite_weights, without_blocks
 from embstore.store.storage.files import fsync_tree, new_folder
 
 WEIGHTS = "model.safetensors"
@@ -81,27 +80,24 @@ class Checkpoint:
 
 def load(
     model: str | Path,
+    place: Place,
     *,
-    device: torch.device | Device,
     dtype: torch.dtype | None,
     revision: str | None,
     layers: str | int | Iterable[int | str] = "all",
 ) -> Loaded:
     """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line.
 
-    `device`: one device, or how the model is divided; see `placing`. `dtype`: None is that of `placing.own_dtype`.
-    `layers`: blocks that these do not need may be left out.
+    `dtype`: None is that of `placing.own_dtype`. `layers`: blocks that these do not need may be left out.
     """
     checkpoint = open_checkpoint(model, revision=revision)
-    config, place = checkpoint.config, Place.of(device)
+    config = checkpoint.config
     dtype = dtype or own_dtype(config, place)
     deepest = place.deepest(config, layers)
-    what: Any = checkpoint.folder, config, dtype, place, deepest
     fits = memory_needed(f"the model {str(model)!r}", place.main)
-    with quiet(), ThreadPoolExecutor(1) as other, fits, other_parts(*what) as follow_calls:
+    with quiet(), ThreadPoolExecutor(1) as other, fits:
         sha256 = other.submit(sha256_of, checkpoint.files)
-        network, missing = _load_network(*what)
-        follow_calls(network)
+        network, missing = _load_network(checkpoint.folder, config, dtype, place, deepest)
     return Loaded(
         network.eval(),
         checkpoint.tokenizer,
@@ -237,12 +233,6 @@ def _tokenizer(folder: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be loaded: {reason(error)}") from error
-
-
-def load_part(part: Part) -> nn.Module:
-    """Load what one of several processes has of a network; raises ModelError."""
-    with quiet():
-        return _load_network(part.folder, _config(part.folder), part.dtype, part.place, part.deepest)[0].eval()
 
 
 def _load_network(

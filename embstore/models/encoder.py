@@ -106,7 +106,7 @@ class Encoder(ABC):
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
     `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], None without one:
     negative before the sentence, else counted from the first special one after it. `deepest`: the last layer that was
-    loaded, None for all. `split_over`: the `device` argument of a model that is on several devices, else None;
+    loaded, None for all. `device_map`: of a model that is on several devices, else None;
     `weights_by_device`: the bytes of weights on each of those, "disk" included.
     """
 
@@ -124,7 +124,7 @@ class Encoder(ABC):
     causal: bool = False
     masks_attention: bool = False
     deepest: int | None = None
-    split_over: str | Mapping[str, int | str] | None = None
+    device_map: str | Mapping[str, int | str] | None = None
     weights_by_device: Mapping[str, int] = MappingProxyType({})
 
     def __repr__(self) -> str:

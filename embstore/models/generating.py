@@ -8,25 +8,26 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import transformers
 
-from embstore.arguments import checked
+from embstore.arguments import Range, checked
+from embstore.config import settings
 from embstore.corpus.formats.chat import is_chat
 from embstore.corpus.formats.jsonl import parse_object
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import is_encodable
 from embstore.devices import choose_dtype
-from embstore.errors import InvalidValueError, ModelError, StorageError, check_whole, quoted
+from embstore.errors import InvalidValueError, ModelError, StorageError, quoted
 from embstore.models.checkpoint import Checkpoint, open_checkpoint, quiet, read_network, reason
 from embstore.models.memory import memory_needed
-from embstore.models.placing import Device, Place, own_dtype
+from embstore.models.placing import Place, own_dtype
 from embstore.models.transformer.probing import longest_sentence
 from embstore.models.transformer.tokens import SubwordTokenizer
-from embstore.progress import Progress, reporting
+from embstore.progress import reporting
 from embstore.store.storage.files import clean_up, replacing, storing
 from embstore.store.storage.lock import ProcessLock
 
@@ -50,15 +51,13 @@ def generate(
     out: str | Path,
     *,
     model: str | Path,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    batch_size: int = 8,
-    device: Device = "auto",
+    max_new_tokens: Annotated[int, Range(1, 2**20)] = 64,
+    temperature: Annotated[float, Range(0, 100)] = 0.0,
+    top_p: Annotated[float, Range(1e-6, 1)] = 1.0,
+    seed: Annotated[int, Range(0, 2**64 - 1)] = 0,
+    batch_size: Annotated[int, Range(1, 2**16)] = 8,
     compute_dtype: str = "auto",
     revision: str | None = None,
-    progress: Progress = None,
 ) -> Generated:
     """Continue prompts, and write prompts and continuations as a corpus of JSON lines for `extract`.
 
@@ -69,36 +68,60 @@ def generate(
 
     What is finished is in NAME.jsonl.partial until all is: the same call continues after one that was stopped.
 
-    `prompts`: a file with a prompt a line, or of JSON lines with "text" (or "prompt"), or with "messages", a chat that
-    the model's template writes; or Python objects like these. Other single values of a line become fields of the
-    document. `temperature`: 0 takes the likeliest subword, else they are drawn, among the likeliest that have together
-    the probability `top_p`. `seed`: of what is drawn, which is the same for the same prompts and `batch_size` on one
-    machine. A special token that ends a text is part of it. The model's own defaults of sampling are not used.
+    Parameters
+    ----------
+    prompts : str, Path or iterable
+        A file with a prompt a line, or of JSON lines with "text" (or "prompt"), or with "messages", a chat that the
+        model's template writes; or Python objects like these. Other single values of a line become fields of the
+        document.
+    out : str or Path
+        NAME.jsonl.
+    model : str or Path
+        A decoder: a folder, or a name of the Hugging Face hub.
+    max_new_tokens : int
+        Subwords that are generated for a prompt, at most; a special token that ends a text is part of it.
+    temperature : float
+        0 takes the likeliest subword, else they are drawn; the model's own defaults of sampling are not used.
+    top_p : float
+        Subwords are drawn among the likeliest that have together this probability.
+    seed : int
+        Of what is drawn, which is the same for the same prompts and `batch_size` on one machine.
+    batch_size : int
+        Prompts that are continued together.
+    compute_dtype : str
+        "float32", "float16", "bfloat16" or "auto", that of `load_encoder`.
+    revision : str or None
+        Of a model of the hub.
 
-    Raises InvalidValueError for an argument that is not allowed and for a prompt that is empty or too long, ModelError
-    for a model that does not generate, StorageError if `out` exists or was begun by another call.
+    Raises
+    ------
+    InvalidValueError
+        For a prompt that is empty or too long.
+    ModelError
+        For a model that does not generate.
+    StorageError
+        If `out` exists or was begun by another call.
     """
     path = Path(out)
-    check_whole("max_new_tokens", max_new_tokens, 1, 2**20)
-    check_whole("batch_size", batch_size, 1, 2**16)
-    check_whole("seed", seed, 0, 2**64 - 1)
-    _check_between("temperature", temperature, 0, 100)
-    _check_between("top_p", top_p, 1e-6, 1)
     if path.suffix != ".jsonl":
         raise InvalidValueError(f"{path} has another suffix than .jsonl, which the corpus is written as")
     if path.exists():
         raise StorageError(f"{path} exists already: give a new file")
-    rows, checkpoint, place = list(_rows(prompts)), open_checkpoint(model, revision=revision), Place.of(device)
+    rows, checkpoint, place = (
+        list(_rows(prompts)),
+        open_checkpoint(model, revision=revision),
+        Place.of(settings().device),
+    )
     dtype = own_dtype(checkpoint.config, place) if compute_dtype == "auto" else choose_dtype(compute_dtype, place.main)
     given, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
-    settings: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(temperature)}
-    settings |= {"temperature": float(temperature), "top_p": float(top_p), "top_k": 0} if temperature else {}
-    finished = _Finished.of(path, checkpoint.files, given, settings, str(dtype), temperature and [seed, batch_size])
+    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(temperature)}
+    sampling |= {"temperature": float(temperature), "top_p": float(top_p), "top_k": 0} if temperature else {}
+    finished = _Finished.of(path, checkpoint.files, given, sampling, str(dtype), temperature and [seed, batch_size])
     with finished.lock():
         found = finished.read()
         with quiet(), memory_needed(f"the model {str(model)!r}", place.main), torch.random.fork_rng():
             network = _language_model(checkpoint, place, dtype, str(model))
-            found += _rest(network, given, _only(network, settings), finished, len(found), batch_size, seed, progress)
+            found += _rest(network, given, _only(network, sampling), finished, len(found), batch_size, seed)
         given = [prompt[len(subwords.specials.prefix) :] for prompt in given]
         with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
             for (_, fields), prompt, new in zip(rows, given, found, strict=True):
@@ -146,11 +169,6 @@ class _Finished:
             file.flush()
             os.fsync(file.fileno())
         return texts
-
-
-def _check_between(name: str, value: object, least: float, most: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {least} to {most}")
 
 
 def _line(subwords: SubwordTokenizer, prompt: list[int], new: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,28 +255,27 @@ def _language_model(checkpoint: Checkpoint, place: Place, dtype: torch.dtype, na
 def _rest(
     network: Any,
     prompts: list[list[int]],
-    settings: Mapping[str, Any],
+    sampling: Mapping[str, Any],
     finished: _Finished,
     first: int,
     batch_size: int,
     seed: int,
-    progress: Progress,
 ) -> list[list[int]]:
     """Return what follows each prompt from `first` on; each batch has random numbers of its own."""
     found: list[list[int]] = []
-    with reporting(progress, total=len(prompts), unit="texts", label="generate") as report:
+    with reporting(settings().progress, total=len(prompts), unit="texts", label="generate") as report:
         for start in range(first, len(prompts), batch_size):
             report(start)
             torch.manual_seed(int(np.random.SeedSequence([seed, start]).generate_state(1, np.uint64)[0]))
-            found += finished.add(_continued(network, prompts[start : start + batch_size], settings))
+            found += finished.add(_continued(network, prompts[start : start + batch_size], sampling))
         report(len(prompts))
     return found
 
 
 @torch.inference_mode()
-def _continued(network: Any, prompts: list[list[int]], settings: Mapping[str, Any]) -> list[list[int]]:
+def _continued(network: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[int]]:
     """Return what follows each prompt, up to and with the first subword that ends a text."""
-    longest, ends = max(map(len, prompts)), settings["eos_token_id"] or []
+    longest, ends = max(map(len, prompts)), sampling["eos_token_id"] or []
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
@@ -270,7 +287,7 @@ def _continued(network: Any, prompts: list[list[int]], settings: Mapping[str, An
     return [row[:stop] for row, stop in zip(found, stops, strict=True)]
 
 
-def _only(network: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _only(network: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Let a network generate by these settings alone, not by its own; returns them with the subwords that end a text.
 
     What is not set in an argument of `generate` would be taken from the network.
@@ -278,5 +295,5 @@ def _only(network: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     ends = network.generation_config.eos_token_id
     ends = [ends] if isinstance(ends, int) else ends or None
     kind: Any = transformers.GenerationConfig
-    network.generation_config = kind(**settings, eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
-    return {**settings, "eos_token_id": ends}
+    network.generation_config = kind(**sampling, eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
+    return {**sampling, "eos_token_id": ends}

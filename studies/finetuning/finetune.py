@@ -13,7 +13,7 @@ import torch
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.models.checkpoint import Checkpoint, open_checkpoint, sha256_of
-from embstore.models.static.shorthand import public_name
+from embstore.models.names import public_name
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import Progress, reporting
 from embstore_studies.finetuning.data import DataSource, find_splits, label_names, read_items, sampled

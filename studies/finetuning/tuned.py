@@ -9,7 +9,7 @@ from typing import Any
 
 from embstore.errors import InvalidValueError, one_line
 from embstore.models.checkpoint import Checkpoint, open_checkpoint
-from embstore.models.static.shorthand import public_name
+from embstore.models.names import public_name
 from embstore_studies.finetuning.data import Item, labels_of, read_items, sampled
 from embstore_studies.finetuning.examples import Collator, FineTuneData, text_examples, word_examples
 from embstore_studies.finetuning.network import Trainable, load_trainable

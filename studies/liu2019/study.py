@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from embstore import ExtractionOptions
 from embstore.corpus import EdgeSentence
-from embstore.extraction import ExtractionOptions
 from embstore.probes import EdgeProbe, ProbeResult
 from embstore.probes.edges.scores import interval
 from embstore.store import Store

@@ -11,8 +11,7 @@ from pathlib import Path
 import polars as pl
 
 import embstore.probes as probes
-from embstore import plot
-from embstore.extraction import ExtractionOptions
+from embstore import ExtractionOptions, plot
 from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, decision_reversals, trace
 from embstore.probes.edges.tasks import Sample
 from embstore.store import Store

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import polars as pl
 
-from embstore import plot
+from embstore import ExtractionOptions, plot
 from embstore.analysis import knn_labels
 from embstore.corpus.keep import Keep
-from embstore.extraction import ExtractionOptions
 from embstore.store import Store
 from embstore_studies.extract import extract_step
 from embstore_studies.study import LOG, Given, StudyResult, StudyRun, methods

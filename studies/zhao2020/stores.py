@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import embstore as es
+from embstore import ExtractionOptions
 from embstore.corpus import Corpus, Document, Keep, Sentence, open_corpus
-from embstore.extraction import ExtractionOptions, extract_windows, plan_windows
+from embstore.extraction import extract_windows, plan_windows
 from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
 from embstore.probes import WordSplit
 from embstore.store import Store
@@ -57,10 +59,11 @@ class Stores:
 
 def extract_all(run: Run, model: Encoder) -> Stores:
     """Extract every representation of the study that is not stored yet."""
-    settings, device = run.settings, run.device
+    settings = run.settings
     skipgram = train_skipgram(run)
     random = random_encoder(settings.skipgram_size, seed=settings.seed)
-    subwords = subword_encoder(run.model, device=device)
+    with es.config(device=run.device):
+        subwords = subword_encoder(run.model)
     trained = vector_encoder(skipgram, missing="random", seed=settings.seed)
     words = {
         "Rand": extract_one(run, "rand", random),
@@ -117,14 +120,13 @@ def extract_windowed(run: Run, name: str, model: Encoder) -> dict[int | None, St
             model=model,
             context_windows=[window for window in run.settings.context_windows if window is not None],
             options=kept(run, tested=False),
-            device=run.device,
             store=path,
             calibrate=False,
-            progress=run.folder.bars,
         )
-        return extract_windows(planned, path, progress=run.folder.bars)
+        return extract_windows(planned, path)
 
-    return run.folder.step(f"extract {name} by context window", make)
+    with es.config(device=run.device, progress=run.folder.bars):
+        return run.folder.step(f"extract {name} by context window", make)
 
 
 def kept(run: Run, *, tested: bool = True) -> ExtractionOptions:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+import embstore as es
 from embstore.corpus import open_corpus, read_word_classes
 from embstore.errors import CorpusError, InvalidValueError
-from embstore.models import load_encoder
 from embstore.probes import WordSplit, split_words
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions
 from embstore.probes.splits import SPLITS
@@ -35,7 +35,8 @@ def run(given: Given[Zhao2020], corpus: Path) -> StudyResult:
     words = read_words(settings, corpus)
     check_corpus(corpus, words)
     found = check_files(settings)
-    encoder = load_encoder(model, device=given.device)
+    with es.config(device=given.device):
+        encoder = es.load_encoder(model)
     check_passages(settings, encoder.info.max_subwords)
     LOG.info(cost(settings, words))
     study = Run.of(given, corpus=corpus, model=model, words=words, notes=found)

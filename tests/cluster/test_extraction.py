@@ -17,7 +17,7 @@ from embstore.executors import Processes
 from embstore.extraction import extract_windows
 from embstore.extraction.encoder_spec import EncoderSpec, compare_software, software_versions
 from embstore.extraction.partition import Part
-from embstore.models.static.shorthand import absolute_shorthand
+from embstore.models.names import absolute_name
 from embstore.store import StoreWriter
 from tests.cluster.specs import use_fake_specs
 from tests.extraction.fake import FakeEncoder
@@ -55,10 +55,8 @@ def test_threads_write_the_same_bytes(
     es.extract(make_plan(**options), tmp_path / f"plain{suffix}")
     seen: list[int] = []
     plan = make_plan(**options)
-    with ThreadPoolExecutor(2) as executor:
-        store = es.extract(
-            plan, tmp_path / f"s{suffix}", executor=executor, progress=lambda done, total: seen.append(done)
-        )
+    with ThreadPoolExecutor(2) as executor, es.config(progress=lambda done, total: seen.append(done)):
+        store = es.extract(plan, tmp_path / f"s{suffix}", executor=executor)
     assert plan.layout.n_partitions >= 4
     assert store.finished
     assert all_files(tmp_path / f"s{suffix}") == all_files(tmp_path / f"plain{suffix}")
@@ -70,9 +68,9 @@ def test_threads_write_the_same_bytes(
 def test_several_context_windows_on_an_executor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_fake_specs(monkeypatch)
     plan = window_plan_of(many(150), model=FakeEncoder(), context_windows=[0, 2, None])
-    plain = extract_windows(plan, tmp_path / "plain.zarr", progress=False)
+    plain = extract_windows(plan, tmp_path / "plain.zarr")
     with ThreadPoolExecutor(2) as executor:
-        stores = extract_windows(plan, tmp_path / "s.zarr", executor=executor, progress=False)
+        stores = extract_windows(plan, tmp_path / "s.zarr", executor=executor)
     for window, store in stores.items():
         assert all_files(Path(str(store.path))) == all_files(Path(str(plain[window].path)))
 
@@ -201,9 +199,9 @@ def test_warnings_of_workers_are_shown_once(tmp_path: Path, monkeypatch: pytest.
 def test_a_model_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
-    assert absolute_shorthand("model") == str(tmp_path / "model")
-    assert absolute_shorthand("bag:vectors:model?missing=drop") == f"bag:vectors:{tmp_path / 'model'}?missing=drop"
-    assert absolute_shorthand("bert-base-uncased") == "bert-base-uncased"
+    assert absolute_name("model") == str(tmp_path / "model")
+    assert absolute_name("vectors:model") == f"vectors:{tmp_path / 'model'}"
+    assert absolute_name("bert-base-uncased") == "bert-base-uncased"
     assert isinstance(EncoderSpec, type)
 
 
@@ -218,7 +216,7 @@ def test_a_store_of_another_corpus_is_refused_before_the_model_is_loaded(
     def refuse(*args: Any, **options: Any) -> None:
         raise AssertionError("the model is loaded")
 
-    monkeypatch.setattr("embstore.extraction.plan.load_encoder", refuse)
+    monkeypatch.setattr("embstore.extraction.plan.encoder_on", refuse)
     for corpus, options, message in (
         (other, {}, "made from another corpus: sentence 1 is not that of other.txt"),
         (one, {"pooling": "last"}, "extraction.pooling 'mean', this plan has 'last'"),

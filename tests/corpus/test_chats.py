@@ -78,7 +78,7 @@ def test_the_model_is_given_the_ids_of_its_chat_template(
     trimmed = [{"messages": [{**CHAT[1], "content": "  the old river\n"}]}] * (template == INST)
     rows = [{"messages": CHAT}, {"messages": CHAT[1:]}, *trimmed]
     corpus = open_corpus(rows, chat=chat_template(folder))
-    encoder = load_encoder(folder, device="cpu")
+    encoder = load_encoder(folder)
     sentences = list(corpus)
     tokenized = encoder.tokenize([marked(each) for each in sentences])
     before, after = encoder.special_ids

@@ -73,7 +73,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     made = []
     for name, seed in (("first", 0), ("second", 1)):
         model = tiny.save("bert", folder / f"model-{name}", seed=seed)
-        es.extract(es.plan(_sentences(), model=model, device="cpu"), folder / f"{name}.zarr", progress=False)
+        es.extract(es.plan(_sentences(), model=model), folder / f"{name}.zarr")
         made.append(folder / f"{name}.zarr")
     return made
 

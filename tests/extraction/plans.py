@@ -24,4 +24,4 @@ def window_plan_of(corpus: Any, **arguments: Any) -> WindowPlan:
 def _arguments(given: dict[str, Any]) -> dict[str, Any]:
     options = es.ExtractionOptions(**{name: value for name, value in given.items() if name in _FIELDS})
     rest = {name: value for name, value in given.items() if name not in _FIELDS}
-    return {"options": options, "calibrate": False, "progress": False} | rest
+    return {"options": options, "calibrate": False} | rest

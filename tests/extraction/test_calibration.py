@@ -60,7 +60,7 @@ def test_a_short_calibration_is_run_again_for_its_median(
 ) -> None:
     encoder = timed(monkeypatch, lambda number, n_positions: seconds[number])
     options = es.ExtractionOptions(batch_subwords=64)  # as the batches of the extraction
-    plan = es.plan(sentences(3000), model=encoder, options=options, progress=False)
+    plan = es.plan(sentences(3000), model=encoder, options=options)
     run, positions = encoder.runs[0], plan.n_subwords + plan.n_sentences * encoder.n_specials
     share = (run.sum() + len(run) * encoder.n_specials) / positions
     assert len(encoder.runs) == runs
@@ -92,7 +92,7 @@ def test_what_a_batch_takes_is_counted_once_a_batch(batch: float, each: float, m
     """A calibration is smaller than a batch of the extraction: its rate alone is that of small batches."""
     encoder = timed(monkeypatch, lambda number, n_positions: batch + each * n_positions)
     options = es.ExtractionOptions(batch_subwords=4096)
-    plan = es.plan(sentences(3000), model=encoder, options=options, progress=False)
+    plan = es.plan(sentences(3000), model=encoder, options=options)
     run, positions = the_run(encoder), plan.n_subwords + plan.n_sentences * encoder.n_specials
     each = max(each, batch / 2 / (run.sum() - run.min() + (len(run) - 1) * encoder.n_specials))
     assert plan.estimate.seconds == pytest.approx(positions * each + positions / 4096 * batch, rel=0.02)
@@ -101,7 +101,7 @@ def test_what_a_batch_takes_is_counted_once_a_batch(batch: float, each: float, m
 @pytest.mark.parametrize("count", [600, 3000])
 def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
     encoder = Recording()
-    plan = es.plan(sentences(count), model=encoder, options=es.ExtractionOptions(batch_subwords=2048), progress=False)
+    plan = es.plan(sentences(count), model=encoder, options=es.ExtractionOptions(batch_subwords=2048))
     run = the_run(encoder)
     positions = plan.n_subwords + plan.n_sentences * encoder.n_specials
     assert 0.005 < (run.sum() + len(run) * encoder.n_specials) / positions < 0.045
@@ -118,7 +118,7 @@ def test_a_calibration_makes_as_many_vectors_as_the_extraction(options: dict[str
     """Of few positions the last block is computed for these alone, and few vectors are pooled and cast quickly."""
     encoder = Recording()
     some = [["extraordinary", *words] for words in sentences(3000)]
-    plan = es.plan(some, model=encoder, options=es.ExtractionOptions(batch_subwords=2048, **options), progress=False)
+    plan = es.plan(some, model=encoder, options=es.ExtractionOptions(batch_subwords=2048, **options))
     run, spans = the_run(encoder), encoder.spans[0]
     positions = plan.estimate.subwords_to_run + plan.n_sentences_to_run * encoder.n_specials
     share = (run.sum() + len(run) * encoder.n_specials) / positions
@@ -129,14 +129,14 @@ def test_a_calibration_makes_as_many_vectors_as_the_extraction(options: dict[str
 
 def test_no_batch_of_a_calibration_is_larger_than_those_of_the_extraction() -> None:
     encoder = Recording()
-    es.plan(sentences(3000), model=encoder, options=es.ExtractionOptions(batch_subwords=40), progress=False)
+    es.plan(sentences(3000), model=encoder, options=es.ExtractionOptions(batch_subwords=40))
     run = the_run(encoder)
     assert run.sum() + len(run) * encoder.n_specials <= 3 * (40 + 2 * (run.max() + encoder.n_specials))
 
 
 def test_few_sentences_are_not_timed() -> None:
     encoder = Recording()
-    plan = es.plan(sentences(20), model=encoder, progress=False)
+    plan = es.plan(sentences(20), model=encoder)
     assert not encoder.runs
     assert plan.estimate.seconds is None
     assert "not measured" in str(plan)
@@ -145,11 +145,11 @@ def test_few_sentences_are_not_timed() -> None:
 
 def test_the_self_check_knows_the_longest_sentence() -> None:
     encoder = Recording()
-    plan = es.plan([["abc"] * 50, *sentences(40)], model=encoder, progress=False)
+    plan = es.plan([["abc"] * 50, *sentences(40)], model=encoder)
     assert encoder.checked["longest"] == 50
     assert plan.encoder_spec.longest == 50
     assert encoder.checked["n_sentences"] == 4
-    es.plan([["abc"] * 90, ["abc"] * 7], model=encoder, progress=False)
+    es.plan([["abc"] * 90, ["abc"] * 7], model=encoder)
     assert encoder.checked["longest"] == 60  # more than the model accepts
 
 
@@ -170,9 +170,9 @@ def test_a_plan_and_an_extraction_keep_to_the_cpu_quota(tmp_path: Path, monkeypa
     monkeypatch.setattr(devices, "LOAD", tmp_path / "unknown")  # of the machine
     with devices.torch_threads(3):
         encoder = Counting()
-        plan = es.plan(sentences(8), model=encoder, progress=False)
-        es.extract(plan, tmp_path / "x.zarr", progress=False)
-        es.extraction.plan_windows(sentences(8), model=encoder, context_windows=[1, None], progress=False)
+        plan = es.plan(sentences(8), model=encoder)
+        es.extract(plan, tmp_path / "x.zarr")
+        es.extraction.plan_windows(sentences(8), model=encoder, context_windows=[1, None])
         assert torch.get_num_threads() == 3
     assert len(seen) >= 3
     assert set(seen) == {2}

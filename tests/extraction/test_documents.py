@@ -73,7 +73,7 @@ def as_read(sentence: Sentence) -> str:
 def test_the_table_is_that_of_plain_python(words: list[str] | None, suffix: str, tmp_path: Path) -> None:
     corpus = sentences()
     keep = es.corpus.Keep(words=None if words is None else frozenset(words))
-    store = es.extract(plan_of(corpus, model=FakeEncoder(), keep=keep), tmp_path / f"s{suffix}", progress=False)
+    store = es.extract(plan_of(corpus, model=FakeEncoder(), keep=keep), tmp_path / f"s{suffix}")
     documents: list[Any] = []
     expected = []
     for number, sentence in enumerate(corpus):
@@ -205,7 +205,7 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
         replace(each, labels={"own": [each.document.fields.get("author") if each.document else None] * len(each.words)})
         for each in sentences()
     ]
-    return es.extract(plan_of(corpus, model=FakeEncoder()), tmp_path_factory.mktemp("s") / "s.zarr", progress=False)
+    return es.extract(plan_of(corpus, model=FakeEncoder()), tmp_path_factory.mktemp("s") / "s.zarr")
 
 
 @pytest.mark.parametrize("name", ANALYSES)
@@ -234,7 +234,7 @@ def test_more_fields_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.
 
     try:
         allow_few()
-        es.extract(plan_of(corpus, model=FakeEncoder()), path, progress=False)
+        es.extract(plan_of(corpus, model=FakeEncoder()), path)
         allow_few()
         assert es.open(path).table()["field27"].to_list() == ["value 27"] * 2
         allow_few()

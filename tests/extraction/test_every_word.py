@@ -43,7 +43,7 @@ class Uncased(FakeEncoder):
 @pytest.mark.parametrize(
     ("options", "advised"),
     [
-        ({}, ["to the model The is the: --set normalize=lower makes them one"]),
+        ({}, ["to the model The is the: normalize=lower makes them one"]),
         ({"normalize": "lower"}, []),
         ({"normalize": "lower", "words": "spaces"}, ["22% of the types end in a punctuation mark: words=punctuation"]),
         ({"normalize": "lower", "split": "lines"}, ["60% of the first 5 lines do not end a sentence: split=sentences"]),
@@ -58,9 +58,9 @@ def test_a_plan_says_what_is_probably_not_meant(tmp_path: Path, options: dict[st
 
 def extracted(corpus: es.Corpus, model: Path | str, folder: Path, **options: Any) -> tuple[es.Store, Sequence[Any]]:
     """Extract a corpus, and check that its words are the rows of the store and the dropped words, each once."""
-    model = model if isinstance(model, Path) else es.models.encoder_from_shorthand(model)
-    plan = es.plan(corpus, model=model, device="cpu", options=es.ExtractionOptions(**options))
-    store = es.extract(plan, folder / "a.zarr", progress=False)
+    model = model if isinstance(model, Path) else es.load_encoder(model)
+    plan = es.plan(corpus, model=model, options=es.ExtractionOptions(**options))
+    store = es.extract(plan, folder / "a.zarr")
     sentences = list(corpus)
     n_units = sum(len(each.words) - sum(stop - start - 1 for start, stop in each.targets) for each in sentences)
     assert store.n_rows + sum(each.count for each in plan.metadata.dropped) == n_units
@@ -140,8 +140,8 @@ def test_spans_of_the_user(gpt2: Path, tmp_path: Path) -> None:
     assert spans["word"].to_list() == ["old bank", "believably"]
     assert spans["spans"].to_list() == ["building", "span"]
     assert spans["text"].to_list() == [row["text"] for row in rows]
-    only = es.plan(corpus, model=gpt2, device="cpu", options=es.ExtractionOptions(keep=es.Keep(labelled="spans")))
-    assert es.extract(only, tmp_path / "b.zarr", progress=False).n_rows == 2
+    only = es.plan(corpus, model=gpt2, options=es.ExtractionOptions(keep=es.Keep(labelled="spans")))
+    assert es.extract(only, tmp_path / "b.zarr").n_rows == 2
 
 
 @pytest.mark.slow
@@ -150,8 +150,8 @@ def test_a_parquet_file_of_a_million_rows(tmp_path: Path) -> None:
     numbers = pl.int_range(1_000_000, eager=True)
     pl.DataFrame({"text": "bank " + (numbers % 1000).cast(pl.String), "n": numbers}).write_parquet(path)
     corpus = es.open_corpus(path, split="lines", words="spaces")
-    plan = es.plan(corpus, model=es.models.encoder_from_shorthand("random:2"), device="cpu")
-    store = es.extract(plan, tmp_path / "a.zarr", progress=False)
+    plan = es.plan(corpus, model=es.load_encoder("random:2"))
+    store = es.extract(plan, tmp_path / "a.zarr")
     assert (store.n_rows, list(plan.metadata.dropped)) == (2_000_000, [])
     last = store.select(where=pl.col("n") >= 999_998).table()
     assert last["word"].to_list() == ["bank", "998", "bank", "999"]

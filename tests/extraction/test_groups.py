@@ -121,7 +121,8 @@ def test_any_partitions_that_are_missing_come_back_with_the_same_bytes(
         with StoreWriter(path) as writer:
             writer.discard(missing.tolist())
         seen: list[int] = []
-        es.extract(plan, path, progress=lambda done, total, seen=seen: seen.append(done))
+        with es.config(progress=lambda done, total, seen=seen: seen.append(done)):
+            es.extract(plan, path)
         groups = np.unique(missing // 4).tolist()
         assert plan.encoder.calls == [int(np.diff(plan.groups.span(group))[0]) for group in groups]  # type: ignore[attr-defined]
         assert all_files(path) == whole[suffix]
@@ -182,7 +183,7 @@ def test_a_worker_runs_a_group_that_fails_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(EncoderSpec, "load", lambda *_: made)
     error = pytest.raises(ExecutorError, match=r"4 of \d+ partitions of .* could not be written: .* broken")
     with ThreadPoolExecutor(1) as executor, error:
-        es.extract(grouped(), tmp_path / "s.zarr", executor=executor, progress=False)
+        es.extract(grouped(), tmp_path / "s.zarr", executor=executor)
     assert len(made.calls) == len(grouped().groups)
 
 
@@ -245,14 +246,15 @@ def test_context_windows_that_miss_different_partitions_of_a_group(tmp_path: Pat
         assert made.plans[1].groups.size == 3
         return made
 
-    stores = extract_windows(plan(), tmp_path / f"s{suffix}", progress=False)
+    stores = extract_windows(plan(), tmp_path / f"s{suffix}")
     paths = [Path(str(store.path)) for store in stores.values()]
     before = [all_files(path) for path in paths]
     for path, missing in zip(paths, ([0, 4], [1, 4, 5]), strict=True):
         with StoreWriter(path) as writer:
             writer.discard(missing)
     seen: list[tuple[int, int | None]] = []
-    extract_windows(plan(), tmp_path / f"s{suffix}", progress=lambda *step: seen.append(step))
+    with es.config(progress=lambda *step: seen.append(step)):
+        extract_windows(plan(), tmp_path / f"s{suffix}")
     assert seen[-1] == (2 * stores[1].n_rows,) * 2
     assert [all_files(path) for path in paths] == before
 
@@ -296,7 +298,7 @@ class Freeing(CallEncoder):
 
 def test_the_vectors_of_a_batch_are_dropped_before_the_next_one(tmp_path: Path) -> None:
     encoder = Freeing()
-    es.extract(grouped(model=encoder), tmp_path / "s.zarr", progress=False)
+    es.extract(grouped(model=encoder), tmp_path / "s.zarr")
     assert encoder.most > 2
 
 

@@ -63,7 +63,7 @@ def test_pairs_are_encoded_as_the_tokenizer_makes_them(name: str, tmp_path: Path
     folder = model(name, tmp_path / "model")
     corpus = [sentence_pair(first, second, {"label": str(at)}) for at, (first, second) in enumerate(PAIRED)]
     made = plan_of([["The", "cat"], *corpus], model=folder, dtype="float32", specials=True)
-    store = es.extract(made, tmp_path / "x.zarr", progress=False)
+    store = es.extract(made, tmp_path / "x.zarr")
     assert es.verify(store.path, progress=False).ok
     tolerance = 3e-5 * np.abs(store.select().vectors()).max()
     before, between, after, _ = SHAPES[name]
@@ -116,12 +116,12 @@ def test_mrpc_and_labelled_pairs_are_read(tmp_path: Path) -> None:
 def test_one_row_a_pair_and_none_for_the_mark(tmp_path: Path) -> None:
     folder = model("bert", tmp_path / "model")
     corpus = [sentence_pair(*PAIRED[0])]
-    words = es.extract(plan_of(corpus, model=folder), tmp_path / "words.zarr", progress=False)
+    words = es.extract(plan_of(corpus, model=folder), tmp_path / "words.zarr")
     assert PAIR not in words.table()["word"].to_list()
     assert words.n_rows == len(PAIRED[0][0]) + len(PAIRED[0][1])
     _, _, states = plain(folder, *PAIRED[0])
     made = plan_of(corpus, model=folder, unit="sentence", pooling="mean", dtype="float32", layers="last")
-    row = es.extract(made, tmp_path / "pair.zarr", progress=False).select().vectors()[0, 0]
+    row = es.extract(made, tmp_path / "pair.zarr").select().vectors()[0, 0]
     np.testing.assert_allclose(row, states[-1, 1:-1].mean(0), atol=3e-5 * np.abs(states).max())
 
 

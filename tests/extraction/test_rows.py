@@ -113,4 +113,4 @@ def test_a_tokenizer_that_changes_after_the_plan_is_noticed(tmp_path: Path) -> N
     plan = plan_of([Sentence(["bank", "extraordinary"])], model=encoder)
     encoder.pieces = lambda word: [word]  # type: ignore[method-assign]
     with pytest.raises(StoreDamagedError, match=r"row 0 .* has 1 subwords, the index says 2: .* tokenizer has changed"):
-        es.extract(plan, tmp_path / "s.zarr", progress=False)
+        es.extract(plan, tmp_path / "s.zarr")

@@ -54,17 +54,17 @@ def require_all_sites(path: Path, *, layers: tuple[int, ...] = (0, 1, 2)) -> Non
 def test_each_site_is_stored(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     made = plan()
-    store = es.extract(made, path, progress=False)
+    store = es.extract(made, path)
     assert made.layout.n_partitions > 2
     assert made.metadata.n_partitions == 3 * made.layout.n_partitions
     require_all_sites(path)
-    alone = es.extract(plan(sites=["residual"]), tmp_path / f"alone{suffix}", progress=False)
+    alone = es.extract(plan(sites=["residual"]), tmp_path / f"alone{suffix}")
     np.testing.assert_array_equal(alone.select().vectors(), store.select().vectors())
     assert alone.sites == ("residual",)
 
 
 def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
-    es.extract(plan(), tmp_path / "x.zarr", progress=False)
+    es.extract(plan(), tmp_path / "x.zarr")
     query = es.open(f"{tmp_path}/x.zarr#query")
     assert query.hidden_size == 6
     assert query.layers == (1, 2)
@@ -85,7 +85,7 @@ def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 def test_without_the_residual_stream(tmp_path: Path, suffix: str) -> None:
-    store = es.extract(plan(sites="value, query", layers="1-2"), tmp_path / f"x{suffix}", progress=False)
+    store = es.extract(plan(sites="value, query", layers="1-2"), tmp_path / f"x{suffix}")
     assert store.sites == ("query", "value")
     assert store.layout.site == "query"
     assert store.hidden_size == 6
@@ -104,7 +104,7 @@ def test_interrupted_between_the_sites_of_a_partition(
     tmp_path: Path, suffix: str, survived: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bytes result, wherever the first call ended."""
-    expected = es.extract(plan(), tmp_path / f"whole{suffix}", progress=False)
+    expected = es.extract(plan(), tmp_path / f"whole{suffix}")
     path, write, left = tmp_path / f"x{suffix}", StoreWriter.write, [survived]
 
     def stopping(self: StoreWriter, partition: int, arrays: Any) -> None:
@@ -116,7 +116,7 @@ def test_interrupted_between_the_sites_of_a_partition(
     with monkeypatch.context() as patch:
         patch.setattr(StoreWriter, "write", stopping)
         with pytest.raises(Stopped):
-            es.extract(plan(), path, progress=False)
+            es.extract(plan(), path)
     if survived == 2:  # residual and query of the first partition
         with pytest.warns(es.errors.UnfinishedStoreWarning):
             store = es.open(path)
@@ -126,7 +126,8 @@ def test_interrupted_between_the_sites_of_a_partition(
         with pytest.raises(MissingRowsError):
             store.site("value").vectors([0], layers=1)[0]
     counted: list[tuple[int, int | None]] = []
-    es.extract(plan(), path, progress=lambda done, total: counted.append((done, total)))
+    with es.config(progress=lambda done, total: counted.append((done, total))):
+        es.extract(plan(), path)
     assert counted[-1] == (expected.n_rows, expected.n_rows)
     assert all(done <= expected.n_rows for done, _ in counted)
     assert all_files(path) == all_files(expected.path)
@@ -136,7 +137,7 @@ def test_interrupted_between_the_sites_of_a_partition(
 @pytest.mark.quick(1)
 def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
-    store = es.extract(plan(), path, progress=False)
+    store = es.extract(plan(), path)
     n_parts = store.layout.n_partitions
     target, before = path, store.site("query").vectors([0], layers=1)[0]
     if suffix == ".zarr":
@@ -147,7 +148,7 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
     report = es.verify(path, progress=False)
     assert report.damaged_partitions == [n_parts + 1]
     assert "query" in str(report.faults[0])
-    es.extract(plan(), path, repair=True, progress=False)
+    es.extract(plan(), path, repair=True)
     require_all_sites(path)
     np.testing.assert_array_equal(es.open(path, site="query").vectors([0], layers=1)[0], before)
 
@@ -156,7 +157,7 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
 @pytest.mark.quick(1)
 def test_damaged_metadata_are_repaired_and_rows_kept(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
-    es.extract(plan(), path, progress=False)
+    es.extract(plan(), path)
     if suffix == ".zarr":
         (path / "query" / "zarr.json").unlink()
         (path / "block" / "c" / "0").unlink()
@@ -164,7 +165,7 @@ def test_damaged_metadata_are_repaired_and_rows_kept(tmp_path: Path, suffix: str
         at = path.read_bytes().find(b'"batch_subwords"')
         flip(path, at + 2)
     assert not es.verify(path, progress=False).ok
-    es.extract(plan(), path, repair=True, progress=False)
+    es.extract(plan(), path, repair=True)
     require_all_sites(path)
 
 
@@ -172,8 +173,8 @@ def test_a_bucket_gets_the_bytes_of_a_disk(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
     held = MemoryBucket()
     monkeypatch.setattr("embstore.store.storage.objects.ObjectStorage.at", held.at)
-    es.extract(plan(store=URL), URL, progress=False)
-    near = es.extract(plan(), tmp_path / "x.zarr", progress=False)
+    es.extract(plan(store=URL), URL)
+    near = es.extract(plan(), tmp_path / "x.zarr")
     assert held.files() == all_files(near.path)
     query = es.open(URL, site="query")
     np.testing.assert_array_equal(query.vectors([5, 1], layers=2)[0], near.site("query").vectors([5, 1], layers=2)[0])
@@ -184,16 +185,16 @@ def test_workers_write_all_sites(tmp_path: Path) -> None:
     """In two processes, on a real model; query and value are smaller than the residual stream."""
     folder = save("llama", tmp_path / "model")
     made = plan_of(random_sentences(60, seed=1), model=folder, sites=("residual", "value"), dtype="float32")
-    here = es.extract(made, tmp_path / "here.zarr", progress=False)
+    here = es.extract(made, tmp_path / "here.zarr")
     with Processes(2) as pool:
-        there = es.extract(made, tmp_path / "there.zarr", executor=pool, progress=False)
+        there = es.extract(made, tmp_path / "there.zarr", executor=pool)
     assert all_files(there.path) == all_files(here.path)
 
 
 @pytest.mark.parametrize(("start", "end"), [(".zarr", ".h5"), (".h5", ".zarr")])
 @pytest.mark.quick(1)
 def test_all_sites_are_exported(tmp_path: Path, start: str, end: str) -> None:
-    store = es.extract(plan(), tmp_path / f"x{start}", progress=False)
+    store = es.extract(plan(), tmp_path / f"x{start}")
     es.export(store.site("value"), tmp_path / f"copy{end}", progress=False)
     require_all_sites(tmp_path / f"copy{end}")
     es.export(store.select(rows=slice(10, 300), layers=[0, 2]), tmp_path / f"part{end}", progress=False)
@@ -211,8 +212,6 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     for sites, message in (
         ("residual,quary", "unknown site 'quary': choose among residual, attention_output"),
         ([], "name one or more"),
-        (3, "are not understood"),
-        ([3], "unknown site 3"),
     ):
         with pytest.raises(InvalidValueError, match=message):
             es.ExtractionOptions(sites=sites)  # type: ignore[arg-type]
@@ -222,6 +221,6 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         plan(layers=0)
     with pytest.raises(ModelError, match="Fake has no site mlp_output"):
         plan(sites="mlp_output")
-    es.extract(plan(), tmp_path / "x.zarr", progress=False)
+    es.extract(plan(), tmp_path / "x.zarr")
     with pytest.raises(StoreMismatchError, match="was made with sites"):
         plan(sites="residual", store=tmp_path / "x.zarr")

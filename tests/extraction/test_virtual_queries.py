@@ -52,10 +52,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made = plan_of(corpus(), model=tiny.save("bert", folder / "bert"))
         for path in found.values():
             path.parent.mkdir()
-        es.extract(made, found["full"], progress=False)
+        es.extract(made, found["full"])
         shutil.copytree(found["full"], found["thinned"])
         es.store.thin(found["thinned"], keep=[1], model=folder / "bert", progress=False)
-        es.extract(made, found["virtual"], virtual=True, progress=False)
+        es.extract(made, found["virtual"], virtual=True)
     return found
 
 

@@ -18,7 +18,7 @@ from embstore.corpus import Document, Sentence
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.executors import Processes
 from embstore.extraction import resume
-from embstore.extraction.worker import Timings
+from embstore.extraction.extract import extract_together
 from embstore.spacing import split_marked
 from embstore.store import Index
 from embstore.store import where as where_module
@@ -83,7 +83,7 @@ def described(store: es.Selection | es.Store) -> list[Any]:
 @pytest.mark.quick(1)
 def test_the_rows_are_those_that_select_finds(unit: str, context: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"model": FakeEncoder(), "unit": unit, "context": context, "dtype": "float32"}
-    whole = es.extract(plan_of(corpus(), **options), tmp_path / "whole.zarr", progress=False)
+    whole = es.extract(plan_of(corpus(), **options), tmp_path / "whole.zarr")
     n_chosen, n_extracted = [], 0
     for condition in conditions(seed=1 + len(unit), count=30):
         expected = whole.select(where=condition)
@@ -98,7 +98,7 @@ def test_the_rows_are_those_that_select_finds(unit: str, context: str, tmp_path:
         assert made.index.position.tolist() == table["position"].to_list(), condition
         if n_extracted < 6 and n_extracted % 2 == len(n_chosen) % 2:
             suffix = "h5" if n_extracted % 3 == 1 else "zarr"
-            store = es.extract(made, tmp_path / f"part{n_extracted}.{suffix}", progress=False)
+            store = es.extract(made, tmp_path / f"part{n_extracted}.{suffix}")
             assert described(store) == described(expected)
             np.testing.assert_array_equal(store.select().vectors(), expected.vectors())
             n_extracted += 1
@@ -192,10 +192,10 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     model = es.models.load_encoder(tiny.save(name, tmp_path / name))
     texts = [words for words in tiny.random_sentences(60, seed=1) if len(words) > 4]
     given: dict[str, Any] = {"model": model, "context": context, "dtype": "float32"}
-    whole = es.extract(plan_of(texts, **given), tmp_path / "whole.zarr", progress=False)
-    condition, counted = "position = 1 OR (position = 3 AND sentence % 2 = 0)", Timings()
+    whole = es.extract(plan_of(texts, **given), tmp_path / "whole.zarr")
+    condition = "position = 1 OR (position = 3 AND sentence % 2 = 0)"
     made = plan_of(texts, keep=es.Keep(where=condition), **given)
-    store = es.extract(made, tmp_path / "x.zarr", progress=False, timings=counted)
+    (store,), counted = extract_together([made], [tmp_path / "x.zarr"])
     expected = whole.select(where=condition)
     assert described_words(store.select()) == described_words(expected)
     scale = np.abs(expected.vectors()).max()
@@ -237,7 +237,7 @@ def test_the_last_word_of_each_message_of_a_role(role: str, tmp_path: Path) -> N
 def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.conllu"
     path.write_text("1\tthe\tthe\tDET\t_\t_\t0\troot\t_\t_\n2\tend\tend\tNOUN\t_\t_\t1\tobj\t_\t_\n\n")
-    store = es.extract(plan_of(path, model=FakeEncoder()), tmp_path / "x.zarr", progress=False)
+    store = es.extract(plan_of(path, model=FakeEncoder()), tmp_path / "x.zarr")
     wrong = {
         "": "give 1 to 2,000 characters",
         "upos =": "is not a condition in SQL, such as",
@@ -259,7 +259,7 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         "(position + 4294967296) * 4294967296 * 4294967296 * 4294967296 > 0": "has more than 128 bits: cast",
         "abs(-4611686018427387904 * 4611686018427387904 * 4 - position * 9) * 2 - position < 0": "more than 128 bits",
     }
-    monkeypatch.setattr("embstore.extraction.plan.load_encoder", None)  # no model is loaded
+    monkeypatch.setattr("embstore.extraction.plan.encoder_on", None)  # no model is loaded
 
     def planned(condition: str) -> None:
         plan_of(path, model="nowhere", keep=es.Keep(where=condition))
@@ -277,7 +277,7 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
 
 def test_conditions_mean_what_sql_means(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
-    store = es.extract(plan_of(corpus(), model=FakeEncoder()), tmp_path / "x.zarr", progress=False)
+    store = es.extract(plan_of(corpus(), model=FakeEncoder()), tmp_path / "x.zarr")
     connection = duckdb.connect()
     connection.register("t", store.table().cast({pl.Enum: pl.String, pl.Int32: pl.Int64}).to_arrow())
     for condition in (
@@ -325,22 +325,22 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     texts = [words for words in tiny.random_sentences(40, seed=1) if words]
     keep = es.Keep(where="from_end < 2 AND occurrence % 3 <> 0")
     made = plan_of(texts, model=model, keep=keep)
-    store = es.extract(made, path, progress=False)
+    store = es.extract(made, path)
     assert store.metadata.extraction["keep"]["where"] == keep.where == made.as_json()["where"]
     assert ("where", keep.where) in made.lines()
     before = all_files(path)
-    es.extract(made, path, progress=False)
+    es.extract(made, path)
     assert all_files(path) == before
     assert es.extraction.options_of(path).keep == keep
     with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.keep\.where"):
-        es.extract(plan_of(texts, model=model), path, progress=False)
+        es.extract(plan_of(texts, model=model), path)
     with Processes(2) as executor:
-        es.extract(made, tmp_path / "w.zarr", executor=executor, progress=False)
+        es.extract(made, tmp_path / "w.zarr", executor=executor)
     assert all_files(tmp_path / "w.zarr") == before
-    virtual = es.extract(made, tmp_path / "v.zarr", virtual=True, progress=False)
+    virtual = es.extract(made, tmp_path / "v.zarr", virtual=True)
     np.testing.assert_array_equal(virtual.select().vectors(), store.select().vectors())
     more = plan_of(texts[:9], model=model, options=es.extraction.options_of(path))
-    grown = es.extract(more, path, append=True, progress=False)
+    grown = es.extract(more, path, append=True)
     assert grown.n_rows == store.n_rows + more.layout.n_rows
     assert grown.metadata.extraction["keep"]["where"] == keep.where
 

@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class Case:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.encoder = load_encoder(folder, device="cpu")
+        self.encoder = load_encoder(folder)
         self.plain = PlainBiLm.open(folder)
         self.layers = tuple(range(self.encoder.info.num_hidden_layers + 1))
         self.tokenized = self.encoder.tokenize(SENTENCES)
@@ -81,7 +81,7 @@ def test_the_published_outputs(data):
     texts = json.loads((fixture / "lm_embeddings_sentences.json").read_text("utf-8"))
     batches = [[text.split() for text in batch] for batch in zip(*texts, strict=True)]
     assert (len(batches), {len(batch) for batch in batches}) == (10, {3})
-    encoder = load_encoder(fixture, device="cpu")
+    encoder = load_encoder(fixture)
     found = list(encoder.iter_batches(batches, layers=[2], carry_state=True))
     fresh = list(encoder.iter_batches(batches, layers=[2]))
     apart = []
@@ -168,7 +168,7 @@ def test_batches_change_only_the_last_bits(case):
 
 
 def test_the_words_seen_before_change_nothing(case):
-    other = load_encoder(case.folder, device="cpu")
+    other = load_encoder(case.folder)
     other.tokenize([["river", "zebra", "the", "bank"], SENTENCES[4]])
     tokenized = other.tokenize(SENTENCES)
     assert not np.array_equal(tokenized.ids, case.tokenized.ids)
@@ -247,7 +247,7 @@ def test_the_self_check_measures_the_batches(case, monkeypatch):
 @pytest.mark.parametrize(("dtype", "allowed"), [("bfloat16", 4e-2), ("float16", 5e-3)])
 @pytest.mark.quick(1)
 def test_half_precision(folder, dtype, allowed):
-    encoder = load_encoder(folder, device="cpu", compute_dtype=dtype)
+    encoder = load_encoder(folder, compute_dtype=dtype)
     tokenized = encoder.tokenize(SENTENCES)
     assert encoder.self_check(tokenized, layers=(0, 1, 2), pooling="mean") < allowed
     spans, _ = word_spans(tokenized)
@@ -258,7 +258,7 @@ def test_half_precision(folder, dtype, allowed):
 
 
 def test_a_model_is_described(folder):
-    encoder = load_encoder(folder, device="cpu")
+    encoder = load_encoder(folder)
     info = encoder.info
     both = (folder / "options.json").read_bytes() + (folder / "lm_weights.hdf5").read_bytes()
     assert info.weights_sha256 == hashlib.sha256(both).hexdigest()

@@ -37,9 +37,7 @@ def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, 
     monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
     text = corpus(tmp_path / "corpus.txt")
     lines = es.open_corpus(text, split="lines", words="spaces")
-    plan = es.plan(
-        lines, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64), device="cpu"
-    )
+    plan = es.plan(lines, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64))
     store = es.extract(plan, tmp_path / f"store{suffix}")
     assert plan.layout.n_partitions > 1
     assert es.verify(store.path).ok
@@ -64,7 +62,7 @@ def test_a_missing_partition_comes_back_with_the_same_bytes(folder, tmp_path, su
             whole = all_files(path)
             with StoreWriter(path) as writer:
                 writer.discard(missing)
-        made = es.plan(text, model=folder, options=es.ExtractionOptions(layers=[1, 2]), device="cpu", calibrate=False)
+        made = es.plan(text, model=folder, options=es.ExtractionOptions(layers=[1, 2]), calibrate=False)
         assert made.layout.n_partitions > 2
         es.extract(made, path)
     assert all_files(path) == whole

@@ -55,9 +55,9 @@ def plainly(model: Path, prompt: str, new: int) -> tuple[list[int], Any]:
 
 @pytest.mark.quick(1)
 def test_states_are_those_while_generating(model, tmp_path):
-    made = generate(PROMPTS, tmp_path / "made.jsonl", model=model, max_new_tokens=24, batch_size=3, device="cpu")
+    made = generate(PROMPTS, tmp_path / "made.jsonl", model=model, max_new_tokens=24, batch_size=3)
     corpus = es.open_corpus(made.path)
-    encoder = load_encoder(model, device="cpu")
+    encoder = load_encoder(model)
     options = {"unit": "subword", "dtype": "float32"}
     store = es.extract(plan_of(corpus, model=encoder, **options), tmp_path / "made.zarr")
     vectors = store.select().vectors()
@@ -91,7 +91,7 @@ def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatc
 
     monkeypatch.setattr(generating, "_continued", watched)
     options = {"model": model, "max_new_tokens": 40, "temperature": 3.0, "device": "cpu"}
-    texts, encoder = [], load_encoder(model, device="cpu")
+    texts, encoder = [], load_encoder(model)
     for seed in (0, 0, 1):
         found.clear()
         path = generate(PROMPTS * 2, tmp_path / f"{len(texts)}.jsonl", seed=seed, **options).path
@@ -150,10 +150,10 @@ def test_a_text_ends_with_what_ends_it(tmp_path):
     new = ids[-6:]
     config = transformers.GenerationConfig(eos_token_id=[new[3]], repetition_penalty=9.0, do_sample=True)
     config.save_pretrained(folder)
-    made = generate(PROMPTS[:1], tmp_path / "made.jsonl", model=folder, max_new_tokens=6, device="cpu")
+    made = generate(PROMPTS[:1], tmp_path / "made.jsonl", model=folder, max_new_tokens=6)
     assert made.subwords == new.index(new[3]) + 1
     (words,) = corpus_words(made.path)
-    assert load_encoder(folder, device="cpu").tokenize([words]).ids.tolist() == ids[: len(ids) - 6 + made.subwords]
+    assert load_encoder(folder).tokenize([words]).ids.tolist() == ids[: len(ids) - 6 + made.subwords]
 
 
 def test_prompts_of_a_file_with_fields_and_chats(model, tmp_path):
@@ -164,15 +164,15 @@ def test_prompts_of_a_file_with_fields_and_chats(model, tmp_path):
     rows = [{"prompt": "the cat", "year": 1900, "list": [1]}, {"messages": chat}]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
     with pytest.raises(InvalidValueError, match=r"^prompt 1 is a chat that '.*' refuses: .*chat_template"):
-        generate(path, tmp_path / "made.jsonl", model=model, max_new_tokens=3, device="cpu")
+        generate(path, tmp_path / "made.jsonl", model=model, max_new_tokens=3)
     own = tmp_path / "own"
     shutil.copytree(model, own)
     tokenizer.save_pretrained(own)
-    made = generate(path, tmp_path / "made.jsonl", model=own, max_new_tokens=3, device="cpu")
+    made = generate(path, tmp_path / "made.jsonl", model=own, max_new_tokens=3)
     first, second = es.open_corpus(made.path)
     assert dict(first.document.fields) == {"year": 1900}
     assert first.labels["part"][-1] == "generated"
-    encoder = load_encoder(own, device="cpu")
+    encoder = load_encoder(own)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -185,8 +185,8 @@ def test_prompts_of_a_file_with_fields_and_chats(model, tmp_path):
 
 
 def test_a_word_of_another_tokenizer_is_refused(model, tmp_path):
-    made = generate(["日本"], tmp_path / "made.jsonl", model=model, max_new_tokens=3, device="cpu")
-    other = load_encoder(tiny.save("bert", tmp_path / "bert"), device="cpu")
+    made = generate(["日本"], tmp_path / "made.jsonl", model=model, max_new_tokens=3)
+    other = load_encoder(tiny.save("bert", tmp_path / "bert"))
     with pytest.raises(ModelError, match=r"^the word '␟.*' is a subword of another tokenizer: take the model that gen"):
         plan_of(es.open_corpus(made.path), model=other)
 
@@ -220,5 +220,5 @@ def test_what_cannot_be_generated_is_a_line(prompts, options, error, message, tm
         decoder("gpt2", folder)
     out = tmp_path / options.get("out", "made.jsonl")
     with pytest.raises(error, match=message):
-        generate(prompts, device="cpu", **{"max_new_tokens": 2} | options | {"model": folder, "out": out})
+        generate(prompts, **{"max_new_tokens": 2} | options | {"model": folder, "out": out})
     assert not (tmp_path / "made.jsonl").exists()

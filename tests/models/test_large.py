@@ -66,7 +66,7 @@ def plainly(folder, names):
 )
 @pytest.mark.quick(1)
 def test_a_decoder_gives_the_states_of_its_blocks(tmp_path, name):
-    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    encoder = load_encoder(save(name, tmp_path))
     vectors, names = encoded(encoder)
     assert encoder.causal
     assert len(encoder.network.tap.blocks) == encoder.info.num_hidden_layers == 3
@@ -85,7 +85,7 @@ def test_a_decoder_gives_the_states_of_its_blocks(tmp_path, name):
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
 @pytest.mark.quick(1)
 def test_a_window_wider_than_a_sentence_changes_nothing_of_experts(tmp_path, name):
-    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    encoder = load_encoder(save(name, tmp_path))
     wide, names = encoded(encoder, attention_window=1000)
     assert relative_error(wide, plainly(tmp_path, names)) < 2e-5
 
@@ -97,7 +97,7 @@ def llama(tmp_path_factory):
 
 def require_equal_over_two_devices(folder):
     """Compare a model over two fake devices with the whole one."""
-    whole, _ = encoded(load_encoder(folder, device="cpu"))
+    whole, _ = encoded(load_encoder(folder))
     with fake_devices():
         encoder = load_encoder(folder, device=HALVES)
         places = {key: str(value.device) for key, value in encoder.network.model.named_parameters()}
@@ -206,7 +206,7 @@ def test_a_model_over_two_devices(llama):
     "name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral", "bert", "t5"))]
 )
 def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
-    whole = load_encoder(save(name, tmp_path), device="cpu")
+    whole = load_encoder(save(name, tmp_path))
     expected, _ = encoded(whole)
     encoder = load_encoder(tmp_path, device="split:30kB")
     assert all(value.is_meta for value in encoder.network.model.parameters())
@@ -214,7 +214,7 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
     assert (encoder.device.type, encoder.split_over) == ("cpu", "split:30000")
     assert sum(encoder.weights_by_device.values()) == encoder.network.weights_nbytes
     assert encoder.weights_by_device.get("cpu", 0) <= 30_000 < encoder.weights_by_device["disk"]
-    plan = es.plan(SENTENCES, model=encoder, calibrate=False, progress=False)
+    plan = es.plan(SENTENCES, model=encoder, calibrate=False)
     assert "weights on disk" in dict(plan.lines())
     assert plan.as_json()["weights"] == encoder.weights_by_device
     assert relative_error(encoded(encoder)[0], expected) < 2e-5
@@ -233,7 +233,7 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
     ],
 )
 def test_blocks_above_the_deepest_layer_are_not_loaded(tmp_path, name, device):
-    whole = load_encoder(save(name, tmp_path), device="cpu")
+    whole = load_encoder(save(name, tmp_path))
     expected, _ = encoded(whole)
     for layers, deepest in (("0,1", 1), (0, 0), ([-2, 1], 2)):
         encoder = load_encoder(tmp_path, device=device, layers=layers)
@@ -276,7 +276,7 @@ def test_a_quantized_checkpoint(tmp_path, tmp_path_factory, device):
     made.save_pretrained(tmp_path)
     for file in llama.glob("tokenizer*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    whole, encoder = load_encoder(llama, device="cpu"), load_encoder(tmp_path, device=device)
+    whole, encoder = load_encoder(llama), load_encoder(tmp_path, device=device)
     vectors, names = encoded(encoder)
     with torch.inference_mode():
         plain = PlainScript(PlainScript.open(llama).tokenizer, made.eval(), False)
@@ -306,7 +306,7 @@ def test_a_split_model_needs_accelerate(llama, monkeypatch):
     monkeypatch.setattr(placing, "find_spec", lambda name: None)
     with pytest.raises(InvalidValueError, match=r"device 'split' needs accelerate: pip install embstore\[large\]"):
         load_encoder(llama, device="split")
-    assert load_encoder(llama, device="cpu", layers=1).deepest is None
+    assert load_encoder(llama, layers=1).deepest is None
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_a_split_model_computes_in_the_dtype_of_its_checkpoint(tmp_path, llama):
     for file in llama.glob("tokenizer*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     assert load_encoder(tmp_path, device="split").compute_dtype == "bfloat16"
-    assert load_encoder(tmp_path, device="cpu").compute_dtype == "float32"
+    assert load_encoder(tmp_path).compute_dtype == "float32"
 
 
 def test_of_many_weights_in_main_memory_a_sample_is_checked(monkeypatch):

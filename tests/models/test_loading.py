@@ -16,7 +16,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import encoder_from_shorthand, load_encoder, model_kind, subword_encoder
+from embstore.models import load_encoder, model_kind, subword_encoder
 from tests.models.tiny import SENTENCES, save
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -89,7 +89,7 @@ def test_no_such_folder(name):
     [3, None, 2.5, [], b"bert", True, "x" * 300, "x/" * 3000, "\ud800", "", "a\0b"],
     ids=lambda name: repr(name)[:9],
 )
-@pytest.mark.parametrize("load", [load_encoder, encoder_from_shorthand, model_kind, subword_encoder])
+@pytest.mark.parametrize("load", [load_encoder, model_kind, subword_encoder])
 def test_what_is_no_name(name, load):
     with pytest.raises((ModelError, InvalidValueError)) as caught:
         load(name)

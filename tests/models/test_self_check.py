@@ -275,7 +275,7 @@ CAUSAL = ("gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe")
 @pytest.mark.parametrize("name", ["bert", "modernbert", "t5", *CAUSAL])
 @pytest.mark.quick(3)
 def test_causality_is_that_of_the_architecture(tmp_path, name, dtype):
-    encoder = load_encoder(save(name, tmp_path), device="cpu", compute_dtype=dtype)
+    encoder = load_encoder(save(name, tmp_path), compute_dtype=dtype)
     assert encoder.causal == (name in CAUSAL)
 
 
@@ -314,7 +314,7 @@ def test_no_position_beyond_the_table_is_tried():
 @pytest.mark.quick(1)
 def test_a_window_wider_than_the_sentence_is_no_window(tmp_path, name):
     """These models have no special subwords, whose attention a window would change."""
-    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    encoder = load_encoder(save(name, tmp_path))
     tokenized = encoder.tokenize(SENTENCES)
     spans, _ = word_spans(tokenized)
     options = {"layers": (0, 1, 2, 3), "pooling": "mean"}
@@ -337,7 +337,7 @@ def test_a_window_wider_than_the_sentence_is_no_window(tmp_path, name):
 @pytest.mark.quick(2)
 def test_a_wrong_mask_of_windows_is_found_without_that_mask(tmp_path, name, wrong):
     """The batches and the plain pass of a window have the same wrong mask, so their difference says nothing."""
-    encoder = load_encoder(save(name, tmp_path), device="cpu")
+    encoder = load_encoder(save(name, tmp_path))
     encoder.network.inputs = replace(encoder.network.inputs, **wrong)
     with pytest.raises(ModelError, match=r"an attention window wider than the sentence changes layer 1 of"):
         encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean", attention_window=2)

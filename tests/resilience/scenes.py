@@ -21,9 +21,7 @@ import torch
 import embstore as es
 from embstore.errors import AppendedTwiceWarning, UnfinishedStoreWarning
 from embstore.executors import Processes
-from embstore.extraction import sums
 from embstore.extraction.encoder_spec import EncoderSpec
-from embstore.extraction.means import extract_means
 from embstore.plot.drawing import save as save_figure
 from embstore.plot.drawing import subplots
 from embstore.probes.result import ProbeResult
@@ -108,7 +106,8 @@ def _extraction(suffix: str, dtype: str = "float32", *, threads: int = 0) -> Sce
             if threads:
                 stack.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
                 options["executor"] = stack.enter_context(ThreadPoolExecutor(threads))
-            es.extract(make_plan(dtype=dtype), folder / f"store{suffix}", progress=progress, **options)
+            with es.config(progress=progress):
+                es.extract(make_plan(dtype=dtype), folder / f"store{suffix}", **options)
 
     return Scene(work, _honest(suffix), store=(suffix, dtype), final=FINISHED)
 
@@ -117,11 +116,12 @@ def _by_processes(suffix: str) -> Scene:
     """Two worker processes encode and write; what they leave is completed by one process."""
 
     def work(folder: Path, progress: Progress) -> None:
-        with Processes(2) as executor:
-            es.extract(make_plan(), folder / f"store{suffix}", progress=progress, executor=executor)
+        with Processes(2) as executor, es.config(progress=progress):
+            es.extract(make_plan(), folder / f"store{suffix}", executor=executor)
 
     def resume(folder: Path, progress: Progress) -> None:
-        es.extract(make_plan(), folder / f"store{suffix}", progress=progress)
+        with es.config(progress=progress):
+            es.extract(make_plan(), folder / f"store{suffix}")
 
     return Scene(work, _honest(suffix), store=(suffix, "float32"), final=FINISHED, warm=False, resume=resume)
 
@@ -141,7 +141,8 @@ def _in_groups(suffix: str, *, processes: bool) -> Scene:
             plan = make_plan(encoder=OnDevice(), batch_subwords=384)
             assert plan.groups.size == 3
             options: dict[str, Any] = {"executor": stack.enter_context(Processes(2))} if processes else {}
-            es.extract(plan, folder / f"store{suffix}", progress=progress, **options)
+            with es.config(progress=progress):
+                es.extract(plan, folder / f"store{suffix}", **options)
 
     resume = partial(work, processes=False)
     store = (suffix, "float32")
@@ -171,10 +172,12 @@ def _in_bucket(*, processes: bool) -> Scene:
                 options["executor"] = stack.enter_context(Processes(2))
             else:
                 stack.enter_context(mock.patch("embstore.store.zarr.writer.COMMIT_SECONDS", 0))
-            es.extract(make_plan(), url(folder), progress=progress, **options)
+            with es.config(progress=progress):
+                es.extract(make_plan(), url(folder), **options)
 
     def resume(folder: Path, progress: Progress) -> None:
-        es.extract(make_plan(), url(folder), progress=progress)
+        with es.config(progress=progress):
+            es.extract(make_plan(), url(folder))
 
     def state(folder: Path, whole: Whole) -> str:
         assert whole.reference is not None
@@ -210,7 +213,8 @@ def _repair(suffix: str) -> Scene:
         return "damaged"
 
     def work(folder: Path, progress: Progress) -> None:
-        es.extract(make_plan(), folder / f"store{suffix}", repair=True, progress=progress)
+        with es.config(progress=progress):
+            es.extract(make_plan(), folder / f"store{suffix}", repair=True)
 
     return Scene(work, state, before, store=(suffix, "float32"), final=FINISHED)
 
@@ -235,7 +239,8 @@ def _append(corpus: int, *, second: bool = False) -> Scene:
     def append(folder: Path, corpus: int, progress: Progress = False) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AppendedTwiceWarning)
-            es.extract(make_plan(corpus=sentences(seed=corpus)), folder / name, append=True, progress=progress)
+            with es.config(progress=progress):
+                es.extract(make_plan(corpus=sentences(seed=corpus)), folder / name, append=True)
 
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr").tree, folder / name)
@@ -432,39 +437,6 @@ def _compute_again() -> Scene:
     )
 
 
-def _means() -> Scene:
-    """Means of words in one pass, whose sums are saved after each partition."""
-    name = "store.zarr"
-
-    def work(folder: Path, progress: Progress) -> None:
-        with mock.patch.multiple(sums, SAVE_SECONDS=0, SAVE_TIMES=0):
-            extract_means(make_plan(dtype="float16"), folder / name, progress=progress)
-
-    def state(folder: Path, whole: Whole) -> str:
-        """What is saved are the sums of the first partitions of a full store, and a finished store is whole."""
-        assert whole.reference is not None
-        path, file, vectors = folder / name, sums.sums_file(folder / name), whole.reference.vectors
-        done = 0
-        if file.exists():
-            done, units = sums.read_sums(file)
-            types, expected = es.open(whole.reference.path).index.type[: done * 256], np.zeros_like(units)
-            for layer, rows in enumerate(vectors[:, : len(types)]):
-                np.add.at(expected[layer], types, (rows.astype(np.float64) * 2**24).astype(np.int64))
-            np.testing.assert_array_equal(units, expected)
-        if not path.exists():
-            return f"{done} of 5 partitions are added"
-        assert done == 5 or not file.exists()
-        store, _ = open_quietly(path)
-        assert es.verify(path).ok
-        if not store.committed.all():
-            return "the means are being written"
-        found = tree(folder)
-        assert [each for each, data in whole.after.items() if found[each] != data] == []
-        return "finished"
-
-    return Scene(work, state, store=(".zarr", "float16"), final=("finished",))
-
-
 SCENES: dict[str, Scene] = {
     "extraction to Zarr": _extraction(".zarr"),
     "extraction to HDF5": _extraction(".h5"),
@@ -487,7 +459,6 @@ SCENES: dict[str, Scene] = {
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),
     "sketch": _index(stale=False, kind="sketch"),
-    "means of words": _means(),
     "saved probes": _replacement("probes", _probes),
     "table of a study": _table(),
     "result": _replacement("result.csv", _result, warm=False),

@@ -76,7 +76,8 @@ def needed(disk: Disk, suffix: str, dtype: str) -> int:
         nonlocal most
         most = max(most, disk.used())
 
-    es.extract(make_plan(dtype=dtype), disk.folder / f"store{suffix}", progress=look)
+    with es.config(progress=look):
+        es.extract(make_plan(dtype=dtype), disk.folder / f"store{suffix}")
     most = max(most, disk.used())
     disk.empty()
     return most

@@ -102,7 +102,7 @@ def test_no_power_failure_loses_anything(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
-@pytest.mark.parametrize("scene", [scene for scene in TRACED if scene != "means of words"])  # older sums cost time only
+@pytest.mark.parametrize("scene", TRACED)
 def test_every_fsync_is_needed(tmp_path: Path, whole: GetWhole, record: GetRecord, scene: str) -> None:
     """Without any one of them, some power failure loses or damages something."""
     run = record(scene)

@@ -49,7 +49,7 @@ def state(folder: Path, reference: Reference) -> str:
 
 
 def make_virtual(folder: Path) -> None:
-    es.extract(make_plan(), folder / NAME, virtual=True, progress=False)
+    es.extract(make_plan(), folder / NAME, virtual=True)
 
 
 def read_all(folder: Path) -> None:

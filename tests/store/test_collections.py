@@ -72,7 +72,7 @@ SENTENCES = sentences_of()
 
 
 def extract(path: Path, sentences: list[Sentence], *, append: bool = False, **options: Any) -> es.Store:
-    return es.extract(plan_of(sentences, model=FakeEncoder(), **options), path, append=append, progress=False)
+    return es.extract(plan_of(sentences, model=FakeEncoder(), **options), path, append=append)
 
 
 def parts_of(folder: Path, **options: Any) -> list[Path]:
@@ -381,11 +381,11 @@ def test_members_that_only_their_endings_distinguish_have_them(tmp_path: Path) -
 def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     one = extract(tmp_path / "one.zarr", SENTENCES[:3]).path
     plan = plan_of(SENTENCES[3:6], **{"model": FakeEncoder(), **change})
-    other = es.extract(plan, tmp_path / "other.zarr", progress=False).path
+    other = es.extract(plan, tmp_path / "other.zarr").path
     with pytest.raises(StoreMismatchError, match=f"one.zarr and .*other.zarr cannot be one collection: {named}"):
         es.open([one, other])
     with pytest.raises(StoreMismatchError, match=named.split(" ")[0]):
-        es.extract(plan, one, append=True, progress=False)
+        es.extract(plan, one, append=True)
 
 
 @pytest.mark.parametrize(
@@ -641,11 +641,11 @@ def test_a_damaged_part_is_named_and_repaired(tmp_path: Path) -> None:
     assert "0001.zarr" in fault.part
     assert fault.partition == 1
     plan = plan_of(SENTENCES[20:40], model=FakeEncoder())
-    es.extract(plan, path, append=True, repair=True, progress=False)
+    es.extract(plan, path, append=True, repair=True)
     assert all_files(path) == before
     assert es.verify(path).ok
     shard.with_name("0").unlink()
-    es.extract(plan_of(SENTENCES[:20], model=FakeEncoder()), path, repair=True, progress=False)
+    es.extract(plan_of(SENTENCES[:20], model=FakeEncoder()), path, repair=True)
     assert (path / "appended/0001.zarr").is_dir(), "the repair of a store leaves its parts alone"
 
 
@@ -657,7 +657,7 @@ def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
     taken = es.extraction.options_of(path)
     for name, value in options.items():
         assert getattr(taken, name) == value, name
-    es.extract(plan_of(SENTENCES[20:40], model=FakeEncoder(), options=taken), path, append=True, progress=False)
+    es.extract(plan_of(SENTENCES[20:40], model=FakeEncoder(), options=taken), path, append=True)
     with pytest.raises(StoreMismatchError, match=r"extraction\.keep\.min_contexts 2, this plan has 1"):
         extract(path, SENTENCES[40:60], append=True, **{**options, "keep": es.Keep(words=keep.words)})
 

@@ -355,13 +355,13 @@ def _in_word_vectors(
 
 def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
     """Load the model that made a store; `model`: where it is now. Raises InvalidValueError, ModelError."""
-    from embstore.models import encoder_from_shorthand
-    from embstore.models.static.shorthand import locate
+    from embstore.models import load_encoder
+    from embstore.models.names import locate
 
     if model is None:
         name, revision = (store.metadata.model[key] for key in ("name", "revision"))
         model = locate(name, revision, folders=(".", Path(str(store.path)).parent))
-    encoder = encoder_from_shorthand(model)
+    encoder = load_encoder(model)
     if encoder.info.weights_sha256 != store.metadata.model["weights_sha256"]:
         raise InvalidValueError(
             f"the model {encoder.info.name} is not the one that made {store.path}: give the location of that model"

@@ -16,8 +16,8 @@ from embstore.models.elmo.network import ElmoNetwork, State, TimeMajor, plain_la
 from embstore.models.elmo.weights import ElmoFiles, read_options, read_weights
 from embstore.models.elmo.words import BEGIN, CHARACTERS, END, WordNumbers, spell, spelled_lengths
 from embstore.models.encoder import ModelInfo, Tokenized, check_arguments, ragged_indices
+from embstore.models.names import public_name
 from embstore.models.running import RunningBatch, SpanWork
-from embstore.models.static.shorthand import public_name
 
 CNN_WORDS = {"cpu": 256, "cuda": 8192}  # distinct words that go through the character CNN together
 GATE_ROWS = {"cpu": 1024, "cuda": 8192}  # positions whose gates are computed together

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import ModelError
 from embstore.models.checkpoint import reason
-from embstore.models.static.shorthand import require_name
+from embstore.models.names import require_name
 from embstore.store.storage.files import read_json
 
 Array = NDArray[np.float32]

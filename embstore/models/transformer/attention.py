@@ -19,6 +19,7 @@ from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.models.batching import Batch, Batching
 from embstore.models.checkpoint import load, reason
 from embstore.models.encoder import Tokenized
+from embstore.models.placing import Place
 from embstore.models.transformer.inputs import Segments
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.varlen import attention_by
@@ -128,7 +129,7 @@ def load_attention_model(model: str | Path, *, device: torch.device, packed: boo
 
     Raises ModelError, in one line, for a model that cannot be loaded, and for one without attention weights.
     """
-    loaded = load(model, device=device, dtype=torch.float32, revision=None)
+    loaded = load(model, Place(device), dtype=torch.float32, revision=None)
     made = AttentionModel(Network(loaded))
     made.check(packed=packed)
     return made

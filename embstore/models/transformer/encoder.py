@@ -51,9 +51,9 @@ class TransformerEncoder(BatchedEncoder):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded.name, loaded.place.main, loaded.dtype)
         self.network = Network(loaded)
-        self.deepest, self.split_over = loaded.deepest, loaded.place.split_over
-        if self.split_over is not None:
-            self.weights_by_device = weights_by_device(loaded.model, loaded.place)
+        self.deepest, self.device_map = loaded.deepest, loaded.place.device_map
+        if self.device_map is not None:
+            self.weights_by_device = weights_by_device(loaded.model)
         self.info = self.network.info
         self.causal = self.network.inputs.causal
         specials = self.network.inputs.specials

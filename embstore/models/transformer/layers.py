@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +53,8 @@ class LayerTap:
 
     def of_copy(self, model: nn.Module) -> LayerTap:
         """Return the tap of a copy of the model, in which submodules have the same names."""
-        return replace(self, model=model, blocks=tuple(map(model.get_submodule, self._names)))
+        names = {module: name for name, module in self.model.named_modules()}
+        return replace(self, model=model, blocks=tuple(model.get_submodule(names[block]) for block in self.blocks))
 
     def plain(self, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Return all layers from one call of the model with `output_hidden_states=True`, as transformers has them."""
@@ -93,24 +93,13 @@ class LayerTap:
 
         handles = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in self.blocks]
         try:
-            with self._elsewhere(max(wanted)):
-                last = self.model(**inputs).last_hidden_state
+            last = self.model(**inputs).last_hidden_state
         except DeepEnough:
             return
         finally:
             for handle in handles:
                 handle.remove()
         receive(self.num_hidden_layers, last)
-
-    def _elsewhere(self, deepest: int) -> AbstractContextManager[None]:
-        """Let the other processes of a model that is run by several end their passes with the same layer."""
-        ranks = getattr(self.model, "ranks", None)
-        return nullcontext() if ranks is None else ranks.ending_at(self._names, deepest)
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        names = {module: name for name, module in self.model.named_modules()}
-        return tuple(names[block] for block in self.blocks)
 
 
 def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:

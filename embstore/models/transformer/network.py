@@ -16,7 +16,7 @@ from embstore.errors import ModelError
 from embstore.models.batching import ROW_CAPACITY, Batching, fitting_capacity
 from embstore.models.checkpoint import Loaded, reason
 from embstore.models.encoder import ModelInfo
-from embstore.models.static.shorthand import public_name
+from embstore.models.names import public_name
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.kept import skipping_linears
 from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
@@ -49,7 +49,7 @@ class Network:
     def __init__(self, loaded: Loaded) -> None:
         self.model: Any = loaded.model
         _skip_idle_calls(self.model)
-        self.device, self.dtype, self.is_split = loaded.place.main, loaded.dtype, loaded.place.is_split
+        self.device, self.dtype, self.is_split = loaded.place.main, loaded.dtype, loaded.place.device_map is not None
         self.row_capacity = ROW_CAPACITY.get(self.device.type, 128)
         vocabulary = vocabulary_of(self.model, loaded.name)
         self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
@@ -76,11 +76,6 @@ class Network:
     @cached_property
     def sites(self) -> SiteTap:
         """What the parts of the blocks compute; raises ModelError if that is not known, or not known here."""
-        if (ranks := getattr(self.model, "ranks", None)) is not None:
-            raise ModelError(
-                f"the parts of the blocks of {self.info.name!r} are on {ranks.place.n_ranks} devices: only the site "
-                "residual can be read with device tensor; use device split"
-            )
         return find_sites(self.tap, self._different_inputs(), name=self.info.name)
 
     @cached_property
@@ -128,8 +123,6 @@ class Network:
     @property
     def gpus(self) -> list[torch.device]:
         """Return the CUDA devices that the weights are on."""
-        if (ranks := getattr(self.model, "ranks", None)) is not None:
-            return [torch.device("cuda", rank) for rank in range(ranks.place.n_ranks)]
         return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"} or {self.device}, key=str)
 
     @property

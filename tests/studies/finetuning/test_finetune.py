@@ -147,7 +147,7 @@ def test_files_name_no_folders_and_have_usual_rights(made: FineTuned, model: Pat
 
 def test_the_checkpoint_is_an_ordinary_one(made: FineTuned, model: Path) -> None:
     """Its hidden states through embstore are those of AutoModel, and its tokenizer is the model's, byte for byte."""
-    encoder, original = load_encoder(made.path, device="cpu"), load_encoder(model, device="cpu")
+    encoder, original = load_encoder(made.path), load_encoder(model)
     assert encoder.info.tokenizer_sha256 == original.info.tokenizer_sha256
     written = hashlib.sha256((made.path / "model.safetensors").read_bytes()).hexdigest()
     assert encoder.info.weights_sha256 == written != original.info.weights_sha256 == made.record["weights"]
@@ -364,7 +364,7 @@ def test_other_kinds_of_model(name: str, data: Path, tmp_path: Path) -> None:
     model = planted.model(tmp_path / name, name=name)
     made = tune("pos", data, model=model, out=tmp_path / "out", attention_window=1, **QUICK)
     assert made.record["epochs"][-1]["dev"]["accuracy"] > 0.9
-    assert load_encoder(made.path, device="cpu").info.num_hidden_layers == 3
+    assert load_encoder(made.path).info.num_hidden_layers == 3
 
 
 @pytest.mark.slow
