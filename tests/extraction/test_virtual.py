@@ -104,9 +104,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", ["int8", *(pytest.param(each, marks=pytest.mark.slow) for each in list(OPTIONS)[1:])])
 def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path, model: Path, name: str) -> None:
     made = plan(model, **OPTIONS[name])
-    full = es.extract(made, place / "full.zarr", progress=False)
+    full = es.extract(made, place / "full.zarr")
     assert 1 < made.groups.size < made.layout.n_partitions or name == "sentences"
-    virtual = es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
+    virtual = es.extract(made, place / "virtual.zarr", virtual=True)
     assert virtual.finished
     assert cached(place) == 0
     assert not list((place / "virtual.zarr").glob("[hqs]*/c"))
@@ -134,8 +134,8 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
 def test_a_decoder_and_its_lower_layers(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     decoder = tiny.save("gpt2", tmp_path_factory.mktemp("models") / "gpt2")
     made = plan(decoder, layers=[1, 2])
-    full = es.extract(made, place / "full.zarr", progress=False)
-    virtual = es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
+    full = es.extract(made, place / "full.zarr")
+    virtual = es.extract(made, place / "virtual.zarr", virtual=True)
     blocks = [np.concatenate([block.copy() for _, block in store.scan(2)]) for store in (full, virtual)]
     assert blocks[0].tobytes() == blocks[1].tobytes()
 
@@ -143,9 +143,9 @@ def test_a_decoder_and_its_lower_layers(place: Path, tmp_path_factory: pytest.Te
 @pytest.mark.slow
 def test_other_processes_read_it_too(place: Path, model: Path) -> None:
     made = plan(model)
-    full = es.extract(made, place / "full.zarr", progress=False)
+    full = es.extract(made, place / "full.zarr")
     with Processes(2) as executor:
-        virtual = es.extract(made, place / "virtual.zarr", virtual=True, executor=executor, progress=False)
+        virtual = es.extract(made, place / "virtual.zarr", virtual=True, executor=executor)
         assert all_files(virtual.path) == all_files(thin(full.path, progress=False).path)
         rows = np.arange(full.n_rows)
         futures = [executor.submit(virtual.vectors, rows, layers=1) for _ in range(4)]
@@ -155,8 +155,8 @@ def test_other_processes_read_it_too(place: Path, model: Path) -> None:
 def virtual_store(place: Path, model: Path, **options: Any) -> tuple[es.Store, es.Store]:
     """Return a full and a virtual store of the same plan."""
     made = plan(model, **options)
-    full = es.extract(made, place / "full.zarr", progress=False)
-    return full, es.extract(made, place / "virtual.zarr", virtual=True, progress=False)
+    full = es.extract(made, place / "full.zarr")
+    return full, es.extract(made, place / "virtual.zarr", virtual=True)
 
 
 @pytest.mark.slow
@@ -275,7 +275,7 @@ def test_a_model_that_is_gone_or_another_one(
 ) -> None:
     own = Path(shutil.copytree(model, place / "own" / "model"))
     made = plan(own)
-    full = es.extract(made, place / "full.zarr", progress=False)
+    full = es.extract(made, place / "full.zarr")
     thinned = thin(full.path, keep=[2], progress=False, model=own)
     kept = thinned.vectors([5], layers=2)[0]
     own.rename(place / "own" / "moved")
@@ -304,7 +304,7 @@ def test_a_model_that_is_gone_or_another_one(
 @pytest.mark.slow
 def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
     """A row that is not there is never zeros, and the layers that are kept are plain Zarr."""
-    full = es.extract(plan(model), place / "full.zarr", progress=False)
+    full = es.extract(plan(model), place / "full.zarr")
     expected = full.vectors(np.arange(full.n_rows))
     thin(full.path, keep="1", model=model, progress=False)
     array = zarr.open_array(full.path / "hidden_states", mode="r")[...]
@@ -340,15 +340,15 @@ def test_columns_are_compressed_and_the_same(
     forget(place)
     with pytest.raises(StoreDamagedError, match=r"occurrences/type.* was changed"):
         _ = es.open(virtual.path).index
-    es.extract(plan(model), virtual.path, repair=True, progress=False)
+    es.extract(plan(model), virtual.path, repair=True)
     assert es.verify(virtual.path).ok
 
 
 def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -> None:
     imported = make_store(place / "imported.zarr").store
     made = plan(model)
-    hdf5 = es.extract(made, place / "x.h5", progress=False)
-    full = es.extract(made, place / "full.zarr", progress=False)
+    hdf5 = es.extract(made, place / "x.h5")
+    full = es.extract(made, place / "full.zarr")
     for store, error, message in (
         (imported, InvalidValueError, "was not made by `embstore extract`"),
         (hdf5, InvalidValueError, "only one .zarr on a disk"),
@@ -362,21 +362,21 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
         thin(full.path, model=model, progress=False)
     assert all_files(full.path) == before
     with pytest.raises(InvalidValueError, match="exists with all its vectors"):
-        es.extract(made, full.path, virtual=True, progress=False)
+        es.extract(made, full.path, virtual=True)
     with pytest.raises(InvalidValueError, match=r"only a .zarr on a disk"):
-        es.extract(made, place / "y.h5", virtual=True, progress=False)
+        es.extract(made, place / "y.h5", virtual=True)
 
 
 @pytest.mark.slow
 def test_layers_that_were_dropped_cannot_be_kept(place: Path, model: Path) -> None:
-    full = es.extract(plan(model), place / "full.zarr", progress=False)
+    full = es.extract(plan(model), place / "full.zarr")
     thin(full.path, keep=[1, 2], model=model, progress=False)
     with pytest.raises(InvalidValueError, match="keeps layers 1, 2: others are not stored any more"):
         thin(full.path, keep=[1], progress=False)
     with pytest.raises(InvalidValueError, match="layer 9"):
         thin(full.path, keep=[9], progress=False)
     shutil.rmtree(full.path)
-    full = es.extract(plan(model), full.path, progress=False)
+    full = es.extract(plan(model), full.path)
     assert thin(full.path, keep=None, model=model, progress=False).metadata.kept == full.layers  # as elsewhere, all
 
 
@@ -410,7 +410,7 @@ def test_a_store_that_another_process_thins_meanwhile(
     place: Path, model: Path, keep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard that is replaced or removed after it was found, but before it is opened."""
-    full = es.extract(plan(model), place / "full.zarr", progress=False)
+    full = es.extract(plan(model), place / "full.zarr")
     shutil.copytree(full.path, place / "x.zarr")
     with killed_at(4, monkeypatch), pytest.raises(Killed):
         thin(place / "x.zarr", keep=keep, check="sample", model=model, progress=False)
@@ -445,7 +445,7 @@ def test_an_interrupted_virtual_extraction_is_resumed(
     place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan(model)
-    expected = all_files(es.extract(made, place / "once.zarr", virtual=True, progress=False).path)
+    expected = all_files(es.extract(made, place / "once.zarr", virtual=True).path)
     write = ZarrWriter.write
 
     def killed(self: ZarrWriter, partition: int, arrays: Any) -> int:
@@ -456,7 +456,7 @@ def test_an_interrupted_virtual_extraction_is_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(ZarrWriter, "write", killed)
         with pytest.raises(Killed):
-            es.extract(made, place / "x.zarr", virtual=True, progress=False)
+            es.extract(made, place / "x.zarr", virtual=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         begun = es.open(place / "x.zarr")
@@ -465,14 +465,14 @@ def test_an_interrupted_virtual_extraction_is_resumed(
     assert begun.vectors([0, 300], layers=0, missing="nan")[0][1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
     with pytest.raises(MissingRowsError, match="is not finished"):
         thin(begun.path, progress=False)
-    es.extract(made, place / "x.zarr", progress=False)
+    es.extract(made, place / "x.zarr")
     assert all_files(place / "x.zarr") == expected
 
 
 @pytest.mark.slow
 def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     made = plan(model)
-    full = es.extract(made, place / "full.zarr", progress=False)
+    full = es.extract(made, place / "full.zarr")
     expected = everything(full)
     thin(full.path, keep=[1], model=model, progress=False)
     whole = all_files(full.path)
@@ -482,7 +482,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     assert [fault.partition for fault in report.faults] == [1]
     with pytest.raises(StoreDamagedError, match="keeps of partition 1 were changed"):
         es.open(full.path, verify="lazy").vectors([300], layers=1)[0]
-    repaired = es.extract(made, full.path, repair=True, progress=False)
+    repaired = es.extract(made, full.path, repair=True)
     assert all_files(full.path) == whole
     assert everything(repaired)[0].tobytes() == expected[0].tobytes()
     shard.unlink()
