@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore_cli.output import Drawing, create_folder, print_notes, print_table, with_deviation
-from embstore_cli.probes import save_files
+from embstore_cli.output import Drawing, print_notes, print_table, with_deviation
+from embstore_cli.probes import TRAINING, Control, Probing, Save, save_files
 from embstore_cli.task_files import find_tasks
 
 if TYPE_CHECKING:
     import polars as pl
 
-FILES = {"dev": Path, "test": Path, "repair": bool}
-MODEL = (*opt.TRAINING, "seed", "memory", "hidden_size", "projection", "dropout")
-EDGES = opt.Config(lambda: [es.Training, es.EdgeProbe, FILES | {"resamples": int}], *MODEL, "mixing_rate", "layerwise")
-MDL = opt.Config(lambda: [es.Training, es.EdgeProbe, FILES | {"fractions": tuple[float, ...]}], *MODEL)
-FRACTIONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.1, 6.25, 12.5, 25.0, 50.0, 100.0)  # percent of the sentences
+MODEL = (*TRAINING, "hidden_size", "projection", "n_sentences")
+EDGES = opt.Config(lambda: [es.Training, es.EdgeProbe, es.EdgeProbe.score], *MODEL, "dropout", "layerwise", "resamples")
+MDL = opt.Config(lambda: [es.Training, es.EdgeProbe, es.probes.code_length], *MODEL, "fractions")
 
 Tasks = Annotated[
     list[Path],
-    opt.argument(
-        "TASK",
-        "Folders with train.jsonl, dev.jsonl and test.jsonl, or one file of train targets; or the same of a "
-        "corpus (.conllu, .conll) with --task.",
-    ),
+    opt.argument("TASK", "Folders with train.jsonl, dev.jsonl and test.jsonl, or with corpora (.conllu, .conll)."),
 ]
 TaskNames = Annotated[
     list[str] | None,
@@ -44,22 +37,15 @@ Kind = Annotated[
 
 
 @dataclass(frozen=True)
-class EdgeProbing(opt.Probing):
+class EdgeProbing(Probing):
     """The options of edge probes and of code lengths."""
 
     task: TaskNames = None
     kind: Kind = "mlp"
-    sentences: opt.Sentences = 0
-    control: opt.Control = False
+    control: Control = False
 
-    def files(self, tasks: list[Path], settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the targets of each task by split; takes the settings that name files out of `settings`."""
-        named = {name: settings.pop(name) for name in FILES if name in settings}
-        return find_tasks(tasks, derive=self.task or (), **named)
-
-    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        own = {"kind": self.kind, "n_sentences": self.sentences or None, "control": self.control}
-        return {**own, **super().arguments(settings)}
+    def arguments(self, settings: dict[str, Any]) -> dict[str, Any]:
+        return {"kind": self.kind, "control": self.control, **super().arguments(settings)}
 
 
 def edges(
@@ -67,33 +53,25 @@ def edges(
     tasks: Tasks,
     *,
     probing: EdgeProbing,
-    save: opt.Save = None,
-    checkpoints: opt.Checkpoints = None,
+    save: Save = None,
     settings: Annotated[dict[str, Any], EDGES],
     output: Drawing,
 ) -> None:
     """Read labelled spans from mixes of the layers.
 
     Edge probing of Tenney et al. 2019, where P(l) is the probe of a mix of layers 0 to l: F1 of P(0) to P(L), what each
-    layer adds, the mixing weights of P(L), their
-    center of gravity and the expected layer, with 95 % intervals over resampled sentences. --set layerwise=true also
-    trains a probe of each layer alone; dev=FILE and test=FILE go with a single file of train targets; repair=true
-    lets a stray I-x start an entity.
+    layer adds, the mixing weights of P(L), their center of gravity and the expected layer, with 95 % intervals over
+    resampled sentences. The setting layerwise also trains a probe of each layer alone.
     """
-    chosen = settings
-    resamples = chosen.pop("resamples", 1000)
-    files = probing.files(tasks, chosen)
-    options = probing.arguments(chosen)
+    resamples = settings.pop("resamples", 1000)
+    options = probing.arguments(settings)
     es.EdgeProbe(**options)  # checks the settings before a store is read
+    files = find_tasks(tasks, derive=probing.task or ())
     saved = save_files(save, files)
     opened = es.open(store)
-    folder = None if checkpoints is None else create_folder(checkpoints, option="--checkpoints")
     results = []
     for name, splits in files.items():
-        checkpoint = None if folder is None else folder / f"{name}.checkpoint"
-        fitted = es.EdgeProbe(**options).fit(
-            opened, splits["train"], splits.get("dev"), name=name, checkpoint=checkpoint
-        )
+        fitted = es.EdgeProbe(**options).fit(opened, splits["train"], splits.get("dev"), name=name)
         if name in saved:
             fitted.save(saved[name])
         targets = {split: edges for split, edges in splits.items() if split != "train"}
@@ -193,19 +171,6 @@ def _interval(row: dict[str, Any]) -> str | None:
     return None if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
 
 
-def ontonotes(
-    folder: Annotated[Path, opt.argument("FOLDER", "OntoNotes 5 in CoNLL-2012 form: *gold_conll files by split.")],
-    out: Annotated[Path, opt.argument("OUT", "A new folder of tasks.")],
-) -> None:
-    """Write the edge probing tasks of OntoNotes 5.
-
-    OUT receives pos, constituents, entities, semantic-roles and coreference, each with train.jsonl, dev.jsonl and
-    test.jsonl, as `embstore extract`, `probe edges` and `reproduce tenney2019` take them.
-    """
-    counts = es.corpus.convert_ontonotes(folder, out)
-    print_table([{"task": task, **of_splits} for task, of_splits in counts.items()], title=f"targets in {out}")
-
-
 def mdl(
     store: opt.StorePath,
     tasks: Tasks,
@@ -218,15 +183,13 @@ def mdl(
 
     Online coding of Voita & Titov 2020: labels are sent block after block, each coded by a probe trained on those
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.
-    --set fractions=10,50,100 ends blocks at these percent of the sentences.
     """
-    chosen = settings
-    fractions = chosen.pop("fractions", FRACTIONS)
-    files = probing.files(tasks, chosen)
-    base = es.EdgeProbe(**probing.arguments(chosen))
+    blocks = {"fractions": settings.pop("fractions")} if "fractions" in settings else {}
+    base = es.EdgeProbe(**probing.arguments(settings))
+    files = find_tasks(tasks, derive=probing.task or ())
     opened = es.open(store)
     result = es.probes.ProbeResult.concat(
-        es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name, fractions=fractions)
+        es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name, **blocks)
         for name, splits in files.items()
     )
     summary = result.summary()

@@ -75,10 +75,8 @@ def _group(name: str, text: str, heading: str, commands: Mapping[str, tuple[str,
 _PROBE = {
     "classes": ("probes.classes", "probe classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png"),
     "apply": ("probes.apply", "probe apply probes/ finetuned.zarr"),
-    "edges": ("edges.edges", "probe edges gum.zarr edge-probing/pos edge-probing/entities --sentences 1000"),
-    "ontonotes": ("edges.ontonotes", "probe ontonotes conll-formatted-ontonotes-5.0 edge-probing"),
-    "mdl": ("edges.mdl", "probe mdl gum.zarr edge-probing/entities --sentences 1000 --control --plot bits.png"),
-    "trace": ("trace.trace", "probe trace gum.zarr probes --targets edge-probing --sentence 12 --plot trace.png"),
+    "edges": ("edges.edges", "probe edges gum.zarr edge-probing/pos edge-probing/entities"),
+    "mdl": ("edges.mdl", "probe mdl gum.zarr edge-probing/entities --control --plot bits.png"),
     "structure": (
         "probes.structure",
         "probe structure ewt.zarr --train train.conllu --dev dev.conllu --test test.conllu",

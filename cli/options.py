@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +22,11 @@ def option(metavar: str, text: str, *names: str, panel: str | None = None, **mor
     return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value, such as --control."""
+    return typer.Option(name, help=text)
+
+
 def argument(metavar: str, text: str) -> Any:
     """Return a positional argument with its name and its help."""
     return typer.Argument(metavar=metavar, help=text)
@@ -39,7 +43,9 @@ Word = Annotated[str, argument("WORD", "The word or phrase, as written in the co
 Model = Annotated[str, option("MODEL", "A model of Hugging Face: its name, or its folder.", "--model", "-m")]
 Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.")]
 Layer = Annotated[str, option("N", "The layer: a number, or -1 or last for the last one stored.", "--layer", "-l")]
-Layers = Annotated[str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.")]
+Layers = Annotated[
+    str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.", "--layers", "-l")
+]
 K = Annotated[int, option("N", "Number of nearest neighbors.", "--k", "-k", min=1)]
 Metric = Annotated[
     Literal["cosine", "ip", "l2"], option("NAME", "cosine similarity, ip (inner product) or l2 (Euclidean distance).")
@@ -47,13 +53,6 @@ Metric = Annotated[
 Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's mean first.")]
 Components = Annotated[int, option("N", "Also remove the first N principal components of the layer.", min=0)]
 MinContexts = Annotated[int, option("N", "Only words that occur in N different sentences or more.", min=1)]
-Seeds = Annotated[str, option("LIST", "Seeds of the initial weights, such as 0 or 1,2,3.")]
-Sentences = Annotated[int, option("N", "Use N sentences of each split, drawn at random; 0: all.", min=0)]
-Control = Annotated[
-    bool, typer.Option("--control", help="Also train on the control task: random labels, the same for the same word.")
-]
-Save = Annotated[Path | None, option("PATH", "Save the probe in this file; several: one file each in this folder.")]
-Checkpoints = Annotated[Path | None, option("DIR", "Save a checkpoint after every epoch there, and resume from it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]
 Plot = Annotated[Path | None, option("FILE", "Draw a figure to FILE.{png,svg,pdf}.", "--plot")]
@@ -61,22 +60,6 @@ ConfigFile = Annotated[
     Path | None,
     option("FILE.toml", "Settings of this command; --write-config prints all of them with their defaults.", "--config"),
 ]
-TRAINING = ("epochs", "batch_size", "learning_rate", "patience")  # the settings of probes that are those of Training
-
-
-@dataclass(frozen=True)
-class Probing:
-    """The options that all commands which train probes have."""
-
-    layers: Layers = "all"
-    seeds: Seeds = "0"
-
-    def arguments(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a probe: these options and `settings`, with those of `Training` together in one."""
-        training = es.Training(**{name: value for name, value in settings.items() if name in TRAINING})
-        others = {name: value for name, value in settings.items() if name not in TRAINING}
-        layers, seeds = layers_of(self.layers), seeds_of(self.seeds)
-        return {"layers": layers, "seeds": seeds, "training": training, **others}
 
 
 def is_given(ctx: typer.Context, *names: str) -> bool:

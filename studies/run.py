@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from embstore.arguments import checked
+from embstore.config import config
 from embstore.errors import InvalidValueError
 from embstore.progress import Progress
 from embstore_studies.registry import STUDIES
@@ -59,5 +60,6 @@ def reproduce(
     if settings.takes_one_model and len(models) > 1:
         raise InvalidValueError(f"{name} takes one model, not {len(models)}: {', '.join(models)}")
     module = import_module(f"embstore_studies.{name}.study")
-    result: StudyResult = module.run(Given(settings, models, Path(out), device, progress), Path(data))
+    with config(device=device, progress=None if callable(progress) else progress):
+        result: StudyResult = module.run(Given(settings, models, Path(out), device, progress), Path(data))
     return result

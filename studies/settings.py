@@ -30,7 +30,7 @@ class StudySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbingSettings(StudySettings):
-    """What studies of probes have: their size and training, the seeds of their weights, the seed of samples."""
+    """What studies of probes have: their size and training, and seeds, of which the first also draws samples."""
 
     epochs: int = 30
     batch_size: int = 32
@@ -38,14 +38,18 @@ class ProbingSettings(StudySettings):
     patience: int = 3
     hidden_size: int = 256
     seeds: tuple[int, ...] = (0, 1, 2)
-    seed: int = 0
 
-    def probing(self, device: str) -> dict[str, Any]:
+    @property
+    def seed(self) -> int:
+        """The first seed, with which samples and random weights are drawn."""
+        return self.seeds[0]
+
+    def probing(self) -> dict[str, Any]:
         """Return the arguments that all their probes have."""
         from embstore.probes import Training
 
         training = Training(
             epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
         )
-        own = {"hidden_size": self.hidden_size, "seeds": self.seeds, "seed": self.seed}
-        return {**own, "training": training, "device": device}
+        own = {"hidden_size": self.hidden_size, "seeds": self.seeds}
+        return {**own, "training": training}

@@ -16,9 +16,7 @@ import pytest
 from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
 from embstore.plot.maps import principal_plane
-from embstore.plot.traces import ROW
-from embstore.probes import RecoveredTree, SentenceTrace
-from embstore.probes.edges.traces import Annotation
+from embstore.probes import RecoveredTree
 from tests.drawn import svg_texts
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -300,50 +298,6 @@ def test_a_figure_of_a_page_has_the_colors_of_the_page() -> None:
     assert "stroke: currentColor; stroke-opacity: 0.1" in text
     assert "#eeeeee" not in text
     assert "#000000" not in text
-
-
-def annotation(task: str, span1: Any, span2: Any, wrong: str | None) -> Annotation:
-    right, others = np.array([0.1, 0.4, 0.8]), np.array([0.7, 0.5, 0.1])
-    return Annotation(task, span1, span2, "RIGHT", wrong, right, others, 0.5, right > others)
-
-
-def test_bars_of_a_trace_are_as_high_as_the_probabilities() -> None:
-    words = ("he", "smoked", "$toronto", "in", "the", "playoffs")
-    annotations = (annotation("roles", (1, 2), (2, 3), "ARG0"), annotation("pos", (2, 3), None, None))
-    trace = SentenceTrace(3, words, (0, 1, 4), annotations)
-    axis = plot.trace_figure(trace, title="a title").axes[0]
-    expected = {"smoked", r"\$toronto", "1  smoked → \\$toronto", "2  \\$toronto", "RIGHT", "ARG0", "0.43", "4"}
-    assert expected <= set(texts(axis))
-    heights: dict[str, list[float]] = {RIGHT: [], WRONG: []}
-    for bar in axis.patches:
-        if (name := color(bar)) in heights:
-            heights[name].append(bar.get_height() / (ROW - 0.04))
-    assert heights[RIGHT] == pytest.approx([0.1, 0.4, 0.8] * 2)
-    assert heights[WRONG] == pytest.approx([0.7, 0.5, 0.1]), "an edge without a wrong label has no orange row"
-    assert [line.get_linestyle() for line in axis.lines].count("--") == 1, "the second span of the pair"
-    assert len(axis.lines) == 3
-    with pytest.raises(InvalidValueError, match="sentence 3 has no annotation to draw"):
-        plot.trace_figure(replace(trace, annotations=()))
-
-
-@pytest.mark.slow
-def test_long_sentences_of_a_trace_are_broken_into_lines() -> None:
-    words = tuple(f"word{number}" for number in range(60))
-    trace = SentenceTrace(0, words, (0, 1, 4), (annotation("pos", (5, 40), None, "X"),))
-    axis = plot.trace_figure(trace).axes[0]
-    heights = {text.get_position()[1] for text in axis.texts if text.get_text() in words}
-    assert len(heights) > 3
-    assert len(axis.lines) > 1, "a span over several lines has a line under each"
-
-
-def test_underlines_of_narrow_words_are_right_of_their_numbers() -> None:
-    spans = [annotation("pos", (place, place + 1), None, "X") for place in range(12)]
-    axis = plot.trace_figure(SentenceTrace(0, ("i",) * 12, (0, 1), tuple(spans))).axes[0]
-    numbers = {text.get_position(): text.get_window_extent().x1 for text in axis.texts if text.get_fontsize() == 5.5}
-    lines = sorted(tuple(axis.transData.transform(line.get_xydata())[:, 0]) for line in axis.lines)
-    assert len(lines) == len(numbers) == 12
-    assert all(start < end for start, end in lines)
-    assert all(end <= start for end, (start, _) in zip(sorted(numbers.values()), lines, strict=True))
 
 
 def test_senses_have_a_row_a_word_and_a_column_a_layer() -> None:

@@ -20,5 +20,4 @@ from .maps import cka_map as cka_map
 from .maps import cluster_map as cluster_map
 from .maps import sense_map as sense_map
 from .maps import similarity_heatmap as similarity_heatmap
-from .traces import trace_figure as trace_figure
-from .traces import tree_figure as tree_figure
+from .trees import tree_figure as tree_figure

@@ -1,15 +1,10 @@
+from .base import load as load
 from .base import require_free as require_free
 from .classes.probe import ClassProbe as ClassProbe
 from .control import ControlTask as ControlTask
 from .edges.probe import EdgeProbe as EdgeProbe
 from .edges.tasks import split_files as split_files
 from .edges.tasks import task_name as task_name
-from .edges.traces import SentenceTrace as SentenceTrace
-from .edges.traces import Traces as Traces
-from .edges.traces import ambiguous_sentences as ambiguous_sentences
-from .edges.traces import decision_reversals as decision_reversals
-from .edges.traces import trace as trace
-from .loading import load as load
 from .mdl import code_length as code_length
 from .result import ProbeResult as ProbeResult
 from .result import summary as summary

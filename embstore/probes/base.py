@@ -5,26 +5,31 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.arguments import Range
+from embstore.config import settings
 from embstore.devices import choose_device
-from embstore.errors import InvalidValueError, check_type, check_whole, quoted
-from embstore.probes.reading import MAX_SEED, check_path, require_distinct, store_of
-from embstore.probes.saved import is_saved, write_tensors
+from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError, quoted
+from embstore.probes.saved import is_saved, read_tensors, write_tensors
 from embstore.probes.training import Schedule, Trained, Training
-from embstore.sizes import parse_nbytes
 from embstore.store import Selection, Store
-from embstore.store.layout import Layers
+from embstore.store.layout import Layers, resolve_layers
 from embstore.store.metadata import canonical
 
-NOT_SAVED = ("device", "memory")  # settings of the machine, not of the probes
 WHAT_MAKES_VECTORS = ("pooling", "context_window", "attention_window", "max_length")
+Seed = Annotated[int, Range(0)]
+
+
+class NotFittedError(InvalidValueError, AttributeError):
+    """Probes are used before `fit`; an AttributeError, so that hasattr says whether they are fitted."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -47,66 +52,70 @@ F = TypeVar("F", bound=Fitted)
 class Probe(ABC, Generic[F]):
     """Settings that all probes share; a subclass adds its own and implements fit and score.
 
-    layers: those that probes are trained for, all by default; -1 or "last" is the last. seeds: of the initial weights,
-    and of dropout and the order of the sentences of edge probes. seed: of everything else that is random (samples,
-    order of the examples, control labels, bootstrap). training: see `Training`. device: "auto", "cpu", "cuda" ...
-    memory: bytes that training may take, such as "4GiB"; if not all probes fit, some are trained after the others.
+    As in scikit-learn, the constructor keeps its arguments as they are, `get_params` and `set_params` read and change
+    them, `fit` returns the probe itself, and what it has learned is `fitted_`. The device, the memory that training may
+    take and the progress bar are those of `embstore.config`; if not all probes fit, some are trained after the others.
+
+    Parameters
+    ----------
+    layers : layers
+        Those that probes are trained for, all by default; -1 or "last" is the last.
+    seeds : int or sequence of int
+        Of the initial weights; of edge probes also of dropout. All else that is random (samples, order of the examples,
+        control labels, bootstrap) is drawn with the first.
+    training : Training
+        How they are trained; None takes the defaults.
     """
 
     name: ClassVar[str]  # as saved probes have it
+    kinds: ClassVar[dict[str, type[Probe[Any]]]] = {}  # of all probes, by their names
     defaults: ClassVar[Schedule]  # of the training
     dev_data: ClassVar[str]  # what early stopping needs, as errors name it
     layers: Layers = None
-    seeds: Sequence[int] = (0,)
-    seed: int = 0
-    training: Training = field(default_factory=Training)
-    device: str = "auto"
-    memory: int | str = "4GiB"
-    _fitted: F | None = field(default=None, init=False, repr=False)
+    seeds: Seed | Sequence[Seed] = 0
+    training: Training | None = None
+    fitted_: F = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.seeds, Iterable) or isinstance(self.seeds, str | bytes):
-            raise InvalidValueError(f"seeds {quoted(self.seeds)} are not allowed: give a list of whole numbers")
-        self.seeds = tuple(check_whole("seed", each, 0, MAX_SEED) for each in self.seeds)
-        require_distinct("seeds", self.seeds)
-        self.seed = check_whole("seed", self.seed, 0, MAX_SEED)
-        check_type("training", self.training, Training, "a Training")
-        check_type("device", self.device, str, "a text such as auto")
-        for each in fields(self):
-            if each.type == "bool":
-                check_type(each.name, getattr(self, each.name), bool, "True or False")
-        self.memory = parse_nbytes(self.memory, name="memory")
-        self._schedule()
+    def __init_subclass__(cls) -> None:
+        Probe.kinds[cls.name] = cls
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name == "fitted_":
+            raise NotFittedError(f"this {type(self).__name__} is not fitted: call fit first")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the arguments of the constructor; `deep` is of scikit-learn, and has no effect."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
+    def set_params(self, **params: Any) -> Self:
+        """Change arguments of the constructor; returns the probe itself. Raises InvalidValueError."""
+        known = self.get_params()
+        for name in params:
+            if name not in known:
+                raise InvalidValueError(f"unknown setting {quoted(name)}; allowed are {', '.join(known)}")
+        for name, value in type(self)(**{**known, **params}).get_params().items():  # which checks them
+            setattr(self, name, value)
+        return self
+
+    @property
+    def _seeds(self) -> tuple[int, ...]:
+        seeds = (self.seeds,) if isinstance(self.seeds, int | np.integer) else tuple(self.seeds)
+        require_distinct("seeds", seeds)
+        return tuple(map(int, seeds))
 
     def _schedule(self, *, has_dev: bool = True) -> Schedule:
         """The settings of a training, with all defaults filled in.
 
         Raises InvalidValueError for early stopping without dev data.
         """
-        given = {name: value for name, value in asdict(self.training).items() if value is not None}
-        where: dict[str, Any] = {"device": choose_device(self.device, float64=True), "memory": self.memory}
-        schedule = replace(self.defaults, **given, seed=self.seed, **where)
+        given = {name: value for name, value in asdict(self.training or Training()).items() if value is not None}
+        now = settings()
+        where: dict[str, Any] = {"device": choose_device(now.device, float64=True), "memory": now.nbytes}
+        schedule = replace(self.defaults, **given, seed=self._seeds[0], **where)
         if schedule.patience and not has_dev:
             raise InvalidValueError(f"patience {schedule.patience} needs dev {self.dev_data}: give some, or patience 0")
         return schedule
-
-    @property
-    def fitted(self) -> F:
-        """What the probes have learned; raises InvalidValueError before `fit`."""
-        if self._fitted is None:
-            raise InvalidValueError(f"this {type(self).__name__} is not fitted: call fit first")
-        return self._fitted
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments of the constructor that define the probes, as JSON values."""
-        held = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-        held["training"] = asdict(self.training)
-        return {
-            name: list(value) if isinstance(value, tuple | range) else value
-            for name, value in held.items()
-            if name not in NOT_SAVED
-        }
 
     def _capped_notes(self, what: str, capped: NDArray[np.bool_]) -> tuple[str, ...]:
         """Return a note of the probes that the last epoch stopped; `what`: the store or task."""
@@ -122,7 +131,7 @@ class Probe(ABC, Generic[F]):
         if data is None:
             return ()
         store = store_of(data)
-        changed = _differences(self.fitted.store, made_by(store))
+        changed = _differences(self.fitted_.store, made_by(store))
         if not changed:
             return ()
         return (f"{what}: the probes were fitted on vectors made otherwise than those of {store.path}: {changed}",)
@@ -134,18 +143,14 @@ class Probe(ABC, Generic[F]):
         the path, StorageError.
         """
         learned, tensors = self._saved()
-        file = check_path("path", path)
-        require_free(file)
-        document = {"probe": self.name, "settings": self.settings, "fitted": learned, "store": dict(self.fitted.store)}
-        write_tensors(file, document, tensors)
-
-    @classmethod
-    def _loaded(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Self:
-        """Rebuild fitted probes from what was saved; `load` reports errors of unexpected contents as damage."""
-        settings = document["settings"]
-        probe = cls(**{**settings, "training": Training(**settings["training"])})
-        probe._fitted = probe._restored(document["fitted"], tensors, document["store"])
-        return probe
+        require_free(path)
+        document = {
+            "probe": self.name,
+            "settings": self.get_params() | {"training": asdict(self.training or Training())},
+            "fitted": learned,
+            "store": dict(self.fitted_.store),
+        }
+        write_tensors(Path(path), json.loads(json.dumps(document, default=list)), tensors)
 
     @abstractmethod
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -154,6 +159,29 @@ class Probe(ABC, Generic[F]):
     @abstractmethod
     def _restored(self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]) -> F:
         """Return the fitted state that `_saved` describes."""
+
+
+def load(path: str | os.PathLike[str]) -> Probe[Any]:
+    """Read fitted probes that were saved with their `save`, to score and predict on other stores.
+
+    Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
+    """
+    import embstore.probes.classes.probe
+    import embstore.probes.edges.probe
+    import embstore.probes.structure.probe  # noqa: F401 - these fill Probe.kinds
+
+    file = Path(path)
+    if not file.is_file():
+        raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
+    try:
+        document, tensors = read_tensors(file)
+        kept = document["settings"]
+        probe = Probe.kinds[document["probe"]](**{**kept, "training": Training(**kept["training"])})
+        probe.fitted_ = probe._restored(document["fitted"], tensors, document["store"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise SavedProbesError(f"the probes {file} are damaged ({reason}): train them again") from None
+    return probe
 
 
 def fitting_store(
@@ -182,11 +210,30 @@ def fitting_store(
 
 def require_free(path: str | os.PathLike[str]) -> None:
     """Raise InvalidValueError where saving would overwrite anything but saved probes."""
-    file = check_path("path", path)
+    file = Path(path)
     if file.exists() and not is_saved(file):
         raise InvalidValueError(f"{file} exists and is not a file of saved probes: give another name")
     if file.parent.exists() and not file.parent.is_dir():
         raise InvalidValueError(f"{file} is in no folder, as {file.parent} is a file: give another name")
+
+
+def require_distinct(what: str, values: Sequence[object]) -> None:
+    """Raise InvalidValueError for no values, or one that is given twice."""
+    if not values or len(set(values)) < len(values):
+        raise InvalidValueError(f"{what} must be one or more, each once, not {quoted(list(values))}")
+
+
+def layers_of(data: Store | Selection, layers: Layers) -> tuple[int, ...]:
+    """Return the layers of a store or selection that are meant, ascending; see `Probe`.
+
+    Raises InvalidValueError for a layer that is not stored.
+    """
+    return resolve_layers(layers, tuple(sorted(data.layers)), ascending=True)
+
+
+def store_of(data: Store | Selection) -> Store:
+    """Return the store of what probes read."""
+    return data if isinstance(data, Store) else data.store
 
 
 def made_by(store: Store) -> dict[str, Any]:
@@ -209,6 +256,6 @@ def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     same = first[weights] == second[weights] if weights in first and weights in second else first == second
     if not same:
         parts.append(f"{first.get('name')} (now {second.get('name')})")
-    options = [("site", one.get("site", other["site"]), other["site"])]  # older files of probes do not say it
+    options = [("site", one["site"], other["site"])]
     options += [(name, one["extraction"].get(name), other["extraction"].get(name)) for name in WHAT_MAKES_VECTORS]
     return ", ".join([*parts, *(f"{name} {before} (now {now})" for name, before, now in options if before != now)])

@@ -12,7 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from embstore.errors import InvalidValueError, quoted
+from embstore.arguments import checked
+from embstore.config import settings
+from embstore.errors import InvalidValueError
+from embstore.probes.base import layers_of, store_of
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeBatch
 from embstore.probes.edges.model import EdgeBank
@@ -20,9 +23,8 @@ from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.edges.scores import ProbeGrid
 from embstore.probes.edges.tasks import Edges, EdgeTask, control_task, join_task
 from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
-from embstore.probes.reading import layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
-from embstore.progress import Progress, reporting
+from embstore.progress import reporting
 from embstore.store import Selection, Store
 
 METRICS = (("code_length", "compression"), ("control_length", "control_compression"))
@@ -37,6 +39,7 @@ class CodeBank(EdgeBank):
         return -(logits.log_softmax(2) * batch.gold).sum(2).mean(1)
 
 
+@checked
 def code_length(
     data: Store | Selection,
     train: Edges,
@@ -45,7 +48,6 @@ def code_length(
     probe: EdgeProbe | None = None,
     fractions: Sequence[float] = FRACTIONS,
     name: str | None = None,
-    progress: Progress = None,
 ) -> ProbeResult:
     """Measure how many bits the labels of a task take by the online code of a probe of each layer.
 
@@ -54,18 +56,32 @@ def code_length(
     stopping on `dev`. If each target has exactly one label, the probe is a softmax over the labels; else each label is
     coded by itself.
 
-    `train`, `dev`: targets as in `EdgeProbe.fit`. `probe`: its settings (kind, layers, seeds, control, training ...)
-    are those of the probes that code. `fractions`: percent of the sentences at the end of each block.
+    Parameters
+    ----------
+    data : Store or Selection
+        The store of the sentences.
+    train, dev : path or sequence of EdgeSentence
+        Targets, as of `EdgeProbe.fit`.
+    probe : EdgeProbe
+        Its settings (kind, layers, seeds, control, training ...) are those of the probes that code.
+    fractions : sequence of float
+        Percent of the sentences at the end of each block.
+    name : str
+        Of the task; that of its folder or file by default.
 
-    Metrics, all of split train: `code_length` in bits by layer, and `compression`, the length of the uniform code
-    divided by it; with a control task `control_length` and `control_compression`. Without layer: `uniform_length`, and
-    `frequency_length` by the frequencies of the labels in the blocks before. `count`: targets.
+    Returns
+    -------
+    ProbeResult
+        All of split train: `code_length` in bits by layer, and `compression`, the length of the uniform code divided by
+        it; with a control task `control_length` and `control_compression`. Without layer: `uniform_length`, and
+        `frequency_length` by the frequencies of the labels in the blocks before. `count`: targets.
 
-    Raises InvalidValueError for fractions that do not ascend to 100, and as `EdgeProbe.fit`.
+    Raises
+    ------
+    InvalidValueError
+        For fractions that do not ascend to 100, and as `EdgeProbe.fit`.
     """
     probe = EdgeProbe() if probe is None else probe
-    if not isinstance(probe, EdgeProbe):
-        raise InvalidValueError(f"probe {quoted(probe)} is not allowed: give an EdgeProbe")
     schedule, store = probe._schedule(has_dev=dev is not None), store_of(data)
     grid = replace(probe._grid(layers_of(data, probe.layers)), layerwise=True)
     chosen = np.concatenate([grid.by_layer(seed) for seed in grid.seeds])
@@ -75,13 +91,13 @@ def code_length(
     kind = CodeBank if task.labels.single else EdgeBank
     bank = stream.untrained(kind, shape, grid.allowed[chosen], grid.seed_of[chosen], task)
     ends = block_ends(fractions, task.train.n_sentences)
-    order = np.random.default_rng((probe.seed, task.train.n_sentences)).permutation(int(ends[-1]))
+    order = np.random.default_rng((probe._seeds[0], task.train.n_sentences)).permutation(int(ends[-1]))
     tasks = [task]
     if probe.control:
-        tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe.seed)))
+        tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe._seeds[0])))
     coder = OnlineCoder(bank, stream, order, ends, task.labels.single)
     total, label = len(tasks) * coder.n_steps, f"code {task.labels.name}"
-    with reporting(progress, total=total, unit="sentences", label=label) as report:
+    with reporting(settings().progress, total=total, unit="sentences", label=label) as report:
         codes = [
             coder.code(each, lambda done, before=number * coder.n_steps: report(before + done))  # type: ignore[misc]
             for number, each in enumerate(tasks)
@@ -188,13 +204,9 @@ def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64
 
     Raises InvalidValueError unless the fractions (in percent) ascend to 100 and make two blocks.
     """
-    try:
-        values = np.asarray(fractions, np.float64)
-    except (TypeError, ValueError):
-        raise InvalidValueError(f"fractions {quoted(fractions)} are not allowed: give percent in a list") from None
-    shown = ",".join(f"{each:g}" for each in values.ravel().tolist())
-    ascends = values.ndim == 1 and len(values) and np.isfinite(values).all() and values[0] > 0
-    if not ascends or (np.diff(values) <= 0).any():
+    values = np.asarray(fractions, np.float64)
+    shown = ",".join(f"{each:g}" for each in values.tolist())
+    if not len(values) or not np.isfinite(values).all() or values[0] <= 0 or (np.diff(values) <= 0).any():
         raise InvalidValueError(f"fractions {shown} are not allowed: give percent above 0, ascending to 100")
     if values[-1] != 100:
         raise InvalidValueError(f"fractions {shown} end at {values[-1]:g} percent: let the last be 100")

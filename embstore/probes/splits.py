@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from embstore.errors import InvalidValueError, check_whole, quoted
-from embstore.probes.reading import MAX_SEED, check_number
+from embstore.arguments import Count, Share, checked
+from embstore.errors import InvalidValueError
 from embstore.store.metadata import canonical
 
 Words = Mapping[str, Iterable[str]]
@@ -63,23 +63,32 @@ class WordSplit:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> WordSplit:
-        train, dev, test = (_sorted(split, document[split]) for split in SPLITS)
+        train, dev, test = (_sorted(document[split]) for split in SPLITS)
         return cls(train, dev, test, document["frequency"])
 
 
+@checked
 def split_words(
-    train: Words, test: Words, *, dev: Words | None = None, dev_share: float = 0.2, seed: int = 0
+    train: Words, test: Words, *, dev: Words | None = None, dev_share: Share = 0.2, seed: Count = 0
 ) -> WordSplit:
     """Make a split of train and test words; without `dev`, a share of the train words becomes the dev words.
 
-    `train` and `test` map each word to its classes, as `read_word_classes` returns them; a word without classes has
-    those of the store. If the classes of a word are a mapping to counts, their sum is its frequency in the corpus. The
-    draw depends on the words and on `seed`, not on their order. Raises InvalidValueError for words in two splits, empty
-    lists and a share that is not allowed.
+    Parameters
+    ----------
+    train, test, dev : mapping
+        Each word with its classes, as `read_word_classes` returns them; a word without classes has those of the store.
+        If the classes of a word are a mapping to counts, their sum is its frequency in the corpus.
+    dev_share : float
+        The share of the train words that become dev words, where none are given.
+    seed : int
+        Of the draw of dev words, which does not depend on the order of the train words.
+
+    Raises
+    ------
+    InvalidValueError
+        For words in two splits, empty lists, and a share that leaves no words.
     """
-    check_whole("seed", seed, 0, MAX_SEED)
-    check_number("dev_share", dev_share, 0, 1)
-    words, tested = _sorted("train", train), _sorted("test", test)
+    words, tested = _sorted(train), _sorted(test)
     for name, given in (("train", words), ("test", tested)):
         if not given:
             raise InvalidValueError(f"there are no {name} words: give some")
@@ -88,7 +97,7 @@ def split_words(
         counts = {word: _count(classes) for word, classes in listed.items()}
         frequency |= {word: count for word, count in counts.items() if count}
     if dev is not None:
-        return WordSplit(words, _sorted("dev", dev), tested, frequency)
+        return WordSplit(words, _sorted(dev), tested, frequency)
     n_dev = round(dev_share * len(words))
     if dev_share and not 0 < n_dev < len(words):
         raise InvalidValueError(
@@ -110,7 +119,5 @@ def _count(classes: Iterable[str]) -> int:
     return sum(map(int, classes.values())) if isinstance(classes, Mapping) else 0
 
 
-def _sorted(split: str, words: Words) -> dict[str, tuple[str, ...]]:
-    if not isinstance(words, Mapping) or any(isinstance(classes, str) for classes in words.values()):
-        raise InvalidValueError(f"{split} words {quoted(words)} are not allowed: give a mapping of words to classes")
+def _sorted(words: Words) -> dict[str, tuple[str, ...]]:
     return {word: tuple(sorted(set(classes))) for word, classes in words.items()}

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, NonFiniteError, StorageError, check_whole
-from embstore.probes.reading import VERIFY, check_number, check_path
+from embstore.arguments import Count, Positive, Range, checked
+from embstore.errors import InvalidValueError, NonFiniteError, StorageError
 from embstore.probes.result import Row
 from embstore.probes.saved import Tensors, read_tensors, write_tensors
 from embstore.progress import Progress, reporting
@@ -24,36 +24,37 @@ from embstore.progress import Progress, reporting
 LEARNED = {"epochs": torch.int64, "dev_loss": torch.float64, "capped": torch.bool}  # of each probe, besides weights
 COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
 CPU = torch.device("cpu")
+READ_AHEAD = 2  # batches that are read before they are needed: one on its way while another is computed
+VERIFY = "run embstore verify to find damaged rows"
+Rate = Annotated[float, Range(1e-12, 1e6)]  # a learning rate: above 0, and finite
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How probes are trained, the same settings for class, edge and structural probes; the optimizer is Adam.
 
     None takes the default of the probe, which its documentation names.
 
-    epochs: at most; after each the dev data are scored. An epoch of class probes is 100 steps; of edge and structural
-    probes a pass over the train data, or 50 steps if those are more. So few data are read several times, and when a
-    training ends depends on patience and not on how many there are. batch_size: examples (class probes) or sentences
-    (edge and structural probes) per step. learning_rate: of Adam. patience: a probe stops after this many epochs
-    without a better score on the dev data and keeps the weights of its best epoch; 0 trains all epochs, needs no dev
-    data and keeps the last weights.
-
-    Raises InvalidValueError for a value that is not allowed.
+    Parameters
+    ----------
+    epochs : int
+        At most; after each the dev data are scored. An epoch of class probes is 100 steps; of edge and structural
+        probes a pass over the train data, or 50 steps if those are more. So few data are read several times, and when
+        a training ends depends on patience and not on how many there are.
+    batch_size : int
+        Examples (class probes) or sentences (edge and structural probes) per step.
+    learning_rate : float
+        Of Adam.
+    patience : int
+        A probe stops after this many epochs without a better score on the dev data and keeps the weights of its best
+        epoch; 0 trains all epochs, needs no dev data and keeps the last weights.
     """
 
-    epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
-    patience: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch_size", 1), ("patience", 0)):
-            value = getattr(self, name)
-            if value is not None:
-                check_whole(name, value, least)
-        if self.learning_rate is not None:
-            check_number("learning_rate", self.learning_rate, 0, above=True)
+    epochs: Positive | None = None
+    batch_size: Positive | None = None
+    learning_rate: Rate | None = None
+    patience: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ def train(
             def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
                 report(before + done, total)
 
-            path = None if checkpoint is None else check_path("checkpoint", checkpoint)
+            path = None if checkpoint is None else Path(checkpoint)
             if path is not None and len(groups) > 1:
                 path = path.with_name(f"{path.stem}.{members[0]}-{members[-1]}{path.suffix}")
             run = _Run(trainer, schedule, path)
@@ -391,6 +392,12 @@ def _restore(optimizer: torch.optim.Optimizer, number: int, state: Tensors) -> N
         if f"{prefix}/step" in state
     }
     optimizer.load_state_dict(state_dict)
+
+
+def seeded(*key: object) -> torch.Generator:
+    """Return a generator whose random numbers depend on the key only."""
+    digest = hashlib.sha256(repr(key).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
 
 
 def digest_of(*parts: object) -> str:

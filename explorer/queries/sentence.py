@@ -13,8 +13,7 @@ from embstore.analysis import SentenceAttention, sentence_attention, sentence_si
 from embstore.analysis.scan import layer_of
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, MissingRowsError, quoted
-from embstore.probes import EdgeProbe, StructuralProbe
-from embstore.probes.loading import load
+from embstore.probes import EdgeProbe, StructuralProbe, load
 from embstore.probes.structure.scores import spanning_trees
 from embstore.spacing import natural, split_words
 from embstore.store import Store
@@ -83,7 +82,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     """
     one = asked.store(store)
     own = _probe(one, probe, StructuralProbe)
-    fitted = own.fitted
+    fitted = own.fitted_
     known = fitted.shape.layers
     number = own.best_layer() if layer is None else layer_of(one.store, layer_named(layer))
     if number not in known or number not in one.store.layers:
@@ -118,7 +117,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
             f"words = store.index.texts[{sentence}].replace(chr(31), ' ').split(' ')",
             f"marks = np.isin(np.arange(len(words)), {positions[~allowed].tolist()})  # punctuation",
             "tree = es.corpus.Tree(tuple(words), np.arange(len(words)) - 1, marks)  # whatever its heads",
-            f"probe.predict(tree, data=store, layer={number})",
+            f"probe.predict(tree, data=store, layers={number})",
         ),
     }
 
@@ -143,7 +142,7 @@ def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, secon
     """
     one = asked.store(store)
     own = _probe(one, probe, EdgeProbe)
-    known = own.fitted.labels
+    known = own.fitted_.labels
     words, stored, positions = _words(one.store, sentence)
     spans = [(place, place + 1) for place in sorted({*positions.tolist()}) if 0 <= place < len(words)]
     other = min(second or 0, len(words) - 1)
@@ -159,7 +158,7 @@ def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, secon
     call = f"probe.predict([EdgeSentence({words!r}, targets)], data=store)"
     data = {
         "labels": list(known.labels),
-        "layers": list(own.fitted.grid.layers),
+        "layers": list(own.fitted_.grid.layers),
         "words": [words[place] for place in at],
         "positions": at,
         "second": other if known.pairs else None,

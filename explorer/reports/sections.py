@@ -15,6 +15,7 @@ from embstore.analysis.geometry.cka import linear_cka
 from embstore.analysis.geometry.summary import extreme_words, summarize_geometry
 from embstore.analysis.neighbors.hubness import hubness
 from embstore.analysis.neighbors.senses import Clusters, sense_support, senses
+from embstore.config import config
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, Training, split_words
 from embstore_explorer.reports.section import Picture, Section, Sentences, Source, Table
@@ -349,8 +350,9 @@ def probes(source: Source) -> Section:
     train: dict[str, tuple[str, ...]] = {forms[number]: () for number in drawn[:n_train]}
     test: dict[str, tuple[str, ...]] = {forms[number]: () for number in drawn[n_train:]}
     options: dict[str, Any] = {"layers": layers, "seeds": SEEDS, "max_contexts": 5, "control": True}
-    probe = ClassProbe(label=label, classes=classes, training=Training(epochs=EPOCHS), seed=source.seed, **options)
-    result = probe.fit(source.data, split_words(train, test, seed=source.seed), progress=False).score()
+    probe = ClassProbe(label=label, classes=classes, training=Training(epochs=EPOCHS), **options)
+    with config(progress=False):
+        result = probe.fit(source.data, split_words(train, test, seed=source.seed)).score()
     summary = result.summary()
     test_f1 = summary.filter((pl.col("split") == "test") & (pl.col("metric") == "f1") & (pl.col("item") == ""))
     scores = test_f1.pivot("task", index="layer", values=["value", "deviation"], maintain_order=True)
@@ -375,7 +377,7 @@ def probes(source: Source) -> Section:
         "train, test = ({forms[i]: () for i in part} for part in np.split(drawn, [len(drawn) * 3 // 5]))\n"
         f"split = es.probes.split_words(train, test, seed={source.seed})\n"
         f"probe = es.ClassProbe(label={label!r}, classes={classes!r}, layers={layers}, seeds={SEEDS}, "
-        f"max_contexts=5, control=True, training=es.Training(epochs={EPOCHS}), seed={source.seed})\n"
+        f"max_contexts=5, control=True, training=es.Training(epochs={EPOCHS}))\n"
         "result = probe.fit(data, split).score()",
         blocks=[
             _picture(plot.probe_scores(summary), "probes", "Test words; the control task is dashed."),

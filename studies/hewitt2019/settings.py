@@ -23,7 +23,7 @@ class Hewitt2019(StudySettings):
     layers; 128 by default, or the width of the vectors if that is less. ranks: those compared on the best layer. seeds:
     of the probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for selectivity and code
     lengths. task_sentences: of each split of these tasks at most. untrained: also the model with random weights, as a
-    baseline. trees: sentences whose trees are drawn. seed: of samples, control tasks and random weights.
+    baseline. trees: sentences whose trees are drawn. The first seed: of samples, control tasks and random weights.
 
     Raises InvalidValueError for a value that is not allowed.
     """
@@ -39,23 +39,27 @@ class Hewitt2019(StudySettings):
     task_sentences: int | None = 300
     untrained: bool = True
     trees: int = 3
-    seed: int = 0
 
     def __post_init__(self) -> None:
         self.require_at_least(n_sentences=1, task_sentences=1, ranks=1, trees=0)
         for task in self.tasks:
             check_choice("task", task, ("upos", "pos", "dependencies"))
-        self.probe("cpu")
+        self.probe()
 
     def rank_of(self, width: int) -> int:
         """Return the rank of the probes of all layers."""
         return min(128, width) if self.rank is None else self.rank
 
-    def probe(self, device: str = "auto", **changes: Any) -> StructuralProbe:
+    @property
+    def seed(self) -> int:
+        """The first seed, with which samples and random weights are drawn."""
+        return self.seeds[0]
+
+    def probe(self, **changes: Any) -> StructuralProbe:
         """Return structural probes as the study trains them, not fitted yet."""
         from embstore.probes import StructuralProbe
 
-        own = {"rank": self.rank, "seeds": self.seeds, "seed": self.seed, "device": device}
+        own = {"rank": self.rank, "seeds": self.seeds}
         return StructuralProbe(**{**own, **changes})
 
     def describe(self, n_sentences: Mapping[str, int]) -> str:

@@ -118,14 +118,14 @@ def scored(run: Run, name: str, store: Store, probe: StructuralProbe, *, path: P
     def make() -> pl.DataFrame:
         trees = run.treebank.trees
         checkpoint = run.folder.path / "probes" / f"{name}.checkpoint"
-        probe.fit(store, trees["train"], trees["dev"], checkpoint=checkpoint, progress=run.folder.bars)
+        probe.fit(store, trees["train"], trees["dev"], checkpoint=checkpoint)
         result = probe.score({split: trees[split] for split in ("dev", "test")}, name="")
         if path is not None:
             probe.save(path)
         checkpoint.unlink(missing_ok=True)
         return result.frame
 
-    made_from = {"store": store.digest, "treebank": run.digests, "probe": probe.settings}
+    made_from = {"store": store.digest, "treebank": run.digests, "probe": repr(probe)}
     return run.folder.table(name, made_from, make, needs=path)
 
 
@@ -137,7 +137,7 @@ def labelled(frame: pl.DataFrame, model: str, encoder: str, rank: int) -> pl.Dat
 
 def probe_structure(run: Run, name: str, store: Store) -> tuple[pl.DataFrame, Path]:
     """Train distance and depth probes of every layer; returns their scores and where they are saved."""
-    probe = run.settings.probe(run.device)
+    probe = run.settings.probe()
     path = run.folder.path / "probes" / name
     frame = scored(run, f"{name}-structure", store, probe, path=path)
     return labelled(frame, name, "trained", run.settings.rank_of(store.hidden_size)), path
@@ -147,7 +147,7 @@ def probe_ranks(run: Run, name: str, store: Store, layer: int) -> Iterator[pl.Da
     """Train the probes of the best layer with each rank."""
     for rank in run.settings.ranks:
         if rank <= store.hidden_size and rank != run.settings.rank_of(store.hidden_size):
-            probe = run.settings.probe(run.device, layers=[layer], rank=rank)
+            probe = run.settings.probe(layers=[layer], rank=rank)
             yield labelled(scored(run, f"{name}-rank-{rank}", store, probe), name, "trained", rank)
 
 
@@ -157,7 +157,7 @@ def probe_untrained(run: Run, name: str, layer: int) -> Iterator[pl.DataFrame]:
     if folder is None:
         return
     store = extract_one(run, f"{name}-untrained", folder)
-    probe = run.settings.probe(run.device, layers=[layer])
+    probe = run.settings.probe(layers=[layer])
     rank = run.settings.rank_of(store.hidden_size)
     yield labelled(scored(run, f"{name}-untrained", store, probe), name, "untrained", rank)
 
@@ -170,18 +170,15 @@ def probe_task(run: Run, name: str, store: Store, task: str) -> pl.DataFrame:
         control=True,
         n_sentences=settings.task_sentences,
         seeds=settings.seeds,
-        seed=settings.seed,
-        device=run.device,
     )
     edges = run.treebank.edges(task)
 
     def make() -> pl.DataFrame:
-        bars = run.folder.bars
-        fitted = probe.fit(store, edges["train"], edges["dev"], name=task, progress=bars)
-        code = code_length(store, edges["train"], edges["dev"], probe=probe, name=task, progress=bars)
+        fitted = probe.fit(store, edges["train"], edges["dev"], name=task)
+        code = code_length(store, edges["train"], edges["dev"], probe=probe, name=task)
         return ProbeResult.concat([fitted.score({"test": edges["test"]}), code]).frame
 
-    made_from = {"store": store.digest, "treebank": run.digests, "task": task, "probe": probe.settings}
+    made_from = {"store": store.digest, "treebank": run.digests, "task": task, "probe": repr(probe)}
     frame = run.folder.table(f"{name}-{task}", made_from, make)
     return frame.with_columns(model=pl.lit(name)).drop("store")
 

@@ -23,8 +23,8 @@ class Liu2019(StudySettings):
     main-auxiliary, subject), all by default. treebank: a folder with train, dev and test in CoNLL-U, if `data` is not
     one. n_sentences: of each split of each task at most, drawn by their texts, so that tasks over the same sentences
     draw the same ones; None for all. epochs, batch_size, learning_rate, patience, seeds: of the probes. untrained: also
-    the model with random weights, as a baseline. resamples: of test sentences, for intervals. seed: of samples and of
-    random weights.
+    the model with random weights, as a baseline. resamples: of test sentences, for intervals. The first
+    seed is also that of samples and of random weights.
 
     Raises InvalidValueError for a value that is not allowed.
     """
@@ -42,13 +42,17 @@ class Liu2019(StudySettings):
     seeds: tuple[int, ...] = (0, 1, 2)
     untrained: bool = True
     resamples: int = 1000
-    seed: int = 0
 
     def __post_init__(self) -> None:
         self.require_at_least(resamples=1, n_sentences=1)
-        self.probe("cpu")
+        self.probe()
 
-    def probe(self, device: str = "auto", *, trained: bool = True) -> EdgeProbe:
+    @property
+    def seed(self) -> int:
+        """The first seed, with which samples and random weights are drawn."""
+        return self.seeds[0]
+
+    def probe(self, *, trained: bool = True) -> EdgeProbe:
         """Return linear probes as the study trains them, not fitted yet; those of random weights have one seed."""
         from embstore.probes import EdgeProbe, Training
 
@@ -56,7 +60,7 @@ class Liu2019(StudySettings):
             epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
         )
         seeds = self.seeds if trained else self.seeds[:1]
-        return EdgeProbe(kind="linear", seeds=seeds, seed=self.seed, training=training, device=device)
+        return EdgeProbe(kind="linear", seeds=seeds, training=training)
 
     def describe(self, n_tasks: int, n_sentences: int) -> str:
         """Return one line on the size of the study, with the paper's figures in brackets."""

@@ -91,12 +91,12 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, name: str) -> p
     """Train and score the linear probes of one task on one store, or return the stored scores."""
     task, trained = run.tasks[name], encoder == "trained"
     step = f"{model}-{name}" + ("" if trained else f"-{encoder}")
-    probe = run.settings.probe(run.device, trained=trained)
+    probe = run.settings.probe(trained=trained)
     made_from = {
         "store": store.digest,
         "task": dict(task.digests),
         "sample": [run.settings.n_sentences, run.settings.seed],
-        "probe": probe.settings,
+        "probe": repr(probe),
         "resamples": run.settings.resamples,
     }
     notes = run.folder.path / "tables" / f"{step}.notes"
@@ -104,7 +104,7 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, name: str) -> p
     def make() -> pl.DataFrame:
         checkpoint = run.folder.path / "probes" / f"{step}.checkpoint"
         train, dev = task.splits["train"], task.splits["dev"]
-        probe.fit(store, train, dev, name=name, checkpoint=checkpoint, progress=run.folder.bars)
+        probe.fit(store, train, dev, name=name, checkpoint=checkpoint)
         splits = {split: found for split, found in task.splits.items() if split != "train"}
         result = probe.score(splits, resamples=run.settings.resamples)
         if name in ORDER_TASKS:
@@ -127,7 +127,7 @@ def sentence_rows(
     run: Run, probe: EdgeProbe, sentences: Sequence[EdgeSentence], split: str, labels: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yield the shares of sentences whose likeliest word for a label is the right one, by layer; then their mean."""
-    found = {seed: found_words(probe, sentences, labels, seed) for seed in probe.fitted.grid.seeds}
+    found = {seed: found_words(probe, sentences, labels, seed) for seed in probe.fitted_.grid.seeds}
     draws = np.random.default_rng((run.settings.seed, len(sentences)))
     count = next(iter(found.values())).shape[2]
     weights = draws.multinomial(count, np.full(count, 1 / count), run.settings.resamples) / count
@@ -137,7 +137,7 @@ def sentence_rows(
     for item, places in chosen.items():
         right = {seed: values[places].mean(0) for seed, values in found.items()}
         resampled = weights @ np.mean(list(right.values()), 0).T
-        for number, layer in enumerate(probe.fitted.grid.layers):
+        for number, layer in enumerate(probe.fitted_.grid.layers):
             low, high = interval(resampled[:, number]) if count > 1 else (None, None)
             row = {"split": split, "metric": "sentence_accuracy", "item": item, "layer": layer, "count": count}
             for seed, values in right.items():
@@ -152,7 +152,7 @@ def found_words(
     A sentence whose word has no row counts as wrong.
     """
     joined = probe.join(sentences)
-    known = probe.fitted.labels.labels
+    known = probe.fitted_.labels.labels
     scores = probe.predict(sentences, seed=seed, layerwise=True)
     first = joined.split.first.tolist()
     right = np.zeros((len(labels), len(scores), len(first) - 1))

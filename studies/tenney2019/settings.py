@@ -47,11 +47,11 @@ class Tenney2019(ProbingSettings):
             raise InvalidValueError(f"unit {self.unit!r} is not allowed: choose subword or word")
         self.probe()
 
-    def probe(self, device: str = "auto", *, trained: bool = True) -> EdgeProbe:
+    def probe(self, *, trained: bool = True) -> EdgeProbe:
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""
         from embstore.probes import EdgeProbe
 
-        options = self.probing(device) | {"projection": self.hidden_size, "n_sentences": self.n_sentences}
+        options = self.probing() | {"projection": self.hidden_size, "n_sentences": self.n_sentences}
         if not trained:
             options["seeds"] = self.seeds[:1]
         return EdgeProbe(**options, layerwise=self.layerwise and trained, control=self.control and trained)

@@ -12,7 +12,7 @@ import polars as pl
 
 import embstore.probes as probes
 from embstore import ExtractionOptions, plot
-from embstore.probes import EdgeProbe, SentenceTrace, Traces, ambiguous_sentences, decision_reversals, trace
+from embstore.probes import EdgeProbe
 from embstore.probes.edges.tasks import Sample
 from embstore.store import Store
 from embstore.store.metadata import canonical
@@ -22,6 +22,8 @@ from embstore_studies.tasks import Files, Sentences, find_tasks
 from embstore_studies.tenney2019.published import CITATION
 from embstore_studies.tenney2019.report import Scores, draw, sections
 from embstore_studies.tenney2019.settings import Tenney2019
+from embstore_studies.tenney2019.trace_figure import trace_figure
+from embstore_studies.tenney2019.traces import SentenceTrace, Traces, ambiguous_sentences, decision_reversals, trace
 
 MAX_WORDS = 30  # longer sentences are drawn last
 MAX_ANNOTATIONS = 8  # of one sentence
@@ -82,11 +84,11 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> t
     """Train and score the probes of one task on one store; returns their scores and where they are saved."""
     folder, files, trained = run.folder, run.tasks[task], encoder == "trained"
     name = f"{model}-{task}" + ("" if trained else f"-{encoder}")
-    probe = run.settings.probe(run.device, trained=trained)
+    probe = run.settings.probe(trained=trained)
     made_from = {
         "store": store.digest,
         "task": {split: digest_of(path) for split, path in files.items()},
-        "probe": probe.settings,
+        "probe": repr(probe),
         "resamples": run.settings.resamples,
     }
     path = folder.path / "probes" / f"{name}-{hashlib.sha256(canonical(made_from)).hexdigest()[:12]}"
@@ -94,7 +96,7 @@ def probe_task(run: Run, store: Store, model: str, encoder: str, task: str) -> t
 
     def make() -> pl.DataFrame:
         checkpoint = path.with_name(f"{path.name}.checkpoint")
-        probe.fit(store, files["train"], files["dev"], name=task, checkpoint=checkpoint, progress=folder.bars)
+        probe.fit(store, files["train"], files["dev"], name=task, checkpoint=checkpoint)
         test = {split: files[split] for split in ("dev", "test") if split in files}
         result = probe.score(test, resamples=run.settings.resamples)
         probe.save(path)
@@ -115,12 +117,8 @@ def traced(run: Run, store: Store, saved: Mapping[str, Path], seed: int) -> Trac
     for task, path in saved.items():
         probe = probes.load(path)
         assert isinstance(probe, EdgeProbe)
-        probe.device = run.device
         tasks.append((probe, run.tasks[task]["dev"]))
-    count, sample_seed = run.settings.n_sentences, run.settings.seed
-    return trace(
-        store, tasks, split="dev", seed=seed, n_sentences=count, sample_seed=sample_seed, progress=run.folder.bars
-    )
+    return trace(store, tasks, split="dev", seed=seed)
 
 
 def count_reversals(run: Run, model: str, store: Store, saved: Mapping[str, Path]) -> pl.DataFrame:
@@ -149,7 +147,7 @@ def draw_traces(run: Run, store: Store, saved: Mapping[str, Path]) -> tuple[str,
         traces = traced(run, store, saved, settings.seeds[0])
         frame = ambiguous_sentences(traces)
         for name, number in zip(names, rank(frame, traces), strict=False):
-            plot.save(plot.trace_figure(shorten(traces.trace(number))), folder.path / "figures" / name)
+            plot.save(trace_figure(shorten(traces.sentences[number])), folder.path / "figures" / name)
         return frame
 
     folder.table("ambiguous", {"probes": {task: path.name for task, path in saved.items()}, "names": names}, make)
@@ -160,7 +158,7 @@ def rank(frame: pl.DataFrame, traces: Traces) -> list[int]:
     """Order sentences for drawing: short ones, of several tasks, whose answers change between layers, come first."""
     if not len(frame):
         return []
-    lengths = pl.Series([len(traces.sentences[number]) for number in frame["sentence"].to_list()], dtype=pl.Int64)
+    lengths = pl.Series([len(traces.sentences[number].words) for number in frame["sentence"].to_list()], dtype=pl.Int64)
     tasks = frame["tasks"].str.count_matches(", ") + 1
     ranked = frame.with_columns(short=lengths <= MAX_WORDS, several=tasks.clip(1, 3))
     order = ranked.sort("short", "several", "turned", descending=True, maintain_order=True)

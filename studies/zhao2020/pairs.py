@@ -28,7 +28,7 @@ def pairs_of(probe: ClassProbe, name: str, splits: Sequence[str]) -> pl.DataFram
     class says yes to, and `found` the classes whose probes say yes by the rule of half, joined by a space.
     """
     frames = []
-    for layer in probe.fitted.shape.layers:
+    for layer in probe.fitted_.shape.layers:
         for split in splits:
             frame = probe.predict(layer=layer, split=split)
             frames.append(

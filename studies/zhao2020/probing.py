@@ -91,12 +91,12 @@ def probe_stores(
     the probes and their result; `needs` is what it leaves.
     """
     words = run.words if words is None else words
-    wanted = run.settings.probe(run.device, **settings).settings
+    wanted = repr(run.settings.probe(**settings))
 
     def make() -> pl.DataFrame:
         results, frames = [], []
         for name, store in stores.items():
-            probe = run.settings.probe(run.device, **settings).fit(store, words, progress=run.folder.bars)
+            probe = run.settings.probe(**settings).fit(store, words)
             result = probe.score(splits=splits, name=name)
             if then is not None:
                 then(probe, result)
@@ -128,13 +128,12 @@ def apply_pretrained(run: Run, name: str, store: Store) -> pl.DataFrame:
     folder = pretrained_probes(run)
     probe = probes.load(folder)
     assert isinstance(probe, ClassProbe)
-    probe.device = run.device
 
     def make() -> pl.DataFrame:
         result = probe.score(data=store, splits=("dev",), name=name)
         return result.summary().with_columns(pl.lit(OWN).alias("vocabulary"))
 
-    made_from = {"store": store.digest, "probes": probe.fitted.store, "settings": probe.settings}
+    made_from = {"store": store.digest, "probes": probe.fitted_.store, "settings": repr(probe)}
     return run.folder.table(f"applied-{name}", made_from, make)
 
 

@@ -110,12 +110,12 @@ class Zhao2020(ProbingSettings):
         }
         return cls(**{**small, **changes})
 
-    def probe(self, device: str = "auto", **changes: Any) -> ClassProbe:
+    def probe(self, **changes: Any) -> ClassProbe:
         """Return class probes as the study trains them, not fitted yet."""
         from embstore.probes import ClassProbe
 
         own = {"label": "class", "kind": self.kind, "max_contexts": self.max_contexts}
-        return ClassProbe(**{**self.probing(device), **own, **changes})
+        return ClassProbe(**{**self.probing(), **own, **changes})
 
     def skipgram(self) -> SkipGram:
         """Return the training of the skip-gram vectors."""

@@ -53,7 +53,7 @@ def test_probes_are_trained_shown_drawn_and_saved(folder: Work) -> None:
         "seed",
     ]
     assert {"edges found (UUAS)", "layer", "linear order"} <= svg_texts(folder / "layers.svg")
-    assert load(folder / "probes").fitted.shape.layers == (0, 3, 4)
+    assert load(folder / "probes").fitted_.shape.layers == (0, 3, 4)
 
 
 def test_a_training_is_resumed(folder: Work) -> None:

@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_logits_counted_slowly(made: Made, probe: ClassP
     chosen = [
         row for row, (word, name) in enumerate(zip(made.words, made.classes, strict=True)) if name and word in test
     ]
-    logits = probe.fitted.bank.logits(made.vectors[:, chosen])
+    logits = probe.fitted_.bank.logits(made.vectors[:, chosen])
     words, own = [made.words[row] for row in chosen], [made.classes[row] for row in chosen]
     for place, layer in enumerate(made.store.layers):
         for at, seed in enumerate((0, 1)):
@@ -115,7 +115,7 @@ def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: Prob
     recall = result.frame.filter(metric="recall", layer=1, seed=0, split="test", task="class")
     assert right / len(frame) == pytest.approx(recall["value"].item())
     assert probe.predict(layer=-1).equals(probe.predict(layer=4))
-    by_seed = [probe.fitted.bank.logits(made.vectors)[0, number] for number in (0, 1)]
+    by_seed = [probe.fitted_.bank.logits(made.vectors)[0, number] for number in (0, 1)]
     assert not np.array_equal(*by_seed)
     with pytest.raises(InvalidValueError, match="there are no probes of seed 7: there are those of 0, 1"):
         probe.predict(layer=0, seed=7)
@@ -135,7 +135,7 @@ def test_a_class_needs_two_words_and_one_of_them_in_train(made: Made) -> None:
 
 
 def test_a_logit_of_zero_is_no(made: Made, probe: ClassProbe) -> None:
-    bank = probe.fitted.bank
+    bank = probe.fitted_.bank
     zero = replace(bank, weights={name: tensor * 0 for name, tensor in bank.weights.items()})
     assert not decide(zero, examples(made).of("test", CLASSES)).positives.any()
 
@@ -234,7 +234,7 @@ def test_what_is_left_out_is_noted(made: Made) -> None:
     notes = " | ".join(probe.score().notes)
     assert "made: classes of fewer than two train words have no probe (1): place" in notes
     assert "pairs of a class without probe" in notes
-    assert probe.fitted.classes == ("animal", "food")
+    assert probe.fitted_.classes == ("animal", "food")
 
 
 def test_a_class_without_dev_words_is_noted(made: Made) -> None:
@@ -284,7 +284,7 @@ def test_examples_that_are_not_finite_are_not_scored(made: Made, probe: ClassPro
     vectors = {layer: np.zeros((len(part.words), 8), np.float32) for layer in made.store.layers}
     vectors[4][3, 1] = np.nan
     with pytest.raises(NonFiniteError, match="examples of layer 4 contain NaN or infinity"):
-        decide(probe.fitted.bank, replace(part, examples=ArrayExamples(vectors)))
+        decide(probe.fitted_.bank, replace(part, examples=ArrayExamples(vectors)))
 
 
 def test_frequencies_are_of_the_corpus_and_not_of_a_store_of_some_occurrences(tmp_path: Path) -> None:

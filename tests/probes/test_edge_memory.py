@@ -51,7 +51,7 @@ probe = es.EdgeProbe(**settings, memory=memory).fit(store, train, dev)
 result = probe.score(dev)
 done.set()
 watcher.join()
-weights = {name: tensor.double().sum().item() for name, tensor in probe.fitted.trained.weights.items()}
+weights = {name: tensor.double().sum().item() for name, tensor in probe.fitted_.trained.weights.items()}
 print(json.dumps({"grown": peak[0] - before, "weights": weights, "values": result.frame["value"].to_list()}))
 """
 

@@ -249,7 +249,7 @@ def test_control_labels_depend_on_forms_only(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", layers=(0, 1, 2), planted=1, sentences=60, longest=1)
-    settings: dict[str, Any] = {"device": "cpu", "projection": 8, "hidden_size": 10, "mixing_rate": 0.1}
+    settings: dict[str, Any] = {"projection": 8, "hidden_size": 10, "mixing_rate": 0.1}
     settings |= {
         "layerwise": True,
         "seeds": (0, 1),
@@ -282,7 +282,7 @@ def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
 
 def test_the_control_task_has_its_own_checkpoint(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
-    probe = EdgeProbe(projection=8, hidden_size=10, control=True, training=Training(epochs=2), device="cpu")
+    probe = EdgeProbe(projection=8, hidden_size=10, control=True, training=Training(epochs=2))
     path, reports = tmp_path / "state", list[tuple[int, int | None]]()
     probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
     whole = probe.score(made.splits["test"], resamples=20)

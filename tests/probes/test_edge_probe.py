@@ -17,7 +17,7 @@ from embstore.probes.edges.tasks import Sample, join_edges, join_task
 from tests.probes.edge_store import LABELS, Made, make, write_store
 from tests.probes.oracle import f1_of
 
-SMALL: dict[str, Any] = {"device": "cpu", "projection": 8, "hidden_size": 10}
+SMALL: dict[str, Any] = {"projection": 8, "hidden_size": 10}
 
 
 def fit(made: Made, training: Training, **settings: Any) -> EdgeProbe:
@@ -69,7 +69,7 @@ def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
     assert scores[2] > 0.85
     assert max(scores[0], scores[3]) < 0.7
     assert rows["low"].null_count() == 0
-    names = np.array(probe.fitted.labels.labels)
+    names = np.array(probe.fitted_.labels.labels)
     gold = [target.labels[0] for sentence in made.splits["test"] for target in sentence.targets]
     right = [
         [(names[row.argmax(1)] == gold).mean() for row in probe.predict(made.splits["test"], seed=seed, layerwise=True)]
@@ -95,9 +95,9 @@ def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> No
 def test_scores_are_those_of_the_probabilities(tmp_path: Path, several: bool) -> None:
     made = make(tmp_path / "a.zarr", sentences=40, several=several)
     probe = fit(made, Training(epochs=3, batch_size=8, learning_rate=0.01))
-    found, names = score(made, probe), probe.fitted.labels.labels
+    found, names = score(made, probe), probe.fitted_.labels.labels
     assert names == tuple(sorted(LABELS))
-    assert probe.fitted.labels.single != several
+    assert probe.fitted_.labels.single != several
     gold = [set(target.labels) for sentence in made.splits["test"] for target in sentence.targets]
     probabilities = probe.predict(made.splits["test"])
     for layer in range(5):
@@ -112,7 +112,7 @@ def test_a_probability_of_one_half_is_enough(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
     probe = fit(made, Training(epochs=1, patience=0))
     for name in ("output", "output_bias"):
-        probe.fitted.trained.weights[name].zero_()  # every probability is one half
+        probe.fitted_.trained.weights[name].zero_()  # every probability is one half
     found = score(made, probe)
     assert value(found, "half_f1", layer=1) == pytest.approx(2 / 4), "all 3 labels are said, 1 is right"
     assert (probe.predict(made.splits["test"]) == 0.5).all()

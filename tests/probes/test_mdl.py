@@ -29,7 +29,7 @@ OWN = ("fractions", "progress")  # arguments of code_length; the others are sett
 
 def code(made: Made, dev: bool = True, **options: Any) -> ProbeResult:
     own: dict[str, Any] = {"fractions": (10, 30, 100)} | {name: options.pop(name) for name in OWN if name in options}
-    probe = EdgeProbe(**{"device": "cpu", "projection": 8, "hidden_size": 10, **options})
+    probe = EdgeProbe(**{"projection": 8, "hidden_size": 10, **options})
     return code_length(made.store, made.splits["train"], made.splits["dev"] if dev else None, probe=probe, **own)
 
 

@@ -45,7 +45,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> tuple[class_store.Made, 
 def fitted(stores: Any, kind: str, settings: dict[str, Any]) -> tuple[Any, Scored]:
     """Fit a probe, and return it with a function that scores it or a loaded one."""
     classes, edges, trees = stores
-    settings = {"training": FAST, "device": "cpu", **settings}
+    settings = {"training": FAST, **settings}
     if kind == "class":
         own = ClassProbe(**settings).fit(classes.store, split_words(*classes.lists))
         return own, lambda probe: probe.score(data=classes.store, splits=("train", "dev", "test"))
@@ -76,7 +76,7 @@ def test_loaded_probes_equal_the_saved_ones(stores: Any, tmp_path: Path, kind: s
     validator = validator_of("saved_probes")
     fields, _ = read_tensors(file)
     validator.validate(fields)
-    assert fields["store"]["digest"] == probe.fitted.store["digest"]
+    assert fields["store"]["digest"] == probe.fitted_.store["digest"]
     for wrong in ({"probe": "deep"}, {"settings": {}}, {"fitted": {}}, {"more": 1}, {"crc32c": -1}):
         assert not validator.is_valid(fields | wrong)
 
@@ -92,7 +92,7 @@ def test_tensors_are_plain_weights(stores: Any, tmp_path: Path) -> None:
     vectors = classes.vectors[:, :5]
     weight = tensors["weight"]
     expected = np.einsum("lsof,lnf->lson", weight[..., :-1], vectors) + weight[..., -1:]
-    np.testing.assert_allclose(probe.fitted.bank.logits(vectors), expected, atol=1e-5)
+    np.testing.assert_allclose(probe.fitted_.bank.logits(vectors), expected, atol=1e-5)
     probe, _ = fitted(stores, "edge", EDGE[0])
     probe.save(tmp_path / "edge")
     fields, tensors = read_tensors(tmp_path / "edge")

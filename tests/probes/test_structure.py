@@ -255,7 +255,7 @@ def test_stores_of_subwords_and_of_another_width_are_refused_of_another_model_no
         probe.score(narrow.trees, data=narrow.store)
     same = make(tmp_path / "same.zarr", sentences=3)
     assert not any("otherwise" in note for note in probe.score(same.trees, data=same.store).notes)
-    monkeypatch.delitem(probe.fitted.store, "site")  # as in files of probes from before it was written
+    monkeypatch.delitem(probe.fitted_.store, "site")  # as in files of probes from before it was written
     assert not any("otherwise" in note for note in probe.score(same.trees, data=same.store).notes)
     same.store.metadata.model["name"] = "another"
     assert "otherwise than those of" in probe.score(same.trees, data=same.store).notes[0]

@@ -63,7 +63,7 @@ def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, fam
     fit = family(tmp_path)
     reports: list[tuple[int, int | None]] = []
     whole = fit(progress=lambda done, total: reports.append((done, total)))
-    trained = whole.fitted.trained
+    trained = whole.fitted_.trained
     assert len(set(trained.epochs.tolist())) > 1, "some probes stop before others"
     assert reports == sorted(reports)
     total = reports[-1][1] or 0
@@ -80,7 +80,7 @@ def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, fam
     begun: list[int] = []
     again = fit(checkpoint=path, progress=lambda done, _: begun.append(done))
     assert begun[0] > 0.2 * total, "the training resumes and does not start again"
-    own = again.fitted.trained
+    own = again.fitted_.trained
     assert all(torch.equal(tensor, own.weights[name]) for name, tensor in trained.weights.items())
     np.testing.assert_array_equal(own.epochs, trained.epochs)
     np.testing.assert_array_equal(own.dev_loss, trained.dev_loss)
@@ -127,7 +127,7 @@ def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
 
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
-    given = ClassProbe(training=Training(batch_size=7), seed=2, device="cpu", memory="1GiB")._schedule()
+    given = ClassProbe(training=Training(batch_size=7), seed=2, memory="1GiB")._schedule()
     expected = Schedule(150, 7, 3e-3, patience=10, seed=2, min_steps=100, max_steps=100, memory=2**30)
     assert given == expected
     assert EdgeProbe(training=Training(patience=0))._schedule(has_dev=False).patience == 0

@@ -110,7 +110,7 @@ def test_the_word_with_the_highest_score_is_found(tmp_path: Path) -> None:
     found = found_words(probe, sentences, ("blue", "red"), 3)
     scores = probe.predict(sentences, seed=3, layerwise=True)
     assert found.shape == (2, 2, len(sentences))
-    names, at = probe.fitted.labels.labels, 0
+    names, at = probe.fitted_.labels.labels, 0
     for number, sentence in enumerate(sentences):
         for layer in (0, 1):
             for place, label in enumerate(("blue", "red")):

@@ -22,16 +22,14 @@ from embstore.probes import (
     EdgeProbe,
     ProbeResult,
     Training,
-    ambiguous_sentences,
-    decision_reversals,
     load,
-    trace,
 )
 from embstore.probes.edges.tasks import Sample
 from embstore_studies import StudyResult, Tenney2019
 from embstore_studies.tasks import Sentences, find_tasks
 from embstore_studies.tenney2019 import report
 from embstore_studies.tenney2019.study import rank
+from embstore_studies.tenney2019.traces import ambiguous_sentences, decision_reversals, trace
 from tests.probes.edge_store import write_edges
 
 WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
@@ -213,7 +211,7 @@ def test_short_sentences_of_several_tasks_that_turn_are_drawn_first() -> None:
     frame = pl.DataFrame(
         {"sentence": list(words), "ambiguous": [9, 8, 7, 6, 5], "turned": [3, 3, 0, 1, 3], "tasks": tasks}
     )
-    traces = SimpleNamespace(sentences=[["word"] * count for count in words.values()])
+    traces = SimpleNamespace(sentences=[SimpleNamespace(words=["word"] * count) for count in words.values()])
     assert rank(frame, traces) == [3, 2, 1, 4, 0]  # type: ignore[arg-type]
     assert rank(frame.clear(), traces) == []  # type: ignore[arg-type]
 

@@ -293,7 +293,7 @@ def test_scores_are_those_of_numpy(study: StudyResult, corpus: Path) -> None:
     probe = load(study.folder / "probes" / "pretrained")
     assert isinstance(probe, ClassProbe)
     store = es.open(study.folder / "stores" / "bert-full.zarr")
-    weights = {name: tensor.numpy() for name, tensor in probe.fitted.bank.weights.items()}
+    weights = {name: tensor.numpy() for name, tensor in probe.fitted_.bank.weights.items()}
     test = read_word_classes(corpus.parent / "test.tsv")
     rows: dict[tuple[str, str], list[int]] = {}
     for row in store.table().to_dicts():
@@ -306,7 +306,7 @@ def test_scores_are_those_of_numpy(study: StudyResult, corpus: Path) -> None:
         logits = np.einsum("pnu,pu->pn", hidden, weights["output"][layer]) + weights["bias"][layer][:, None]
         pairs = [
             (bool((logits[number, own] > 0).mean() >= 0.5), label == name)
-            for number, name in enumerate(probe.fitted.classes)
+            for number, name in enumerate(probe.fitted_.classes)
             for (_, label), own in rows.items()
         ]
         both, either = pairs.count((True, True)), sum(yes + is_right for yes, is_right in pairs)

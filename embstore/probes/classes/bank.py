@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.probes.reading import require_distinct, seeded
+from embstore.probes.training import seeded
 
 Kind = Literal["linear", "mlp"]
 CPU_BLOCK_NBYTES = 4 * 2**20  # activations of probes that are computed together fit the caches of the processor
@@ -41,10 +41,6 @@ class Shape:
     outputs: tuple[Output, ...]
     width: int
     hidden_size: int = 0
-
-    def __post_init__(self) -> None:
-        for what, values in (("layers", self.layers), ("seeds", self.seeds), ("outputs", self.outputs)):
-            require_distinct(what, values)
 
     @property
     def n_probes(self) -> int:

@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 
 from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
-from embstore.errors import InvalidValueError, check_choice, check_whole
-from embstore.probes.reading import READ_AHEAD
+from embstore.errors import InvalidValueError
 from embstore.probes.splits import SPLITS, WordSplit
-from embstore.probes.training import digest_of
+from embstore.probes.training import READ_AHEAD, digest_of
 from embstore.store import Selection, Store
 from embstore.store.reading.ahead import read_ahead
-
-LEVELS = ("context", "type")
 
 
 class Examples(Protocol):
@@ -139,11 +136,6 @@ class ExampleOptions:
     level: str
     max_contexts: int | None
     seed: int
-
-    def __post_init__(self) -> None:
-        check_choice("level", self.level, LEVELS)
-        if self.max_contexts is not None:
-            check_whole("max_contexts", self.max_contexts, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, Literal, get_args
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -14,20 +14,20 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
-from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
-from embstore.probes.base import Fitted, Probe, fitting_store, made_by
+from embstore.arguments import Count, Positive, checked
+from embstore.config import settings
+from embstore.errors import InvalidValueError
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
-from embstore.probes.classes.examples import ClassExamples, ExampleOptions, LabelledExamples, SplitExamples
+from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
-from embstore.probes.reading import check_names, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.probes.training import Schedule, Trained
-from embstore.progress import Progress
 from embstore.store import Selection, Store
-from embstore.store.layout import Layer, Layers, resolve_layers
+from embstore.store.layout import Layers, resolve_layers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,6 +49,7 @@ class FittedClasses(Fitted):
         return tuple(dict.fromkeys(output.name for output in self.shape.outputs))
 
 
+@checked
 @dataclass(kw_only=True, eq=False)
 class ClassProbe(Probe[FittedClasses]):
     """Binary probes that read the classes of words from their vectors, one for each class, layer and seed.
@@ -59,15 +60,29 @@ class ClassProbe(Probe[FittedClasses]):
         probe = es.ClassProbe(layers=[0, -1], training=es.Training(epochs=3))
         result = probe.fit(store, es.probes.split_words(*lists)).score()
 
-    label: the label column with the classes. level: "context", where each labelled occurrence is an example of its own
-    class; or "type", where the mean of a word's occurrences is one example of all its classes (AVG-BERT-l). kind:
-    "linear", or "mlp" with one hidden layer of `hidden_size` rectified units. classes: those that get probes; all with
-    two train words by default. max_contexts: occurrences of a word-class pair at most, drawn with `seed`; None for all.
-    balance: positive examples weigh as much as negative ones. control: also train the control task of Hewitt & Liang
-    2019, in the same model. training: defaults are 150 epochs of 100 steps, batches of 256 examples, a learning rate of
-    3e-3 and patience 10. The other settings are those of `Probe`.
-
-    Raises InvalidValueError for a setting that is not allowed.
+    Parameters
+    ----------
+    layers : layers
+        Those that get probes; all by default.
+    seeds : int or sequence of int
+        Of the initial weights; all else that is random is drawn with the first.
+    training : Training
+        By default 150 epochs of 100 steps, batches of 256 examples, a learning rate of 3e-3 and patience 10.
+    label : str
+        The label column with the classes.
+    level : str
+        "context", where each labelled occurrence is an example of its own class; or "type", where the mean of a word's
+        occurrences is one example of all its classes (AVG-BERT-l).
+    kind : str
+        "linear", or "mlp" with one hidden layer of rectified units.
+    hidden_size : int
+        Units of the hidden layer of an mlp.
+    classes : sequence of str
+        Those that get probes; all with two train words by default.
+    max_contexts : int
+        Occurrences of a word-class pair at most, drawn with the first seed; None for all.
+    control : bool
+        Also train the control task of Hewitt & Liang 2019, in the same model.
     """
 
     name: ClassVar[str] = "class"
@@ -76,53 +91,48 @@ class ClassProbe(Probe[FittedClasses]):
     label: str = "class"
     level: Literal["context", "type"] = "context"
     kind: Kind = "linear"
-    hidden_size: int = 1024
+    hidden_size: Positive = 1024
     classes: Sequence[str] | None = None
-    max_contexts: int | None = 100
-    balance: bool = False
+    max_contexts: Positive | None = 100
     control: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.label, str) or not self.label:
-            raise InvalidValueError(f"label {quoted(self.label)} is not allowed: give the name of a label column")
-        self.classes = None if self.classes is None else check_names("classes", self.classes)
-        check_choice("kind", self.kind, get_args(Kind))
-        check_whole("hidden_size", self.hidden_size, 1)
-        self._examples()
-
-    @property
-    def _hidden_size(self) -> int:
-        return self.hidden_size if self.kind == "mlp" else 0
-
     def _examples(self, label: str | None = None) -> ExampleOptions:
-        return ExampleOptions(label or self.label, self.level, self.max_contexts, self.seed)
+        return ExampleOptions(label or self.label, self.level, self.max_contexts, self._seeds[0])
 
+    @checked
     def fit(
         self,
         data: Store | Selection,
         words: WordSplit,
         *,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Progress = None,
+        checkpoint: Path | None = None,
     ) -> ClassProbe:
         """Train a probe for each class, layer and seed on the train words, stopping on the dev words; returns itself.
 
-        `words`: see `split_words`. `checkpoint`: a file written after each epoch, from which the same call resumes.
+        Parameters
+        ----------
+        data : Store or Selection
+            The labelled occurrences.
+        words : WordSplit
+            The words of each split; see `split_words`.
+        checkpoint : path
+            A file written after each epoch, from which the same call resumes.
 
-        Raises InvalidValueError for a layer, label column or class that does not exist, a split without labelled
-        occurrences, early stopping without dev words or a checkpoint of another training; MissingRowsError,
-        NonFiniteError, StorageError.
+        Raises
+        ------
+        InvalidValueError
+            For a layer, label column or class that does not exist, a split without labelled occurrences, early stopping
+            without dev words or a checkpoint of another training.
+        MissingRowsError, NonFiniteError, StorageError
+            Where vectors cannot be read or are not finite, or a checkpoint cannot be written.
         """
-        if not isinstance(words, WordSplit):
-            raise InvalidValueError(f"words {quoted(words)} are not a WordSplit: make one with split_words")
         schedule = self._schedule(has_dev=bool(words.dev))
         source = ClassExamples(selected(data, layers_of(data, self.layers)), words, self._examples())
         classes, notes = self._chosen_classes(source)
         parts = {split: source.of(split, classes) for split in (SPLITS[:2] if schedule.patience else SPLITS[:1])}
         train, control = parts["train"], None
         if self.control:
-            control = ControlTask.of(train.gold, self.seed, counts=train.contexts)
+            control = ControlTask.of(train.gold, self._seeds[0], counts=train.contexts)
         examples = {name: part.labelled(_control_gold(control, part)) for name, part in parts.items()}
         unseen = [] if "dev" not in parts else np.array(classes, object)[~parts["dev"].gold.any(0)].tolist()
         if unseen:
@@ -134,11 +144,10 @@ class ClassProbe(Probe[FittedClasses]):
             examples["train"],
             examples.get("dev"),
             schedule=schedule,
-            positive_weight=_balance(examples["train"]) if self.balance else None,
             checkpoint=checkpoint,
-            progress=progress,
+            progress=settings().progress,
         )
-        self._fitted = FittedClasses(
+        self.fitted_ = FittedClasses(
             trained=trained,
             shape=shape,
             words=words,
@@ -152,8 +161,10 @@ class ClassProbe(Probe[FittedClasses]):
     def _shape(self, layers: Sequence[int], classes: Sequence[str], width: int) -> Shape:
         tasks = (self.label, CONTROL) if self.control else (self.label,)
         outputs = tuple(Output(task, name) for task in tasks for name in classes)
-        return Shape(self.kind, tuple(layers), tuple(self.seeds), outputs, width, self._hidden_size)
+        hidden_size = self.hidden_size if self.kind == "mlp" else 0
+        return Shape(self.kind, tuple(layers), self._seeds, outputs, width, hidden_size)
 
+    @checked
     def score(
         self,
         words: Words | None = None,
@@ -166,11 +177,23 @@ class ClassProbe(Probe[FittedClasses]):
     ) -> ProbeResult:
         """Score the probes on the words of some splits, layer by layer.
 
-        `words`: other test words than those of `fit`; they must not be train words. `data`: another store of the same
-        width, such as that of a fine-tuned model; that of `fit` by default. `layers`: some of those that have probes.
-        `label`: the label column there, if it has another name. `name`: the store in the frame, the file's name by
-        default.
+        Parameters
+        ----------
+        words : mapping
+            Other test words than those of `fit`; they must not be train words.
+        data : Store or Selection
+            Another store of the same width, such as that of a fine-tuned model; that of `fit` by default.
+        splits : sequence of str
+            Some of train, dev and test.
+        layers : layers
+            Some of those that have probes.
+        label : str
+            The label column there, if it has another name.
+        name : str
+            The store in the frame; the file's name by default.
 
+        Notes
+        -----
         Metrics: `f1`, `precision` and `recall` (micro, over word-class decisions, each right if at least half of its
         contexts are), `contexts_f1`, `class_f1` by class and `frequency_f1` by the frequency of the word (`item`), and
         `selectivity`, f1 less that of the control task over the same word-class pairs. The frequency is that of the
@@ -179,10 +202,15 @@ class ClassProbe(Probe[FittedClasses]):
         early stopping ended before the last epoch did (null without early stopping). `task` is the label column or
         "control".
 
-        Raises InvalidValueError for a store of another width or without a layer of the probes, an unknown split, a
-        split without labelled occurrences, or train words among `words`; MissingRowsError, NonFiniteError.
+        Raises
+        ------
+        InvalidValueError
+            For a store of another width or without a layer of the probes, an unknown split, a split without labelled
+            occurrences, or train words among `words`.
+        MissingRowsError, NonFiniteError
+            Where vectors cannot be read or are not finite.
         """
-        fitted = self.fitted
+        fitted = self.fitted_
         source, bank, found = self._source(words, data, layers, label, splits)
         if name is None:
             name = source.selection.store.path.stem
@@ -209,13 +237,14 @@ class ClassProbe(Probe[FittedClasses]):
                 )
         return ProbeResult.of(rows, notes, store=name)
 
+    @checked
     def predict(
         self,
         words: Words | None = None,
         *,
-        layer: Layer,
+        layers: Layers = -1,
         split: str = "test",
-        seed: int | None = None,
+        seed: Count | None = None,
         data: Store | Selection | None = None,
         label: str | None = None,
     ) -> pl.DataFrame:
@@ -223,15 +252,27 @@ class ClassProbe(Probe[FittedClasses]):
 
         Columns: `word`, its own `classes`, its `frequency` in the corpus (in the store if that is not known),
         `contexts`, `right` (contexts that the probes of its own classes say yes to, the least of them at level type)
-        and `found`, the classes whose probes say yes by the rule of half. `seed`: of the probes, the first by default.
-        The other arguments are those of `score`.
+        and `found`, the classes whose probes say yes by the rule of half.
+
+        Parameters
+        ----------
+        words, data, label
+            As of `score`.
+        layers : layer
+            The layer, the last by default.
+        split : str
+            One of train, dev and test.
+        seed : int
+            Of the probes, the first by default.
         """
-        fitted = self.fitted
+        fitted = self.fitted_
         seed = fitted.shape.seeds[0] if seed is None else seed
         if seed not in fitted.shape.seeds:
             known = ", ".join(map(str, fitted.shape.seeds))
             raise InvalidValueError(f"there are no probes of seed {seed}: there are those of {known}")
-        source, bank, _ = self._source(words, data, [layer], label, [split])
+        if len(resolve_layers(layers, fitted.shape.layers)) > 1:
+            raise InvalidValueError(f"layers {layers} are several: give one, as a prediction is that of one layer")
+        source, bank, _ = self._source(words, data, layers, label, [split])
         part = source.of(split, fitted.classes)
         made = decide(bank, part).of_classes(slice(0, len(fitted.classes)))
         positives = made.positives[:, 0, bank.shape.seeds.index(seed)]
@@ -254,6 +295,8 @@ class ClassProbe(Probe[FittedClasses]):
         """Return the classes that get probes, and a note of those that are left out."""
         fit, unfit = source.classes()
         path = source.selection.store.path
+        if self.classes is not None:
+            require_distinct("classes", self.classes)
         for each in self.classes or ():
             if each not in fit:
                 why = "fewer than two train words" if each in unfit else "no train word"
@@ -276,7 +319,7 @@ class ClassProbe(Probe[FittedClasses]):
         splits: Sequence[str],
     ) -> tuple[ClassExamples, ProbeBank, ControlTask | None]:
         """Check what is to be scored, and return its examples and the probes on their device."""
-        fitted = self.fitted
+        fitted = self.fitted_
         for split in splits:
             fitted.words.of(split)
         if not splits:
@@ -293,7 +336,7 @@ class ClassProbe(Probe[FittedClasses]):
         return source, fitted.bank.at_layers(wanted).to(self._schedule().device), fitted.control
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        fitted = self.fitted
+        fitted = self.fitted_
         learned = {
             "layers": list(fitted.shape.layers),
             "width": fitted.shape.width,
@@ -321,13 +364,6 @@ class ClassProbe(Probe[FittedClasses]):
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-
-
-def _balance(examples: LabelledExamples) -> NDArray[np.float64]:
-    """Return how many negative examples each output has for one that is positive; float64 [outputs]."""
-    counts = np.bincount(examples.group, minlength=len(examples.targets))
-    n_positive = counts @ examples.targets.astype(np.float64)
-    return np.asarray((counts.sum() - n_positive) / np.maximum(n_positive, 1))
 
 
 def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import NonFiniteError
 from embstore.probes.classes.bank import ProbeBank, blocks_of, logits_of
 from embstore.probes.classes.examples import SplitExamples, iter_batches
-from embstore.probes.reading import VERIFY
+from embstore.probes.training import VERIFY
 
 BINS = (1, 2, 5, 10, 30, 100, 300, 1000)  # least frequencies of the bins of words
 

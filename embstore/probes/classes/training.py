@@ -62,7 +62,6 @@ def train_bank(
     dev: LabelledExamples | None = None,
     *,
     schedule: Schedule,
-    positive_weight: NDArray[np.float64] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
@@ -70,7 +69,7 @@ def train_bank(
 
     They are trained on standardised vectors, and their biases begin at the log odds of their class; the weights
     returned are those of the vectors as stored. Each seed has its own order of the examples. `dev` may be None without
-    early stopping. `positive_weight` [outputs]: the weight of a positive example.
+    early stopping.
 
     Raises InvalidValueError (a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
     """
@@ -80,7 +79,7 @@ def train_bank(
         standard = Standard.of(data, shape.layers, schedule.batch_size)
         trained = train(
             [numbers[layers.start : layers.stop, probes.start : probes.stop].ravel() for layers, probes in groups],
-            lambda group: ClassTrainer(shape, *groups[group], data, dev, standard, schedule, positive_weight),
+            lambda group: ClassTrainer(shape, *groups[group], data, dev, standard, schedule),
             schedule,
             checkpoint=checkpoint,
             progress=progress,
@@ -126,7 +125,6 @@ class ClassTrainer(Trainer):
         dev: LabelledExamples | None,
         standard: Standard,
         schedule: Schedule,
-        positive_weight: NDArray[np.float64] | None,
     ) -> None:
         self._shape, self._data, self._dev, self._schedule = shape, data, dev, schedule
         self._seed = shape.seeds[probes.start // len(shape.outputs)]
@@ -147,16 +145,11 @@ class ClassTrainer(Trainer):
             torch.from_numpy(each[layers.start : layers.stop, None]).float().to(device)
             for each in (standard.mean, standard.scale)
         )
-        odds = torch.from_numpy(_log_odds(data, positive_weight)).float().to(device)[self._outputs]
+        odds = torch.from_numpy(_log_odds(data)).float().to(device)[self._outputs]
         if shape.kind == "linear":
             self._weights["weight"][:, :, -1] = odds
         else:
             self._weights["bias"][:] = odds
-        self._positive_weight = positive_weight
-        self._extra: torch.Tensor | None = None
-        if positive_weight is not None:
-            weight = torch.from_numpy(np.asarray(positive_weight, np.float32)).to(device)
-            self._extra = (weight - 1)[self._outputs][:, None]
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {name: tensor.flatten(0, 1) for name, tensor in self._weights.items()}
@@ -170,11 +163,8 @@ class ClassTrainer(Trainer):
         ]
         order = self._schedule.order(epoch, len(self._data), self._seed)
         for size, columns, gold in self._batches(self._data, order):
-            scale = None if self._extra is None else 1 + gold * self._extra
             for block, optimizer in work:
                 gradients = block.forward(columns).sigmoid_().sub_(gold[block.probes])
-                if scale is not None:
-                    gradients.mul_(scale[block.probes])
                 block.backward(columns, gradients.div_(size))
                 optimizer.step()
             yield size
@@ -203,7 +193,7 @@ class ClassTrainer(Trainer):
             if each is not None
             for part in (each.examples.digest(), each.group, each.targets)
         ]
-        return digest_of(self._shape, self._layers, self._probes, self._schedule, self._positive_weight, *data)
+        return digest_of(self._shape, self._layers, self._probes, self._schedule, *data)
 
     def describe(self, number: int) -> str:
         return f"layer {self._layers[number // self._size[1]]}"
@@ -221,9 +211,8 @@ class ClassTrainer(Trainer):
             yield len(numbers), columns, table[torch.from_numpy(data.group[numbers]).to(self._device)].t()
 
 
-def _log_odds(data: LabelledExamples, positive_weight: NDArray[np.float64] | None) -> NDArray[np.float64]:
+def _log_odds(data: LabelledExamples) -> NDArray[np.float64]:
     """Return the log odds of each output among the examples, with one half added to both counts."""
     counts = np.bincount(data.group, minlength=len(data.targets)).astype(np.float64)
     n_positive = counts @ data.targets
-    weight = 1.0 if positive_weight is None else positive_weight
-    return np.asarray(np.log((weight * n_positive + 0.5) / (counts.sum() - n_positive + 0.5)))
+    return np.asarray(np.log((n_positive + 0.5) / (counts.sum() - n_positive + 0.5)))

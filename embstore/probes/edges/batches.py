@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import NonFiniteError
-from embstore.probes.reading import READ_AHEAD, VERIFY
+from embstore.probes.training import READ_AHEAD, VERIFY
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.vectors import all_finite

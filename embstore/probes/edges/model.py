@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from embstore.errors import check_choice, check_whole
 from embstore.probes.edges.batches import EdgeBatch, SpanColumns
-from embstore.probes.reading import seeded
+from embstore.probes.training import seeded
 
 MIXING = ("mix", "scale")
 Kind = Literal["mlp", "linear"]
@@ -35,11 +34,6 @@ class EdgeShape:
     projection: int = 256
     hidden_size: int = 256
     kind: Kind = "mlp"
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, get_args(Kind))
-        for name in ("projection", "hidden_size"):
-            check_whole(name, getattr(self, name), 1)
 
     @property
     def n_read(self) -> int:

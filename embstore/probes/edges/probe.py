@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, get_args
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_choice, check_whole
-from embstore.probes.base import Fitted, Probe, fitting_store, made_by
+from embstore.arguments import Count, Positive, Range, checked
+from embstore.config import settings
+from embstore.errors import InvalidValueError
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, store_of
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import DROPOUT, EdgeBank, EdgeShape, Kind
@@ -36,10 +38,9 @@ from embstore.probes.edges.tasks import (
     require_unit,
 )
 from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
-from embstore.probes.reading import check_path, layers_of, store_of
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.training import Schedule, Trained
-from embstore.progress import Progress, reporting
+from embstore.probes.training import Rate, Schedule, Trained
+from embstore.progress import reporting
 from embstore.store import Selection, Store
 
 
@@ -67,6 +68,7 @@ class FittedEdges(Fitted):
         return str(self.store["extraction"].get("unit", "word"))
 
 
+@checked
 @dataclass(kw_only=True, eq=False)
 class EdgeProbe(Probe[FittedEdges]):
     """Probes P(0) ... P(L) that label spans, where P(l) reads a learned mix of the layers 0 to l.
@@ -76,15 +78,29 @@ class EdgeProbe(Probe[FittedEdges]):
         probe = es.EdgeProbe(layers=[0, 3, 6], training=es.Training(epochs=3))
         probe.fit(es.open("trees.zarr"), "nouns/train.jsonl", "nouns/dev.jsonl").score("nouns/test.jsonl")
 
-    kind: "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span, and over the product of
-    the means of two (Liu et al. 2019), which is always layerwise. layerwise: also train a probe of each layer alone.
-    control: also train probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
-    n_sentences: of each split at most, drawn by their texts with `seed`; None for all. projection, hidden_size: sizes
-    of an mlp. dropout: on the hidden layer (0.2 by default), or on what a linear probe reads (0). mixing_rate: the
-    learning rate of the mixing weights. training: defaults are 30 epochs, batches of 32 sentences and patience 3. The
-    other settings are those of `Probe`.
-
-    Raises InvalidValueError for a setting that is not allowed.
+    Parameters
+    ----------
+    layers : layers
+        Those that are mixed; all by default.
+    seeds : int or sequence of int
+        Of the initial weights and of dropout; all else that is random is drawn with the first.
+    training : Training
+        By default 30 epochs, batches of 32 sentences and patience 3.
+    kind : str
+        "mlp", the probe of Tenney et al., or "linear", one matrix over the mean of each span, and over the product of
+        the means of two (Liu et al. 2019), which is always layerwise.
+    layerwise : bool
+        Also train a probe of each layer alone.
+    control : bool
+        Also train probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
+    n_sentences : int
+        Of each split at most, drawn by their texts with the first seed; None for all.
+    projection, hidden_size : int
+        The sizes of an mlp.
+    dropout : float
+        On the hidden layer (0.2 by default), or on what a linear probe reads (0).
+    mixing_rate : float
+        The learning rate of the mixing weights.
     """
 
     name: ClassVar[str] = "edge"
@@ -93,17 +109,11 @@ class EdgeProbe(Probe[FittedEdges]):
     kind: Kind = "mlp"
     layerwise: bool = False
     control: bool = False
-    n_sentences: int | None = None
-    projection: int = 256
-    hidden_size: int = 256
-    dropout: float | None = None
-    mixing_rate: float = 1e-2
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, get_args(Kind))
-        super().__post_init__()
-        EdgeShape(1, 1, 1, 2, self.projection, self.hidden_size, self.kind)
-        self._sample()
+    n_sentences: Positive | None = None
+    projection: Positive = 256
+    hidden_size: Positive = 256
+    dropout: Annotated[float, Range(0, 0.999)] | None = None
+    mixing_rate: Rate = 1e-2
 
     def _schedule(self, *, has_dev: bool = True) -> EdgeSchedule:
         dropout = DROPOUT[self.kind] if self.dropout is None else self.dropout
@@ -112,8 +122,9 @@ class EdgeProbe(Probe[FittedEdges]):
 
     def _sample(self) -> Sample:
         """The sentences of each split that take part."""
-        return Sample(self.n_sentences, self.seed)
+        return Sample(self.n_sentences, self._seeds[0])
 
+    @checked
     def fit(
         self,
         data: Store | Selection,
@@ -121,32 +132,43 @@ class EdgeProbe(Probe[FittedEdges]):
         dev: Edges | None = None,
         *,
         name: str | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Progress = None,
+        checkpoint: Path | None = None,
     ) -> EdgeProbe:
         """Train the probes on the train targets of a task, stopping on the dev targets; returns itself.
 
-        `train`, `dev`: JSON lines files with `text` and `targets`, or sentences as `read_edges` returns them; they are
-        found in the store by their texts. `name`: of the task, that of its folder or file by default. `checkpoint`: a
-        file written after each epoch, from which the same call resumes (that of the control task has .control in its
-        name).
+        Parameters
+        ----------
+        data : Store or Selection
+            The store of the sentences.
+        train, dev : path or sequence of EdgeSentence
+            JSON lines files with `text` and `targets`, or sentences as `read_edges` returns them; they are found in the
+            store by their texts.
+        name : str
+            Of the task; that of its folder or file by default.
+        checkpoint : path
+            A file written after each epoch, from which the same call resumes (that of the control task has .control in
+            its name).
 
-        Raises InvalidValueError for texts that the store does not have (with the nearest one), spans outside their
-        sentence, a layer that is not stored, early stopping without dev targets, too little memory or a checkpoint of
-        another training; MissingRowsError, NonFiniteError, StorageError.
+        Raises
+        ------
+        InvalidValueError
+            For texts that the store does not have (with the nearest one), spans outside their sentence, a layer that is
+            not stored, early stopping without dev targets, too little memory or a checkpoint of another training.
+        MissingRowsError, NonFiniteError, StorageError
+            Where vectors cannot be read or are not finite, or a checkpoint cannot be written.
         """
         schedule, store = self._schedule(has_dev=dev is not None), store_of(data)
         layers = layers_of(data, self.layers)
-        path = None if checkpoint is None else check_path("checkpoint", checkpoint)
+        path = None if checkpoint is None else Path(checkpoint)
         task = join_task(store, train, dev, name=name, sample=self._sample())
-        drawn = ControlTask.of(task.train.gold, self.seed) if self.control else None
+        drawn = ControlTask.of(task.train.gold, self._seeds[0]) if self.control else None
         tasks = {"": task} if drawn is None else {"": task, ".control": control_task(task, store, drawn)}
         grid = self._grid(layers)
         shape = self._shape(task.labels, grid, store.hidden_size)
         stream = EdgeStream(store, grid.layers, schedule)
         bank = stream.untrained(EdgeBank, shape, grid.allowed, grid.seed_of, task)
         trained: list[Trained] = []
-        with reporting(progress, unit="sentences", label=task.labels.name) as report:
+        with reporting(settings().progress, unit="sentences", label=task.labels.name) as report:
             for suffix, each in tasks.items():
 
                 def part(done: int, total: int | None, before: int = len(trained)) -> None:
@@ -156,7 +178,7 @@ class EdgeProbe(Probe[FittedEdges]):
                 trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=file, progress=part))
         capped = np.concatenate([each.capped for each in trained])
         notes = (*task.notes, *self._capped_notes(task.labels.name, capped))
-        self._fitted = FittedEdges(
+        self.fitted_ = FittedEdges(
             trained=trained[0],
             labels=task.labels,
             grid=grid,
@@ -171,7 +193,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
     def _grid(self, layers: Sequence[int]) -> ProbeGrid:
         """The probes of some layers."""
-        return ProbeGrid(tuple(layers), tuple(self.seeds), self.layerwise or self.kind == "linear")
+        return ProbeGrid(tuple(layers), self._seeds, self.layerwise or self.kind == "linear")
 
     def _shape(self, labels: EdgeLabels, grid: ProbeGrid, width: int) -> EdgeShape:
         """The sizes of the probes of a task on vectors of `width` numbers."""
@@ -180,61 +202,86 @@ class EdgeProbe(Probe[FittedEdges]):
 
     def _stream(self, store: Store) -> EdgeStream:
         """Where the batches to predict come from."""
-        return EdgeStream(store, self.fitted.grid.layers, self._schedule())
+        return EdgeStream(store, self.fitted_.grid.layers, self._schedule())
 
+    @checked
     def score(
         self,
         test: Edges | Mapping[str, Edges],
         *,
         data: Store | Selection | None = None,
-        resamples: int = 1000,
+        resamples: Count = 1000,
         name: str | None = None,
     ) -> ProbeResult:
         """Score the probes on test targets, or on several splits given as a mapping of names to targets.
 
-        `data`: another store of the same model; that of `fit` by default. `resamples`: of the sentences, for 95 %
-        intervals of the mean over the seeds (0: none), which do not cover other seeds: see the deviation over seeds.
-        `name`: the store in the frame, the file's name by default.
+        Parameters
+        ----------
+        test : path, sequence of EdgeSentence or mapping
+            The targets, as of `fit`.
+        data : Store or Selection
+            Another store of the same model; that of `fit` by default.
+        resamples : int
+            Of the sentences, for 95 % intervals of the mean over the seeds (0: none), which do not cover other seeds:
+            see the deviation over seeds.
+        name : str
+            The store in the frame; the file's name by default.
 
+        Raises
+        ------
+        InvalidValueError
+            For a store that does not fit the probes, and as `fit` does for targets.
+
+        Notes
+        -----
         Metrics of each split: `f1` (micro) of P(l) by layer, by the likeliest label if every target has exactly one,
-        else by the labels with a probability of one half or more; `half_f1`, always by the latter; `layer_f1` of each
-        layer alone and the `best_layer`, where it is highest; `differential` (eq. 3), `expected_layer` (4; null if it
-        or its interval is not within the layers, with the reason as `item` and in the notes), `differential_kl`,
-        `majority_f1`. With a control
-        task `control_f1` and `selectivity`, `layer_control_f1` and `layer_selectivity`. Of split train: `mixing` (s of
-        P(L) by layer), `center_of_gravity` (2), `mixing_kl`, `gamma`, and of P(l) `best_epoch` and `converged` (1 if
-        early stopping ended its training, 0 if the last epoch did). `count`: labels to find.
-
-        Raises InvalidValueError for a store that does not fit the probes and as `fit` does for targets.
+        else by the labels with a probability of one half or more; `layer_f1` of each layer alone; `differential`
+        (eq. 3), `expected_layer` (4; null if it or its interval is not within the layers, with the reason as `item` and
+        in the notes), `differential_kl`, `majority_f1`. With a control task `control_f1` and `selectivity`,
+        `layer_control_f1` and `layer_selectivity`. Of split train: `mixing` (s of P(L) by layer), `center_of_gravity`
+        (2), `mixing_kl`, and of P(l) `best_epoch` and `converged` (1 if early stopping ended its training, 0 if the
+        last epoch did). `count`: labels to find.
         """
-        check_whole("resamples", resamples, 0)
-        fitted, store = self.fitted, self._store(data)
+        fitted, store = self.fitted_, self._store(data)
         rows: list[Row] = list(mixing_rows(fitted.grid, fitted.bank(), fitted.trained))
         notes = list(fitted.notes) if data is None else []
         for split, edges in (test if isinstance(test, Mapping) else {"test": test}).items():
             joined = self.join(edges, data=data, split=split)
             notes += joined.notes
             counts = self._counts(joined.split, store)
-            found = [{"split": split, **row} for row in counts.rows(fitted.grid, n_resamples=resamples, seed=self.seed)]
+            found = [
+                {"split": split, **row} for row in counts.rows(fitted.grid, n_resamples=resamples, seed=self._seeds[0])
+            ]
             rows += found
             why = dict.fromkeys(row["item"] for row in found if row.get("item"))
             notes += [f"{fitted.labels.name}: {split}: the expected layer is {each}" for each in why]
         return ProbeResult.of(rows, notes, store=store.path.stem if name is None else name, task=fitted.labels.name)
 
+    @checked
     def predict(
         self,
         edges: Edges,
         *,
         data: Store | Selection | None = None,
-        seed: int | None = None,
+        seed: Count | None = None,
         layerwise: bool = False,
     ) -> NDArray[np.float32]:
         """Return the probability that P(0) ... P(L) give each label of each target, float32 [layers, targets, labels].
 
-        The labels are `fitted.labels.labels`; targets without rows in the store are left out. `seed`: of the probes,
-        the first by default. `layerwise`: those of the probes of each layer alone, if they were trained.
+        The labels are `fitted_.labels.labels`; the targets are those of `join`.
+
+        Parameters
+        ----------
+        edges : path or sequence of EdgeSentence
+            The targets, as of `fit`.
+        data : Store or Selection
+            Another store of the same model; that of `fit` by default.
+        seed : int
+            Of the probes, the first by default.
+        layerwise : bool
+            Of the probes of each layer alone, if they were trained.
         """
-        fitted, store = self.fitted, self._store(data)
+        fitted, store = self.fitted_, self._store(data)
         split = self.join(edges, data=data).split
         if layerwise and not fitted.grid.layerwise:
             raise InvalidValueError(f"the probes of {fitted.labels.name} are not of single layers: fit with layerwise")
@@ -246,49 +293,44 @@ class EdgeProbe(Probe[FittedEdges]):
 
     def cumulative(self, seed: int | None = None) -> EdgeBank:
         """Return P(0) ... P(L) of a seed, the first by default."""
-        return self.fitted.bank().take(self.fitted.grid.cumulative(self._chosen(seed)))
+        return self.fitted_.bank().take(self.fitted_.grid.cumulative(self._chosen(seed)))
 
     def by_layer(self, seed: int | None = None) -> EdgeBank:
         """Return the probes of each layer alone of a seed, the first by default."""
-        return self.fitted.bank().take(self.fitted.grid.by_layer(self._chosen(seed)))
+        return self.fitted_.bank().take(self.fitted_.grid.by_layer(self._chosen(seed)))
 
     def _chosen(self, seed: int | None) -> int:
-        seeds = self.fitted.grid.seeds
+        seeds = self.fitted_.grid.seeds
         chosen = seeds[0] if seed is None else seed
         if chosen not in seeds:
             known = ", ".join(map(str, seeds))
-            raise InvalidValueError(f"the probes of {self.fitted.labels.name} have no seed {chosen}: they have {known}")
+            raise InvalidValueError(
+                f"the probes of {self.fitted_.labels.name} have no seed {chosen}: they have {known}"
+            )
         return chosen
 
     def mixing_weights(self, seed: int | None = None) -> NDArray[np.float64]:
         """Return s of P(L), float64 [layers]; `seed`: of the probes, the first by default."""
         return np.asarray(self.cumulative(seed).mixing()[-1])
 
-    def join(
-        self,
-        edges: Edges,
-        *,
-        data: Store | Selection | None = None,
-        split: str = "test",
-        sample: Sample | None = None,
-    ) -> JoinedEdges:
+    def join(self, edges: Edges, *, data: Store | Selection | None = None, split: str = "test") -> JoinedEdges:
         """Find targets of the task in a store; a store that was made otherwise than that of `fit` is noted."""
-        store, labels = self._store(data), self.fitted.labels
-        joined = join_edges(store, edges, labels, split=split, sample=sample or self._sample())
+        store, labels = self._store(data), self.fitted_.labels
+        joined = join_edges(store, edges, labels, split=split, sample=self._sample())
         return replace(joined, notes=(*self._changed_notes(labels.name, data), *joined.notes))
 
     def _counts(self, split: EdgeSplit, store: Store) -> SplitCounts:
-        fitted, stream, control = self.fitted, self._stream(store), None
-        rule = "likeliest" if fitted.labels.single else "half"
-        counts = score_edges(fitted.bank(), stream, split)
+        fitted, stream, control = self.fitted_, self._stream(store), None
+        single = fitted.labels.single
+        own = score_edges(fitted.bank(), stream, split, single=single)
         if fitted.control is not None:
             task, trained = fitted.control
-            control = score_edges(fitted.bank(trained), stream, control_split(split, store, task))[rule]
-        return SplitCounts(counts[rule], counts["half"], constant_counts(fitted.majority, split), control)
+            control = score_edges(fitted.bank(trained), stream, control_split(split, store, task), single=single)
+        return SplitCounts(own, constant_counts(fitted.majority, split), control)
 
     def _store(self, data: Store | Selection | None) -> Store:
         """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
-        fitted = self.fitted
+        fitted = self.fitted_
         own = fitted.data if data is None else data
         what = f"the probes of {fitted.labels.name}"
         store = fitting_store(own, fitted.grid.layers, fitted.shape.width, what=what)
@@ -301,7 +343,7 @@ class EdgeProbe(Probe[FittedEdges]):
         return store
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        fitted, sizes = self.fitted, (len(self.fitted.grid.seed_of),)
+        fitted, sizes = self.fitted_, (len(self.fitted_.grid.seed_of),)
         labels, layers = fitted.labels, np.array(fitted.grid.layers)
         learned = {
             "task": labels.name,

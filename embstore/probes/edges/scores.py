@@ -54,22 +54,21 @@ def micro_f1(right: ArrayLike, said: ArrayLike, wanted: ArrayLike) -> NDArray[np
     return np.where(whole > 0, 2 * np.asarray(right) / np.maximum(whole, 1), np.nan)
 
 
-def score_edges(bank: EdgeBank, stream: EdgeStream, split: EdgeSplit) -> dict[str, EdgeCounts]:
-    """Return the counts of all probes by rule, in one pass.
+def score_edges(bank: EdgeBank, stream: EdgeStream, split: EdgeSplit, *, single: bool) -> EdgeCounts:
+    """Return the counts of all probes.
 
-    By `likeliest` the answer is the label of highest probability, by `half` all labels of a probability of one half or
-    more. Labels that train does not have are wanted and never found.
+    With a `single` label per target the answer is the label of highest probability, else all labels of a probability of
+    one half or more. Labels that train does not have are wanted and never found.
     """
-    right = {rule: np.zeros((len(bank), len(split)), np.int64) for rule in ("likeliest", "half")}
-    said = {rule: np.zeros((len(bank), len(split)), np.int64) for rule in right}
+    right, said = np.zeros((2, len(bank), len(split)), np.int64)
     for targets, logits in iter_logits(bank, stream, split):
         gold = torch.from_numpy(split.gold[targets]).to(logits.device)
-        likeliest = torch.zeros_like(logits, dtype=torch.bool)
-        likeliest.scatter_(2, logits.argmax(2, keepdim=True), value=True)
-        for rule, answer in (("likeliest", likeliest), ("half", logits >= 0)):
-            right[rule][:, targets] = (answer & gold).sum(2).cpu().numpy()
-            said[rule][:, targets] = answer.sum(2).cpu().numpy()
-    return {rule: EdgeCounts.of(split, right[rule], said[rule]) for rule in right}
+        answer = logits >= 0
+        if single:
+            answer = torch.zeros_like(answer).scatter_(2, logits.argmax(2, keepdim=True), value=True)
+        right[:, targets] = (answer & gold).sum(2).cpu().numpy()
+        said[:, targets] = answer.sum(2).cpu().numpy()
+    return EdgeCounts.of(split, right, said)
 
 
 def majority(train: EdgeSplit, *, single: bool) -> NDArray[np.bool_]:
@@ -170,7 +169,6 @@ class ProbeGrid:
 
 def mixing_rows(grid: ProbeGrid, bank: EdgeBank, trained: Trained) -> Iterator[Row]:
     """Yield what the probes have learned about the layers, as rows of split train."""
-    scale = bank.weights["scale"].detach().cpu().numpy()
     mixing = bank.mixing()
     for seed in grid.seeds:
         last = int(grid.cumulative(seed)[-1])
@@ -180,7 +178,6 @@ def mixing_rows(grid: ProbeGrid, bank: EdgeBank, trained: Trained) -> Iterator[R
             yield {**common, "layer": layer, "metric": "mixing", "value": value}
         yield {**common, "metric": "center_of_gravity", "value": float(weights @ np.array(grid.layers))}
         yield {**common, "metric": "mixing_kl", "value": kl_from_uniform(weights)}
-        yield {**common, "metric": "gamma", "value": float(scale[last])}
         for layer, number in zip(grid.layers, grid.cumulative(seed).tolist(), strict=True):
             yield from ({**common, "layer": layer, **row} for row in trained.rows(np.array([number])))
 
@@ -189,12 +186,10 @@ def mixing_rows(grid: ProbeGrid, bank: EdgeBank, trained: Trained) -> Iterator[R
 class SplitCounts:
     """What the probes of a task have found in a split, by sentence.
 
-    `own`: by the rule of the task; `half`: by the rule of one half; `constant`: the best constant answer; `control`:
-    the probes of the control task, by the rule of the task.
+    `own`: the probes; `constant`: the best constant answer; `control`: the probes of the control task.
     """
 
     own: EdgeCounts
-    half: EdgeCounts
     constant: EdgeCounts
     control: EdgeCounts | None = None
 
@@ -202,7 +197,7 @@ class SplitCounts:
         """Yield the metrics of each seed; intervals are of the mean over the seeds, none of a single sentence."""
         count = int(self.own.wanted.sum())
         n_resamples = n_resamples if len(self.own.wanted) > 1 else 0  # every resample would be that sentence
-        counts = {"own": self.own, "half": self.half, "constant": self.constant}
+        counts = {"own": self.own, "constant": self.constant}
         if self.control is not None:
             counts["control"] = self.control
         f1 = resampled_f1(counts, n_resamples, seed=seed)
@@ -230,23 +225,17 @@ def _metrics(
 ) -> Iterator[tuple[Key, NDArray[np.float64]]]:
     """Yield each metric of one seed, over the sentences and then over the resamples."""
     numbers = grid.cumulative(seed)
-    kinds = [("f1", "own", numbers), ("half_f1", "half", numbers)]
-    if grid.layerwise:
-        alone = grid.by_layer(seed)
-        kinds.append(("layer_f1", "own", alone))
-        yield ("best_layer", None), np.array(grid.layers)[np.nan_to_num(f1["own"][:, alone]).argmax(1)]
-    for metric, rule, at in kinds:
-        yield from _by_layer(metric, f1[rule][:, at], grid.layers)
+    kinds = {"": numbers} | ({"layer_": grid.by_layer(seed)} if grid.layerwise else {})
+    for before, at in kinds.items():
+        yield from _by_layer(f"{before}f1", f1["own"][:, at], grid.layers)
     scores = np.nan_to_num(f1["own"][:, numbers])
     yield from _by_layer("differential", np.diff(scores), grid.layers[1:])
     yield ("expected_layer", None), expected_layers(scores, grid.layers)
     if "control" not in f1:
         return
-    for metric, rule, at in kinds:
-        if rule == "own":
-            before = metric.removesuffix("f1")
-            yield from _by_layer(f"{before}control_f1", f1["control"][:, at], grid.layers)
-            yield from _by_layer(f"{before}selectivity", f1["own"][:, at] - f1["control"][:, at], grid.layers)
+    for before, at in kinds.items():
+        yield from _by_layer(f"{before}control_f1", f1["control"][:, at], grid.layers)
+        yield from _by_layer(f"{before}selectivity", f1["own"][:, at] - f1["control"][:, at], grid.layers)
 
 
 def _by_layer(

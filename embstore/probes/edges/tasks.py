@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.corpus import EdgeSentence, EdgeTarget, read_edges
-from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.errors import InvalidValueError, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
-from embstore.probes.reading import MAX_SEED
 from embstore.probes.splits import SPLITS
 from embstore.spacing import spaced, split_words
 from embstore.store import Store
@@ -134,11 +133,6 @@ class Sample:
 
     count: int | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.count is not None:
-            check_whole("n_sentences", self.count, 1)
-        check_whole("seed", self.seed, 0, MAX_SEED)
 
     def draw(self, sentences: Sequence[EdgeSentence]) -> list[EdgeSentence]:
         """Return the sample in the order of the sentences.

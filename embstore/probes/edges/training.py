@@ -16,8 +16,7 @@ from embstore.errors import InvalidValueError
 from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, EdgeSplit, LargestBatch, iter_batches
 from embstore.probes.edges.model import MIXING, EdgeBank, EdgeShape, dropout_factors
 from embstore.probes.edges.tasks import EdgeTask
-from embstore.probes.reading import READ_AHEAD, check_number
-from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
+from embstore.probes.training import READ_AHEAD, Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
 from embstore.store import Store
 
@@ -34,10 +33,6 @@ class EdgeSchedule(Schedule):
 
     mixing_rate: float = 1e-2
     dropout: float = 0.2
-
-    def __post_init__(self) -> None:
-        check_number("mixing_rate", self.mixing_rate, 0, above=True)
-        check_number("dropout", self.dropout, 0, 1)
 
 
 @dataclass(frozen=True, eq=False)

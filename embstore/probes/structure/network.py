@@ -9,9 +9,8 @@ from typing import Literal, get_args
 
 import torch
 
-from embstore.errors import InvalidValueError, check_choice
-from embstore.probes.reading import require_distinct, seeded
 from embstore.probes.structure.examples import TreeBatch
+from embstore.probes.training import seeded
 
 Task = Literal["distance", "depth"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -27,16 +26,6 @@ class StructureShape:
     seeds: tuple[int, ...]
     width: int
     rank: int
-
-    def __post_init__(self) -> None:
-        for task in self.tasks:
-            check_choice("task", task, TASKS)
-        for what, values in (("layers", self.layers), ("tasks", self.tasks), ("seeds", self.seeds)):
-            require_distinct(what, values)
-        if not 1 <= self.rank <= self.width:
-            raise InvalidValueError(
-                f"rank {self.rank} is not allowed: give 1 to {self.width}, the width of the vectors"
-            )
 
     @property
     def sizes(self) -> tuple[int, int, int]:

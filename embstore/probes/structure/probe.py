@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.arguments import Positive, checked
+from embstore.config import settings
 from embstore.corpus.trees import Tree
-from embstore.errors import InvalidValueError, NonFiniteError, check_whole, quoted
-from embstore.probes.base import Fitted, Probe, fitting_store, made_by
-from embstore.probes.reading import VERIFY, check_names, check_number, layers_of, store_of
+from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
@@ -28,10 +29,9 @@ from embstore.probes.structure.scores import (
     spanning_trees,
 )
 from embstore.probes.structure.training import train_structure
-from embstore.probes.training import Schedule, Trained
-from embstore.progress import Progress
+from embstore.probes.training import VERIFY, Schedule, Trained
 from embstore.store import Selection, Store
-from embstore.store.layout import Layer, resolve_layer
+from embstore.store.layout import Layers, resolve_layers
 
 DEFAULT_RANK = 128
 BASELINE = "linear order"
@@ -76,6 +76,7 @@ class FittedStructure(Fitted):
         return self.trained.weights["weight"].view(*self.shape.sizes, self.shape.rank, self.shape.width)
 
 
+@checked
 @dataclass(kw_only=True, eq=False)
 class StructuralProbe(Probe[FittedStructure]):
     """Linear maps B under which squared distances (and lengths) of word vectors are those of words in the syntax tree.
@@ -86,54 +87,67 @@ class StructuralProbe(Probe[FittedStructure]):
         probe = es.StructuralProbe(layers=[0, -1], rank=16, training=es.Training(epochs=3))
         result = probe.fit(es.open("trees.zarr"), train, dev).score(test)
 
-    tasks: "distance", "depth" or both. rank: rows of B; 128 by default, or the width of the vectors if that is less.
-    n_sentences: of each split at most, drawn with `seed`, the same ones for every store; None for all. decay: what a
-    probe's learning rate is multiplied by after an epoch without a lower dev loss. training: defaults are 40 epochs,
-    batches of 20 sentences and patience 5. The other settings are those of `Probe`.
+    After an epoch without a lower dev loss the learning rate of a probe is divided by ten.
 
-    Raises InvalidValueError for a setting that is not allowed.
+    Parameters
+    ----------
+    layers : layers
+        Those that get probes; all by default.
+    seeds : int or sequence of int
+        Of the initial weights; all else that is random is drawn with the first.
+    training : Training
+        By default 40 epochs, batches of 20 sentences and patience 5.
+    tasks : sequence of str
+        "distance", "depth" or both.
+    rank : int
+        Rows of B; 128 by default, or the width of the vectors if that is less.
+    n_sentences : int
+        Of each split at most, drawn with the first seed, the same ones for every store; None for all.
     """
 
     name: ClassVar[str] = "structural"
     defaults: ClassVar[Schedule] = Schedule(epochs=40, batch_size=20, patience=5, min_steps=50)
     dev_data: ClassVar[str] = "trees"
     tasks: Sequence[Task] = TASKS
-    rank: int | None = None
-    n_sentences: int | None = None
-    decay: float = 0.1
+    rank: Positive | None = None
+    n_sentences: Positive | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.tasks = check_names("tasks", self.tasks)  # type: ignore[assignment]  # StructureShape checks them
-        StructureShape((0,), tuple(self.tasks), (0,), 1, 1)
-        for name in ("rank", "n_sentences"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), 1)
-        if check_number("decay", self.decay, 0, above=True) > 1:
-            raise InvalidValueError(f"decay {self.decay} is not allowed: give more than 0, 1 at most")
-
+    @checked
     def fit(
         self,
         data: Store | Selection,
         train: Sequence[Tree],
         dev: Sequence[Tree] | None = None,
         *,
-        checkpoint: str | os.PathLike[str] | None = None,
-        progress: Progress = None,
+        checkpoint: Path | None = None,
     ) -> StructuralProbe:
         """Train the probes on gold trees, stopping on the dev trees; returns itself.
 
-        `data`: a store of words. `train`, `dev`: see `read_trees`. `checkpoint`: a file written after each epoch, from
-        which the same call resumes.
+        Parameters
+        ----------
+        data : Store or Selection
+            A store of words.
+        train, dev : sequence of Tree
+            Gold trees, as `read_trees` returns them.
+        checkpoint : path
+            A file written after each epoch, from which the same call resumes.
 
-        Raises InvalidValueError for a store of subwords, a split without a sentence in the store, a layer or rank that
-        is not allowed, early stopping without dev trees or a checkpoint of another training; MissingRowsError,
-        NonFiniteError, StorageError.
+        Raises
+        ------
+        InvalidValueError
+            For a store of subwords, a split without a sentence in the store, a layer or rank that is not allowed, early
+            stopping without dev trees or a checkpoint of another training.
+        MissingRowsError, NonFiniteError, StorageError
+            Where vectors cannot be read or are not finite, or a checkpoint cannot be written.
         """
+        require_distinct("tasks", self.tasks)
         store = store_of(data)
         schedule = self._schedule(has_dev=dev is not None)
-        rank = min(DEFAULT_RANK, store.hidden_size) if self.rank is None else self.rank
-        shape = self._shape(layers_of(data, self.layers), store.hidden_size, rank)
+        width = store.hidden_size
+        rank = min(DEFAULT_RANK, width) if self.rank is None else self.rank
+        if rank > width:
+            raise InvalidValueError(f"rank {rank} is not allowed: give 1 to {width}, the width of the vectors")
+        shape = self._shape(layers_of(data, self.layers), width, rank)
         finder, notes = SentenceFinder(store), list[str]()
         banks = {
             split: self._treebank(finder, split, trees, notes)
@@ -145,11 +159,10 @@ class StructuralProbe(Probe[FittedStructure]):
             banks["train"],
             banks.get("dev"),
             schedule=schedule,
-            decay=self.decay,
             checkpoint=checkpoint,
-            progress=progress,
+            progress=settings().progress,
         )
-        self._fitted = FittedStructure(
+        self.fitted_ = FittedStructure(
             trained=trained,
             shape=shape,
             n_sentences={split: len(bank) for split, bank in banks.items()},
@@ -160,32 +173,46 @@ class StructuralProbe(Probe[FittedStructure]):
         return self
 
     def _shape(self, layers: Sequence[int], width: int, rank: int) -> StructureShape:
-        return StructureShape(tuple(layers), tuple(self.tasks), tuple(self.seeds), width, rank)
+        return StructureShape(tuple(layers), tuple(self.tasks), self._seeds, width, rank)
 
+    @checked
     def score(self, test: Trees, *, data: Store | None = None, name: str | None = None) -> ProbeResult:
         """Score the probes on test trees, or on several splits given as a mapping of names to trees.
 
-        `data`: another store of the same width; that of `fit` by default. `name`: the store in the frame, the file's
-        name by default. The word order of each store is scored too, as store "NAME: linear order" without layer and
-        seed.
+        Parameters
+        ----------
+        test : sequence of Tree or mapping
+            Gold trees.
+        data : Store
+            Another store of the same width; that of `fit` by default.
+        name : str
+            The store in the frame; the file's name by default.
+
+        Raises
+        ------
+        InvalidValueError
+            For a split without a sentence in the store, and a store that does not fit the probes.
+        MissingRowsError, NonFiniteError
+            Where vectors cannot be read or are not finite.
+
+        Notes
+        -----
+        The word order of each store is scored too, as store "NAME: linear order" without layer and seed.
 
         Metrics: `uuas`, the share of gold edges in the minimum spanning tree of the predicted distances; `dspr` and
         `nspr`, Spearman correlations of distances and depths; `root_accuracy`. Of split train: `best_epoch`, and
         `converged`: 1 if early stopping ended the training of the probe, 0 if its last epoch did (null without early
         stopping).
-
-        Raises InvalidValueError for a split without a sentence in the store and a store that does not fit the probes;
-        MissingRowsError, NonFiniteError.
         """
-        shape, store = self.fitted.shape, self._store(data)
+        shape, store = self.fitted_.shape, self._store(data)
         name = store.path.stem if name is None else name
         finder = SentenceFinder(store)
-        notes = list(self.fitted.notes if data is None else self._changed_notes(name, data))
+        notes = list(self.fitted_.notes if data is None else self._changed_notes(name, data))
         probes = product(shape.layers, shape.tasks, shape.seeds)
         rows: list[Row] = [
             {"store": name, "layer": layer, "task": task, "seed": seed, **row}
             for number, (layer, task, seed) in enumerate(probes)
-            for row in self.fitted.trained.rows(np.array([number]))
+            for row in self.fitted_.trained.rows(np.array([number]))
         ]
         for split, trees in (test if isinstance(test, Mapping) else {"test": test}).items():
             bank = self._treebank(finder, split, trees, notes)
@@ -205,7 +232,7 @@ class StructuralProbe(Probe[FittedStructure]):
 
         Raises InvalidValueError without distance probes, and without early stopping unless there is a single layer.
         """
-        fitted = self.fitted
+        fitted = self.fitted_
         losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)[:, self._distance_task(), 0]
         if len(losses) > 1 and np.isnan(losses).any():
             raise InvalidValueError(
@@ -213,17 +240,32 @@ class StructuralProbe(Probe[FittedStructure]):
             )
         return fitted.shape.layers[int(losses.argmin())]
 
-    def predict(self, tree: Tree, *, data: Store | None = None, layer: Layer | None = None) -> RecoveredTree:
+    @checked
+    def predict(self, tree: Tree, *, data: Store | None = None, layers: Layers = None) -> RecoveredTree:
         """Return the tree that the distance probe of the first seed finds for the sentence of a gold tree.
 
-        `layer`: that of `best_layer` by default. Raises InvalidValueError for a sentence that is not in the store, a
-        layer without probes, and without distance probes.
+        Parameters
+        ----------
+        tree : Tree
+            The gold tree.
+        data : Store
+            Another store of the same width; that of `fit` by default.
+        layers : layer
+            The layer; that of `best_layer` by default.
+
+        Raises
+        ------
+        InvalidValueError
+            For a sentence that is not in the store, a layer without probes, several layers, and without distance
+            probes.
         """
-        fitted, store = self.fitted, self._store(data)
+        fitted, store = self.fitted_, self._store(data)
         self._distance_task()
-        layers = fitted.shape.layers
-        layer = self.best_layer() if layer is None else resolve_layer(layer, layers, absent="has no probe")
-        row = layers.index(layer)
+        chosen = (self.best_layer(),) if layers is None else resolve_layers(layers, fitted.shape.layers)
+        if len(chosen) > 1:
+            raise InvalidValueError(f"layers {layers} are several: give one, as a tree is that of one layer")
+        (layer,) = chosen
+        row = fitted.shape.layers.index(layer)
         bank = SentenceFinder(store).treebank([tree])
         batch = next(iter_tree_batches(bank, [np.array([0])], [layer], torch.device("cpu")))
         projected = Projected(fitted.weights[row : row + 1], batch, fitted.shape.tasks)
@@ -233,8 +275,8 @@ class StructuralProbe(Probe[FittedStructure]):
 
     def _predictions(self, bank: Treebank) -> Iterator[Predicted]:
         """Predict all sentences of a treebank; the probes are those of layers x seeds."""
-        shape, device = self.fitted.shape, self._schedule().device
-        weights = self.fitted.weights.to(device)
+        shape, device = self.fitted_.shape, self._schedule().device
+        weights = self.fitted_.weights.to(device)
         groups = list(equal_lengths(bank, n_pairs=max(1, N_PAIRS // (len(shape.layers) * len(shape.seeds)))))
         with torch.no_grad():
             for batch in iter_tree_batches(bank, groups, shape.layers, device):
@@ -251,11 +293,9 @@ class StructuralProbe(Probe[FittedStructure]):
 
     def _treebank(self, finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
         """Sample the trees of a split and find them in a store."""
-        if not isinstance(trees, Sequence) or not all(isinstance(each, Tree) for each in trees):
-            raise InvalidValueError(f"{split}: {quoted(trees)} are no trees: give what read_trees returns")
         chosen = trees
         if self.n_sentences is not None and self.n_sentences < len(trees):
-            numbers = np.sort(np.random.default_rng(self.seed).permutation(len(trees))[: self.n_sentences])
+            numbers = np.sort(np.random.default_rng(self._seeds[0]).permutation(len(trees))[: self.n_sentences])
             chosen = [trees[number] for number in numbers.tolist()]
             notes.append(f"{split}: {len(chosen):,} of {len(trees):,} sentences, drawn at random")
         bank = finder.treebank(chosen, split=split)
@@ -263,16 +303,16 @@ class StructuralProbe(Probe[FittedStructure]):
         return bank
 
     def _store(self, data: Store | None) -> Store:
-        shape = self.fitted.shape
-        return fitting_store(self.fitted.data if data is None else data, shape.layers, shape.width)
+        shape = self.fitted_.shape
+        return fitting_store(self.fitted_.data if data is None else data, shape.layers, shape.width)
 
     def _distance_task(self) -> int:
-        if "distance" not in self.fitted.shape.tasks:
+        if "distance" not in self.fitted_.shape.tasks:
             raise InvalidValueError("a tree needs distance probes, and there are only depth probes: fit distance too")
-        return self.fitted.shape.tasks.index("distance")
+        return self.fitted_.shape.tasks.index("distance")
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        fitted, shape = self.fitted, self.fitted.shape
+        fitted, shape = self.fitted_, self.fitted_.shape
         learned: dict[str, Any] = {"layers": list(shape.layers), "width": shape.width, "rank": shape.rank}
         return learned | {"n_sentences": dict(fitted.n_sentences)}, fitted.trained.tensors(shape.sizes)
 
