@@ -144,7 +144,8 @@ class LocalStorage(Storage):
         with reading(self.path / key):
             try:
                 yield
-            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+                error.__traceback__ = None  # in Python 3.13 its frames hold the error, and open files until a collection
                 raise KeyNotFoundError(f"{self.path / key} does not exist") from None
 
     @contextmanager
