@@ -145,7 +145,7 @@ class LocalStorage(Storage):
             try:
                 yield
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-                error.__traceback__ = None  # in Python 3.13 its frames hold the error, and open files until a collection
+                error.__traceback__ = None  # in Python 3.13 its frames hold the error and open files
                 raise KeyNotFoundError(f"{self.path / key} does not exist") from None
 
     @contextmanager
