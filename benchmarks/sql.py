@@ -121,11 +121,11 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
 
     def selfsim() -> pl.DataFrame:
         chosen = store.select(types=types)
-        found = es.geometry(chosen, layers=layer, metrics=["selfsim"], min_contexts=1, progress=False)
+        found = es.geometry(chosen, layers=layer, metrics=["selfsim"], min_contexts=1)
         return found.filter(pl.col("item") != "").select(word="item", s="value").sort("word")
 
     def means(number: int) -> es.WordVectors:
-        return es.static_vectors(store, layer=number, method="mean", types=types, progress=False)
+        return es.static_vectors(store, layers=number, method="mean", types=types)
 
     def near_words() -> pl.DataFrame:
         found = es.neighbors(means(layer), WORD, k=10)

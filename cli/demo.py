@@ -158,7 +158,7 @@ def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]
     numbers = {word: number for number, word in enumerate(store.index.words)}
     types = [numbers[word] for word in known]
     for layer in (store.layers[0], store.layers[-1]):
-        vectors = es.static_vectors(store, layer=layer, types=types)
+        vectors = es.static_vectors(store, layers=layer, types=types)
         found = es.neighbors(vectors, queries, k=N_NEAREST)
         for row in rows:
             words = found.filter(found["query"] == row["word"])["word"].to_list()

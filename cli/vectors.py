@@ -65,12 +65,12 @@ def static(
     executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
     chosen |= {"method": method, "min_contexts": min_contexts, "device": device}
     with executor or nullcontext():
-        vectors: Any = es.static_vectors(opened, executor=executor, layer=number, **chosen)
+        vectors: Any = es.static_vectors(opened, executor=executor, layers=number, **chosen)
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     made |= {"scale": chosen.get("scale", "unit")} if method == "pc1" else {}
     made |= {"n_components": chosen.get("n_components")} if method == "abtt" else {}
     if form == "store":
-        es.analysis.write_static_store(vectors, out, source=opened, layer=number, made=made)
+        es.analysis.write_static_store({number: vectors}, out, source=opened, made=made)
     else:
         es.vectors.write_vectors(vectors, out, format=form)
     if as_json:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape, Tokens
-from embstore.analysis.attention.measure import Reader, check_sizes, frame_of
+from embstore.analysis.attention.measure import Reader, frame_of
 from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.arguments import checked
 from embstore.corpus import Corpus, open_corpus
@@ -52,7 +52,6 @@ def attention_importance(
 
     The other arguments are those of `attention`. Raises ModelError for a model without a language modeling head.
     """
-    check_sizes(n_sentences, batch_subwords, seed)
     where = choose_device(device)
     source = corpus if isinstance(corpus, Store) else open_corpus(corpus)
     with torch_threads(threads), reporting(progress, unit="sentences", label="importance") as report:
@@ -62,7 +61,7 @@ def attention_importance(
         specials, n_layers, n_heads = lm.attention.network.inputs.specials, lm.attention.n_layers, lm.attention.n_heads
         around = len(specials.prefix), len(specials.suffix)
         found.begin(Shape(tuple(range(1, n_layers + 1)), tuple(range(n_heads)), lm.mask_id is None, *around))
-        for tokens, _, inputs in reader.batches(batch_subwords, "padded"):
+        for tokens, _, inputs in reader.batches(batch_subwords):
             for layer, gradient in enumerate(_gradients(lm, tokens, inputs, seed=seed)):
                 found.update(Maps(gradient, tokens, layer=layer, last=layer == n_layers - 1))
             report(reader.n_done, reader.total)

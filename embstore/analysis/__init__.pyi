@@ -2,10 +2,7 @@ from .attention.compare import attention_similarity as attention_similarity
 from .attention.measure import Attention as Attention
 from .attention.measure import SentenceAttention as SentenceAttention
 from .attention.measure import sentence_attention as sentence_attention
-from .attention.shares import PatternRule as PatternRule
-from .attention.shares import Patterns as Patterns
 from .attention.similarity import HeadDistances as HeadDistances
-from .attention.statistic import STATISTICS as STATISTICS
 from .attention.statistic import Statistic as Statistic
 from .attention.statistic import Values as Values
 from .attention.statistic import register_statistic as register_statistic
@@ -13,8 +10,6 @@ from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import SentenceSimilarity as SentenceSimilarity
 from .geometry.cosine import sentence_similarity as sentence_similarity
-from .geometry.measure import METRICS as METRICS
-from .geometry.spectra import maximum_explainable_variance as maximum_explainable_variance
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
 from .neighbors.exact import Exclusion as Exclusion
@@ -32,13 +27,9 @@ from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import sense_support as sense_support
-from .projection import Projection as Projection
 from .projection import project as project
 from .scan import Batch as Batch
 from .scan import Reducer as Reducer
-from .scan import Reduction as Reduction
 from .scan import Scope as Scope
-from .static import all_but_the_top as all_but_the_top
 from .static import write_static_store as write_static_store
-from .words import distinct_contexts as distinct_contexts
 from .words import eligible_types as eligible_types

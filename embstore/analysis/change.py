@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.geometry.cosine import WordSums
 from embstore.analysis.neighbors.senses import kmeans
-from embstore.analysis.scan import gather_finite, reduce, selected
+from embstore.analysis.scan import gather_finite, scan, selected
 from embstore.arguments import Count, Positive, Range, checked
 from embstore.config import settings
 from embstore.devices import thread_count
@@ -224,17 +224,18 @@ def _sums(side: _Side, layer: int, start: int, stop: int, counts: NDArray[np.int
     if side.is_whole and len(rows) >= WHOLE * side.store.n_rows:
         every = np.full(side.store.n_rows, -1)
         every[rows] = groups
-        rows, groups = None, every
-    selection = Selection(side.store, rows=rows, layers=layer)
+        selection, groups = Selection(side.store, layers=layer), every
+    else:
+        selection = Selection(side.store, rows=rows, layers=layer)
     nbytes_of_row = side.store.hidden_size * side.store.vector_dtype.itemsize
-    reduced = reduce(
+    reduced = scan(
         selection,
         {"sums": WordSums(groups, counts[start:stop])},
         parts=max(2, len(groups) // (PART_TIMES * (stop - start))),
         block_rows=max(1, BLOCK_NBYTES // nbytes_of_row),
         max_states=4,
         device="cpu",
-        progress=False,
+        threads=settings().threads,
     )
     return np.asarray(reduced[layer]["sums"][0], np.float64)
 
@@ -244,7 +245,7 @@ Products = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 
 def _products(old: NDArray[np.float64], new: NDArray[np.float64]) -> Products:
     """The inner products of sums [n, feature]: old with old, old with new, new with new."""
-    return tuple(np.einsum("ij,ij->i", *pair) for pair in ((old, old), (old, new), (new, new)))  # type: ignore[return-value]
+    return tuple(np.einsum("ij,ij->i", *pair) for pair in ((old, old), (old, new), (new, new)))
 
 
 def _cosine(products: Products) -> NDArray[np.float64]:
@@ -324,7 +325,7 @@ class Units:
             return _products(old @ sums, new @ sums)
         left, right = old @ (gram := sums @ sums.T), new @ gram
         pairs = ((left, old), (left, new), (right, new))
-        return tuple(np.einsum("ij,ij->i", *pair) for pair in pairs)  # type: ignore[return-value]
+        return tuple(np.einsum("ij,ij->i", *pair) for pair in pairs)
 
     def intervals(self, count: int, random: np.random.Generator) -> dict[str, tuple[float, float]]:
         """Percentile intervals of 95 % of each measure by the bootstrap over the units of each side.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -13,24 +13,23 @@ from numpy.typing import NDArray
 
 from embstore.analysis.geometry.moments import LayerMoments, Moments
 from embstore.analysis.neighbors.senses import umap_plane
-from embstore.analysis.scan import Batch, Scope, layer_of, reduce, selected
-from embstore.arguments import checked
-from embstore.errors import InvalidValueError, check_choice, check_whole
-from embstore.progress import Progress, reporting
+from embstore.analysis.scan import Batch, Scope, layer_of, scan, selected
+from embstore.arguments import Count, Range, checked
+from embstore.config import settings
+from embstore.errors import InvalidValueError
+from embstore.progress import reporting
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
-from embstore.store.layout import Layer
+from embstore.store.layout import Layers
 
 if TYPE_CHECKING:
     import polars as pl
 
-Method = Literal["pca", "umap"]
 AXES_ROWS = 200_000  # the principal axes of more rows are learned from this many of them
 ANCHORS = 1000  # rows whose maps at all layers are computed to turn each layer like the one before
-MAX_SEED = 2**63 - 1
-_ITERATIONS = 300
-_SUBSPACE = 10
-_TOLERANCE = 1e-13
+_ITERATIONS = 300  # of subspace iteration; spectra of hidden states need about 20
+_SUBSPACE = 10  # vectors, more than the two that are wanted, so that close eigenvalues part sooner
+_TOLERANCE = 1e-13  # of the largest eigenvalue
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,42 +63,51 @@ class Projection(Framed):
 def project(
     data: Store | Selection,
     *,
-    layer: Layer = -1,
-    method: str = "pca",
-    sample: int | None = 100_000,
-    seed: int = 0,
-    n_neighbors: int = 15,
-    progress: Progress = None,
+    layers: Layers = -1,
+    method: Literal["pca", "umap"] = "pca",
+    sample: Annotated[int, Range(3)] | None = 100_000,
+    seed: Count = 0,
+    n_neighbors: Annotated[int, Range(2)] = 15,
 ) -> Projection:
     """Map the occurrences of a layer to two dimensions, in step with the maps of the other layers.
-
-    `pca`: the first two principal components, from one pass for the covariance and one for the coordinates, in memory
-    that does not grow with the rows but for their coordinates. The axes of more than 200,000 rows are learned from that
-    many. `umap`: UMAP (McInnes et al. 2018) of the cosines, which starts from the map by PCA; needs umap-learn (the
-    extra `umap`). Its distances are not distances: only who is near whom counts.
 
     Each map is turned or mirrored about its mean, which keeps all distances. PCA maps of `ANCHORS` of the rows are
     turned layer by layer like the layer before (orthogonal Procrustes: the R with R^T R = I that minimizes
     |X R - Y|_F), and the map of a layer like that of its anchors. The result does not depend on which layers were
-    mapped before. `explained` counts along the turned axes; its sum is that of the two principal components.
+    mapped before.
 
-    `sample`: at most this many rows, one from each of as many equal stretches of the selection, drawn with `seed`; None
-    for all. The same rows are drawn at every layer. `seed` is also that of UMAP, `n_neighbors` its main setting.
+    Parameters
+    ----------
+    data : Store or Selection
+        The occurrences.
+    layers : int
+        One layer.
+    method : {"pca", "umap"}
+        `pca`: the first two principal components, in memory that does not grow with the rows but for their coordinates;
+        the axes of more than 200,000 rows are learned from that many. `umap`: UMAP (McInnes et al. 2018) of the
+        cosines, which starts from the map by PCA; needs umap-learn (the extra `umap`). Its distances are not distances:
+        only who is near whom counts.
+    sample : int or None
+        At most this many rows, one from each of as many equal stretches of the selection; the same at every layer. None
+        for all.
+    seed : int
+        Of the sample and of UMAP.
+    n_neighbors : int
+        The main setting of UMAP.
 
-    Raises InvalidValueError (no row, a layer that is not stored, fewer than three rows, or four for UMAP),
-    MissingPackageError, MissingRowsError, NonFiniteError.
+    Raises
+    ------
+    InvalidValueError
+        For a layer that is not stored and fewer than three rows (four for UMAP).
+    MissingPackageError, MissingRowsError, NonFiniteError
     """
-    check_choice("method", method, get_args(Method))
-    check_whole("seed", seed, 0, MAX_SEED)
-    if sample is not None:
-        check_whole("sample", sample, 3)
-    number, selection = layer_of(data, layer), selected(data)
+    number, selection = layer_of(data, layers), selected(data)
     rows = sample_rows(selection, sample, seed)
     if len(rows) < 3:
         raise InvalidValueError(f"a map of {len(rows)} occurrences is not possible: select three or more")
     store = selection.store
     total = 1 if method == "pca" else None
-    with reporting(progress, total=total, unit="epochs", label=method) as report:
+    with reporting(settings().progress, total=total, unit="epochs", label=method) as report:
         points, explained, axes_rows = _principal(store, rows, number)
         anchors = stretches(len(rows), ANCHORS, seed)
         points = points @ turn(points[anchors], anchor_maps(store, rows[anchors], number)[number])
@@ -110,10 +118,10 @@ def project(
             shares = float(share[0]), float(share[1])
             return Projection(number, method, rows, points, shares, len(selection), axes_rows)
         vectors = np.asarray(store.vectors(rows, layers=number)[0], np.float32)
-        found = umap_plane(vectors, seed=seed, n_neighbors=n_neighbors, start=points, report=report)
-        found -= found.mean(0)
-        found = (found @ turn(found, points)).astype(np.float32)
-        return Projection(number, method, rows, found, None, len(selection), axes_rows)
+        plane = umap_plane(vectors, seed=seed, n_neighbors=n_neighbors, start=points, report=report)
+        plane -= plane.mean(0)
+        plane = (plane @ turn(plane, points)).astype(np.float32)
+        return Projection(number, method, rows, plane, None, len(selection), axes_rows)
 
 
 def stretches(total: int, count: int, seed: int) -> NDArray[np.int64]:
@@ -158,32 +166,22 @@ def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArr
     mean, scatter = _moments(store, some, layer)
     axes = _leading(lambda vectors: scatter @ vectors, len(mean))
     points = np.empty((len(rows), 2), np.float32)
-    reducers = {"total": _Coordinates(points, mean, axes)}
-    total = float(reduce(_of_rows(store, rows, layer), reducers, progress=False)[layer]["total"])
+    total = float(_scan(_of_rows(store, rows, layer), _Coordinates(points, mean, axes)))
     inside = float(np.einsum("ij,ij->", points, points, dtype=np.float64))
     points -= points.mean(0, dtype=np.float64).astype(np.float32)
     return points, inside / total if total > 0 else 0.0, len(some)
 
 
-def components(store: Store, layer: int, out: NDArray[np.float16]) -> None:
-    """Write each row of a layer on its first principal components into `out` [n, count], in the order of the rows.
-
-    The axes are those of `AXES_ROWS` rows; numbers that float16 cannot hold become its largest.
-    """
-    rows = np.arange(store.n_rows)
-    mean, scatter = _moments(store, rows[stretches(len(rows), AXES_ROWS, 0)], layer)
-    axes = np.zeros((len(mean), out.shape[1]))
-    found = np.linalg.eigh(scatter)[1][:, : -out.shape[1] - 1 : -1]
-    axes[:, : found.shape[1]] = found
-    reduce(_of_rows(store, rows, layer), {"total": _Coordinates(out, mean, axes)}, progress=False)
-
-
 def _moments(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The mean of rows, and the matrix of their covariances, of trace one."""
-    found = reduce(_of_rows(store, rows, layer), {"moments": Moments()}, progress=False)
-    moments: LayerMoments = found[layer]["moments"]
+    moments: LayerMoments = _scan(_of_rows(store, rows, layer), Moments())
     scale = max(float(np.trace(moments.scatter)), np.finfo(np.float64).tiny)  # or squares vanish
     return moments.mean, moments.scatter / scale
+
+
+def _scan(some: Selection, reducer: Any) -> Any:
+    now = settings()
+    return scan(some, {"only": reducer}, device=now.device, threads=now.threads)[some.layers[0]]["only"]
 
 
 def _of_rows(store: Store, rows: NDArray[np.int64], layer: int) -> Selection:

@@ -7,29 +7,32 @@ states are merged in the order of the parts, so that the result does not depend 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, lru_cache, partial
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.arguments import checked
+from embstore.config import settings
 from embstore.devices import choose_device, thread_count, torch_threads
-from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, check_choice, check_whole, quoted
+from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, quoted
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
-from embstore.store.layout import Layer, Layers, resolve_layer
+from embstore.store.layout import Layers, resolve_layers
 
+Precision = Literal["float32", "float64"]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 BLOCK_NBYTES = 4 * 2**20  # of float32: the block of a thread stays in its cache
 PART_NBYTES = 64 * 2**20  # of float32
-MIN_PARTS, MAX_PARTS = 2, 256
+MIN_PARTS, MAX_PARTS = 2, 256  # two, so that every test merges; with more, merging takes longer than reading
 
 State = TypeVar("State")
 Statistics = dict[int, dict[str, Any]]
@@ -159,61 +162,6 @@ class Reducer(Protocol[State]):
     def finish(self, state: State, scope: Scope, /) -> Any: ...
 
 
-class Reduction:
-    """The steps of `reduce` one by one, for callers that distribute the parts of a selection themselves.
-
-    `run` returns the states of the occurrences `[start, stop)` of the selection at one layer, `merge` joins the states
-    of two parts, and `finish` turns the merged states of a layer into results.
-    """
-
-    def __init__(
-        self,
-        selection: Selection,
-        reducers: Mapping[str, Reducer[Any]],
-        *,
-        precision: str = "float32",
-        device: str = "auto",
-        block_rows: int | None = None,
-    ) -> None:
-        check_choice("precision", precision, PRECISIONS)
-        if block_rows is not None:
-            check_whole("block_rows", block_rows, 1)
-        self.selection = selection
-        self.reducers = _checked_reducers(reducers)
-        self.dtype = PRECISIONS[precision]
-        self.device = choose_device(device, float64=True)
-        self.block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * selection.store.hidden_size))
-
-    def run(self, layer: int, start: int, stop: int) -> dict[str, Any]:
-        """Reduce one part of a layer: {name: state}."""
-        return self.part(layer, start, stop, str(self.device))(self.selection.store)
-
-    def part(self, layer: int, start: int, stop: int, device: str) -> Callable[[Store], dict[str, Any]]:
-        """What `run` calls with the store, which a worker that has opened the store may call as well."""
-        rows, scope = self.selection.rows_at(start, stop), (layer, len(self.selection), self.dtype, device)
-        return partial(_reduce_rows, scope=scope, reducers=self.reducers, rows=rows, start=start, size=self.block_rows)
-
-    def merge(self, states: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-        """Join the states of two parts of a layer."""
-        return {name: reducer.merge(states[name], others[name]) for name, reducer in self.reducers.items()}
-
-    def finish(self, layer: int, states: Mapping[str, Any]) -> dict[str, Any]:
-        """Turn the merged states of a layer into results: {name: result}."""
-        scope = Scope(self.selection.store, layer, len(self.selection), self.dtype, self.device)
-        return {name: reducer.finish(states[name], scope) for name, reducer in self.reducers.items()}
-
-
-def _checked_reducers(reducers: Any) -> dict[str, Reducer[Any]]:
-    """The reducers by name; raises InvalidValueError for anything that is not a mapping of reducers."""
-    if not isinstance(reducers, Mapping):
-        raise InvalidValueError(f"reducers {quoted(reducers)} are not understood: give a dict of reducers by name")
-    for name, reducer in reducers.items():
-        for method in ("init", "update", "merge", "finish"):
-            if isinstance(reducer, type) or not callable(getattr(reducer, method, None)):
-                raise InvalidValueError(f"the reducer {name!r} is {quoted(reducer)}, an object without {method}()")
-    return dict(reducers)
-
-
 def _reduce_rows(
     store: Store,
     *,
@@ -251,8 +199,6 @@ def map_store(
     for each worker.
     """
     if executor is not None:
-        if not isinstance(executor, Executor):
-            raise InvalidValueError(f"executor {quoted(executor)} is not a concurrent.futures.Executor")
         identity = pickle.dumps(store), store.metadata.fingerprint, store.n_committed_rows
         yield from iter_results(executor, (partial(_on_worker, *identity, call) for call in calls), in_flight=in_flight)
         return
@@ -291,42 +237,84 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
+@checked
 def reduce(
+    data: Store | Selection,
+    reducers: Mapping[str, Any],
+    *,
+    layers: Layers = None,
+    precision: Precision = "float32",
+    executor: Executor | None = None,
+) -> Statistics:
+    """Compute several statistics over the vectors of a store in one pass over each layer: {layer: {name: result}}.
+
+    Parameters
+    ----------
+    data : Store or Selection
+        The occurrences.
+    reducers : mapping of str to Reducer
+        What is computed, by name.
+    layers : int or sequence of int, optional
+        By default all of `data`.
+    precision : {"float32", "float64"}
+        Of the vectors that reducers are given.
+    executor : concurrent.futures.Executor, optional
+        Reduces the parts in its workers instead of in threads.
+
+    Raises
+    ------
+    InvalidValueError
+        For an empty selection, a layer that is not stored, an object that is no reducer.
+    MissingRowsError, NonFiniteError, ExecutorError
+        For rows that are not written yet or not finite, and if workers are lost.
+    """
+    for name, reducer in reducers.items():
+        for method in ("init", "update", "merge", "finish"):
+            if isinstance(reducer, type) or not callable(getattr(reducer, method, None)):
+                raise InvalidValueError(f"the reducer {name!r} is {quoted(reducer)}, an object without {method}()")
+    now = settings()
+    options: dict[str, Any] = {"device": now.device, "threads": now.threads, "progress": now.progress}
+    return scan(data, reducers, layers=layers, precision=precision, executor=executor, **options)
+
+
+def scan(
     data: Store | Selection,
     reducers: Mapping[str, Reducer[Any]],
     *,
     layers: Layers = None,
-    precision: str = "float32",
+    precision: Precision = "float32",
     device: str = "auto",
     threads: int | None = None,
     block_rows: int | None = None,
     parts: int | None = None,
     max_states: int | None = None,
     executor: Executor | None = None,
-    progress: Progress = None,
+    progress: Progress = False,
 ) -> Statistics:
-    """Compute several statistics over the vectors of a store in one pass over each layer: {layer: {name: result}}.
+    """`reduce` with its limits: the rounding of sums depends on `parts` and `block_rows`.
 
-    `precision`: float32 or float64, the dtype of the vectors that reducers are given. `parts`: the maximum number of
-    parts of a layer (by default one for every 64 MiB of float32, between 2 and 256); the rounding of sums depends on
-    `parts`, `block_rows` and the partitions of the store. `threads`: how many parts are reduced at a time (default: one
-    per core; each has states of its own). `max_states`: how many states of each reducer may exist at a time (at least
-    2), for reducers with large ones. `executor`: reduce the parts in the workers of a `concurrent.futures.Executor`
-    instead. `progress(done, total)` counts occurrences times layers.
-
-    Raises InvalidValueError for an empty selection or a layer that is not stored, MissingRowsError for rows that are
-    not yet written, NonFiniteError for values that are not finite, ExecutorError if workers are lost.
+    `parts`: of a layer at most, by default one for every 64 MiB of float32, between 2 and 256. `max_states`: how many
+    states of each reducer may exist at a time (at least 2), for reducers with large ones.
     """
     selection = selected(data, layers)
-    local = device if executor is None else "cpu"
-    reduction = Reduction(selection, reducers, precision=precision, device=local, block_rows=block_rows)
-    n_rows = len(selection)
-    if max_states is not None:
-        check_whole("max_states", max_states, 2)
-    spans = part_spans(n_rows, reduction.block_rows, selection.store.hidden_size, parts)
+    n_rows, hidden_size = len(selection), selection.store.hidden_size
+    block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * hidden_size))
+    local = choose_device(device if executor is None else "cpu", float64=True)
+    spans = part_spans(n_rows, block_rows, hidden_size, parts)
     in_flight = None if max_states is None else max_states - 1  # the others are merged into one
     n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
-    calls = (reduction.part(layer, *span, device) for layer in selection.layers for span in spans)
+    calls = (
+        partial(
+            _reduce_rows,
+            scope=(layer, n_rows, PRECISIONS[precision], device),
+            reducers=reducers,
+            rows=selection.rows_at(start, stop),
+            start=start,
+            size=block_rows,
+        )
+        for layer in selection.layers
+        for start, stop in spans
+    )
     results, done = {}, 0
     with (
         reporting(progress, total=n_rows * len(selection.layers), unit="rows", label="reduce") as report,
@@ -336,17 +324,20 @@ def reduce(
         for layer in selection.layers:
             states: dict[str, Any] = {}
             for start, stop in spans:
-                states = reduction.merge(states, next(found)) if states else next(found)
+                others = next(found)
+                states = {
+                    name: reducer.merge(states[name], others[name]) if states else others[name]
+                    for name, reducer in reducers.items()
+                }
                 done += stop - start
                 report(done)
-            results[layer] = reduction.finish(layer, states)
+            scope = Scope(selection.store, layer, n_rows, PRECISIONS[precision], local)
+            results[layer] = {name: reducer.finish(states[name], scope) for name, reducer in reducers.items()}
     return results
 
 
 def part_spans(n_rows: int, block_rows: int, hidden_size: int, parts: int | None) -> list[tuple[int, int]]:
     """Cut `n_rows` occurrences into parts of whole blocks; the same parts for any number of threads and workers."""
-    if parts is not None:
-        check_whole("parts", parts, 1)
     n_parts = min(max(4 * n_rows * hidden_size // PART_NBYTES, MIN_PARTS), MAX_PARTS)
     n_parts = n_parts if parts is None else min(n_parts, parts)
     n_blocks = -(-n_rows // block_rows)
@@ -366,7 +357,6 @@ def thread_pool(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
 
 def selected(data: Store | Selection, layers: Layers = None) -> Selection:
     """A selection of `data` at some layers (-1 and "last": the last one); raises InvalidValueError if it is empty."""
-    require_store(data)
     if isinstance(data, Store):
         selection = data.select(layers=layers)
     elif layers is None:
@@ -378,14 +368,18 @@ def selected(data: Store | Selection, layers: Layers = None) -> Selection:
     return selection
 
 
-def require_store(data: object) -> None:
-    """Raise InvalidValueError for anything but a store or a selection of one."""
-    if not isinstance(data, Store | Selection):
-        raise InvalidValueError(f"{quoted(data)} is not a store: give what es.open or a store's select returns")
+def layer_of(data: Store | Selection, layers: Layers) -> int:
+    """The number of the one stored layer that `layers` names; -1 and "last" are the last one of `data`.
+
+    Raises InvalidValueError for several layers and for one that is not stored.
+    """
+    from_end = isinstance(layers, str) or (isinstance(layers, int) and layers < 0)
+    return one_layer(layers, data.layers if from_end or isinstance(data, Store) else data.store.layers)
 
 
-def layer_of(data: Store | Selection, layer: Layer) -> int:
-    """The number of a stored layer; -1 and "last" are the last layer of `data`. Raises InvalidValueError."""
-    require_store(data)
-    from_end = isinstance(layer, str) or (isinstance(layer, int) and layer < 0)
-    return resolve_layer(layer, data.layers if from_end or isinstance(data, Store) else data.store.layers)
+def one_layer(layers: Layers, stored: Sequence[int]) -> int:
+    """The one of the stored layers that `layers` names; raises InvalidValueError for several."""
+    numbers = resolve_layers(layers, stored)
+    if len(numbers) > 1:
+        raise InvalidValueError(f"layers {quoted(layers)} are {len(numbers)} layers: give one here")
+    return numbers[0]

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.analysis.geometry.spectra import largest_eigenpairs, word_grams, word_moment
-from embstore.analysis.scan import layer_of, selected
+from embstore.analysis.scan import Precision, layer_of, selected
 from embstore.analysis.words import (
     Blocks,
     PerWord,
@@ -24,61 +24,81 @@ from embstore.analysis.words import (
     eligible_types,
     rows_of_words,
 )
-from embstore.arguments import as_matrix, checked
-from embstore.errors import InvalidValueError, check_choice, check_whole
-from embstore.progress import Progress, reporting
+from embstore.arguments import Count, Positive, checked
+from embstore.config import settings
+from embstore.errors import InvalidValueError
+from embstore.progress import reporting
 from embstore.store import Layout, Selection, Store
 from embstore.store.convert.filling import require_free_path
 from embstore.store.convert.words import fill_words, word_metadata
-from embstore.store.layout import Layer
+from embstore.store.layout import Layers
 from embstore.vectors import WordVectors
-
-Method = Literal["pc1", "mean", "medoid", "abtt"]
-Scale = Literal["unit", "rms"]
 
 _TIE = 1e-12  # mean cosines that differ by less are equal up to rounding
 _ORTHOGONAL = 1e-8  # the cosine with the mean below which rounding may decide its sign
-_BLOCK_ROWS = 4096
+_BLOCK_ROWS = 4096  # of vectors of words, which all_but_the_top copies in float64
 
 
 @checked
 def static_vectors(
     data: Store | Selection,
     *,
-    layer: Layer = -1,
-    method: str = "pc1",
-    min_contexts: int = 1,
+    layers: Layers = -1,
+    method: Literal["pc1", "mean", "medoid", "abtt"] = "pc1",
+    min_contexts: Positive = 1,
     types: ArrayLike | None = None,
-    scale: str = "unit",
-    n_components: int | None = None,
-    precision: str = "float64",
-    device: str = "auto",
-    memory: int | str = "1GiB",
+    scale: Literal["unit", "rms"] = "unit",
+    n_components: Count | None = None,
+    precision: Precision = "float64",
     executor: Executor | None = None,
-    progress: Progress = None,
 ) -> WordVectors:
     """Make one vector per word of a layer, for tools that expect static embeddings.
 
-    Words are in the order of `index.words`.
+    Parameters
+    ----------
+    data : Store or Selection
+        The occurrences.
+    layers : int
+        One layer.
+    method : {"pc1", "mean", "medoid", "abtt"}
+        Of the vectors X [n, feature] of a word, not normalized. `pc1`: their first principal component, not centered
+        (Ethayarajh 2019, section 4.3), the unit vector v that maximizes |X v|, with the sign that points towards their
+        mean (or, if it is orthogonal to the mean, a positive largest component). `mean`: their mean. `medoid`: the
+        occurrence with the highest mean cosine with the others, the first of equals. `abtt`: the mean, minus the mean
+        of all these words and their top `n_components` principal components (Mu & Viswanath 2018). A word whose vectors
+        are all zero gets zeros.
+    min_contexts : int
+        Only words that occur in this many different sentences.
+    types : array_like of int, optional
+        These words instead: positions in `index.words`.
+    scale : {"unit", "rms"}
+        "rms" gives `pc1` the length sigma_1 / sqrt(n), which keeps words with one occurrence unchanged.
+    n_components : int, optional
+        Of `abtt`; by default one for every hundred features.
+    precision : {"float64", "float32"}
+        Of products of vectors.
+    executor : concurrent.futures.Executor, optional
+        Computes groups of words in its workers, each with one thread; the vectors are the same to the bit.
 
-    `method`, given the vectors X [n, feature] of a word, not normalized:
-    `pc1`: their first principal component, not centered (Ethayarajh 2019, section 4.3): the unit vector v that
-    maximizes |X v|, with the sign that points towards their mean (or, if it is orthogonal to the mean, a positive
-    largest component). `scale="rms"` gives it the length sigma_1 / sqrt(n), which keeps words with one occurrence
-    unchanged. `mean`: their mean. `medoid`: the occurrence with the highest mean cosine with the others, the first of
-    equals. `abtt`: the mean, minus the mean of all these words and their top `n_components` principal components (Mu &
-    Viswanath 2018; by default one for every hundred features). A word whose vectors are all zero gets zeros.
+    Returns
+    -------
+    WordVectors
+        In the order of `index.words`.
 
-    `min_contexts`: only words that occur in this many different sentences; or `types`: positions in `index.words`.
-    `precision`: float32 or float64 for products of vectors. `memory`: bytes or a text such as "4GiB", in
-    addition to the result. `executor`: compute groups of words in its workers, each within `memory` and with one
-    thread; the vectors are the same to the bit. `progress(done, total)` counts occurrences.
-
-    Raises InvalidValueError for an invalid option, a layer that is not stored, or if no word remains; MissingRowsError,
-    NonFiniteError.
+    Raises
+    ------
+    InvalidValueError
+        For an option of another method, a layer that is not stored, and if no word remains.
+    MissingRowsError, NonFiniteError
+        For rows that are not written yet or not finite.
     """
-    _check(method, scale, n_components, min_contexts)
-    selection = selected(data, layer_of(data, layer))
+    for name, is_given, owner in (
+        ("scale", scale != "unit", "pc1"),
+        ("n_components", n_components is not None, "abtt"),
+    ):
+        if is_given and method != owner:
+            raise InvalidValueError(f"{name} applies to the method {owner} only, not to {method}: leave it out")
+    selection = selected(data, layer_of(data, layers))
     store = selection.store
     if types is None:
         types = all_types(selection) if min_contexts == 1 else eligible_types(selection, min_contexts=min_contexts)
@@ -87,31 +107,21 @@ def static_vectors(
                 f"no word of {store.path} occurs in {min_contexts:,} different sentences: allow fewer contexts"
             )
     words = rows_of_words(selection, types)
-    with reporting(progress, total=words.n_rows, unit="vectors", label="static vectors") as report:
+    with reporting(settings().progress, total=words.n_rows, unit="vectors", label="static vectors") as report:
         (vectors,) = compute_per_word(
             _METHODS[f"{method} {scale}" if method == "pc1" else method],
             store,
             selection.layers,
             words,
             precision=precision,
-            device=device,
-            memory=memory,
+            device=settings().device,
+            memory=settings().nbytes,
             executor=executor,
             progress=report,
         )
     if method == "abtt":
         vectors = all_but_the_top(vectors, n_components=n_components)
     return WordVectors(tuple(store.index.words[int(number)] for number in words.types), vectors)
-
-
-def _check(method: str, scale: str, n_components: int | None, min_contexts: int) -> None:
-    check_whole("min_contexts", min_contexts, 1)
-    check_choice("method", method, get_args(Method))
-    check_choice("scale", scale, get_args(Scale))
-    if scale != "unit" and method != "pc1":
-        raise InvalidValueError(f"scale {scale!r} applies to the method pc1 only, not to {method}: leave it out")
-    if n_components is not None and method != "abtt":
-        raise InvalidValueError(f"n_components applies to the method abtt only, not to {method}: leave it out")
 
 
 def _means(batch: WordBatch, resources: Resources) -> torch.Tensor:
@@ -204,16 +214,15 @@ def _summed_cosines(units: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
     return (units @ sums[..., None])[..., 0] - units.square().sum(-1)
 
 
-def all_but_the_top(vectors: ArrayLike, *, n_components: int | None = None) -> NDArray[np.float32]:
+def all_but_the_top(given: NDArray[Any], *, n_components: int | None = None) -> NDArray[np.float32]:
     """Remove the mean and the top principal components of vectors [n, feature], which often improves them; float32.
 
-    Mu & Viswanath 2018, algorithm 1. `n_components`: by default one for every hundred features, at least one.
-    Raises InvalidValueError for anything but a matrix, and for too few vectors.
+    Mu & Viswanath 2018, algorithm 1. Raises InvalidValueError for too few vectors.
     """
-    given = as_matrix("vectors", vectors)
     count, size = given.shape
     n_components = max(1, size // 100) if n_components is None else n_components
-    check_whole("n_components", n_components, 0, size - 1)
+    if n_components >= size:
+        raise InvalidValueError(f"n_components {n_components} is not allowed: give fewer than the {size} features")
     if count < n_components + 2:
         raise InvalidValueError(
             f"nothing is left of {count:,} vectors without their mean and {n_components} components: give more vectors"
@@ -244,34 +253,37 @@ _METHODS = {
 
 @checked
 def write_static_store(
-    vectors: WordVectors | Mapping[int, WordVectors],
-    path: str | Path,
-    *,
-    source: Store,
-    layer: int | None = None,
-    made: Mapping[str, Any],
+    vectors: Mapping[int, WordVectors], path: str | Path, *, source: Store, made: Mapping[str, Any]
 ) -> Store:
     """Write static vectors as a float32 store, so that they can be analysed like contextual ones.
 
-    The store has one row per word; each word is a sentence of its own. `vectors`: those of one layer, with its number
-    in `layer`, or a mapping of layers to vectors of the same words. `made`: how they were made (JSON: method and
-    options), stored in the metadata under `extraction.static` with the name and fingerprint of `source`. An unfinished
-    store of the same vectors is resumed. Raises InvalidValueError for a path that is in use, StorageError if the disk
-    is full.
+    The store has one row per word; each word is a sentence of its own. An unfinished store of the same vectors is
+    resumed.
+
+    Parameters
+    ----------
+    vectors : mapping of int to WordVectors
+        Vectors of the same words by layer.
+    path : str or Path
+        Where the store is written.
+    source : Store
+        What they were made of; its name and fingerprint are stored.
+    made : mapping
+        How they were made (JSON: method and options); the metadata have it under `extraction.static`.
+
+    Raises
+    ------
+    InvalidValueError
+        For layers of different words, and a path that is in use.
+    StorageError
+        If the disk is full.
     """
-    if isinstance(vectors, WordVectors):
-        if layer is None:
-            raise InvalidValueError("the layer of the vectors is not given: a store records its number")
-        vectors = {layer: vectors}
-    elif layer is not None or not vectors:
-        raise InvalidValueError("give either vectors and their layer, or a mapping of one or more layers to vectors")
     path, by_layer = Path(path), dict(sorted(vectors.items()))
-    words = next(iter(by_layer.values())).words
-    if any(other.words != words for other in by_layer.values()):
-        raise InvalidValueError("the layers have vectors of different words: a store needs the same words in each")
+    if len({each.words for each in by_layer.values()}) != 1:
+        raise InvalidValueError("the layers have vectors of different words, or there are none: give the same words")
+    first = next(iter(by_layer.values()))
     require_free_path(path)
-    size = next(iter(by_layer.values())).dimensions
-    layout = Layout.of(n_rows=len(words), layers=tuple(by_layer), hidden_size=size, dtype="float32")
+    layout = Layout.of(n_rows=len(first.words), layers=tuple(by_layer), hidden_size=first.dimensions, dtype="float32")
     origin = {"name": source.path.name, "fingerprint": source.metadata.fingerprint}
     metadata = word_metadata(source.metadata, layout, made={**made, "source": origin})
-    return fill_words(path, words, metadata, lambda layer, rows: by_layer[layer].vectors[rows])
+    return fill_words(path, first.words, metadata, lambda layer, rows: by_layer[layer].vectors[rows])

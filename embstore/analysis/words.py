@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.analysis.scan import PRECISIONS, map_store, require_store
+from embstore.analysis.scan import PRECISIONS, map_store
+from embstore.arguments import Positive, checked
 from embstore.devices import choose_device, thread_count
-from embstore.errors import InvalidValueError, NonFiniteError, check_choice, check_whole
-from embstore.sizes import parse_nbytes
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store, Strings
 
 BLOCK_ROWS = 2**18  # of a column of an index
@@ -118,19 +118,10 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     return contexts + np.bincount(unfinished % n_types, minlength=n_types)
 
 
-def eligible_types(
-    data: Store | Selection, *, min_contexts: int = 5, max_contexts: int | None = None
-) -> NDArray[np.int64]:
-    """Return the types that occur in `min_contexts` to `max_contexts` different sentences, ascending; int64 [n].
-
-    Raises InvalidValueError for less than one, and where no word can fit.
-    """
-    check_whole("min_contexts", min_contexts, 1)
-    if max_contexts is not None and check_whole("max_contexts", max_contexts, 1) < min_contexts:
-        raise InvalidValueError(f"max_contexts {max_contexts} is less than min_contexts {min_contexts}: no word fits")
-    contexts = distinct_contexts(data)
-    most = np.inf if max_contexts is None else max_contexts
-    return np.flatnonzero((contexts >= min_contexts) & (contexts <= most))
+@checked
+def eligible_types(data: Store | Selection, *, min_contexts: Positive = 5) -> NDArray[np.int64]:
+    """Return the types that occur in `min_contexts` different sentences or more, ascending; int64 [n]."""
+    return np.flatnonzero(distinct_contexts(data) >= min_contexts)
 
 
 def distinct_texts(texts: Strings) -> NDArray[np.int64]:
@@ -178,7 +169,6 @@ def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
 
 def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] | slice]:
     """The store and the selected rows, ascending and each once; a slice where they are a range."""
-    require_store(data)
     selection = data.select() if isinstance(data, Store) else data
     rows = selection.rows_at(0, len(selection))
     if not isinstance(rows, slice) and len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
@@ -187,7 +177,7 @@ def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] |
 
 
 def _checked_types(store: Store, types: ArrayLike) -> NDArray[np.int64]:
-    chosen = np.asarray(list(types) if isinstance(types, set | frozenset) else types)
+    chosen: NDArray[Any] = np.asarray(list(types) if isinstance(types, set | frozenset) else types)
     if not chosen.size:
         raise InvalidValueError(f"no word of {store.path} is chosen: allow fewer contexts, or choose other words")
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
@@ -210,10 +200,8 @@ class Resources:
     memory: int
 
     @classmethod
-    def of(cls, precision: str = "float32", device: str = "auto", memory: int | str = "1GiB") -> Resources:
-        """Check the options of an analysis; raises InvalidValueError."""
-        check_choice("precision", precision, PRECISIONS)
-        return cls(PRECISIONS[precision], choose_device(device, float64=True), parse_nbytes(memory, name="memory"))
+    def of(cls, precision: str, device: str, memory: int) -> Resources:
+        return cls(PRECISIONS[precision], choose_device(device, float64=True), memory)
 
     @property
     def window_nbytes(self) -> int:
@@ -270,7 +258,7 @@ def compute_per_word(
     *,
     precision: str,
     device: str,
-    memory: int | str,
+    memory: int,
     executor: Executor | None,
     progress: Callable[[int], object],
 ) -> Iterator[NDArray[Any]]:

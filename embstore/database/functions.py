@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.geometry.cosine import CosineSums, WordSums, mean_cosine
 from embstore.analysis.neighbors.space import stored_bytes
-from embstore.analysis.scan import Scope, reduce
+from embstore.analysis.scan import Scope, scan
 from embstore.errors import InvalidValueError
 from embstore.kernels import score_pairs
 from embstore.store import Store
@@ -105,7 +105,7 @@ class Vectors:
         if not len(order):
             return np.zeros((n_groups, store.hidden_size)), np.zeros(n_groups), counts
         reducer = _Sums(groups[order], counts, unit=unit)
-        found = reduce(selection, {"sums": reducer}, device="cpu", max_states=4, progress=False)
+        found = scan(selection, {"sums": reducer}, device="cpu", max_states=4)
         sums, n_nonzero = found[layer]["sums"]
         return sums[:, -store.hidden_size :], n_nonzero, counts
 

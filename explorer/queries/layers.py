@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from embstore.config import config
 from embstore.errors import InvalidValueError, quoted
 from embstore_explorer.parameters import Number
 from embstore_explorer.queries.registry import Asked
@@ -31,11 +32,12 @@ def _geometry(asked: Asked, one: Explored) -> dict[str, Any]:
 
     least = 5 if len(eligible_types(one.store)) else 1
     metrics: list[str] = [*PAPER_METRICS, *LAYER_METRICS]
-    try:
-        frame = measure(one.store, metrics=metrics, min_contexts=least, progress=asked.report)
-    except InvalidValueError:  # no word occurs twice, or no sentence has two words
-        metrics = ["anisotropy", *LAYER_METRICS]
-        frame = measure(one.store, metrics=metrics, progress=asked.report)
+    with config(progress=asked.report):
+        try:
+            frame = measure(one.store, metrics=metrics, min_contexts=least)
+        except InvalidValueError:  # no word occurs twice, or no sentence has two words
+            metrics = ["anisotropy", *LAYER_METRICS]
+            frame = measure(one.store, metrics=metrics)
     rows = summarize_geometry(frame).select("layer", "metric", "value", "low", "high")
     return {"rows": rows.to_dicts(), "metrics": metrics, "min_contexts": least}
 
@@ -66,7 +68,8 @@ def _cka(asked: Asked, one: Explored, two: Explored) -> dict[str, Any]:
     step = -(-one.store.n_rows // SAMPLE)
     every = slice(None, None, step)
     second = None if one is two else two.store.select(rows=every)
-    frame = linear_cka(one.store.select(rows=every), second, progress=asked.report)
+    with config(progress=asked.report):
+        frame = linear_cka(one.store.select(rows=every), second)
     values = np.reshape(frame["value"].to_numpy(), (len(one.store.layers), len(two.store.layers)))
     return {"values": values.tolist(), "step": step}
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from embstore.analysis.neighbors.senses import senses
 from embstore.analysis.projection import Projection, project
 from embstore.analysis.scan import layer_of
+from embstore.config import config
 from embstore.errors import InvalidValueError, StorageError, quoted
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.progress import Progress
@@ -72,7 +73,7 @@ def map(
     given = selecting(word, rows=rows)
     if where is not None:
         given = f"{given[:-1]}, where=pl.sql_expr({where!r}))".replace("(, ", "(")
-    call = f"layer={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
+    call = f"layers={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
     data = {
         "layer": number,
         "method": method,
@@ -125,7 +126,8 @@ def _projection(
 def _computed(asked: Asked, chosen: Selection, layer: int, method: str, sample: int, seed: int) -> Projection:
     """Compute a map: UMAP in a process of its own, as it would block all others for minutes."""
     if method == "pca":
-        return project(chosen, layer=layer, sample=sample, seed=seed, progress=asked.report)
+        with config(progress=asked.report):
+            return project(chosen, layers=layer, sample=sample, seed=seed)
     given: slice | NDArray[np.int64]
     given = chosen.rows if chosen.span is None else slice(chosen.span.start, chosen.span.stop)
     made: Projection = in_process(_umap, chosen.store, given, layer, sample, seed, report=asked.report)
@@ -136,7 +138,8 @@ def _umap(
     store: Store, rows: slice | NDArray[np.int64], layer: int, sample: int, seed: int, *, progress: Progress
 ) -> Projection:
     given = Selection(store, rows=rows)
-    return project(given, layer=layer, method="umap", sample=sample, seed=seed, progress=progress)
+    with config(progress=progress):
+        return project(given, layers=layer, method="umap", sample=sample, seed=seed)
 
 
 def _read(path: Path, name: str) -> Projection:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.config import config
 from embstore.errors import InvalidValueError, quoted
 from embstore.progress import Progress
 from embstore.spacing import split_words
@@ -328,10 +329,11 @@ def contextuality(store: Store, progress: Progress) -> tuple[dict[str, Any], pl.
 
     least = 5 if len(eligible_types(store)) else 1
     metrics = ["selfsim", "anisotropy"]
-    try:
-        frame = geometry(store, metrics=metrics, min_contexts=least, progress=progress)
-    except InvalidValueError:  # no word occurs twice
-        frame = geometry(store, metrics="anisotropy", progress=progress)
+    with config(progress=progress):
+        try:
+            frame = geometry(store, metrics=metrics, min_contexts=least)
+        except InvalidValueError:  # no word occurs twice
+            frame = geometry(store, metrics="anisotropy")
     frame = frame.sort("layer", maintain_order=True)
     means = frame.filter(frame["item"] == "")
     by_metric = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}

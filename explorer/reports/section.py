@@ -128,9 +128,7 @@ class Source:
     @cached_property
     def geometry(self) -> pl.DataFrame:
         """The table of geometry, by layer, word and sentence."""
-        return geometry(
-            self.data, metrics=METRICS, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed, progress=False
-        )
+        return geometry(self.data, metrics=METRICS, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed)
 
     @property
     def geometry_code(self) -> str:

@@ -313,7 +313,7 @@ def similarity(source: Source) -> Section:
         raise InvalidValueError("one layer is stored: similarity of layers needs two")
     if len(layers) > MAX_CKA_LAYERS:
         layers = tuple(layers[i] for i in np.linspace(0, len(layers) - 1, MAX_CKA_LAYERS).round().astype(int))
-    frame = linear_cka(source.few, layers=layers, precision="float32", progress=False)
+    frame = linear_cka(source.few, layers=layers, precision="float32")
     value = {(one, other): each for one, other, each in frame.select("layer", "other_layer", "value").iter_rows()}
     steps = {pair: value[pair] for pair in pairwise(layers)}
     least = min(steps, key=lambda pair: steps[pair])

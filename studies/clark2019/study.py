@@ -13,6 +13,7 @@ import polars as pl
 from embstore.analysis import HeadDistances
 from embstore.analysis.attention.annotated import has_mentions, has_trees
 from embstore.analysis.attention.measure import attention
+from embstore.config import config
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.encoder_spec import software_versions
@@ -43,7 +44,8 @@ class Run(StudyRun[Clark2019]):
         own = {"n_sentences": settings.n_sentences, "seed": settings.seed, **options}
 
         def make() -> pl.DataFrame:
-            made = attention(corpus, model=self.models[name], device=self.device, progress=self.folder.bars, **own)
+            with config(device=self.device, progress=self.folder.bars):
+                made = attention(corpus, model=self.models[name], **own)
             return made.frame.with_columns(sentences=pl.lit(made.n_sentences), subwords=pl.lit(made.n_subwords))
 
         made_from = {"corpus": _digests(corpus), "weights": self.weights[name], "every": settings.every}
@@ -118,13 +120,8 @@ def log_cost(run: Run, name: str) -> None:
     n_sentences = sum(1 for _ in run.treebank)
     n_sentences = min(n_sentences, run.settings.n_sentences or n_sentences)
     began: list[float] = []
-    attention(
-        sample,
-        model=run.models[name],
-        device=run.device,
-        batch_subwords=512,
-        progress=lambda done, total: began.append(time.perf_counter()),
-    )
+    with config(device=run.device, progress=lambda done, total: began.append(time.perf_counter())):
+        attention(sample, model=run.models[name], batch_subwords=512)
     took = (began[-1] - began[0]) * n_sentences / len(sample)
     LOG.info(f"{name}: {n_sentences:,} sentences, about {took:,.0f} s")
 

@@ -49,8 +49,8 @@ class Ethayarajh2019(StudySettings):
     @property
     def measuring(self) -> dict[str, Any]:
         """The arguments of `geometry`."""
-        names = ("min_contexts", "baseline", "sample", "seed")
-        return {name: getattr(self, name) for name in names}
+        baseline = self.sample if self.baseline == "sample" else "exact"
+        return {"min_contexts": self.min_contexts, "baseline": baseline, "seed": self.seed}
 
     def evaluated(self, layers: Sequence[int]) -> tuple[int, ...]:
         """Return the layers of a model in Table 1: the chosen ones, or the first and last two with context."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from embstore.analysis import extreme_words, summarize_geometry
 from embstore.analysis.geometry.measure import geometry
 from embstore.analysis.static import static_vectors
+from embstore.config import config
 from embstore.corpus import Corpus, open_corpus
 from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
@@ -72,17 +72,14 @@ def measure(run: Run, name: str, store: Store) -> dict[str, pl.DataFrame]:
     """Return the `geometry` of a model by layer, and `words`, the most and least context-specific of each layer."""
     settings = run.settings
     made_from = {"store": store.digest, "geometry": settings.measuring, "resamples": settings.resamples}
-    table = run.folder.table(
-        f"{name}-geometry",
-        made_from,
-        lambda: geometry(words_of(store), **settings.measuring, device=run.device, progress=run.folder.bars),
-    )
+    with config(device=run.device, progress=run.folder.bars):
+        table = run.folder.table(f"{name}-geometry", made_from, lambda: geometry(words_of(store), **settings.measuring))
     summary = run.folder.table(
         f"{name}-summary",
         made_from,
         lambda: summarize_geometry(table, resamples=settings.resamples, seed=settings.seed),
     )
-    words = [extreme_words(table, layer=layer, count=settings.n_words) for layer in store.layers]
+    words = [extreme_words(table, layers=layer, count=settings.n_words) for layer in store.layers]
     selfsim = table.filter((pl.col("metric").cast(pl.String) == "selfsim") & (pl.col("item") != ""))
     means = selfsim.group_by("item").agg(
         pl.lit("all").alias("end"),
@@ -112,12 +109,14 @@ def evaluate_all(run: Run, stores: Mapping[str, Store]) -> dict[str, pl.DataFram
 
     @cache
     def systems() -> dict[str, WordVectors]:
-        options: dict[str, Any] = {"min_contexts": settings.min_contexts, "device": run.device}
-        vectors = {
-            f"{name}, layer {layer}": static_vectors(words_of(store), layer=layer, progress=run.folder.bars, **options)
-            for name, store in stores.items()
-            for layer in layers[name]
-        }
+        with config(device=run.device, progress=run.folder.bars):
+            vectors = {
+                f"{name}, layer {layer}": static_vectors(
+                    words_of(store), layers=layer, min_contexts=settings.min_contexts
+                )
+                for name, store in stores.items()
+                for layer in layers[name]
+            }
         return vectors | dict(run.vectors)
 
     def scores(shared: bool) -> pl.DataFrame:

@@ -15,6 +15,7 @@ import torch
 from embstore.analysis import attention_similarity
 from embstore.analysis.attention.annotated import has_trees
 from embstore.analysis.attention.measure import attention
+from embstore.config import config
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.errors import InvalidValueError
 from embstore.models.checkpoint import open_checkpoint
@@ -121,7 +122,8 @@ def measured(run: Run, name: str, model: str | Path, weights: Any) -> pl.DataFra
     """Return shares, patterns and relations of every head, in the pretrained model or after a task."""
 
     def make() -> pl.DataFrame:
-        return attention(run.corpus, model=model, statistics=STATISTICS, **run.settings.sample, **run.options).frame
+        with config(**run.options):
+            return attention(run.corpus, model=model, statistics=STATISTICS, **run.settings.sample).frame
 
     frame = run.folder.table(f"attention {name}", {**run.origin, "model": weights}, make)
     return frame.with_columns(model=pl.lit(name))
@@ -140,7 +142,8 @@ def tables_of(run: Run, task: str, tuned: FineTuned) -> dict[str, pl.DataFrame]:
 
     def compare() -> pl.DataFrame:
         corpus = dev_sentences(task, files["dev"])
-        return attention_similarity(corpus, model_a=run.model, model_b=tuned.path, **settings.sample, **run.options)
+        with config(**run.options):
+            return attention_similarity(corpus, model_a=run.model, model_b=tuned.path, **settings.sample)
 
     for name, make in {
         "similarity": compare,

@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from embstore.analysis import attention_similarity
+from embstore.config import config
 from embstore.corpus.sentence import PAIR
 from embstore_studies.finetuning.data import LabeledText, find_splits, read_items
 from embstore_studies.finetuning.finetune import FineTuned, finetune
@@ -70,15 +71,11 @@ def compare_attention(run: Run, tuned: Mapping[str, FineTuned]) -> pl.DataFrame:
     for task, each in tuned.items():
 
         def make(task: str = task, path: Path = each.path) -> pl.DataFrame:
-            return attention_similarity(
-                dev_sentences(run, task),
-                model_a=run.model,
-                model_b=path,
-                n_sentences=count,
-                seed=run.settings.seed,
-                device=run.device,
-                progress=run.folder.bars,
-            )
+            sentences = dev_sentences(run, task)
+            with config(device=run.device, progress=run.folder.bars):
+                return attention_similarity(
+                    sentences, model_a=run.model, model_b=path, n_sentences=count, seed=run.settings.seed
+                )
 
         # the record has the hashes of the data and of the model's weights
         frame = run.folder.table(f"attention-{task}", {"tuned": each.record, "dev sentences": count}, make)

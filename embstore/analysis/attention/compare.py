@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 from embstore.analysis.attention.maps import Maps
-from embstore.analysis.attention.measure import BATCH_SUBWORDS, Pass, Reader, check_sizes, frame_of
+from embstore.analysis.attention.measure import BATCH_SUBWORDS, Pass, Reader, frame_of
 from embstore.analysis.attention.statistic import Statistic, Values
-from embstore.arguments import checked
+from embstore.arguments import Count, Positive, checked
+from embstore.config import settings
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import ModelError, check_whole
-from embstore.models.transformer.attention import AttentionModel, load_attention_model
-from embstore.progress import Progress, reporting
+from embstore.errors import ModelError
+from embstore.models.transformer.attention import load_attention_model
+from embstore.progress import reporting
 from embstore.store import Store
 
 if TYPE_CHECKING:
@@ -30,13 +31,9 @@ def attention_similarity(
     *,
     model_a: str | Path,
     model_b: str | Path,
-    max_length: int = 128,
-    n_sentences: int | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    threads: int | None = None,
-    batch_subwords: int | None = None,
-    progress: Progress = None,
+    max_length: Positive = 128,
+    n_sentences: Positive | None = None,
+    seed: Count = 0,
 ) -> pl.DataFrame:
     """Compare the self-attention weights of two models, as Figure 7 of Zhao et al. 2020 does.
 
@@ -47,23 +44,26 @@ def attention_similarity(
     Sums are in float64 and maps are not stored, so memory does not grow with the corpus; padding is left out.
     Raises ModelError if the models differ in layers, heads or tokenizer, or return no weights.
     """
-    check_whole("max length", max_length, 1)
-    check_sizes(n_sentences, batch_subwords, seed)
-    where = choose_device(device)
+    where = choose_device(settings().device)
     opened = corpus if isinstance(corpus, Store) else open_corpus(corpus)
-    with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
-        first = load_attention_model(model_a, device=where)
-        second = load_attention_model(model_b, device=where)
-        _require_same_shape(first, second)
+    progress = reporting(settings().progress, unit="sentences", label="attention")
+    with torch_threads(settings().threads), progress as report:
+        first, second = (load_attention_model(model, device=where) for model in (model_a, model_b))
+        names = f"{first.info.name!r} and {second.info.name!r}"
+        for what, one, other in (("layers", first.n_layers, second.n_layers), ("heads", first.n_heads, second.n_heads)):
+            if one != other:
+                raise ModelError(f"{names} have {one} and {other} {what}: compare models of one shape")
+        if first.info.tokenizer_sha256 != second.info.tokenizer_sha256:
+            raise ModelError(f"{names} have different tokenizers: compare models with the same tokenizer")
         reader = Reader(opened, first, max_length=max_length, n_sentences=n_sentences, seed=seed)
         held, cosines = _Held(), _Cosines()
         first_pass = Pass(first, [held], layers=None, heads=None)
         second_pass = Pass(second, [cosines], layers=None, heads=None)
         cosines.others = held.values
-        for tokens, batch, inputs in reader.batches(batch_subwords or BATCH_SUBWORDS.get(where.type, 2048), "padded"):
+        for tokens, batch, inputs in reader.batches(BATCH_SUBWORDS.get(where.type, 2048)):
             held.values.clear()
-            first_pass.add(tokens, batch, inputs, packed=False)
-            second_pass.add(tokens, batch, inputs, packed=False)
+            first_pass.add(tokens, batch, inputs)
+            second_pass.add(tokens, batch, inputs)
             report(reader.n_done, reader.total)
     return frame_of([cosines], second_pass.shape).select("layer", "head", "value")
 
@@ -98,16 +98,3 @@ class _Cosines(Statistic):
     def results(self) -> Iterator[Values]:
         both, one, other = self.sums["products"].transpose(1, 0, 2)
         yield Values("cosine", "", both / np.sqrt(one * other), count=0)
-
-
-def _require_same_shape(first: AttentionModel, second: AttentionModel) -> None:
-    """Raise ModelError if the models cannot be compared."""
-    names = f"{first.info.name!r} and {second.info.name!r}"
-    for what, one, other in (
-        ("layers", first.n_layers, second.n_layers),
-        ("heads", first.n_heads, second.n_heads),
-    ):
-        if one != other:
-            raise ModelError(f"{names} have {one} and {other} {what}: compare models of one shape")
-    if first.info.tokenizer_sha256 != second.info.tokenizer_sha256:
-        raise ModelError(f"{names} have different tokenizers: compare models with the same tokenizer")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from embstore.analysis.attention.annotated import Annotated, annotated, has_mentions, has_trees
 from embstore.analysis.attention.maps import Maps, Shape, Tokens
 from embstore.analysis.attention.statistic import STATISTICS, Statistic, Values
-from embstore.arguments import checked
+from embstore.arguments import Count, Positive, checked
+from embstore.config import settings
 from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.devices import choose_device, torch_threads
-from embstore.errors import InvalidValueError, check_choice, check_type, check_whole, quoted
+from embstore.errors import InvalidValueError, check_choice, quoted
 from embstore.models.batching import Batch, make_batches
 from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
-from embstore.progress import Progress, reporting
+from embstore.progress import reporting
 from embstore.spacing import ATTACHED, split_marked
 from embstore.store import Store
 from embstore.store.framed import Framed
@@ -30,10 +31,9 @@ from embstore.store.layout import Layers, resolve_layers
 if TYPE_CHECKING:
     import polars as pl
 
-BATCH_SUBWORDS = {"cpu": 2048, "cuda": 8192}
+BATCH_SUBWORDS = {"cpu": 2048, "cuda": 8192}  # the maps of all heads of a layer stay in the cache, or in 2 GiB
 CHUNK = 4096  # sentences that are sorted by length together
 COLUMNS = ("metric", "layer", "head", "item", "offset", "value", "baseline", "count")
-Arrangement = Literal["padded", "packed"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class Attention(Framed):
         import polars as pl
 
         check_choice("metric", metric, self.frame["metric"].unique(maintain_order=True).to_list())
-        check_whole("count", count, 1)
         rows = self.frame.filter(pl.col("metric") == metric, pl.col("head").is_not_null())
         ranked = rows.sort("value", descending=True, maintain_order=True).group_by("item", maintain_order=True)
         return (
@@ -77,71 +76,73 @@ def attention(
     corpus: str | Path | Corpus | Store | Sequence[Any],
     *,
     model: str | Path,
-    statistics: Sequence[Any] | None = None,
+    statistics: Sequence[str | Statistic] | None = None,
     layers: Layers = None,
     heads: Sequence[int] | None = None,
-    max_length: int | None = None,
-    n_sentences: int | None = None,
-    seed: int = 0,
-    arrangement: Arrangement = "padded",
-    batch_subwords: int | None = None,
-    device: str = "auto",
-    threads: int | None = None,
-    progress: Progress = None,
+    max_length: Positive | None = None,
+    n_sentences: Positive | None = None,
+    seed: Count = 0,
+    batch_subwords: Positive | None = None,
 ) -> Attention:
     """Measure the attention of every head of a model over a corpus, in one pass that keeps no map.
 
-    `corpus`: whatever `open_corpus` reads, or a store, whose sentences are read again. `statistics`: names, or objects
-    such as `HeadDistances(every=1)`; by default all that the corpus has annotation for:
+    Computes in float32; the sums are float64, and the memory does not grow with the corpus.
 
-    - `shares`, `entropy`, `heads` (distances between heads), `relations`, `coreference`: Clark et al. 2019;
-    - `patterns`: the patterns of Kovaleva et al. 2019 by an explicit rule;
-    - `trees`: maximum spanning arborescences, Htut et al. 2019;
-    - `distance`: mean attention by distance.
+    Parameters
+    ----------
+    corpus : path, Corpus, Store or sequence
+        Whatever `open_corpus` reads, or a store, whose sentences are read again.
+    model : str or Path
+        A transformer.
+    statistics : sequence of str or Statistic, optional
+        By default all that the corpus has annotation for: `shares`, `entropy`, `heads` (distances between heads, or
+        `HeadDistances(every=1)`), `relations` and `coreference` of Clark et al. 2019; `patterns`, those of Kovaleva et
+        al. 2019 by an explicit rule; `trees`, maximum spanning arborescences (Htut et al. 2019); `distance`, the mean
+        attention by distance. `relations` and `trees` need CoNLL-U files, `coreference` edge probing files.
+    layers : int or sequence of int, optional
+        From 1, such as [1, -1] or "1-3"; by default all.
+    heads : sequence of int, optional
+        From 0; by default all.
+    max_length : int, optional
+        Subwords of a sentence, special ones included; the rest is cut.
+    n_sentences : int, optional
+        How many are chosen at random with `seed`; by default all.
+    seed : int
+        Of the choice.
+    batch_subwords : int, optional
+        Subwords of a batch.
 
-    `relations` and `trees` need CoNLL-U files, `coreference` edge probing files of coreference. `layers`: from 1, such
-    as [1, -1] or "1-3"; None: all. `heads`: from 0; None: all. `max_length`: subwords of a sentence, special ones
-    included; the rest is cut. `n_sentences`: how many are chosen at random; None: all. `arrangement`: "padded" rows of
-    one sentence each, or "packed" rows, the same values. Computes in float32; the sums are float64, and the memory does
-    not grow with the corpus.
+    Returns
+    -------
+    Attention
+        Its `frame` has the results; `found.best("relation_to_head")` the best heads.
 
-    Example::
-
-        found = es.attention("trees.conllu", model="minilm", statistics=["relations"])
-        found.best("relation_to_head")
-
-    Raises InvalidValueError for layers, heads and statistics that do not exist or have no annotation, ModelError for a
-    model without attention weights; nothing has been computed then.
+    Raises
+    ------
+    InvalidValueError
+        For layers, heads and statistics that do not exist or have no annotation.
+    ModelError
+        For a model without attention weights; nothing has been computed then.
     """
-    check_sizes(n_sentences, batch_subwords, seed)
-    check_choice("arrangement", arrangement, ("padded", "packed"))
-    where = choose_device(device)
+    where = choose_device(settings().device)
     source = corpus if isinstance(corpus, Store) else open_corpus(corpus)
     chosen = _statistics(statistics, source)
     needs = {statistic.needs for statistic in chosen}
-    with torch_threads(threads), reporting(progress, unit="sentences", label="attention") as report:
-        network = load_attention_model(model, device=where, packed=arrangement == "packed")
+    progress = reporting(settings().progress, unit="sentences", label="attention")
+    with torch_threads(settings().threads), progress as report:
+        network = load_attention_model(model, device=where)
         reader = Reader(source, network, max_length=max_length, n_sentences=n_sentences, seed=seed, needs=needs)
-        size = batch_subwords or BATCH_SUBWORDS.get(where.type, 2048)
         measured = Pass(network, chosen, layers=layers, heads=heads)
-        for tokens, batch, inputs in reader.batches(size, arrangement):
-            measured.add(tokens, batch, inputs, packed=arrangement == "packed")
+        for tokens, batch, inputs in reader.batches(batch_subwords or BATCH_SUBWORDS.get(where.type, 2048)):
+            measured.add(tokens, batch, inputs)
             report(reader.n_done, reader.total)
     name = "store" if isinstance(source, Store) else source.name
-    found = {statistic.name: statistic for statistic in chosen}
     frame = frame_of(chosen, measured.shape)
-    return Attention(frame, network.info.name, name, reader.n_done, reader.n_subwords, found)
+    by_name = {statistic.name: statistic for statistic in chosen}
+    return Attention(frame, network.info.name, name, reader.n_done, reader.n_subwords, by_name)
 
 
-def check_sizes(n_sentences: int | None, batch_subwords: int | None, seed: int) -> None:
-    """Check how much is read; raises InvalidValueError."""
-    for name, value in (("sentences", n_sentences), ("batch of subwords", batch_subwords)):
-        if value is not None:
-            check_whole(name, value, 1)
-    check_whole("seed", seed, 0, 2**32 - 1)
-
-
-def _statistics(given: Sequence[Any] | None, source: Corpus | Store) -> list[Statistic]:
+def _statistics(given: Sequence[str | Statistic] | None, source: Corpus | Store) -> list[Statistic]:
     """Return the statistics asked for, or all that the corpus has the annotation for."""
     checks = {"trees": has_trees, "mentions": has_mentions}
     if given is None:
@@ -152,7 +153,6 @@ def _statistics(given: Sequence[Any] | None, source: Corpus | Store) -> list[Sta
         if isinstance(statistic, str):
             check_choice("statistic", statistic, STATISTICS)
             statistic = STATISTICS[statistic]()
-        check_type("statistics:", statistic, Statistic, f"names of {', '.join(STATISTICS)}, or statistics")
         if statistic.name in chosen:
             raise InvalidValueError(f"statistics: {statistic.name} is given twice")
         problem = None if statistic.needs is None else checks[statistic.needs](source)
@@ -190,7 +190,7 @@ class Reader:
             if n_sentences < count:
                 self._chosen = np.random.default_rng(seed).choice(count, n_sentences, replace=False)
 
-    def batches(self, size: int, arrangement: Arrangement) -> Iterator[tuple[Tokens, Batch, dict[str, Any]]]:
+    def batches(self, size: int) -> Iterator[tuple[Tokens, Batch, dict[str, Any]]]:
         """Yield batches of about `size` subwords with what the model is given. Raises InvalidValueError for none."""
         network = self._network
         specials = network.network.inputs.specials
@@ -200,10 +200,10 @@ class Reader:
             lengths = lengths if self._limit is None else np.minimum(lengths, self._limit)
             some = np.flatnonzero(lengths)
             options: dict[str, Any] = {"batch_subwords": size, "row_capacity": network.network.row_capacity}
-            for batch in make_batches(lengths[some] + specials.count, how=arrangement, **options):
+            for batch in make_batches(lengths[some] + specials.count, how="padded", **options):
                 batch = Batch(some[batch.sentences], batch.rows, batch.columns, batch.shape)
                 runs = starts[batch.sentences], lengths[batch.sentences]
-                inputs = network.batch(batch, tokenized, *runs, arrangement)
+                inputs = network.batch(batch, tokenized, *runs, "padded")
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
                 tokens = Tokens(sentences, numbers, tokenized, batch, lengths, specials, network.network.device)
@@ -245,13 +245,14 @@ class Pass:
             statistic.begin(self.shape)
 
     @torch.inference_mode()
-    def add(self, tokens: Tokens, batch: Batch, inputs: dict[str, Any], *, packed: bool) -> None:
+    def add(self, tokens: Tokens, batch: Batch, inputs: dict[str, Any]) -> None:
         """Run a batch and add its maps to the statistics."""
 
         def receive(layer: int, values: torch.Tensor) -> None:
             if not self._all_heads:
                 values = values[:, list(self.shape.heads)]
-            values = unpacked(values, batch, tokens) if packed else without_padding(values, tokens)
+            if int(tokens.lengths.min()) < tokens.n_positions:
+                values.mul_(tokens.valid[:, None, :, None])  # the attention of padding is 0
             index = self.shape.layers.index(layer)
             maps = Maps(values, tokens, layer=index, last=index == len(self.shape.layers) - 1)
             for statistic in self._statistics:
@@ -264,30 +265,12 @@ def _heads(given: Sequence[int] | None, network: AttentionModel) -> tuple[int, .
     if given is None:
         return tuple(range(network.n_heads))
     for head in given:
-        check_whole("head", head, 0)
-        if head >= network.n_heads:
+        if not 0 <= head < network.n_heads:
             last = network.n_heads - 1
             raise InvalidValueError(f"there is no head {head}; {network.info.name!r} has heads 0 to {last}")
     if not given or len(set(given)) < len(given):
         raise InvalidValueError(f"heads {quoted(given)} must be one or more, each given once")
     return tuple(int(head) for head in given)
-
-
-def without_padding(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """Set the attention of padding to 0, in place: maps [sentences, heads, queries, keys]."""
-    if int(tokens.lengths.min()) < tokens.n_positions:
-        values.mul_(tokens.valid[:, None, :, None])
-    return values
-
-
-def unpacked(values: torch.Tensor, batch: Batch, tokens: Tokens) -> torch.Tensor:
-    """Return the maps of sentences, [sentences, heads, queries, keys] with 0 for padding, from those of packed rows."""
-    longest = tokens.n_positions
-    found = values.new_zeros(len(batch.rows), values.shape[1], longest, longest)
-    for number, (row, column, length) in enumerate(zip(batch.rows, batch.columns, tokens.lengths, strict=True)):
-        block = slice(int(column), int(column + length))
-        found[number, :, : int(length), : int(length)] = values[int(row), :, block, block]
-    return found
 
 
 def frame_of(statistics: Sequence[Statistic], shape: Shape) -> pl.DataFrame:
@@ -333,7 +316,6 @@ def sentence_attention(
     model: str | Path,
     layers: Layers = None,
     heads: Sequence[int] | None = None,
-    device: str = "auto",
 ) -> SentenceAttention:
     """Return the attention maps of one sentence, given as a string that is split at spaces, or as its words.
 
@@ -345,13 +327,11 @@ def sentence_attention(
     marked = split_marked(sentence) if isinstance(sentence, str) else list(sentence)
     words = [word.removeprefix(ATTACHED) for word in marked if word]
     attached = [at for at, word in enumerate(filter(None, marked)) if word.startswith(ATTACHED)]
-    network = load_attention_model(model, device=choose_device(device))
+    network = load_attention_model(model, device=choose_device(settings().device))
     collected = _Collected()
     measured = Pass(network, [collected], layers=layers, heads=heads)
-    (tokens, batch, inputs), *_ = Reader(open_corpus([Sentence(words, attached=attached)]), network).batches(
-        1, "padded"
-    )
-    measured.add(tokens, batch, inputs, packed=False)
+    (tokens, batch, inputs), *_ = Reader(open_corpus([Sentence(words, attached=attached)]), network).batches(1)
+    measured.add(tokens, batch, inputs)
     spelled = network.network.tokenizer.subword_text
     subwords = tuple(spelled(index) for index in inputs["input_ids"][0].tolist())
     return SentenceAttention(subwords, measured.shape.layers, measured.shape.heads, np.stack(collected.values))

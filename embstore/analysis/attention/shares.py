@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from embstore.analysis.attention.statistic import Statistic, Values, register_st
 NEIGHBORS = {"self": 0, "previous": -1, "next": 1}
 PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
 BLOCK = PATTERNS.index("block")
+SHARE, LEAST = 0.5, 0.2  # of attention beyond chance: of a pattern, and of each part of a mixed one
 
 
 @register_statistic("shares")
@@ -100,14 +100,6 @@ class Distance(Statistic):
                 yield Values("distance", "", attention[:, :, index] / pairs[index], count=pairs[index], offset=offset)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PatternRule:
-    """The thresholds of `Patterns`: a share of attention beyond chance, and the least share of each part of a mix."""
-
-    share: float = 0.5
-    least: float = 0.2
-
-
 @register_statistic("patterns")
 class Patterns(Statistic):
     """The share of a head's maps that has each of the patterns of Kovaleva et al. 2019, by an explicit rule.
@@ -119,17 +111,13 @@ class Patterns(Statistic):
     part beyond what equal attention to all positions gives, V0, and d and b likewise (0 where V0 is 1, as in the
     shortest sentences). A map is
 
-    - `vertical+diagonal` if v + d >= share and both are at least `least`,
-    - else `vertical` if v >= share, else `diagonal` if d >= share, else `block` if b >= share,
+    - `vertical+diagonal` if v + d >= .5 and both are at least .2,
+    - else `vertical` if v >= .5, else `diagonal` if d >= .5, else `block` if b >= .5,
     - else `heterogeneous`.
 
     [CLS] and the special subwords between the sentences are of the first, those at the end of the second. Single
     sentences have no blocks: a corpus without pairs (format "pairs", or `sentence_pair`) has no row `block`.
     """
-
-    def __init__(self, *, rule: PatternRule | None = None) -> None:
-        super().__init__()
-        self.rule = rule or PatternRule()
 
     def update(self, maps: Maps) -> None:
         tokens, lengths = maps.tokens, maps.tokens.lengths
@@ -139,10 +127,9 @@ class Patterns(Statistic):
         expected_most, expected_near = self._chance(lengths)
         vertical, diagonal = _beyond(most, expected_most), _beyond(near, expected_near)
         own = self._own(maps) if tokens.pairs.any() else np.zeros_like(vertical)
-        share, least = self.rule.share, self.rule.least
-        mixed = (vertical + diagonal >= share) & (np.minimum(vertical, diagonal) >= least)
-        found = np.select([mixed, vertical >= share, diagonal >= share, own >= share], [2, 0, 1, BLOCK], BLOCK + 1)
-        self.add("maps", maps.layer, np.eye(len(PATTERNS))[found].sum(0))
+        mixed = (vertical + diagonal >= SHARE) & (np.minimum(vertical, diagonal) >= LEAST)
+        pattern = np.select([mixed, vertical >= SHARE, diagonal >= SHARE, own >= SHARE], [2, 0, 1, BLOCK], BLOCK + 1)
+        self.add("maps", maps.layer, np.eye(len(PATTERNS))[pattern].sum(0))
         self.add("sentences", maps.layer, len(lengths))
         self.add("pairs", maps.layer, tokens.pairs.any(1).sum())
 

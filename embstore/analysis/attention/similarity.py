@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import TINY, Maps, Shape
 from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
-from embstore.errors import check_whole
+from embstore.arguments import Positive, checked
 
 PART = 4096  # probabilities of each head that are compared at a time: those of all heads remain in the cache
 LOG_2 = float(np.log(2))
 
 
+@checked
 @register_statistic("heads")
 class HeadDistances(Statistic):
     """The mean Jensen-Shannon divergence of the attention of any two heads, in nats, and the heads in the plane.
@@ -26,9 +27,9 @@ class HeadDistances(Statistic):
     as much as the entropy of one, so only every `every`-th sentence of the corpus is compared.
     """
 
-    def __init__(self, *, every: int = 64) -> None:
+    def __init__(self, *, every: Positive = 64) -> None:
         super().__init__()
-        self.every = check_whole("every", every, 1)
+        self.every = every
         self._waiting: list[torch.Tensor] = []
 
     def begin(self, shape: Shape) -> None:

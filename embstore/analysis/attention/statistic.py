@@ -36,10 +36,11 @@ class Statistic(ABC):
 
     A subclass adds to `sums` in `update`, which is called for each layer of each batch, and yields its values in
     `results`. Statistics of parts of a corpus are added by `merge`. The memory must not grow with the corpus. `needs`:
-    the annotation without which there is nothing to count. `register_statistic` makes a class known to `attention`::
+    the annotation without which there is nothing to count. `attention` takes objects of your own classes::
 
-        @es.analysis.register_statistic("strongest")
         class Strongest(es.analysis.Statistic):
+            name = "strongest"
+
             def update(self, maps):
                 self.add("largest", maps.layer, maps.values.amax(-1).sum((0, 2)))
                 self.add("queries", maps.layer, maps.tokens.lengths.sum())

@@ -12,10 +12,12 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import gather_finite, selected
+from embstore.analysis.scan import Precision, gather_finite, selected
 from embstore.analysis.words import Resources
+from embstore.arguments import checked
+from embstore.config import settings
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.progress import Progress, reporting
+from embstore.progress import reporting
 from embstore.store import Selection, Store, Strings
 from embstore.store.layout import Layers
 
@@ -33,39 +35,48 @@ Pair = tuple[Side, Side]
 Selections = tuple[Selection, Selection]
 
 
+@checked
 def linear_cka(
     data: Store | Selection,
     other: Store | Selection | None = None,
     *,
     layers: Layers = None,
     other_layers: Layers = None,
-    precision: str = "float64",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress = None,
+    precision: Precision = "float64",
 ) -> pl.DataFrame:
     """Compare layers of one store, or of two stores of the same occurrences, by linear CKA (Kornblith et al. 2019).
 
     CKA(X, Y) = |Y'X|^2 / (|X'X| |Y'Y|), with Frobenius norms, of features X [n, d] and Y [n, e] minus their means. It
-    is 1 for layers that differ only in rotation, shift and scale. One row per pair: `layer, other_layer, value, count`;
-    `value` is in [0, 1], and NaN if a layer does not vary (one occurrence, equal vectors); `count` is n. It is not
-    debiased (Nguyen et al. 2021): independent layers of d features that vary alike have about d/(n + d), so take many
-    more occurrences than features.
+    is 1 for layers that differ only in rotation, shift and scale. It is not debiased (Nguyen et al. 2021): independent
+    layers of d features that vary alike have about d/(n + d), so take many more occurrences than features. Pairs of
+    layers that do not fit the memory of `es.config` are computed in further passes.
 
-    `other_layers`: all layers of `other` by default, or `layers` if there is one store. `memory`: bytes or a text such
-    as "4GiB" (at least what one pair needs); pairs that do not fit are computed in further passes.
-    `progress(done, total)` counts occurrences times pairs, including the pairs of a layer with itself.
-    Example::
+    Parameters
+    ----------
+    data, other : Store or Selection
+        The occurrences; `other` by default the same.
+    layers, other_layers : int or sequence of int, optional
+        By default all, and `other_layers` of one store `layers`.
+    precision : {"float64", "float32"}
+        Of products of vectors.
 
-        es.analysis.linear_cka(store, layers=[0, 3, 6])
+    Returns
+    -------
+    polars.DataFrame
+        `layer, other_layer, value, count`, a row for each pair; `value` is in [0, 1], and NaN if a layer does not vary;
+        `count` is the number of occurrences.
 
-    Raises InvalidValueError (different occurrences, a layer that is not stored), MissingRowsError, NonFiniteError.
+    Raises
+    ------
+    InvalidValueError
+        For different occurrences and a layer that is not stored.
+    MissingRowsError, NonFiniteError
+        For rows that are not written yet or not finite.
     """
-    resources = Resources.of(precision, device, memory)
+    resources = Resources.of(precision, settings().device, settings().nbytes)
     one = selected(data, layers)
     if other is None:
-        two = one if other_layers is None else selected(data, other_layers)
-        second = 0
+        two, second = one if other_layers is None else selected(data, other_layers), 0
     else:
         two, second = selected(other, other_layers), 1
         require_same_occurrences(one, two)
@@ -73,13 +84,17 @@ def linear_cka(
     rows = [Side(second, layer) for layer in two.layers]
     requested = [(column, row) for column in columns for row in rows]
     needed = sorted({_ordered(*pair) for pair in requested} | {(side, side) for side in (*columns, *rows)})
-    with reporting(progress, total=len(needed) * len(one.rows), unit="vectors", label="cka") as report:
+    with reporting(settings().progress, total=len(needed) * len(one.rows), unit="vectors", label="cka") as report:
         norms = _norms((one, two), needed, resources, report)
+    values = []
+    for column, row in requested:
+        own = norms[column, column] * norms[row, row]
+        values.append(min(norms[_ordered(column, row)] ** 2 / own, 1.0) if own > 0 else float("nan"))
     return pl.DataFrame(
         {
             "layer": [column.layer for column, _ in requested],
             "other_layer": [row.layer for _, row in requested],
-            "value": np.array([_alignment(norms, *pair) for pair in requested], np.float64),
+            "value": np.array(values, np.float64),
             "count": np.full(len(requested), len(one.rows)),
         },
     )
@@ -87,11 +102,6 @@ def linear_cka(
 
 def _ordered(one: Side, other: Side) -> Pair:
     return (one, other) if one <= other else (other, one)
-
-
-def _alignment(norms: dict[Pair, float], one: Side, other: Side) -> float:
-    own = norms[one, one] * norms[other, other]
-    return min(norms[_ordered(one, other)] ** 2 / own, 1.0) if own > 0 else float("nan")
 
 
 def _norms(
@@ -104,7 +114,9 @@ def _norms(
     for side in _sides(pairs):  # one origin for all passes: norms of different scales cannot be compared
         size = _block_rows(selections[side.selection].store.hidden_size, resources)
         origins[side] = Origin.of(_read(selections[side.selection], side, 0, min(size, n_rows), resources))
-    for chunk in chunks(pairs, most=_most_pairs(selections, resources)):
+    own_nbytes = 8 * max(selection.store.hidden_size for selection in selections) ** 2
+    product_nbytes = own_nbytes if resources.dtype == torch.float64 else own_nbytes + own_nbytes // 2
+    for chunk in chunks(pairs, most=max(1, (resources.memory * 3 // 4 - product_nbytes) // own_nbytes)):
         done = len(norms) * n_rows
         moments = CrossMoments(chunk, n_rows, origins)
         size = _block_rows(sum(selections[side.selection].store.hidden_size for side in moments.sums), resources)
@@ -118,13 +130,6 @@ def _norms(
 
 def _sides(pairs: list[Pair]) -> list[Side]:
     return sorted({side for pair in pairs for side in pair})
-
-
-def _most_pairs(selections: Selections, resources: Resources) -> int:
-    size = max(selection.store.hidden_size for selection in selections)
-    own_nbytes = 8 * size * size
-    product_nbytes = own_nbytes if resources.dtype == torch.float64 else own_nbytes + own_nbytes // 2
-    return max(1, (resources.memory * 3 // 4 - product_nbytes) // own_nbytes)
 
 
 def chunks(pairs: list[Pair], *, most: int) -> Iterator[list[Pair]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis.scan import Batch, Scope, beyond_float32, gather_finite
 from embstore.analysis.words import count_codes
-from embstore.errors import InvalidValueError
+from embstore.arguments import Count, checked
 from embstore.kernels import add_cosines
 from embstore.store import Store
 from embstore.store.layout import Layers
@@ -274,14 +274,13 @@ class SentenceSimilarity:
         return f"<SentenceSimilarity of {len(self.words)} words in layers {list(self.layers)}>"
 
 
-def sentence_similarity(data: Store, *, sentence: int, layers: Layers = None) -> SentenceSimilarity:
+@checked
+def sentence_similarity(data: Store, *, sentence: Count, layers: Layers = None) -> SentenceSimilarity:
     """Compare every two words of a sentence by cosine at each layer; a zero vector has cosine 0 with all.
 
     `sentence`: a row of the store's sentences, as in the column `sentence` of a table of occurrences. Only words that
     are stored are compared. Raises InvalidValueError (no such sentence or layer), MissingRowsError, NonFiniteError.
     """
-    if not isinstance(data, Store):
-        raise InvalidValueError("the words of a sentence are compared in a store, not in a selection: give the store")
     selection = data.select(sentences=sentence, layers=layers)
     index = data.index
     vectors = np.stack([gather_finite(data, selection.rows, layer) for layer in selection.layers]).astype(np.float64)

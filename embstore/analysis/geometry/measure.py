@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import polars as pl
@@ -15,19 +14,13 @@ from numpy.typing import NDArray
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
 from embstore.analysis.geometry.moments import Moments, MomentSums
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
-from embstore.analysis.geometry.summary import MAX_SEED
-from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Scope, reduce, selected
-from embstore.analysis.words import (
-    BLOCK_ROWS,
-    compute_per_word,
-    count_codes,
-    eligible_types,
-    rows_of_words,
-)
+from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Precision, Scope, scan, selected
+from embstore.analysis.words import BLOCK_ROWS, compute_per_word, count_codes, eligible_types, rows_of_words
+from embstore.arguments import Count, Positive, Range, checked
+from embstore.config import settings
 from embstore.devices import thread_count
-from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
-from embstore.progress import Progress, Report, reporting
-from embstore.sizes import parse_nbytes
+from embstore.errors import InvalidValueError, check_choice
+from embstore.progress import Report, reporting
 from embstore.store import Selection, Store
 from embstore.store.layout import Layers
 
@@ -35,8 +28,7 @@ PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
 LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
 METRICS = (*PAPER_METRICS, *LAYER_METRICS)
 COSINE_METRICS = frozenset({"selfsim", "intrasim", "anisotropy"})
-BASELINES = ("exact", "sample")
-PART_TIMES = 16  # a part is at least this many times the state that it makes, in float64
+PART_TIMES = 16  # a part is at least this many times the state that it makes, so that merging takes little
 THREAD_BLOCKS = 6  # blocks of float32 that a thread holds: as read, converted, shifted
 SCHEMA: dict[str, Any] = {
     "layer": pl.Int64,
@@ -49,91 +41,88 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+@checked
 def geometry(
     data: Store | Selection,
     *,
     metrics: str | Sequence[str] = PAPER_METRICS,
     layers: Layers = None,
-    min_contexts: int = 5,
+    min_contexts: Positive = 5,
     words_only: bool = False,
     centered: bool = False,
-    baseline: str = "exact",
-    sample: int = 1000,
-    seed: int = 0,
-    precision: str = "float32",
-    device: str = "auto",
-    threads: int | None = None,
-    memory: int | str = "1GiB",
-    block_rows: int | None = None,
+    baseline: Literal["exact"] | Annotated[int, Range(2)] = "exact",
+    seed: Count = 0,
+    precision: Precision = "float32",
     executor: Executor | None = None,
-    progress: Progress = None,
 ) -> pl.DataFrame:
-    """Measure how contextual the vectors of each layer are: `layer, metric, item, value, count, baseline, adjusted`.
+    """Measure how contextual the vectors of each layer are.
 
-    `selfsim` and `mev` have a row for each word that occurs in `min_contexts` different sentences or more (`item`: the
-    word; `count`: its occurrences), `intrasim` a row for each sentence of two words or more (`item`: its row in the
-    store; `count`: its words). Each also has a row for the layer (empty `item`): the mean over words or sentences.
-    `anisotropy` (the mean cosine of two occurrences), `mean_norm`, `participation_ratio`, `effective_rank` and
-    `top_component` have one row per layer. `adjusted` is value minus baseline, which is the anisotropy for `selfsim`
-    and `intrasim`, and the MEV of all occurrences for `mev`.
+    Parameters
+    ----------
+    data : Store or Selection
+        The occurrences.
+    metrics : str or sequence of str
+        `selfsim`, the mean cosine of two occurrences of a word; `intrasim`, the mean cosine of the words of a sentence
+        with their mean; `mev`, the share of a word's vectors that one static vector explains; `anisotropy`, the mean
+        cosine of any two occurrences (Ethayarajh 2019). Of a layer: `mean_norm`, `participation_ratio`,
+        `effective_rank`, `top_component`.
+    layers : int or sequence of int, optional
+        By default all of `data`.
+    min_contexts : int
+        Words that occur in this many different sentences or more have `selfsim` and `mev`.
+    words_only : bool
+        Leave out occurrences without a letter or digit, in everything; the paper's code leaves punctuation out of the
+        words, but not out of sentences.
+    centered : bool
+        Subtract the mean before MEV, for words and baseline alike.
+    baseline : "exact" or int
+        Over all selected occurrences, or over this many, drawn with `seed` (1,000 in the paper).
+    seed : int
+        Of the baseline.
+    precision : {"float32", "float64"}
+        Of products of vectors; cosines are computed on the CPU.
+    executor : concurrent.futures.Executor, optional
+        Computes in its workers, each with one thread; the table is the same to the bit.
 
-    `baseline`: "exact" over all selected occurrences, or "sample": over `sample` of them, drawn with `seed` (1,000, as
-    in the paper, whose code draws sentences and then a word of each). `words_only`: leave out occurrences without a
-    letter or digit, in everything; the paper's code leaves punctuation out of the words, but not out of sentences.
-    `centered`: subtract the mean before MEV, for words and baseline alike. `memory`: bytes or a text such as "4GiB";
-    with less, words are processed in several passes. `device`: where products of vectors are computed; cosines are
-    always computed on the CPU. `executor`: compute in its workers, each within `memory` and with one thread; the table
-    is the same to the bit on processors of one kind. `progress(done, total)` counts vectors.
+    Returns
+    -------
+    polars.DataFrame
+        `layer, metric, item, value, count, baseline, adjusted`. `item` is the word, or the row of the sentence; the row
+        with an empty one is of the layer, the mean over words or sentences. `adjusted` is value minus baseline, which
+        is the anisotropy for `selfsim` and `intrasim`, and the MEV of all occurrences for `mev`.
 
-    Example::
-
-        table = es.geometry(store, layers=[0, -1], min_contexts=3)
-        es.analysis.summarize_geometry(table)  # a row for each layer and metric, with intervals
-
-    Raises InvalidValueError (an unknown metric, baseline or layer; no word or sentence to measure), MissingRowsError
-    for rows not yet written, NonFiniteError, ExecutorError.
+    Raises
+    ------
+    InvalidValueError
+        For an unknown metric or layer, and where there is no word or sentence to measure.
+    MissingRowsError, NonFiniteError, ExecutorError
+        For rows that are not written yet or not finite, and if workers are lost.
     """
-    check_choice("baseline", baseline, BASELINES)
-    check_whole("seed", seed, 0, MAX_SEED)
-    nbytes = parse_nbytes(memory, name="memory")
-    selection = _with_letters(selected(data, layers)) if words_only else selected(data, layers)
-    inputs = _Inputs.of(selection, _checked_metrics(metrics), min_contexts, centered)
-    if baseline == "sample":
-        inputs.sample = _draw(inputs.selection, sample, seed)
-    limits = _Limits(nbytes, threads, block_rows)
-    options = {"precision": precision, "device": device, "executor": executor}
-    with reporting(progress, unit="vectors", label="geometry") as report:
-        found = _measure(inputs, limits, options, report)
-    return _completed(pl.concat([frame for layer in found for frame in _frames(inputs, layer, found[layer])]))
-
-
-def _with_letters(selection: Selection) -> Selection:
-    """Return the occurrences of words with a letter or digit."""
-    index = selection.store.index
-    has_letter = np.array([any(map(str.isalnum, form)) for form in index.words], bool)
-    rows = selection.rows[has_letter[index.type[selection.rows]]]
-    if not len(rows):
-        raise InvalidValueError(f"no selected word of {selection.store.path} has a letter: leave words_only out")
-    return Selection(selection.store, rows=rows, layers=selection.layers)
-
-
-def _checked_metrics(metrics: str | Sequence[str]) -> tuple[str, ...]:
-    if not isinstance(metrics, Iterable):
-        raise InvalidValueError(f"metrics {quoted(metrics)} are not names: give one or more of {', '.join(METRICS)}")
-    chosen = (metrics,) if isinstance(metrics, str) else tuple(metrics)
-    for metric in chosen:
+    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for metric in names:
         check_choice("metric", metric, METRICS)
-    if not chosen:
+    if not names:
         raise InvalidValueError(f"no metric is chosen: name one or more of {', '.join(METRICS)}")
-    return tuple(metric for metric in METRICS if metric in chosen)
-
-
-def _draw(selection: Selection, sample: int, seed: int) -> NDArray[np.int64]:
-    """Draw the rows of the sampled baseline."""
-    check_whole("sample", sample, 2)
-    n_drawn = min(sample, len(selection))
-    chosen = np.sort(np.random.default_rng(seed).choice(len(selection), n_drawn, replace=False))
-    return chosen + selection.span.start if selection.span else selection.rows[chosen]
+    selection = selected(data, layers)
+    index = selection.store.index
+    if words_only:
+        has_letter = np.array([any(map(str.isalnum, form)) for form in index.words], bool)
+        rows = selection.rows[has_letter[index.type[selection.rows]]]
+        if not len(rows):
+            raise InvalidValueError(f"no selected word of {selection.store.path} has a letter: leave words_only out")
+        selection = Selection(selection.store, rows=rows, layers=selection.layers)
+    inputs = _Inputs.of(selection, tuple(metric for metric in METRICS if metric in names), min_contexts, centered)
+    if baseline != "exact":
+        n_rows, span = len(inputs.selection), inputs.selection.span
+        drawn = np.sort(np.random.default_rng(seed).choice(n_rows, min(baseline, n_rows), replace=False))
+        inputs.sample = drawn + span.start if span else inputs.selection.rows[drawn]
+    options = {"precision": precision, "device": settings().device, "executor": executor}
+    with reporting(settings().progress, unit="vectors", label="geometry") as report:
+        results = _measure(inputs, options, report)
+    frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
+    numbers = frame.with_columns(pl.col("value", "baseline").fill_nan(None))
+    columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
+    return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())
 
 
 @dataclass
@@ -179,11 +168,6 @@ class _Inputs:
                 )
         return cls(selection, metrics, words, sentences, centered)
 
-    @cached_property
-    def forms(self) -> pl.Series:
-        """The words as they are spelled."""
-        return pl.Series(list(self.selection.store.index.words.subset(self.words.members)), dtype=pl.String)
-
     def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Cosines | Moments]]]:
         """Yield what is reduced in each pass: all vectors first, then words whose sums exceed the memory."""
         selection, metrics = self.selection, set(self.metrics)
@@ -225,34 +209,24 @@ class _LayerMeasures(Moments):
         return measures | {"mev": moments.mev(centered=self._centered)}
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """The memory, threads and block size of `geometry`, as limits of `reduce`."""
-
-    memory: int
-    threads: int | None
-    block_rows: int | None
-
-    def of(self, part: Selection, reducers: dict[str, Cosines | Moments]) -> dict[str, Any]:
-        """Half of the memory is for states and half for blocks; parts are large compared with the sums of a state."""
-        size = part.store.hidden_size
-        block_rows = max(1, min(BLOCK_NBYTES, self.memory // 64) // (4 * size))
-        if self.block_rows is not None:
-            block_rows = check_whole("block_rows", self.block_rows, 1)
-        threads = min(thread_count(self.threads), self.memory // (8 * THREAD_BLOCKS * block_rows * size))
-        state_nbytes = sum(reducer.state_nbytes(size) for reducer in reducers.values())
-        return {
-            "block_rows": block_rows,
-            "threads": max(1, threads),
-            "parts": max(MIN_PARTS, 8 * size * len(part) // (PART_TIMES * state_nbytes)),
-            "max_states": max(2, self.memory // (2 * state_nbytes)),
-        }
+def _limits(part: Selection, reducers: dict[str, Cosines | Moments]) -> dict[str, Any]:
+    """The limits of `scan`: half of the memory for states and half for blocks, and parts large compared with states."""
+    memory, size = settings().nbytes, part.store.hidden_size
+    block_rows = max(1, min(BLOCK_NBYTES, memory // 64) // (4 * size))
+    threads = min(thread_count(settings().threads), memory // (8 * THREAD_BLOCKS * block_rows * size))
+    state_nbytes = sum(reducer.state_nbytes(size) for reducer in reducers.values())
+    return {
+        "block_rows": block_rows,
+        "threads": max(1, threads),
+        "parts": max(MIN_PARTS, 8 * size * len(part) // (PART_TIMES * state_nbytes)),
+        "max_states": max(2, memory // (2 * state_nbytes)),
+    }
 
 
-def _measure(inputs: _Inputs, limits: _Limits, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
+def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
     """Compute {layer: {what: values}}: selfsim and mev of words, intrasim of sentences, and measures of the layer."""
     selection = inputs.selection
-    passes = list(inputs.passes(limits.memory))
+    passes = list(inputs.passes(settings().nbytes))
     words = rows_of_words(selection, inputs.words.members) if "mev" in inputs.metrics else None
     n_read = sum(len(part) for part, _ in passes) + (0 if words is None else words.n_rows)
     done, total = 0, n_read * len(selection.layers)
@@ -260,20 +234,20 @@ def _measure(inputs: _Inputs, limits: _Limits, options: dict[str, Any], report: 
     def progress(n: int, _: int | None = None) -> None:
         report(done + n, total)
 
-    found: dict[int, dict[str, Any]] = {layer: {"selfsim": []} for layer in selection.layers}
+    results: dict[int, dict[str, Any]] = {layer: {"selfsim": []} for layer in selection.layers}
     for part, reducers in passes:
-        for layer, result in reduce(part, reducers, **limits.of(part, reducers), **options, progress=progress).items():
-            if "cosines" in result:
-                found[layer]["selfsim"].append(result["cosines"].selfsim)
-            found[layer] = result | found[layer]
+        for layer, found in scan(part, reducers, **_limits(part, reducers), **options, progress=progress).items():
+            if "cosines" in found:
+                results[layer]["selfsim"].append(found["cosines"].selfsim)
+            results[layer] = found | results[layer]
         done += len(part) * len(selection.layers)
     if words is not None:
         method = explained_shares(centered=inputs.centered)
-        options |= {"memory": limits.memory, "progress": progress}
+        options |= {"memory": settings().nbytes, "progress": progress}
         shares = compute_per_word(method, selection.store, selection.layers, words, **options)
         for layer, values in zip(selection.layers, shares, strict=True):
-            found[layer]["mev"] = values
-    return found
+            results[layer]["mev"] = values
+    return results
 
 
 def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.DataFrame]:
@@ -282,8 +256,11 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     anisotropy = found["cosines"].anisotropy if "cosines" in found else None
     drawn = None if inputs.sample is None else selection.store.vectors(inputs.sample, layers=layer)[0]
     if drawn is not None and COSINE_METRICS & set(metrics):
-        anisotropy = _sample_anisotropy(drawn)
-    forms = inputs.forms
+        vectors = drawn.astype(np.float64)
+        lengths = np.linalg.norm(vectors, axis=1)
+        units = (vectors / np.where(lengths > 0, lengths, 1)[:, None]).sum(0)
+        anisotropy = float(mean_cosine(units @ units, (lengths > 0).sum(), len(vectors)))
+    forms = pl.Series(list(selection.store.index.words.subset(words.members)), dtype=pl.String)
     if "selfsim" in metrics:
         several, values = words.sizes > 1, np.concatenate(found["selfsim"])
         yield _frame("selfsim", layer, forms.filter(several), words.sizes[several], values[several], anisotropy)
@@ -301,14 +278,6 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
             yield _layer_frame(metric, layer, n_rows, found["moments"][metric])
 
 
-def _sample_anisotropy(stored: NDArray[Any]) -> float:
-    """The mean cosine of all pairs of vectors [n, feature], in float64."""
-    vectors = stored.astype(np.float64)
-    lengths = np.linalg.norm(vectors, axis=1)
-    total = (vectors / np.where(lengths > 0, lengths, 1)[:, None]).sum(0)
-    return float(mean_cosine(total @ total, (lengths > 0).sum(), len(vectors)))
-
-
 def _frame(
     metric: str,
     layer: int,
@@ -319,10 +288,9 @@ def _frame(
 ) -> pl.DataFrame:
     """The rows of a metric at a layer, its mean first."""
     known = values[~np.isnan(values)]
-    mean = float(known.mean()) if len(known) else float("nan")
     columns = {
         "item": pl.concat([pl.Series([""]), items.alias("")]),
-        "value": np.insert(values, 0, mean),
+        "value": np.insert(values, 0, float(known.mean()) if len(known) else np.nan),
         "count": np.insert(counts, 0, len(known)),
     }
     return _labelled(metric, layer, pl.DataFrame(columns), baseline)
@@ -337,9 +305,3 @@ def _labelled(metric: str, layer: int, columns: pl.DataFrame, baseline: float | 
     return columns.with_columns(
         metric=pl.lit(metric), layer=pl.lit(layer, pl.Int64), baseline=pl.lit(baseline, pl.Float64)
     )
-
-
-def _completed(frame: pl.DataFrame) -> pl.DataFrame:
-    numbers = frame.with_columns(pl.col("value", "baseline").fill_nan(None))
-    columns = numbers.with_columns(adjusted=pl.col("value") - pl.col("baseline"))
-    return columns.select(pl.col(name).cast(dtype) for name, dtype in SCHEMA.items())

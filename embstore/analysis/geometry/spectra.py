@@ -5,75 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from embstore.analysis.scan import layer_of, selected
-from embstore.analysis.words import (
-    Blocks,
-    PerWord,
-    Resources,
-    WordBatch,
-    all_types,
-    compute_per_word,
-    rows_of_words,
-)
-from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.progress import Progress, reporting
-from embstore.store import Selection, Store
-from embstore.store.layout import Layer
+from embstore.analysis.words import Blocks, PerWord, Resources, WordBatch
+from embstore.errors import NonFiniteError
 
 _HALVED = 192  # from this number of vectors on, only half of a symmetric product is computed
 _SMALL = 1e-20  # a sum of squares below which some may have underflowed in float32
 _DIRECT = 64  # up to this size all eigenvalues are computed at once
-_BLOCK = 4
+_BLOCK = 4  # columns of a block of the Krylov space
 _STEPS = (4, 7, 12)  # blocks of the Krylov space: more of them where the bounds do not meet
 TOLERANCE = 1e-8  # of the sum of all eigenvalues
 _ANGLE = 1e-7  # of an eigenvector, in radians
-
-
-def maximum_explainable_variance(
-    data: Store | Selection,
-    *,
-    layer: Layer = -1,
-    types: ArrayLike | None = None,
-    centered: bool = False,
-    precision: str = "float32",
-    device: str = "auto",
-    memory: int | str = "1GiB",
-    progress: Progress = None,
-) -> NDArray[np.float64]:
-    """Measure how much of the variance of each word one static vector could explain: float64 [n_words], in [0, 1].
-
-    sigma_1^2 / sum_i sigma_i^2 of the matrix whose rows are the vectors of a word, not normalized (Ethayarajh 2019,
-    eq. 3); with `centered`, after subtracting the mean of the word. A word with one occurrence has 1, and NaN if
-    centered, as has one whose vectors do not vary or are all zero.
-
-    `types`: positions in `index.words`, by default all types with an occurrence. `precision`: float32 (error about
-    1e-7) or float64 for products of vectors; everything else is float64. `memory`: bytes or a text such as
-    "4GiB". `progress(done, total)` counts occurrences.
-
-    Raises InvalidValueError (a type or layer that is not stored, an unknown precision), MissingRowsError,
-    NonFiniteError.
-    """
-    number = layer_of(data, layer)
-    selection = selected(data, number)
-    words = rows_of_words(selection, all_types(selection) if types is None else types)
-    with reporting(progress, total=words.n_rows, unit="vectors", label="mev") as report:
-        (values,) = compute_per_word(
-            explained_shares(centered=centered),
-            selection.store,
-            [number],
-            words,
-            precision=precision,
-            device=device,
-            memory=memory,
-            executor=None,
-            progress=report,
-        )
-    return values
 
 
 def explained_shares(*, centered: bool) -> PerWord:
@@ -185,15 +132,12 @@ def _near_mean(vectors: torch.Tensor) -> torch.Tensor:
     return vectors[0] + (vectors - vectors[0]).mean(0)
 
 
-def sample_mev(vectors: ArrayLike, *, centered: bool = False) -> float:
+def sample_mev(stored: NDArray[Any], *, centered: bool = False) -> float:
     """The maximum explainable variance of vectors [n, feature] as if they were one word, in float64.
 
-    The baseline of the paper is that of 1,000 random occurrences. Raises InvalidValueError if there is no vector and
-    NonFiniteError for one that is not finite.
+    The baseline of the paper is that of 1,000 random occurrences. Raises NonFiniteError.
     """
-    array = np.asarray(vectors, np.float64)
-    if array.ndim != 2 or not array.size:
-        raise InvalidValueError(f"vectors must be [n, feature] with one or more rows, not of shape {array.shape}")
+    array = np.asarray(stored, np.float64)
     if not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
         raise NonFiniteError(f"vector {row} of the sample holds a value that is not finite: leave it out")
@@ -201,7 +145,8 @@ def sample_mev(vectors: ArrayLike, *, centered: bool = False) -> float:
     if len(array) <= array.shape[1]:
         matrix = word_grams(vectors[None], torch.tensor([len(vectors)]), centered=centered)
     else:
-        matrix = word_moment([vectors], centered=centered, resources=Resources.of("float64", "cpu"))[None]
+        resources = Resources(torch.float64, torch.device("cpu"), len(array))
+        matrix = word_moment([vectors], centered=centered, resources=resources)[None]
     return float(_share_of_first(matrix)[0])
 
 

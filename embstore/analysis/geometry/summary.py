@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_columns, check_whole, quoted
-from embstore.store.layout import Layer, resolve_layer
+from embstore.analysis.scan import one_layer
+from embstore.arguments import Count, Positive, Range, checked
+from embstore.errors import InvalidValueError, check_columns
+from embstore.store.layout import Layers
 
 COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted")
-MAX_SEED = 2**63 - 1  # a column of 64 bits has the seeds
-_N_DRAWN = 2**22  # values drawn at a time
+Resamples = Annotated[int, Range(1, 10**6)]
+LEVEL = 0.95  # of an interval
+_N_DRAWN = 2**22  # values drawn at a time: 32 MiB
 
 
-def summarize_geometry(
-    frame: pl.DataFrame, *, resamples: int = 1000, level: float = 0.95, seed: int = 0
-) -> pl.DataFrame:
+@checked
+def summarize_geometry(frame: pl.DataFrame, *, resamples: Resamples = 1000, seed: Count = 0) -> pl.DataFrame:
     """Summarize the frame of `geometry`: one row per layer and metric, with a percentile bootstrap interval.
 
     Words or sentences are resampled, the same ones for every layer, so that layers can be compared. Columns: `layer,
     metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
-    exact. Metrics with one value per layer, and means over one word or sentence, have no interval.
+    exact. Metrics with one value per layer, and means over one word or sentence, have no interval of 95 %.
 
-    Raises InvalidValueError for a frame without the columns of `geometry`, and for an option that is not allowed.
+    Raises InvalidValueError for a frame without the columns of `geometry`.
     """
     check_columns(frame, COLUMNS, "the frame of geometry")
-    check_whole("resamples", resamples, 1, 10**6)
-    check_whole("seed", seed, 0, MAX_SEED)
-    if type(level) is not float or not 0 < level < 1:
-        raise InvalidValueError(f"level {quoted(level)} is not allowed: give a share such as 0.95")
     intervals = pl.DataFrame(
-        list(_intervals(frame, resamples, level, seed)),
+        list(_intervals(frame, resamples, seed)),
         schema={"metric": frame.schema["metric"], "layer": pl.Int64, "low": pl.Float64, "high": pl.Float64},
         orient="row",
     )
@@ -53,13 +52,13 @@ def summarize_geometry(
     )
 
 
-def _intervals(table: pl.DataFrame, resamples: int, level: float, seed: int) -> Iterator[tuple[str, int, float, float]]:
+def _intervals(table: pl.DataFrame, resamples: int, seed: int) -> Iterator[tuple[str, int, float, float]]:
     for (metric,), part in table.filter(pl.col("item") != "").group_by(["metric"], maintain_order=True):
         wide = part.pivot("layer", index="item", values="value", maintain_order=True).drop("item")
         means = bootstrap_means(wide.to_numpy().astype(np.float64), resamples=resamples, seed=seed)
         for layer, column, drawn in zip(wide.columns, wide, means.T, strict=True):
             if len(column.drop_nulls()) > 1:
-                low, high = np.nanquantile(drawn, [(1 - level) / 2, (1 + level) / 2]).tolist()
+                low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
                 yield str(metric), int(layer), low, high
 
 
@@ -80,21 +79,22 @@ def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -
     return np.concatenate(means)
 
 
-def extreme_words(frame: pl.DataFrame, *, layer: Layer = -1, metric: str = "selfsim", count: int = 10) -> pl.DataFrame:
-    """List the words of a layer whose vectors depend most on their sentences, and those that depend least.
+@checked
+def extreme_words(
+    frame: pl.DataFrame, *, layers: Layers = -1, metric: str = "selfsim", count: Positive = 10
+) -> pl.DataFrame:
+    """List the words of one layer whose vectors depend most on their sentences, and those that depend least.
 
     Columns: `end` ("most" or "least" context-specific), then those of the frame; the lowest values first for "most",
     the highest first for "least", equal values in alphabetical order.
 
     Raises InvalidValueError where the frame has no words for this metric and layer.
     """
-    check_whole("count", count, 1, 2**31 - 1)
     check_columns(frame, COLUMNS, "the frame of geometry")
-    layer = resolve_layer(layer, sorted(set(frame["layer"].to_list())))
+    layer = one_layer(layers, sorted(set(frame["layer"].to_list())))
     words = frame.filter(
-        (pl.col("metric").cast(pl.String) == str(metric)) & (pl.col("layer") == layer) & (pl.col("item") != "")
-    )
-    words = words.filter(pl.col("value").is_not_null())
+        (pl.col("metric").cast(pl.String) == metric) & (pl.col("layer") == layer) & (pl.col("item") != "")
+    ).drop_nulls("value")
     if not len(words):
         raise InvalidValueError(f"the frame has no words for {metric!r} at layer {layer}: measure that first")
     most = words.sort("value", "item").head(count).with_columns(end=pl.lit("most"))

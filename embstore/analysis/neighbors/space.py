@@ -228,9 +228,9 @@ def space_of(
         scatter = deviations.T @ deviations if n_components else mean
     else:
         from embstore.analysis.geometry.moments import Moments
-        from embstore.analysis.scan import reduce
+        from embstore.analysis.scan import scan
 
-        found = reduce(data, {"moments": Moments()}, layers=layer, device="cpu", progress=False)
+        found = scan(data, {"moments": Moments()}, layers=layer, device="cpu")
         moments = next(iter(found.values()))["moments"]
         mean, scatter = moments.mean, moments.scatter
     if not n_components:

@@ -308,7 +308,7 @@ class ClassExamples:
         if len(types):
             chosen = self.selection.store.select(rows=np.sort(rows))
             of_layer = partial(static_vectors, chosen, method="mean", types=types)
-            examples = ArrayExamples({layer: of_layer(layer=layer).vectors for layer in self.selection.layers})
+            examples = ArrayExamples({layer: of_layer(layers=layer).vectors for layer in self.selection.layers})
         return SplitExamples(
             examples=examples,
             group=np.arange(len(types)),
