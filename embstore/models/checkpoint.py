@@ -29,7 +29,7 @@ from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
 from embstore.models.names import require_name
 from embstore.models.placing import Place, own_dtype, require_finite_weights, without_blocks
-from embstore.store.storage.files import fsync_tree, new_folder
+from embstore.store.storage.files import fsync_tree, replacing
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -303,7 +303,7 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
             network = auto.from_config(checkpoint.config)
         except Exception as error:
             raise ModelError(f"the model {str(model)!r} cannot be initialized: {reason(error)}") from error
-        with new_folder(out) as new:
+        with replacing(out) as new:
             network.save_pretrained(new, safe_serialization=True)
             checkpoint.tokenizer.save_pretrained(new)
             make_durable(new)

@@ -29,7 +29,7 @@ from embstore.store.backend import create, is_hdf5, open_writer, require_writabl
 from embstore.store.check.consistency import index_faults
 from embstore.store.index import Index, rows_by_type
 from embstore.store.metadata import Metadata, check_metadata
-from embstore.store.storage.files import clean_up, fsync_folder, fsync_tree, remove, storing
+from embstore.store.storage.files import remove, replacing, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.vectors import INT8_FILL
@@ -72,19 +72,10 @@ def built(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.fl
 
     Where anything fails, what is at `path` stays and nothing else remains. The lock must be held.
     """
-    new = new_path(path)
-    try:
+    with replacing(path, partial=new_path(path)) as new:
         with frozen_of(path, metadata, index, center) as frozen:
             create(new, metadata, frozen, hdf5=is_hdf5(path))
         yield new
-        with storing(path):
-            fsync_tree(new)
-            os.replace(new, path)
-    except BaseException:
-        clean_up(new)
-        raise
-    with storing(path):
-        fsync_folder(path.parent)
 
 
 @contextmanager

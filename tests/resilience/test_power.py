@@ -127,48 +127,37 @@ def any_is_lost(scene: str, whole: Whole, folder: Path, disks: Iterator[Disk]) -
 
 
 FOLDER = "files.fsync < files.fsync_folder"
-REPLACED = {f"{FOLDER} < files.replacing": 1}
+TREE = "files.fsync < files.fsync_tree"
+REPLACED = {f"{TREE} < files.replacing": 1, f"{FOLDER} < files.replacing": 1}
 SYNCS: dict[str, dict[str, int]] = {
     "extraction to Zarr": {
-        "files.fsync < files.fsync_tree < writer.built": 56,
+        f"{TREE} < files.replacing": 61,
         f"{FOLDER} < files.fsync_tree": 57,
-        f"{FOLDER} < writer.built": 1,
-        "files.write_file < local._written < local.put_new": 5,
+        f"{FOLDER} < files.replacing": 6,
         f"{FOLDER} < files.make_folders": 7,
-        f"{FOLDER} < local._written": 5,
         "local.write_at < writer.set < writer.commit": 5,
     },
     "extraction to HDF5": {
-        "files.fsync < files.fsync_tree < writer.built": 1,
-        f"{FOLDER} < writer.built": 1,
+        **REPLACED,
         "writer._sync < writer.write < writer.write": 5,
         "writer._sync < writer.commit < writer._commit": 5,
     },
     "repair of Zarr": {
         "local.write_at < writer.set < writer.discard": 1,
-        "files.write_file < local._written < local.put": 1,
-        f"{FOLDER} < local._written": 2,
-        "files.write_file < local._written < local.put_new": 1,
+        f"{TREE} < files.replacing": 2,
+        f"{FOLDER} < files.replacing": 2,
         f"{FOLDER} < files.make_folders": 1,
         "local.write_at < writer.set < writer.commit": 1,
     },
     "repair of HDF5": {
-        "files.fsync < files.fsync_tree < writer.built": 1,
-        f"{FOLDER} < writer.built": 1,
+        **REPLACED,
         "writer._sync < writer.write < writer.write": 1,
         "writer._sync < writer.commit < writer._commit": 1,
     },
-    "index": {
-        "files.fsync < files.replacing < index_files.write_document": 3,
-        "files.fsync < files.replacing < index_files._put": 2,
-        f"{FOLDER} < files.replacing": 5,
-        f"{FOLDER} < index_files.put_in_place": 1,
-        f"{FOLDER} < files.make_folders": 1,
-    },
-    "saved probes": {"files.fsync < files.replacing < saved.write_tensors": 1, **REPLACED},
-    "result": {"files.fsync < files.replacing < files.replacing_table": 1, **REPLACED},
-    "figure": {"files.fsync < files.replacing < drawing.save": 1, **REPLACED},
-    "word vectors": {"files.fsync < files.replacing < files.write_vectors": 1, **REPLACED},
+    "saved probes": REPLACED,
+    "result": REPLACED,
+    "figure": REPLACED,
+    "word vectors": REPLACED,
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 from embstore.errors import StorageError, StoreBusyError, StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.cache import CachedStorage
-from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, new_folder, opened, replacing
+from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, opened, replacing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import StoreLock
@@ -292,7 +292,8 @@ def test_every_failure_of_the_disk_is_a_storage_error(
 
 def test_a_new_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     def write(error: str = "") -> None:
-        with new_folder(tmp_path / "new") as folder:
+        with replacing(tmp_path / "new") as folder:
+            folder.mkdir()
             (folder / "a").touch()
             if error:
                 raise OSError(error)

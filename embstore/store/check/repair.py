@@ -130,7 +130,7 @@ def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np
         writer = HDF5Writer(new)
         try:
             missing = _damaged(writer)
-            writer.discard(missing)
+            writer.erase(missing)
         finally:
             writer.close()
     return missing

@@ -217,10 +217,14 @@ class HDF5Writer:
         return payload_crc32c(self._descriptor, self._addresses, specs, layout, partition)[0] == crc
 
     def discard(self, partitions: Iterable[int]) -> None:
-        """Erase the records of partitions; their rows stay until they are overwritten."""
+        """Erase the records of partitions, durably; their rows stay until they are overwritten."""
+        self.erase(partitions)
+        self._sync()
+
+    def erase(self, partitions: Iterable[int]) -> None:
+        """Erase the records of partitions, in a file that is not durable yet."""
         for partition in partitions:
             self._put_record(partition, no_records(1)[0])
-        self._sync()
 
     def flush(self) -> None:
         """Does nothing: records are written at once."""

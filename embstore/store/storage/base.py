@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreNotFoundError
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
 from embstore.store.storage.location import ObjectPath
 
@@ -26,6 +26,10 @@ Version = tuple[object, ...]  # of a key; another one where its bytes may be oth
 
 class KeyNotFoundError(StoreNotFoundError):
     """The storage exists, but has nothing at this key."""
+
+
+class KeyExistsError(EmbstoreError, FileExistsError):
+    """A key that should be created exists; never shown."""
 
 
 @dataclass(frozen=True)

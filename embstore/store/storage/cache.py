@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from embstore.errors import StoreDamagedError
 from embstore.store.storage.base import Expected, KeyNotFoundError
 from embstore.store.storage.client import setting
-from embstore.store.storage.files import REPAIR_HINT, clean_up, crc32c, opened, read_at, storing, write_at
+from embstore.store.storage.files import REPAIR_HINT, crc32c, opened, read_at, replacing, storing, write_at
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
 
@@ -50,27 +50,15 @@ class CacheFolder:
 
     def add(self, files: Sequence[tuple[str, int]], write: Callable[[list[int]], object]) -> None:
         """Create files (name, nbytes) with what `write` writes to their descriptors; not one of them if it fails."""
-        targets = [self._path(name) for name, _ in files]
-        temporary: list[Path] = []
-        with storing(f"{self.folder} (EMBSTORE_CACHE chooses another folder)"):
+        with storing(f"{self.folder} (EMBSTORE_CACHE chooses another folder)"), ExitStack() as stack:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_space(sum(nbytes for _, nbytes in files))
-            try:
-                with ExitStack() as stack:
-                    descriptors = []
-                    for target in targets:
-                        created, name = tempfile.mkstemp(".partial", f"{target.stem}.", self.folder)
-                        os.close(created)
-                        temporary.append(Path(name))
-                        descriptors.append(stack.enter_context(opened(name, os.O_RDWR)))
-                    write(descriptors)
-                    for descriptor in descriptors:
-                        os.fsync(descriptor)
-                for target in targets:
-                    os.replace(temporary.pop(0), target)
-            finally:
-                for path in temporary:
-                    clean_up(path)
+            descriptors = []
+            for target in [self._path(name) for name, _ in files]:
+                partial = self.folder / f"{target.stem}.{uuid.uuid4().hex}.partial"
+                stack.enter_context(replacing(target, partial=partial))
+                descriptors.append(stack.enter_context(opened(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL)))
+            write(descriptors)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{hashlib.sha256(name.encode()).hexdigest()}.cached"

@@ -164,14 +164,12 @@ def read_at(descriptor: int, out: Bytes, offset: int) -> int:
     return done
 
 
-def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes], *, fsync: bool = True) -> None:
-    """Write a new file part by part; the caller removes an incomplete one."""
+def write_file(path: Path, parts: Iterable[NDArray[Any] | bytes]) -> None:
+    """Write a new file part by part; the caller makes it durable, or removes an incomplete one."""
     with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
         offset = 0
         for part in parts:
             offset = write_at(descriptor, part, offset)
-        if fsync:
-            os.fsync(descriptor)
 
 
 def fsync(path: Path) -> None:
@@ -215,44 +213,28 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`; the file written there becomes `path`, atomically and durably.
+def replacing(
+    path: Path, *, partial: Path | None = None, move: Callable[[Path, Path], object] = os.replace
+) -> Iterator[Path]:
+    """Yield a temporary path; the file or folder made there becomes `path`, atomically and durably.
 
-    The order is: the file's bytes to disk, rename, the folder's names to disk. Where the block or a step fails, the old
-    file stays and the temporary one is removed. Raises StorageError, also for a pipe, socket or device.
+    The order is: the bytes to disk, rename, the folder's names to disk. Where the block or a step fails, what was at
+    `path` stays and the temporary one is removed. `partial`: the temporary path, by default .NAME.new beside `path`.
+    `move` renames it. Raises StorageError, also for a pipe, socket or device.
     """
     target = Path(os.path.realpath(path))  # a link stays, and what it names is replaced
-    partial = target.with_name(f".{path.name}.new")
+    partial = partial or target.with_name(f".{path.name}.new")
     with storing(path):
         if target.exists() and not (target.is_file() or target.is_dir()):
             raise StorageError(f"cannot write {path}: it is a pipe, socket or device, not a file")
         try:
-            yield partial
-            fsync(partial)
-            os.replace(partial, target)
-            fsync_folder(target.parent)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder, which becomes `path` atomically and durably; nothing is left where the block fails.
-
-    `path`: where nothing is yet. Raises StorageError.
-    """
-    partial = path.with_name(f".{path.name}.new")
-    with storing(path):
-        try:
-            remove(partial)
-            partial.mkdir(parents=True)
+            remove(partial)  # what a killed process has left
             yield partial
             fsync_tree(partial)
-            os.rename(partial, path)
+            move(partial, target)
+            fsync_folder(target.parent)
         finally:
             clean_up(partial)
-        fsync_folder(path.absolute().parent)
 
 
 @contextmanager

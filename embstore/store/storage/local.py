@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from embstore.errors import StorageError, StoreDamagedError
-from embstore.store.storage.base import MAX_GET_NBYTES, Expected, KeyNotFoundError, Parts, Storage, Version
+from embstore.store.storage.base import (
+    MAX_GET_NBYTES,
+    Expected,
+    KeyExistsError,
+    KeyNotFoundError,
+    Parts,
+    Storage,
+    Version,
+)
 from embstore.store.storage.files import (
     REPAIR_HINT,
     Bytes,
-    clean_up,
     crc32c_of_file,
-    fsync_folder,
     make_folders,
     opened,
     read_at,
     reading,
     remove,
+    replacing,
     storing,
     write_at,
     write_file,
@@ -95,22 +102,25 @@ class LocalStorage(Storage):
         return sizes
 
     def put(self, key: str, parts: Parts) -> None:
-        with self._written(key, parts) as (temporary, target):
-            os.replace(temporary, target)
+        self._put(key, parts, os.replace)
 
     def put_new(self, key: str, parts: Parts) -> bool:
-        if os.path.lexists(self.path / key):
-            return False
-        with self._written(key, parts) as (temporary, target):
-            try:
-                os.link(temporary, target)  # fails where the name exists, unlike a rename
-            except FileExistsError:
-                return False
-            except OSError:  # a file system without hard links
-                if os.path.lexists(target):
-                    return False
-                os.replace(temporary, target)
-        return True
+        try:
+            if not os.path.lexists(self.path / key):
+                self._put(key, parts, _link)
+                return True
+        except KeyExistsError:
+            pass
+        return False
+
+    def _put(self, key: str, parts: Parts, move: Callable[[Path, Path], object]) -> None:
+        """Write a file below the temporary folder, then `move` it to its name."""
+        target = self.path / key
+        with storing(target):
+            self._temporary.mkdir(parents=True, exist_ok=True)
+            make_folders(target.parent)
+        with replacing(target, partial=self._temporary / uuid.uuid4().hex, move=move) as partial:
+            write_file(partial, parts)
 
     def delete(self, key: str) -> None:
         with storing(self.path / key):
@@ -148,20 +158,15 @@ class LocalStorage(Storage):
                 error.__traceback__ = None  # in Python 3.13 its frames hold the error and open files
                 raise KeyNotFoundError(f"{self.path / key} does not exist") from None
 
-    @contextmanager
-    def _written(self, key: str, parts: Parts) -> Iterator[tuple[Path, Path]]:
-        """Write a temporary file and yield it with its target, whose new name is then made durable."""
-        target = self.path / key
-        with storing(target):
-            self._temporary.mkdir(parents=True, exist_ok=True)
-            temporary = self._temporary / uuid.uuid4().hex
-            try:
-                write_file(temporary, parts)
-                make_folders(target.parent)
-                yield temporary, target
-                fsync_folder(target.parent)
-            finally:
-                clean_up(temporary)
+
+def _link(partial: Path, target: Path) -> None:
+    """Give a file a name that must not exist yet."""
+    try:
+        os.link(partial, target)  # fails where the name exists, unlike a rename
+    except OSError as error:
+        if isinstance(error, FileExistsError) or os.path.lexists(target):
+            raise KeyExistsError(f"{target} exists already") from None
+        os.replace(partial, target)  # on a file system without hard links
 
 
 def _version(status: os.stat_result) -> Version:

@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, StoreNotFoundError
-from embstore.store.storage.base import MAX_GET_NBYTES, READ_NBYTES, KeyNotFoundError, Parts, Storage, Version
+from embstore.store.storage.base import (
+    MAX_GET_NBYTES,
+    READ_NBYTES,
+    KeyExistsError,
+    KeyNotFoundError,
+    Parts,
+    Storage,
+    Version,
+)
 from embstore.store.storage.client import client, obstore, pool, refuse_fork, translated
 from embstore.store.storage.files import REPAIR_HINT, Bytes, as_bytes
 from embstore.store.storage.location import ObjectPath
@@ -38,10 +46,6 @@ T = TypeVar("T")
 
 class ConnectionLostError(StorageError):
     """The connection broke in the middle of a request or an answer, so that it may have been done."""
-
-
-class _ExistsError(EmbstoreError, FileExistsError):
-    """An object that should be created exists; never shown."""
 
 
 class _TooShortError(Exception):
@@ -198,7 +202,7 @@ class ObjectStorage(Storage):
                 with self._translating(verb, key):
                     write(self._prefix + key)
                 return True
-            except _ExistsError:
+            except KeyExistsError:
                 return False
             except ConnectionLostError:
                 if trial == TRIES - 1:
@@ -237,7 +241,7 @@ class ObjectStorage(Storage):
         except EmbstoreError:
             raise
         except raised.AlreadyExistsError:
-            raise _ExistsError(f"{self.url(key)} exists already") from None
+            raise KeyExistsError(f"{self.url(key)} exists already") from None
         except raised.PreconditionError:
             raise StoreDamagedError(f"{self.url(key)} was replaced since it was opened: open the store again") from None
         except _TooShortError as error:

@@ -68,7 +68,7 @@ def create_local(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[An
     objects |= {COMMITS_CHUNK: [no_records(metadata.n_partitions)], **virtual_chunks(metadata)}
     for key, parts in objects.items():
         (path / key).parent.mkdir(parents=True, exist_ok=True)
-        write_file(path / key, parts, fsync=False)
+        write_file(path / key, parts)
 
 
 def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
