@@ -88,14 +88,12 @@ def grids(frame: pl.DataFrame) -> dict[Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arrangement", "size"), [("padded", 2048), ("padded", 40), ("packed", 256)])
+@pytest.mark.parametrize("size", [2048, 40])
 def test_statistics_equal_a_plain_loop(
-    plain: tuple[str, Plain], models: dict[str, Path], corpus: Path, arrangement: str, size: int
+    plain: tuple[str, Plain], models: dict[str, Path], corpus: Path, size: int
 ) -> None:
     name, slow = plain
-    result = es.attention(
-        corpus, model=models[name], statistics=every(), arrangement=arrangement, batch_subwords=size, device="cpu"
-    )
+    result = es.attention(corpus, model=models[name], statistics=every(), batch_subwords=size)
     found = grids(result.frame)
     expected = slow.values()
     before, after = SHAPES[name]
@@ -124,7 +122,7 @@ def test_statistics_equal_a_plain_loop(
 @pytest.mark.slow
 def test_baselines_and_counts_need_no_model(plain: tuple[str, Plain], models: dict[str, Path], corpus: Path) -> None:
     name, slow = plain
-    frame = es.attention(corpus, model=models[name], statistics=["relations", "trees"], device="cpu").frame
+    frame = es.attention(corpus, model=models[name], statistics=["relations", "trees"]).frame
     for relation, offsets in slow.offsets.items():
         rows = frame.filter(pl.col("item") == relation).group_by("metric").first().sort("metric")
         top = max(offsets.values())
@@ -148,7 +146,6 @@ def test_parts_of_a_corpus_are_merged(models: dict[str, Path], tmp_path: Path) -
     whole, one, two = (
         es.attention(
             write_conllu(tmp_path / f"{number}.conllu", part), model=models["bert"], statistics=[*every()[:-1]],
-            device="cpu",
         )
         for number, part in enumerate((parts, parts[:6], parts[6:]))
     )  # fmt: skip
@@ -163,7 +160,6 @@ def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> Non
     options: dict[str, Any] = {
         "model": models["bert"],
         "statistics": ["shares", HeadDistances(every=1)],
-        "device": "cpu",
     }
     whole = es.attention(SENTENCES[:4], **options).frame
     part = es.attention(SENTENCES[:4], layers=[-1, 1], heads=[2, 0], **options).frame
@@ -176,17 +172,16 @@ def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> Non
     np.testing.assert_allclose(both["value"], both["value_right"], atol=1e-6)
 
 
-@pytest.mark.parametrize("arrangement", ["padded", "packed"])
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.quick(1)
-def test_mentions_that_corefer(name: str, arrangement: str, models: dict[str, Path], tmp_path: Path) -> None:
+def test_mentions_that_corefer(name: str, models: dict[str, Path], tmp_path: Path) -> None:
     text = "the cat sat because the old cat was cold and it was the bank"
     spans = {"cat": [0, 2], "old cat": [4, 7], "it": [10, 11], "bank": [12, 14]}
     pairs = [("cat", "old cat", "1"), ("cat", "it", "1"), ("it", "old cat", "1"), ("bank", "it", "0")]
     targets = [{"span1": spans[one], "span2": spans[two], "label": label} for one, two, label in pairs]
     path = tmp_path / "coreference.jsonl"
     path.write_text(f'{{"text": "{text}", "targets": {str(targets).replace(chr(39), chr(34))}}}\n')
-    options: dict[str, Any] = {"model": models[name], "device": "cpu", "arrangement": arrangement}
+    options: dict[str, Any] = {"model": models[name]}
     result = es.attention(path, statistics=["coreference"], **options)
     plain = Plain(models[name], specials=SHAPES[name], causal=name != "bert")
     attention, _ = between_words(*maps_of(plain.model, plain.tokenizer, text.split()))
@@ -214,17 +209,14 @@ def test_a_new_statistic_is_one_class(models: dict[str, Path]) -> None:
             queries = self.sums["queries"]
             yield Values("strongest", "", self.sums["largest"] / queries[:, None], count=queries[0])
 
-    result = es.attention(SENTENCES[:3], model=models["gpt2"], statistics=[Strongest()], device="cpu")
+    result = es.attention(SENTENCES[:3], model=models["gpt2"], statistics=[Strongest()])
     assert result.frame["value"].min() > 0
     assert result.frame.shape == (12, 8)
 
 
 def test_a_store_is_read_as_its_sentences(models: dict[str, Path], tmp_path: Path) -> None:
     store = es.extract(es.plan(SENTENCES[:5], model=models["bert"], calibrate=False), tmp_path / "s.zarr")
-    one, two = (
-        es.attention(source, model=models["bert"], statistics=["entropy"], device="cpu")
-        for source in (store, SENTENCES[:5])
-    )
+    one, two = (es.attention(source, model=models["bert"], statistics=["entropy"]) for source in (store, SENTENCES[:5]))
     assert one.frame.equals(two.frame)
     one.save(tmp_path / "a.csv")
     assert pl.read_csv(tmp_path / "a.csv").shape == one.frame.shape
@@ -232,7 +224,7 @@ def test_a_store_is_read_as_its_sentences(models: dict[str, Path], tmp_path: Pat
 
 def test_the_maps_of_one_sentence(models: dict[str, Path]) -> None:
     words = ["the", "cat", "deposit", "bank"]
-    shown = sentence_attention(" ".join(words), model=models["bert"], layers=[3, 1], heads=[2], device="cpu")
+    shown = sentence_attention(" ".join(words), model=models["bert"], layers=[3, 1], heads=[2])
     plain = Plain(models["bert"], specials=(1, 1), causal=False)
     maps, _ = maps_of(plain.model, plain.tokenizer, words)
     assert shown.layers == (1, 3)
@@ -255,14 +247,13 @@ def test_the_maps_of_one_sentence(models: dict[str, Path]) -> None:
         ({"statistics": ["cosines"]}, "unknown statistic 'cosines'"),
         ({"statistics": ["shares", "shares"]}, "shares is given twice"),
         ({"statistics": []}, "none are given"),
-        ({"arrangement": "equal"}, "unknown arrangement 'equal'"),
         ({"max_length": 2}, "no space for a word"),
         ({"corpus": [["\u200b"]]}, "no sentence has a subword"),
     ],
 )
 @pytest.mark.quick(6)
 def test_bad_input_is_one_line(options: dict[str, Any], says: str, models: dict[str, Path]) -> None:
-    arguments = {"corpus": SENTENCES[:2], "model": models["bert"], "device": "cpu", **options}
+    arguments = {"corpus": SENTENCES[:2], "model": models["bert"], **options}
     with pytest.raises(EmbstoreError, match=says):
         es.attention(arguments.pop("corpus"), **arguments)
 
@@ -287,7 +278,7 @@ def test_a_model_whose_batches_have_other_maps_is_refused(
         attention, "_plain_maps", lambda network, ids: [maps + 0.01 for maps in plain_maps(network, ids)]
     )
     with pytest.raises(EmbstoreError, match=r"in a padded batch differ from its own by .* in layer 1"):
-        es.attention(SENTENCES[:2], model=models["bert"], device="cpu")
+        es.attention(SENTENCES[:2], model=models["bert"])
 
 
 def test_a_mention_is_no_antecedent_of_one_with_the_same_last_word() -> None:

@@ -12,11 +12,10 @@ import torch
 import transformers
 
 import embstore as es
-from embstore.analysis import PatternRule, Patterns
-from embstore.analysis.attention import similarity
+from embstore.analysis.attention import shares, similarity
 from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
 from embstore.analysis.attention.measure import Pass, Reader
-from embstore.analysis.attention.shares import PATTERNS
+from embstore.analysis.attention.shares import PATTERNS, Patterns
 from embstore.analysis.attention.statistic import STATISTICS
 from embstore.corpus.sentence import sentence_pair
 from embstore.models.transformer.attention import load_attention_model
@@ -126,16 +125,13 @@ def pair_maps(folder: Path, first: list[str], second: list[str]) -> tuple[np.nda
     return maps, given["token_type_ids"][0].numpy(), given.sequence_ids(0)
 
 
-@pytest.mark.parametrize(("arrangement", "size"), [("padded", 2048), ("packed", 128)])
 @pytest.mark.quick(1)
-def test_pairs_are_read_together(arrangement: str, size: int, tmp_path: Path) -> None:
-    folder = model("bert", tmp_path / "model")
-    rule = PatternRule(share=0.15, least=0.01)
-    chosen: Any = ["shares", Patterns(rule=rule), "entropy"]
-    frame = es.attention(
-        [sentence_pair(*pair) for pair in PAIRED], model=folder, statistics=chosen, device="cpu",
-        arrangement=arrangement, batch_subwords=size,
-    ).frame  # fmt: skip
+def test_pairs_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, share, least = model("bert", tmp_path / "model"), 0.15, 0.01
+    monkeypatch.setattr(shares, "SHARE", share)  # maps of random weights have no pattern of .5
+    monkeypatch.setattr(shares, "LEAST", least)
+    corpus = [sentence_pair(*pair) for pair in PAIRED]
+    frame = es.attention(corpus, model=folder, statistics=["shares", "patterns", "entropy"]).frame
     sums: dict[str, Any] = {}
     counts: dict[str, int] = {}
 
@@ -157,8 +153,8 @@ def test_pairs_are_read_together(arrangement: str, size: int, tmp_path: Path) ->
         d = (near - (3 * n - 2) / n**2) / (1 - (3 * n - 2) / n**2)
         chance = ((types == 0).sum() ** 2 + (types == 1).sum() ** 2) / n**2
         b = ((maps * (types[:, None] == types)).sum((2, 3)) / n - chance) / (1 - chance)
-        both = (v + d >= rule.share) & (np.minimum(v, d) >= rule.least)
-        is_v, is_d, is_b = (~both & (v >= rule.share), d >= rule.share, b >= rule.share)
+        both = (v + d >= share) & (np.minimum(v, d) >= least)
+        is_v, is_d, is_b = (~both & (v >= share), d >= share, b >= share)
         count("vertical+diagonal", both, 1)
         count("vertical", is_v, 1)
         count("diagonal", ~both & ~is_v & is_d, 1)
@@ -174,7 +170,7 @@ def state_nbytes(statistics: list[Any]) -> int:
     arrays = [array for each in statistics for array in each.sums.values()]
     held = [array for each in statistics for array in getattr(each, "_waiting", [])]
     assert not held
-    assert all(set(vars(each)) <= {"sums", "shape", "reach", "rule", "every", "_waiting"} for each in statistics)
+    assert all(set(vars(each)) <= {"sums", "shape", "reach", "every", "_waiting"} for each in statistics)
     return sum(array.nbytes for array in arrays)
 
 
@@ -186,8 +182,8 @@ def test_no_statistic_grows_with_the_corpus(tmp_path: Path) -> None:
         chosen = [kind() for kind in STATISTICS.values() if kind.needs != "mentions"]
         measured = Pass(network, chosen, layers=None, heads=None)
         reader = Reader(es.open_corpus(corpus), network, needs=("trees",))
-        for tokens, batch, inputs in reader.batches(256, "padded"):
-            measured.add(tokens, batch, inputs, packed=False)
+        for tokens, batch, inputs in reader.batches(256):
+            measured.add(tokens, batch, inputs)
         sizes.append(state_nbytes(chosen))
         assert reader.n_done == times * len(SENTENCES)
     assert sizes[0] == sizes[1] > 1000
@@ -196,7 +192,7 @@ def test_no_statistic_grows_with_the_corpus(tmp_path: Path) -> None:
 def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
     network = load_attention_model(model("bert", tmp_path / "model"), device=torch.device("cpu"))
     reader = Reader(es.open_corpus([sentence_pair(["the", "cat"], ["a", "mat", "."])]), network)
-    (tokens, _, inputs), *_ = reader.batches(100, "padded")
+    (tokens, _, inputs), *_ = reader.batches(100)
     assert isinstance(tokens, Tokens)
     assert tokens.n_words.tolist() == [5]
     assert inputs["token_type_ids"].sum() == int(tokens.lengths[0] - tokens.pairs[0, 1]) > 3

@@ -16,14 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.analysis import scan
+from embstore.analysis import scan as scan_module
 from embstore.analysis.geometry import measure
 from embstore.analysis.geometry.cosine import Cosines, Groups
 from embstore.analysis.geometry.measure import METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
-from embstore.analysis.scan import Batch, Scope, part_spans, reduce
+from embstore.analysis.scan import Batch, Scope, part_spans, scan
 from embstore.analysis.static import static_vectors
-from embstore.errors import ExecutorError, InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.config import config
+from embstore.errors import ExecutorError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.executors import Processes
 from embstore.store import Selection, Store, open_store
 from tests.analysis.executors import Scattered
@@ -34,24 +35,20 @@ from tests.object_server import Bucket
 @pytest.fixture(autouse=True)
 def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut small stores into several parts."""
-    monkeypatch.setattr(scan, "MIN_PARTS", 5)
+    monkeypatch.setattr(scan_module, "MIN_PARTS", 5)
     monkeypatch.setattr(measure, "MIN_PARTS", 5)
 
 
-KINDS = [
-    (".zarr", "float16"),
-    pytest.param((".h5", "float32"), marks=pytest.mark.slow),
-    pytest.param((".zarr", "int8"), marks=pytest.mark.slow),
-]
+SMALL = 30_000  # bytes of memory: blocks of nine rows
+KINDS = ["float16", *(pytest.param(name, marks=pytest.mark.slow) for name in ("float32", "int8"))]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    suffix, dtype = request.param
     first, second = awkward_words(seed=1), awkward_words(seed=2)
     vectors = [(word, np.stack([array, other])) for (word, array), (_, other) in zip(first, second, strict=True)]
-    path = tmp_path_factory.mktemp("executors") / f"store{suffix}"
-    return write_words(path, vectors, layers=(1, 4), dtype=dtype).store
+    path = tmp_path_factory.mktemp("executors") / "store.zarr"
+    return write_words(path, vectors, layers=(1, 4), dtype=request.param).store
 
 
 def require_same(one: pl.DataFrame, other: pl.DataFrame) -> None:
@@ -70,36 +67,40 @@ def require_same(one: pl.DataFrame, other: pl.DataFrame) -> None:
         {},
         pytest.param({"memory": 6_000}, marks=pytest.mark.slow),
         pytest.param({"precision": "float64", "centered": True}, marks=pytest.mark.slow),
-        pytest.param({"baseline": "sample", "sample": 40, "layers": [4]}, marks=pytest.mark.slow),
-        {"metrics": ["selfsim", "mev"], "layers": 4, "block_rows": 7, "memory": 20_000},
+        pytest.param({"baseline": 40, "layers": [4]}, marks=pytest.mark.slow),
+        {"metrics": ["selfsim", "mev"], "layers": 4, "memory": 20_000},
     ],
     ids=["all", "in passes", "float64", "sample", "words"],
 )
 @pytest.mark.quick(1)
 def test_geometry_is_the_same_to_the_bit(store: Store, options: dict[str, Any]) -> None:
-    asked = {"metrics": METRICS, "min_contexts": 1, "block_rows": 11, **options}
-    whole = geometry(store, threads=1, **asked)
-    require_same(geometry(store, threads=3, **asked), whole)
+    asked = {"metrics": METRICS, "min_contexts": 1, **options}
     scattered = Scattered(7)
-    require_same(geometry(store, executor=scattered, **asked), whole)
+    with config(memory=asked.pop("memory", SMALL)):
+        with config(threads=1):
+            whole = geometry(store, **asked)
+        with config(threads=3):
+            require_same(geometry(store, **asked), whole)
+        require_same(geometry(store, executor=scattered, **asked), whole)
     assert scattered.done > 7
 
 
 def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
     rows = np.random.default_rng(1).permutation(small.n_rows)[:100]
-    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9}
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1}
     for selection in (small.select(rows=rows), small.select(words=["word5", "word6", "word12", "word13"])):
-        whole = geometry(selection, **asked)
-        require_same(geometry(selection, executor=Scattered(2), device="auto", threads=4, **asked), whole)
+        with config(memory=SMALL, threads=4):
+            require_same(geometry(selection, executor=Scattered(2), **asked), geometry(selection, **asked))
 
 
 @pytest.mark.parametrize(
     "method", ["pc1", "abtt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mean", "medoid"))]
 )
 def test_static_vectors_are_the_same_to_the_bit(store: Store, method: str) -> None:
-    for layer, options in ((4, {"memory": 9_000}), (1, {"types": [5, 3, 20, 11], "precision": "float32"})):
-        whole = static_vectors(store, layer=layer, method=method, **options)
-        found = static_vectors(store, layer=layer, method=method, executor=Scattered(3), **options)
+    for layer, memory, options in ((4, 9_000, {}), (1, 2**30, {"types": [5, 3, 20, 11], "precision": "float32"})):
+        with config(memory=memory):
+            whole = static_vectors(store, layers=layer, method=method, **options)
+            found = static_vectors(store, layers=layer, method=method, executor=Scattered(3), **options)
         assert found.words == whole.words
         np.testing.assert_array_equal(found.vectors.view(np.int32), whole.vectors.view(np.int32))
 
@@ -127,9 +128,9 @@ def bits_of(found: dict[int, dict[str, Any]]) -> bytes:
 @settings(max_examples=5)
 @given(order=st.permutations(range(5)), n_workers=st.integers(1, 3))
 def test_the_order_in_which_tasks_end_changes_no_bit(small: Store, order: list[int], n_workers: int) -> None:
-    expected = bits_of(reduce(small, reducers_of(small), block_rows=8, threads=1))
+    expected = bits_of(scan(small, reducers_of(small), block_rows=8, threads=1))
     scattered = Scattered(n_workers=n_workers, order=list(order))
-    assert bits_of(reduce(small, reducers_of(small), block_rows=8, executor=scattered)) == expected
+    assert bits_of(scan(small, reducers_of(small), block_rows=8, executor=scattered)) == expected
 
 
 class Positions:
@@ -151,8 +152,8 @@ class Positions:
 
 def test_a_reducer_of_a_user(small: Store) -> None:
     for source in (small, small.select(rows=np.arange(small.n_rows)[::-2])):
-        expected = reduce(source, {"positions": Positions()}, block_rows=8)
-        assert reduce(source, {"positions": Positions()}, block_rows=8, executor=Scattered(5)) == expected
+        expected = scan(source, {"positions": Positions()}, block_rows=8)
+        assert scan(source, {"positions": Positions()}, block_rows=8, executor=Scattered(5)) == expected
         rows = source.rows if isinstance(source, Selection) else np.arange(small.n_rows)
         total = np.arange(len(rows)) @ small.vectors(rows, layers=2)[0][:, 0].astype(np.float64)
         assert expected[2]["positions"] == [pytest.approx(total), len(rows)]
@@ -188,29 +189,27 @@ class Living:
 @pytest.mark.parametrize("max_states", [2, 3])
 def test_no_more_states_exist_than_allowed(small: Store, max_states: int) -> None:
     limited, free = Living(max_states + 1, seconds=0.05), Living(max_states + 1, seconds=600)
-    found = reduce(small, {"living": limited}, block_rows=8, threads=5, max_states=max_states)
+    found = scan(small, {"living": limited}, block_rows=8, threads=5, max_states=max_states)
     assert found[2]["living"] <= max_states
-    assert reduce(small, {"living": free}, block_rows=8, threads=5)[2]["living"] > max_states
+    assert scan(small, {"living": free}, block_rows=8, threads=5)[2]["living"] > max_states
 
 
 def test_parts_depend_on_the_selection_alone() -> None:
     assert part_spans(100, 10, 8, None) == [(0, 20), (20, 40), (40, 60), (60, 80), (80, 100)]
     assert part_spans(100, 10, 8, 2) == [(0, 50), (50, 100)]
     assert part_spans(25, 10, 8, None) == [(0, 10), (10, 20), (20, 25)]
-    assert len(part_spans(10**9, 1000, 768, None)) == scan.MAX_PARTS
-    with pytest.raises(InvalidValueError, match="parts 0"):
-        part_spans(10, 10, 8, 0)
+    assert len(part_spans(10**9, 1000, 768, None)) == scan_module.MAX_PARTS
 
 
 def test_progress_ends_at_the_total(store: Store) -> None:
     for executor in (None, Scattered(1)):
         seen: list[tuple[int, int]] = []
-        geometry(store, min_contexts=1, executor=executor, progress=lambda done, total: seen.append((done, total)))  # noqa: B023
-        assert seen == sorted(seen)
-        assert seen[-1][0] == seen[-1][1]
-    counts: list[tuple[int, int | None]] = []
-    static_vectors(store, layer=1, executor=Scattered(1), progress=lambda done, total: counts.append((done, total)))
-    assert counts[-1] == (store.n_rows, store.n_rows)
+        with config(progress=lambda done, total: seen.append((done, total))):  # noqa: B023
+            geometry(store, min_contexts=1, executor=executor)
+            assert seen == sorted(seen)
+            assert seen[-1][0] == seen[-1][1]
+            static_vectors(store, layers=1, executor=executor)
+            assert seen[-1] == (store.n_rows, store.n_rows)
 
 
 class Failing:
@@ -233,14 +232,14 @@ class Failing:
 
 def test_the_error_of_a_task_is_raised(small: Store) -> None:
     with pytest.raises(ValueError, match="no such thing"):
-        reduce(small, {"failing": Failing()}, block_rows=8, executor=Scattered())
+        scan(small, {"failing": Failing()}, block_rows=8, executor=Scattered())
 
 
 def test_faults_of_a_store_are_reported_as_in_one_process(tmp_path: Path) -> None:
     vectors = np.ones((30, 8), np.float32)
     vectors[20, 3] = np.nan
     broken = write_words(tmp_path / "broken.zarr", [("word", vectors), ("other", np.ones((4, 8)))]).store
-    for call in (geometry, partial(static_vectors, layer=2)):
+    for call in (geometry, partial(static_vectors, layers=2)):
         one_line(partial(call, broken, executor=Scattered()), NonFiniteError, "not finite", "layer 2, row")
     words = [("word", np.ones((400, 8))), ("other", np.ones((40, 8)))]
     with pytest.warns(UnfinishedStoreWarning):
@@ -258,24 +257,25 @@ def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
     write_words(tmp_path / "other.zarr", [("word", np.ones((30, 8))), ("others", np.ones((3, 8)))])
     shutil.rmtree(tmp_path / "store.zarr")
     shutil.move(tmp_path / "other.zarr", tmp_path / "store.zarr")
-    call = partial(reduce, store, {"all": Moments()}, executor=Scattered())
+    call = partial(scan, store, {"all": Moments()}, executor=Scattered())
     one_line(call, ExecutorError, "store.zarr is a different store on the worker")
 
 
 @pytest.mark.slow
 def test_processes_compute_the_same(small: Store) -> None:
-    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9}
-    with Processes(2) as executor:
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1}
+    with config(memory=SMALL), Processes(2) as executor:
         require_same(geometry(small, executor=executor, **asked), geometry(small, **asked))
-        found = static_vectors(small, layer=2, executor=executor)
-    np.testing.assert_array_equal(found.vectors, static_vectors(small, layer=2).vectors)
+        found = static_vectors(small, layers=2, executor=executor)
+    np.testing.assert_array_equal(found.vectors, static_vectors(small, layers=2).vectors)
 
 
 @pytest.mark.slow
 def test_a_store_in_a_bucket_is_the_same(small: Store, bucket: Bucket) -> None:
     assert isinstance(small.path, Path)
     remote = open_store(bucket.upload(small.path, "small.zarr"))
-    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1, "block_rows": 9, "memory": 10_000}
-    require_same(geometry(remote, executor=Scattered(4), **asked), geometry(small, **asked))
-    expected, found = static_vectors(small, layer=2), static_vectors(remote, layer=2, executor=Scattered(4))
+    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1}
+    with config(memory=10_000):
+        require_same(geometry(remote, executor=Scattered(4), **asked), geometry(small, **asked))
+    expected, found = static_vectors(small, layers=2), static_vectors(remote, layers=2, executor=Scattered(4))
     np.testing.assert_array_equal(found.vectors, expected.vectors)

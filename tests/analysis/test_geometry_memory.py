@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from embstore.analysis.geometry.measure import geometry
+from embstore.config import config
 from tests.analysis.word_store import write_words
 
 MEMORY = 48 * 2**20
@@ -30,12 +31,13 @@ def watch():
         time.sleep(0.002)
 
 store = es.open(sys.argv[1])
-memory = int(sys.argv[2]) or "1GiB"
-es.geometry(store.select(rows=range(3000)), min_contexts=2, memory=2**20)  # loads what is to be loaded
+es.config(memory=2**20)
+es.geometry(store.select(rows=range(3000)), min_contexts=2)  # loads what is to be loaded
 before, peak, done = anonymous(), [0], threading.Event()
 watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
-table = es.geometry(store, min_contexts=2, memory=memory)
+es.config(memory=int(sys.argv[2]) or "1GiB")
+table = es.geometry(store, min_contexts=2)
 done.set()
 watcher.join()
 print(json.dumps({"grown": peak[0] - before, "value": table["value"].to_list(), "item": table["item"].to_list()}))
@@ -77,6 +79,7 @@ def test_the_words_are_done_in_parts_where_the_memory_is_small(tmp_path: Path) -
     rng = np.random.default_rng(0)
     made = write_words(tmp_path / "store.h5", [(f"word{number}", rng.normal(size=(4, 8))) for number in range(300)])
     whole = geometry(made.store, min_contexts=2, metrics="selfsim")
-    part = geometry(made.store, min_contexts=2, metrics="selfsim", memory=3000)
+    with config(memory=3000):
+        part = geometry(made.store, min_contexts=2, metrics="selfsim")
     assert part.drop("value", "baseline", "adjusted").equals(whole.drop("value", "baseline", "adjusted"))
     np.testing.assert_allclose(part["value"], whole["value"], atol=1e-7)
