@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import embstore as es
 from embstore import executors
 from embstore.extraction.encoder_spec import EncoderSpec
 from tests.resilience.calls import Steps, watched
@@ -148,8 +149,9 @@ def _run(messages: Connection, folder: Path, settings: _Settings) -> None:
             mock.patch("multiprocessing.forkserver._forkserver.ensure_running"),  # workers come from the same server
             mock.patch.object(executors, "_begin_process", begin),
             watched(settings.steps),
+            es.config(progress=progress),
         ):
-            ALL_SCENES[settings.scene].work(folder, progress)
+            ALL_SCENES[settings.scene].work(folder)
     except BaseException as error:
         messages.send(("failed", repr(error)))
         raise

@@ -57,7 +57,8 @@ def sentences(*, seed: int = 1, rows: int = ROWS) -> list[Sentence]:
 def make_plan(*, dtype: str = "float32", encoder: FakeEncoder | None = None, **options: object) -> es.Plan:
     """The plan; partitions are of 256 rows where `embstore.store.layout.SHARD_NBYTES` is 1."""
     corpus = options.pop("corpus", None) or sentences()
-    made = plan_of(corpus, model=encoder or FakeEncoder(), dtype=dtype, **options)
+    with es.config(progress=False):
+        made = plan_of(corpus, model=encoder or FakeEncoder(), dtype=dtype, **options)
     assert made.layout.n_partitions == 5
     return made
 

@@ -22,13 +22,8 @@ import embstore as es
 from embstore.errors import AppendedTwiceWarning, UnfinishedStoreWarning
 from embstore.executors import Processes
 from embstore.extraction.encoder_spec import EncoderSpec
-from embstore.plot.drawing import save as save_figure
-from embstore.plot.drawing import subplots
 from embstore.probes.result import ProbeResult
 from embstore.probes.saved import write_tensors
-from embstore.progress import Progress
-from embstore.vectors import WordVectors, write_vectors
-from embstore_studies.study import StudyFolder
 from tests.extraction.fake import FakeEncoder
 from tests.object_server import contents
 from tests.resilience import virtual
@@ -63,33 +58,30 @@ class Scene:
     `encoder`: that of its worker processes.
     """
 
-    work: Callable[[Path, Progress], object]
+    work: Callable[[Path], object]
     state: Callable[[Path, Whole], str]
     before: Callable[[Path, Get], object] = lambda folder, get: None
     store: tuple[str, str] | None = None
     volatile: tuple[str, ...] = ()
     warm: bool = True
     final: tuple[str, ...] = ("new",)
-    resume: Callable[[Path, Progress], object] | None = None
+    resume: Callable[[Path], object] | None = None
     look: Callable[[Path], Tree] = tree
     encoder: type[FakeEncoder] = FakeEncoder
 
     def tree(self, folder: Path) -> Tree:
         return {name: data for name, data in self.look(folder).items() if Path(name).name not in self.volatile}
 
-    def again(self, folder: Path, progress: Progress) -> None:
-        (self.resume or self.work)(folder, progress)
-
     def whole(self, folder: Path, get: Get) -> Whole:
         """Do the work without interruption."""
         self.before(folder, get)
         before = tree(folder)
-        self.again(folder, False)
+        (self.resume or self.work)(folder)
         return Whole(before, self.tree(folder), get(*self.store) if self.store else None)
 
     def assert_resumes(self, folder: Path, whole: Whole) -> None:
         """The same call again ends in the same bytes, and leaves nothing else."""
-        self.again(folder, False)
+        (self.resume or self.work)(folder)
         self.assert_whole(folder, whole)
 
     def assert_whole(self, folder: Path, whole: Whole) -> None:
@@ -99,95 +91,71 @@ class Scene:
         assert [name for name in found if found[name] != whole.after[name]] == []
 
 
-def _extraction(suffix: str, dtype: str = "float32", *, threads: int = 0) -> Scene:
-    def work(folder: Path, progress: Progress) -> None:
-        with ExitStack() as stack:
-            options: dict[str, Any] = {}
-            if threads:
-                stack.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
-                options["executor"] = stack.enter_context(ThreadPoolExecutor(threads))
-            with es.config(progress=progress):
-                es.extract(make_plan(dtype=dtype), folder / f"store{suffix}", **options)
-
-    return Scene(work, _honest(suffix), store=(suffix, dtype), final=FINISHED)
-
-
-def _by_processes(suffix: str) -> Scene:
-    """Two worker processes encode and write; what they leave is completed by one process."""
-
-    def work(folder: Path, progress: Progress) -> None:
-        with Processes(2) as executor, es.config(progress=progress):
-            es.extract(make_plan(), folder / f"store{suffix}", executor=executor)
-
-    def resume(folder: Path, progress: Progress) -> None:
-        with es.config(progress=progress):
-            es.extract(make_plan(), folder / f"store{suffix}")
-
-    return Scene(work, _honest(suffix), store=(suffix, "float32"), final=FINISHED, warm=False, resume=resume)
-
-
 class OnDevice(FakeEncoder):
     """Its vectors stay on a device, so that four threads write the partitions of a group at once."""
 
     casts_on_device = True
 
 
-def _in_groups(suffix: str, *, processes: bool) -> Scene:
-    """The five partitions are encoded as a group of three and one of two, each by a worker process with `processes`."""
-
-    def work(folder: Path, progress: Progress, *, processes: bool = processes) -> None:
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch("embstore.extraction.partition.FEW_GROUPS", 1))
-            plan = make_plan(encoder=OnDevice(), batch_subwords=384)
-            assert plan.groups.size == 3
-            options: dict[str, Any] = {"executor": stack.enter_context(Processes(2))} if processes else {}
-            with es.config(progress=progress):
-                es.extract(plan, folder / f"store{suffix}", **options)
-
-    resume = partial(work, processes=False)
-    store = (suffix, "float32")
-    return Scene(
-        work, _honest(suffix), store=store, final=FINISHED, warm=not processes, resume=resume, encoder=OnDevice
-    )
-
-
 BUCKET = "kills"
-LARGE_NBYTES = 20_000  # larger objects, which are shards, are uploaded to a temporary name
+LARGE_NBYTES = 20_000  # larger objects of a bucket, which are shards, are uploaded to a temporary name
 
 
 def url(folder: Path) -> str:
     return f"s3://{BUCKET}{folder}/store.zarr"
 
 
-def _in_bucket(*, processes: bool) -> Scene:
-    """Into the bucket of the loopback server; shards are larger than what is sent at once.
+def objects(folder: Path) -> Tree:
+    prefix = f"{str(folder).lstrip('/')}/"
+    return {key.removeprefix(prefix): data for key, data in contents(BUCKET).items() if key.startswith(prefix)}
 
-    One process writes its record of each partition at once, the coordinator of two every few seconds as usual.
+
+def _extraction(
+    suffix: str,
+    dtype: str = "float32",
+    *,
+    threads: int = 0,
+    processes: bool = False,
+    in_groups: bool = False,
+    in_bucket: bool = False,
+) -> Scene:
+    """An extraction: by one thread, by several or by two worker processes, whose work one process completes.
+
+    `in_groups`: the five partitions are encoded as a group of three and one of two. `in_bucket`: in that of the
+    loopback server; one process writes its record of each partition at once, the coordinator of two in time as usual.
     """
 
-    def work(folder: Path, progress: Progress) -> None:
-        options: dict[str, Any] = {}
+    def work(folder: Path, *, processes: bool = processes) -> None:
         with ExitStack() as stack:
-            if processes:
+            options: dict[str, Any] = {}
+            if threads:
+                stack.enter_context(mock.patch.object(EncoderSpec, "load", return_value=FakeEncoder()))
+                options["executor"] = stack.enter_context(ThreadPoolExecutor(threads))
+            elif processes:
                 options["executor"] = stack.enter_context(Processes(2))
-            else:
+            elif in_bucket:
                 stack.enter_context(mock.patch("embstore.store.zarr.writer.COMMIT_SECONDS", 0))
-            with es.config(progress=progress):
-                es.extract(make_plan(), url(folder), **options)
-
-    def resume(folder: Path, progress: Progress) -> None:
-        with es.config(progress=progress):
-            es.extract(make_plan(), url(folder))
+            plan = make_plan(dtype=dtype)
+            if in_groups:
+                stack.enter_context(mock.patch("embstore.extraction.partition.FEW_GROUPS", 1))
+                plan = make_plan(encoder=OnDevice(), batch_subwords=384)
+                assert plan.groups.size == 3
+            es.extract(plan, url(folder) if in_bucket else folder / f"store{suffix}", **options)
 
     def state(folder: Path, whole: Whole) -> str:
         assert whole.reference is not None
         return assert_honest(url(folder), whole.reference)
 
-    def objects(folder: Path) -> Tree:
-        prefix = f"{str(folder).lstrip('/')}/"
-        return {key.removeprefix(prefix): data for key, data in contents(BUCKET).items() if key.startswith(prefix)}
-
-    return Scene(work, state, store=(".zarr", "float32"), final=FINISHED, warm=False, resume=resume, look=objects)
+    return Scene(
+        work,
+        state if in_bucket else _honest(suffix),
+        store=(suffix, dtype),
+        final=FINISHED,
+        warm=not processes and not in_bucket,
+        resume=partial(work, processes=False),
+        look=objects if in_bucket else tree,
+        encoder=OnDevice if in_groups else FakeEncoder,
+    )
 
 
 def _honest(suffix: str) -> Callable[[Path, Whole], str]:
@@ -212,9 +180,8 @@ def _repair(suffix: str) -> Scene:
             es.open(path)
         return "damaged"
 
-    def work(folder: Path, progress: Progress) -> None:
-        with es.config(progress=progress):
-            es.extract(make_plan(), folder / f"store{suffix}", repair=True)
+    def work(folder: Path) -> None:
+        es.extract(make_plan(), folder / f"store{suffix}", repair=True)
 
     return Scene(work, state, before, store=(suffix, "float32"), final=FINISHED)
 
@@ -236,11 +203,10 @@ def _append(corpus: int, *, second: bool = False) -> Scene:
     """
     name, node = "store.zarr", "store.zarr/appended/zarr.json"
 
-    def append(folder: Path, corpus: int, progress: Progress = False) -> None:
+    def append(folder: Path, corpus: int = corpus) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AppendedTwiceWarning)
-            with es.config(progress=progress):
-                es.extract(make_plan(corpus=sentences(seed=corpus)), folder / name, append=True)
+            es.extract(make_plan(corpus=sentences(seed=corpus)), folder / name, append=True)
 
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr").tree, folder / name)
@@ -269,16 +235,16 @@ def _append(corpus: int, *, second: bool = False) -> Scene:
             warnings.simplefilter("ignore", UnfinishedStoreWarning)
             return f"{int(es.open(part).committed.sum())} of 5 partitions"
 
-    return Scene(lambda folder, progress: append(folder, corpus, progress), state, before, store=(".zarr", "float32"))
+    return Scene(append, state, before, store=(".zarr", "float32"))
 
 
 def _export() -> Scene:
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr").tree, folder / "source.zarr")
 
-    def work(folder: Path, progress: Progress) -> None:
+    def work(folder: Path) -> None:
         try:
-            es.export(folder / "source.zarr", folder / "store.h5", progress=progress)
+            es.export(folder / "source.zarr", folder / "store.h5")
         except es.errors.InvalidValueError:  # it is finished, and nothing is overwritten
             assert es.open(folder / "store.h5").finished
 
@@ -300,9 +266,9 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
             shutil.move(folder / "other.zarr" / INDEX, folder / "store.zarr" / INDEX)
             shutil.rmtree(folder / "other.zarr")
 
-    def work(folder: Path, progress: Progress) -> None:
+    def work(folder: Path) -> None:
         store = es.open(folder / "store.zarr")
-        es.build_index(store, layer=1, kind=kind, name="x", threads=1, checkpoint_seconds=0, progress=progress)
+        es.build_index(store, layer=1, kind=kind, name="x")
 
     def state(folder: Path, whole: Whole) -> str:
         """The index is that of before or after, but for the progress of its building, or it is absent."""
@@ -317,95 +283,35 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
     return Scene(work, state, before)
 
 
-def _either(target: str) -> Callable[[Path, Whole], str]:
-    """A file or folder is whole as before or as after the work, or absent where it was absent before."""
-
-    def state(folder: Path, whole: Whole) -> str:
-        found = _below(tree(folder), target)
-        for name, expected in (("old", _below(whole.before, target)), ("new", _below(whole.after, target))):
-            if found == expected:
-                return name
-        raise AssertionError(f"{target} is neither what it was nor what it becomes: {sorted(found)}")
-
-    return state
-
-
 def _below(found: Tree, target: str) -> Tree:
     return {name: data for name, data in found.items() if name == target or name.startswith(f"{target}/")}
 
 
 def _replacement(name: str, write: Callable[[Path, int], object], *, warm: bool = True) -> Scene:
-    """`write(path, version)` replaces version 1 by version 2."""
+    """`write(path, version)` replaces version 1 by version 2: the file is whole as before or as after."""
 
-    def before(folder: Path, get: Get) -> None:
-        write(folder / name, 1)
+    def state(folder: Path, whole: Whole) -> str:
+        states = {"old": whole.before, "new": whole.after}
+        found = tree(folder).get(name)
+        return next(state for state, files in states.items() if files[name] == found)
 
-    return Scene(lambda folder, progress: write(folder / name, 2), _either(name), before, warm=warm)
+    return Scene(lambda folder: write(folder / name, 2), state, lambda folder, get: write(folder / name, 1), warm=warm)
 
 
 def _probes(path: Path, version: int) -> None:
     write_tensors(path, {"version": version}, {"w": torch.full((300, 8), float(version))})
 
 
-def _frame(version: int) -> pl.DataFrame:
-    return pl.DataFrame({"item": [f"w{number}" for number in range(200)], "value": np.full(200, float(version))})
-
-
-class _Missing(Exception):
-    pass
-
-
-def _table() -> Scene:
-    def write(folder: Path, version: int) -> None:
-        StudyFolder(folder / "study", progress=False).table("scores", {"version": version}, lambda: _frame(version))
-
-    def state(folder: Path, whole: Whole) -> str:
-        """A table that a study takes as made is the whole table of its settings."""
-        for version in (1, 2):
-
-            def missing() -> pl.DataFrame:
-                raise _Missing
-
-            try:
-                found = StudyFolder(folder / "study", progress=False).table("scores", {"version": version}, missing)
-            except _Missing:
-                continue
-            assert found.equals(_frame(version))
-            return f"version {version}"
-        return "to be made again"
-
-    def before(folder: Path, get: Get) -> None:
-        write(folder, 1)
-
-    return Scene(
-        lambda folder, progress: write(folder, 2),
-        state,
-        before,
-        volatile=("seconds.json",),
-        warm=False,
-        final=("version 2",),
-    )
-
-
-def _figure(path: Path, version: int) -> None:
-    figure, axes = subplots(1, 1, figsize=(2, 2))
-    axes[0, 0].plot([0, version])
-    save_figure(figure, path)
-
-
 def _result(path: Path, version: int) -> None:
-    ProbeResult(_frame(version).with_columns(task=pl.lit("t"), metric=pl.lit("m"))).save(path)
-
-
-def _vectors(path: Path, version: int) -> None:
-    write_vectors(WordVectors(("a", "b"), np.full((2, 50), version, np.float32)), path)
+    frame = pl.DataFrame({"item": [f"w{number}" for number in range(200)], "value": np.full(200, float(version))})
+    ProbeResult(frame.with_columns(task=pl.lit("t"), metric=pl.lit("m"))).save(path)
 
 
 def _thin(keep: str, dtype: str = "float32", *, first: str | None = None) -> Scene:
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr", dtype).tree, folder / virtual.NAME)
         if first is not None:
-            virtual.thin(folder, False, keep=first)
+            virtual.thin(folder, keep=first)
 
     def state(folder: Path, whole: Whole) -> str:
         assert whole.reference is not None
@@ -428,7 +334,7 @@ def _compute_again() -> Scene:
         return virtual.state_of_cache(folder, whole.reference)
 
     return Scene(
-        lambda folder, progress: virtual.read_all(folder),
+        virtual.read_all,
         state,
         lambda folder, get: virtual.make_virtual(folder),
         store=(".zarr", "float32"),
@@ -442,10 +348,8 @@ SCENES: dict[str, Scene] = {
     "extraction to HDF5": _extraction(".h5"),
     "extraction of int8 to Zarr": _extraction(".zarr", "int8"),
     "extraction of int8 to HDF5": _extraction(".h5", "int8"),
-    "extraction by two threads to Zarr": _extraction(".zarr", threads=2),
     "extraction by two threads to HDF5": _extraction(".h5", threads=2),
-    "extraction in groups to Zarr": _in_groups(".zarr", processes=False),
-    "extraction in groups to HDF5": _in_groups(".h5", processes=False),
+    "extraction in groups to Zarr": _extraction(".zarr", in_groups=True),
     "repair of Zarr": _repair(".zarr"),
     "repair of HDF5": _repair(".h5"),
     "append": _append(2),
@@ -460,17 +364,13 @@ SCENES: dict[str, Scene] = {
     "index over a stale one": _index(stale=True),
     "sketch": _index(stale=False, kind="sketch"),
     "saved probes": _replacement("probes", _probes),
-    "table of a study": _table(),
     "result": _replacement("result.csv", _result, warm=False),
-    "figure": _replacement("figure.png", _figure),
-    "word vectors": _replacement("vectors.txt", _vectors, warm=False),
 }
 PROCESSES: dict[str, Scene] = {
-    "extraction by two processes to Zarr": _by_processes(".zarr"),
-    "extraction by two processes to HDF5": _by_processes(".h5"),
-    "extraction in groups by two processes to Zarr": _in_groups(".zarr", processes=True),
-    "extraction in groups by two processes to HDF5": _in_groups(".h5", processes=True),
-    "extraction by two processes to a bucket": _in_bucket(processes=True),
+    "extraction by two processes to Zarr": _extraction(".zarr", processes=True),
+    "extraction by two processes to HDF5": _extraction(".h5", processes=True),
+    "extraction in groups by two processes to HDF5": _extraction(".h5", processes=True, in_groups=True),
+    "extraction by two processes to a bucket": _extraction(".zarr", processes=True, in_bucket=True),
 }
 BUCKETS = ("extraction to a bucket", "extraction by two processes to a bucket")
-ALL_SCENES = {**SCENES, "extraction to a bucket": _in_bucket(processes=False), **PROCESSES}
+ALL_SCENES = {**SCENES, "extraction to a bucket": _extraction(".zarr", in_bucket=True), **PROCESSES}

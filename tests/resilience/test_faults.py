@@ -64,7 +64,7 @@ def failed_at(
     failing = Failing(folder, at, number)
     try:
         with watched(failing, reads=reads):
-            SCENES[scene].work(folder, False)
+            SCENES[scene].work(folder)
     except Exception as error:
         gc.collect()  # what the failed call held open
         return error.with_traceback(None), failing

@@ -36,7 +36,7 @@ def record(tmp_path_factory: pytest.TempPathFactory, whole: GetWhole) -> GetReco
         with pytest.MonkeyPatch.context() as patch, recorded(folder) as recorder:
             patch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
             patch.setattr(StoreWriter, "_commit", noting(recorder, StoreWriter._commit))
-            SCENES[scene].work(folder, False)
+            SCENES[scene].work(folder)
             recorder.note(ENDED)
         return recorder
 

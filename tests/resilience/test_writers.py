@@ -72,11 +72,11 @@ def test_the_second_append_is_refused_and_the_first_finishes(tmp_path: Path, who
     assert first.wait_for("progress") is not None
     for name in APPENDS:
         with pytest.raises(StoreBusyError, match="another process is writing"):
-            SCENES[name].work(tmp_path, False)
+            SCENES[name].work(tmp_path)
     first.release()
     assert first.join() == 0
     SCENES[APPENDS[0]].assert_whole(tmp_path, one)
-    SCENES[APPENDS[1]].work(tmp_path, False)
+    SCENES[APPENDS[1]].work(tmp_path)
     added = {name: data for name, data in other.after.items() if "/0001.zarr/" in name}
     found = tree(tmp_path)
     assert {name: found.get(name.replace("/0001", "/0002")) for name in added} == added
@@ -93,7 +93,7 @@ def test_appends_of_two_corpora_at_once_are_refused_or_added_whole(
     assert 0 in statuses
     assert all("StoreBusyError" in error for error in failures if error is not None), failures
     for name in APPENDS:
-        SCENES[name].work(tmp_path, False)
+        SCENES[name].work(tmp_path)
     path = tmp_path / "store.zarr"
     expected = []
     for name in APPENDS:

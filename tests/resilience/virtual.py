@@ -11,7 +11,6 @@ from unittest import mock
 import numpy as np
 
 import embstore as es
-from embstore.progress import Progress
 from tests.extraction.fake import FakeEncoder
 from tests.resilience.scene import Reference, assert_honest, make_plan, tree
 
@@ -32,9 +31,9 @@ def cache_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name} cache")
 
 
-def thin(folder: Path, progress: Progress, *, keep: str) -> None:
+def thin(folder: Path, *, keep: str) -> None:
     with _computing(cache_of(folder)):
-        es.store.thin(folder / NAME, keep=keep, progress=progress)
+        es.store.thin(folder / NAME, keep=keep)
 
 
 def state(folder: Path, reference: Reference) -> str:

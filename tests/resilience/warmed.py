@@ -42,5 +42,5 @@ with tempfile.TemporaryDirectory() as _folder:
     for _scene in [scene for scene in SCENES.values() if scene.warm]:
         _path = Path(tempfile.mkdtemp(dir=_folder))
         _scene.before(_path, _reference)  # type: ignore[arg-type]
-        _scene.work(_path, False)
+        _scene.work(_path)
 gc.freeze()

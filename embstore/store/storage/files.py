@@ -214,13 +214,13 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def replacing(
-    path: Path, *, partial: Path | None = None, move: Callable[[Path, Path], object] = os.replace
+    path: Path, *, partial: Path | None = None, move: Callable[[Path, Path], object] | None = None
 ) -> Iterator[Path]:
     """Yield a temporary path; the file or folder made there becomes `path`, atomically and durably.
 
     The order is: the bytes to disk, rename, the folder's names to disk. Where the block or a step fails, what was at
     `path` stays and the temporary one is removed. `partial`: the temporary path, by default .NAME.new beside `path`.
-    `move` renames it. Raises StorageError, also for a pipe, socket or device.
+    `move`: renames it, by default `os.replace`. Raises StorageError, also for a pipe, socket or device.
     """
     target = Path(os.path.realpath(path))  # a link stays, and what it names is replaced
     partial = partial or target.with_name(f".{path.name}.new")
@@ -231,7 +231,7 @@ def replacing(
             remove(partial)  # what a killed process has left
             yield partial
             fsync_tree(partial)
-            move(partial, target)
+            (move or os.replace)(partial, target)
             fsync_folder(target.parent)
         finally:
             clean_up(partial)
