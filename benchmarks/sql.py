@@ -156,7 +156,8 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
     scored = f"cos({h}, vec({row}, {layer})) s"
     by_word = f"from occurrences group by word having count(*) >= {MIN_COUNT}"
     kwic = "select year, position, text from {} where word = '" + WORD + "' order by year, occurrence"
-    joined = f"select word, n, per_million from {{}} join '{frequencies}' using (word) order by 3 desc, 1 limit 10"
+    shared = "select word, n, per_million from {} join frequencies using (word) order by 3 desc, 1 limit 10"
+    joined = shared.replace("frequencies", f"'{frequencies}'")
     return [
         Question(
             "nearest occurrences",
@@ -205,7 +206,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
         ),
         Question("contexts of a word by year", kwic.format("occurrences join sentences using (sentence)"), contexts,
                  {"DuckDB on Parquet": asked(kwic.format("t"))}),
-        Question("words and a table of frequencies", joined.format("(select word, count as n from types)"), rarest,
+        Question("words and a table of frequencies", shared.format("(select word, count as n from types)"), rarest,
                  {"DuckDB on Parquet": asked(joined.format("(select word, count(*) n from t group by word)"))}),
         Question(
             "nearest occurrences of a typed sentence",
@@ -244,9 +245,11 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="folder of MiniLM")
     arguments = parser.parse_args()
     store = add_years(es.open(arguments.store))
-    ask = partial(es.sql, store, model=arguments.model)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as folder:
         asked = questions(store, Path(folder), arguments.model)
+        ask = partial(
+            es.sql, store, model=arguments.model, frequencies=pl.read_parquet(Path(folder) / "frequencies.parquet")
+        )
         rows = [question_row(question, ask, arguments.repeats) for question in asked]
     write_result(arguments.out, rows, store={"rows": store.n_rows})
 

@@ -10,34 +10,36 @@ import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import Output, print_table
 
-SETTINGS = {"missing": str, "index": str, "model": str, "memory": str}
-SHOWN_ROWS, SHOWN_NUMBERS = 50, 4
-Stores = Annotated[list[str], opt.argument("STORE", "A store, or several, each as NAME=STORE.")]
+TABLES = (".csv", ".parquet", ".json")
+SHOWN_ROWS, SHOWN_NUMBERS = 50, 4  # what fits on a screen
+Sources = Annotated[list[str], opt.argument("STORE", "A store; or several stores and tables, each as NAME=PATH.")]
 Query = Annotated[str, opt.argument("QUERY", "A SELECT statement.")]
 
 
 def sql(
-    stores: Stores,
+    sources: Sources,
     query: Query,
     *,
-    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
+    model: Annotated[str | None, opt.option("MODEL", "Where the store's model is now, for vec of a text.")] = None,
     output: Output,
 ) -> None:
     """Answer a SELECT statement about stores with DuckDB.
 
-    Tables: occurrences (with the vectors of layer 6 as h6), sentences, types, labels, and files by path; of several
-    stores as NAME.occurrences. Functions: cos, ip, l2, vec('a [word]', 6), centroid, selfsim. --set missing=null reads
-    an unfinished store; index=NAME lets a search index answer; model=PATH of vec; memory=2GiB.
+    Tables: occurrences (with the vectors of layer 6 as h6), sentences, types and labels; of several stores, given as
+    old=1900.zarr new=1910.zarr, old.occurrences and so on; and tables of files, given as frequencies=FILE.parquet (or
+    .csv, .json). Functions: cos, ip, l2, vec('a [word]', 6), centroid, selfsim.
     """
-    chosen = settings
-    if len(stores) == 1 and not _is_named(stores[0]):
-        frame = es.sql(es.open(stores[0]), query, **chosen)
-    else:
-        named = [each.partition("=") for each in stores]
-        for name, _, path in named:
-            if not path or not name.isidentifier():
-                raise InvalidValueError(f"{name}: give each of several stores as NAME=STORE, such as old=1900.zarr")
-        frame = es.sql({name: es.open(path) for name, _, path in named}, query, **chosen)
+    stores: dict[str, es.Store] = {}
+    frames: dict[str, Any] = {}
+    for source in sources:
+        name, _, path = ("", "", source) if Path(source).exists() else source.rpartition("=")
+        if name and Path(path).suffix in TABLES:
+            frames[name] = _read(Path(path))
+        elif name in stores or "" in stores or (stores and not name):
+            raise InvalidValueError(f"{source}: give each of several stores as NAME=STORE, such as old=1900.zarr")
+        else:
+            stores[name] = es.open(path)
+    frame = es.sql(stores.get("", stores), query, model=model, **frames)
     if output.deliver(frame):
         rows = frame.head(SHOWN_ROWS).to_dicts()
         print_table([{name: _shown(value) for name, value in row.items()} for row in rows])
@@ -47,8 +49,14 @@ def sql(
             print("no rows")
 
 
-def _is_named(store: str) -> bool:
-    return store.partition("=")[0].isidentifier() and "=" in store and not Path(store).exists()
+def _read(path: Path) -> Any:
+    import polars as pl
+
+    try:
+        frame: pl.DataFrame = getattr(pl, f"read_{path.suffix[1:]}")(path)
+        return frame
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise InvalidValueError(f"{path} cannot be read as a table ({str(error).splitlines()[0]})") from None
 
 
 def _shown(value: object) -> object:

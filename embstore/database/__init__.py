@@ -1,1 +1,1 @@
-"""SQL over stores: tables, functions on vectors, and what is computed by embstore's own search and reducers."""
+"""SQL over stores: tables that read only what a statement needs, and functions on vectors."""
