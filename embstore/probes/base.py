@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.arguments import Range
+from embstore.arguments import Range, checked
 from embstore.config import settings
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError, quoted
@@ -61,8 +61,8 @@ class Probe(ABC, Generic[F]):
     layers : layers
         Those that probes are trained for, all by default; -1 or "last" is the last.
     seeds : int or sequence of int
-        Of the initial weights; of edge probes also of dropout. All else that is random (samples, order of the examples,
-        control labels, bootstrap) is drawn with the first.
+        Of the initial weights and of the order of the examples, of edge probes also of dropout. All else that is random
+        (samples, control labels, bootstrap) is drawn with the first.
     training : Training
         How they are trained; None takes the defaults.
     """
@@ -112,7 +112,7 @@ class Probe(ABC, Generic[F]):
         given = {name: value for name, value in asdict(self.training or Training()).items() if value is not None}
         now = settings()
         where: dict[str, Any] = {"device": choose_device(now.device, float64=True), "memory": now.nbytes}
-        schedule = replace(self.defaults, **given, seed=self._seeds[0], **where)
+        schedule = replace(self.defaults, **given, **where)
         if schedule.patience and not has_dev:
             raise InvalidValueError(f"patience {schedule.patience} needs dev {self.dev_data}: give some, or patience 0")
         return schedule
@@ -136,7 +136,8 @@ class Probe(ABC, Generic[F]):
             return ()
         return (f"{what}: the probes were fitted on vectors made otherwise than those of {store.path}: {changed}",)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    @checked
+    def save(self, path: str | Path) -> None:
         """Write the fitted probes to a file, atomically; it replaces saved probes at the same path.
 
         `embstore.probes.load` reads it. Raises InvalidValueError if the probes are not fitted or something else is at
@@ -161,7 +162,8 @@ class Probe(ABC, Generic[F]):
         """Return the fitted state that `_saved` describes."""
 
 
-def load(path: str | os.PathLike[str]) -> Probe[Any]:
+@checked
+def load(path: str | Path) -> Probe[Any]:
     """Read fitted probes that were saved with their `save`, to score and predict on other stores.
 
     Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
@@ -208,7 +210,7 @@ def fitting_store(
     return store
 
 
-def require_free(path: str | os.PathLike[str]) -> None:
+def require_free(path: str | Path) -> None:
     """Raise InvalidValueError where saving would overwrite anything but saved probes."""
     file = Path(path)
     if file.exists() and not is_saved(file):
@@ -229,6 +231,14 @@ def layers_of(data: Store | Selection, layers: Layers) -> tuple[int, ...]:
     Raises InvalidValueError for a layer that is not stored.
     """
     return resolve_layers(layers, tuple(sorted(data.layers)), ascending=True)
+
+
+def one_layer(layers: Layers, probed: Sequence[int]) -> int:
+    """Return the layer that has probes; raises InvalidValueError for another one, and for several."""
+    chosen = resolve_layers(layers, probed, absent="has no probe")
+    if len(chosen) > 1:
+        raise InvalidValueError(f"layers {quoted(layers)} are several: give one, as a prediction is that of one layer")
+    return chosen[0]
 
 
 def store_of(data: Store | Selection) -> Store:

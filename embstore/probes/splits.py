@@ -14,7 +14,7 @@ from embstore.arguments import Count, Share, checked
 from embstore.errors import InvalidValueError
 from embstore.store.metadata import canonical
 
-Words = Mapping[str, Iterable[str]]
+Words = Mapping[str, Iterable[str] | Mapping[str, int]]
 SPLITS = ("train", "dev", "test")
 
 

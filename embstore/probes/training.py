@@ -59,7 +59,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A `Training` without open defaults; `seed` fixes the order of the examples.
+    """A `Training` without open defaults.
 
     An epoch is a pass over the examples unless that has fewer than `min_steps` or more than `max_steps` steps; then it
     is the next full batches of one pass after another. `device` and `memory` do not change the result: where it
@@ -70,7 +70,6 @@ class Schedule:
     batch_size: int
     learning_rate: float = 1e-3
     patience: int = 0
-    seed: int = 0
     min_steps: int = 1
     max_steps: int | None = None
     device: torch.device = field(default=CPU, repr=False)
@@ -87,15 +86,15 @@ class Schedule:
         wanted = max(self.min_steps, n_steps if self.max_steps is None else min(n_steps, self.max_steps))
         return n_examples if wanted == n_steps else wanted * size
 
-    def order(self, epoch: int, n_examples: int, *seeds: int) -> NDArray[np.int64]:
-        """Return the examples of an epoch in order, int64 [n_read]; `seeds`: more that it depends on."""
+    def order(self, epoch: int, n_examples: int, seed: int) -> NDArray[np.int64]:
+        """Return the examples of an epoch in order, int64 [n_read]; `seed`: of the probes that read them."""
         count, a_pass = self.n_read(n_examples), n_examples
         if count != n_examples:
             a_pass -= n_examples % self.size(n_examples)
         first, skipped = divmod((epoch - 1) * count, a_pass)
         last = -(-epoch * count // a_pass)
         passes = [
-            np.random.default_rng((self.seed, *seeds, number)).permutation(n_examples)[:a_pass]
+            np.random.default_rng((0, seed, number)).permutation(n_examples)[:a_pass]
             for number in range(first + 1, last + 1)
         ]
         return np.concatenate(passes)[skipped : skipped + count]

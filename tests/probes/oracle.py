@@ -53,16 +53,14 @@ def train_alone(
     dev: tuple[np.ndarray, np.ndarray] | None,
     training: Schedule,
     seed: int,
-    positive_weight: float | None = None,
 ) -> Alone:
     """Train with autograd and torch's own Adam over the batches of `training`, stopping on dev."""
-    weight = None if positive_weight is None else torch.tensor(positive_weight)
-    criterion = torch.nn.BCEWithLogitsLoss(pos_weight=weight)
+    criterion = torch.nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
     vectors, targets = torch.from_numpy(train[0]), torch.from_numpy(train[1]).float()
     best, best_epoch, waited, state = np.inf, 0, 0, None
     for epoch in range(1, training.epochs + 1):
-        order = np.random.default_rng((training.seed, seed, epoch)).permutation(len(targets))
+        order = np.random.default_rng((0, seed, epoch)).permutation(len(targets))
         for start in range(0, len(order), training.batch_size):
             places = order[start : start + training.batch_size]
             optimizer.zero_grad()

@@ -107,18 +107,20 @@ def test_a_seed_without_a_value_is_not_counted() -> None:
 
 
 def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: ProbeResult) -> None:
-    frame = probe.predict(layer=1)
+    frame = probe.predict(layers=1)
     _, test = made.lists
     pairs = {(word, name) for word, name in zip(made.words, made.classes, strict=True) if word in test and name}
     assert {(word, names[0]) for word, names in frame.select("word", "classes").iter_rows()} == pairs
     right = sum(names[0] in found for names, found in frame.select("classes", "found").iter_rows())
     recall = result.frame.filter(metric="recall", layer=1, seed=0, split="test", task="class")
     assert right / len(frame) == pytest.approx(recall["value"].item())
-    assert probe.predict(layer=-1).equals(probe.predict(layer=4))
+    assert probe.predict(layers=-1).equals(probe.predict(layers=4))
     by_seed = [probe.fitted_.bank.logits(made.vectors)[0, number] for number in (0, 1)]
     assert not np.array_equal(*by_seed)
     with pytest.raises(InvalidValueError, match="there are no probes of seed 7: there are those of 0, 1"):
-        probe.predict(layer=0, seed=7)
+        probe.predict(layers=0, seed=7)
+    with pytest.raises(InvalidValueError, match=r"layers \[0, 1\] are several: give one"):
+        probe.predict(layers=[0, 1])
 
 
 def test_a_class_needs_two_words_and_one_of_them_in_train(made: Made) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from embstore.config import config
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.probes import ControlTask, EdgeProbe, Training
 from embstore.probes.edges.batches import EdgeSplit
@@ -68,10 +69,10 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     rng = np.random.default_rng(0)
     layers, seeds, sentences, draws = (0, 2, 5), (3, 8), 17, 60
     grid = ProbeGrid(layers, seeds, layerwise=True)
-    own, half, control = (counts_of(rng, 2 * 5, sentences) for _ in range(3))
+    own, control = (counts_of(rng, 2 * 5, sentences) for _ in range(2))
     constant = counts_of(rng, 1, sentences)
     own = EdgeCounts(own.right, own.said, constant.wanted)
-    split = SplitCounts(own, half, constant, control)
+    split = SplitCounts(own, constant, control)
     rows = list(split.rows(grid, n_resamples=draws, seed=4))
     found = {(row["metric"], row.get("layer"), row.get("seed")): row for row in rows}
     picked = np.random.default_rng((4, sentences)).integers(0, sentences, (draws, sentences)).tolist()
@@ -85,7 +86,6 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
 
     for metric, counts, places in (
         ("f1", own, grid.cumulative),
-        ("half_f1", half, grid.cumulative),
         ("layer_f1", own, grid.by_layer),
         ("control_f1", control, grid.cumulative),
         ("layer_control_f1", control, grid.by_layer),
@@ -97,15 +97,6 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
                 assert (row["low"], row["high"]) == pytest.approx(ends(drawn))
                 whole = scores(counts, places(seed), list(range(sentences)))[number]
                 assert row["value"] == pytest.approx(whole)
-
-    def best(seed: int, sample: list[int]) -> int:
-        return layers[int(np.argmax(scores(own, grid.by_layer(seed), sample)))]
-
-    row = found["best_layer", None, seeds[0]]
-    assert row["value"] == best(seeds[0], list(range(sentences)))
-    assert (row["low"], row["high"]) == pytest.approx(
-        ends([np.mean([best(s, each) for s in seeds]) for each in picked])
-    )
 
     def difference(seed: int, sample: list[int]) -> float:
         return scores(own, grid.cumulative(seed), sample)[1] - scores(control, grid.cumulative(seed), sample)[1]
@@ -164,7 +155,7 @@ def test_an_expected_layer_outside_the_layers_is_not_determined() -> None:
 
 def test_a_single_sentence_has_no_intervals() -> None:
     counts = EdgeCounts(np.array([[1], [2], [3]]), np.full((3, 1), 4), np.array([4]))
-    rows = list(SplitCounts(counts, counts, counts).rows(ProbeGrid((0, 1, 2), (0,), False), n_resamples=9, seed=0))
+    rows = list(SplitCounts(counts, counts).rows(ProbeGrid((0, 1, 2), (0,), False), n_resamples=9, seed=0))
     assert [row.get("low") for row in rows] == [row.get("high") for row in rows] == [None] * len(rows)
     assert next(row["value"] for row in rows if row["metric"] == "expected_layer") == 1.5
 
@@ -174,7 +165,7 @@ def test_an_expected_layer_that_is_determined_has_its_interval() -> None:
     grid, full = ProbeGrid((0, 1, 2), (3, 8), layerwise=False), np.full((6, 9), 4)
     right = np.tile([[2], [3], [3]], (2, 9))
     own = EdgeCounts(right, full, full[0])
-    rows = list(SplitCounts(own, own, EdgeCounts(right[:1], full[:1], full[0])).rows(grid, n_resamples=20, seed=0))
+    rows = list(SplitCounts(own, EdgeCounts(right[:1], full[:1], full[0])).rows(grid, n_resamples=20, seed=0))
     found = [row for row in rows if row["metric"] == "expected_layer"]
     assert [(row["value"], row["low"], row["high"], row.get("item")) for row in found] == [(1.0, 1.0, 1.0, None)] * 2
 
@@ -287,12 +278,7 @@ def test_the_control_task_has_its_own_checkpoint(tmp_path: Path) -> None:
     probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
     whole = probe.score(made.splits["test"], resamples=20)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.zarr", "state", "state.control"]
-    probe.fit(
-        made.store,
-        made.splits["train"],
-        made.splits["dev"],
-        checkpoint=path,
-        progress=lambda done, total: reports.append((done, total)),
-    )
+    with config(progress=lambda done, total: reports.append((done, total))):
+        probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
     assert probe.score(made.splits["test"], resamples=20).frame.equals(whole.frame)
     assert reports == [(1200, 2400), (2400, 2400)], "nothing is left to train"

@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 import torch
 
+from embstore.config import config
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, Training, code_length
 from embstore.probes.edges.model import EdgeBank, EdgeShape
@@ -24,13 +25,12 @@ from tests.probes.edge_store import Made, make
 CPU = torch.device("cpu")
 
 
-OWN = ("fractions", "progress")  # arguments of code_length; the others are settings of the probe
-
-
 def code(made: Made, dev: bool = True, **options: Any) -> ProbeResult:
-    own: dict[str, Any] = {"fractions": (10, 30, 100)} | {name: options.pop(name) for name in OWN if name in options}
+    fractions, progress = options.pop("fractions", (10, 30, 100)), options.pop("progress", None)
     probe = EdgeProbe(**{"projection": 8, "hidden_size": 10, **options})
-    return code_length(made.store, made.splits["train"], made.splits["dev"] if dev else None, probe=probe, **own)
+    given = made.splits["train"], made.splits["dev"] if dev else None
+    with config(progress=progress):
+        return code_length(made.store, *given, probe=probe, fractions=fractions)
 
 
 def lengths(result: ProbeResult, metric: str) -> dict[int | None, float]:

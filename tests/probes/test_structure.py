@@ -80,7 +80,7 @@ def test_training_equals_plain_torch(made: TreeStore) -> None:
     split = parts(made)
     finder = SentenceFinder(made.store)
     train, dev = finder.treebank(split["train"][:30]), finder.treebank(split["dev"])
-    schedule = Schedule(epochs=12, batch_size=8, learning_rate=0.3, patience=3, seed=5)
+    schedule = Schedule(epochs=12, batch_size=8, learning_rate=0.3, patience=3)
     shape = shape_of()
     together = train_structure(shape, train, dev, schedule=schedule)
     epochs, dev_loss = (each.reshape(shape.sizes) for each in (together.epochs, together.dev_loss))
@@ -92,7 +92,7 @@ def test_training_equals_plain_torch(made: TreeStore) -> None:
         adam = torch.optim.Adam([weight], lr=rate)
         best_weight = weight.detach().clone()
         for epoch in range(1, schedule.epochs + 1):
-            order = np.random.default_rng((5, shape.seeds[seed], epoch)).permutation(len(train))
+            order = np.random.default_rng((0, shape.seeds[seed], epoch)).permutation(len(train))
             for start in range(0, len(order), 8):
                 adam.zero_grad()
                 loss_of_one(weight, train, order[start : start + 8], layer, task).backward()
@@ -172,10 +172,10 @@ def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: Structu
     assert (tree.words, tree.layer, tree.gold_root) == (gold.words, PLANTED, gold.root)
     assert tree.right == tree.gold == tree.found
     assert tree.found_root == gold.root
-    assert len(probe.predict(gold, layer=NOISE).found) == len(tree.gold)
-    assert probe.predict(gold, layer="last").layer == 4
+    assert len(probe.predict(gold, layers=NOISE).found) == len(tree.gold)
+    assert probe.predict(gold, layers="last").layer == 4
     with pytest.raises(InvalidValueError, match="layer 1 has no probe: choose among 0, 3, 4"):
-        probe.predict(gold, layer=1)
+        probe.predict(gold, layers=1)
 
 
 @pytest.mark.slow
@@ -186,14 +186,14 @@ def test_the_same_seed_gives_the_same_result(made: TreeStore) -> None:
     assert one.notes == other.notes
     assert one.notes[0] == "train: 30 of 180 sentences, drawn at random"
     assert one.summary()["seeds"].to_list()[:1] == [2]
-    assert not one.frame.equals(fit(made, Training(epochs=2), seed=1, **options).score(test).frame)
+    assert not one.frame.equals(fit(made, Training(epochs=2), **options | {"seeds": (2, 1)}).score(test).frame)
 
 
 def test_without_early_stopping_no_layer_is_the_best(made: TreeStore) -> None:
     probe = fit(made, Training(epochs=1, patience=0), rank=2)
     with pytest.raises(InvalidValueError, match="early stopping"):
         probe.predict(made.trees[0])
-    assert probe.predict(made.trees[0], layer=PLANTED).layer == PLANTED
+    assert probe.predict(made.trees[0], layers=PLANTED).layer == PLANTED
     assert fit(made, Training(epochs=1, patience=0), rank=2, layers=[PLANTED]).best_layer() == PLANTED
 
 
@@ -229,7 +229,7 @@ def test_sentences_are_found_by_their_words(tmp_path: Path) -> None:
     [
         ({"rank": 21}, "rank 21 is not allowed: give 1 to 20"),
         ({"layers": 1}, "layer 1 is not stored: choose among 0, 3, 4"),
-        ({"tasks": ("height",)}, "unknown task 'height'; allowed are distance, depth"),
+        ({"tasks": ("height",)}, "unknown member of tasks 'height'; allowed are distance, depth"),
         ({"dev": None}, "patience 5 needs dev trees"),
         (
             {"dev": [Tree(("no", "such"), np.array([-1, 0]), np.zeros(2, bool))]},
@@ -245,7 +245,7 @@ def test_bad_input_is_one_line(made: TreeStore, settings: dict[str, Any], messag
 
 
 def test_stores_of_subwords_and_of_another_width_are_refused_of_another_model_noted(
-    made: TreeStore, probe: StructuralProbe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: TreeStore, probe: StructuralProbe, tmp_path: Path
 ) -> None:
     other = make(tmp_path / "sub.zarr", sentences=3, unit="subword")
     with pytest.raises(InvalidValueError, match="is a store of subwords: the structural probe needs one vector per"):
@@ -254,8 +254,6 @@ def test_stores_of_subwords_and_of_another_width_are_refused_of_another_model_no
     with pytest.raises(InvalidValueError, match=r"narrow\.zarr has vectors of 12 numbers, the probes were trained on"):
         probe.score(narrow.trees, data=narrow.store)
     same = make(tmp_path / "same.zarr", sentences=3)
-    assert not any("otherwise" in note for note in probe.score(same.trees, data=same.store).notes)
-    monkeypatch.delitem(probe.fitted_.store, "site")  # as in files of probes from before it was written
     assert not any("otherwise" in note for note in probe.score(same.trees, data=same.store).notes)
     same.store.metadata.model["name"] = "another"
     assert "otherwise than those of" in probe.score(same.trees, data=same.store).notes[0]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from embstore.config import config
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
 from embstore.probes.saved import read_tensors, write_tensors
@@ -24,13 +25,19 @@ class _InterruptedError(Exception):
     pass
 
 
+def shown(progress: Any, fit: Callable[[], Any]) -> Any:
+    """Fit with a progress bar, which is a function here."""
+    with config(progress=progress):
+        return fit()
+
+
 def class_fit(folder: Path) -> Fit:
     made = class_store.make(folder / "class.zarr", words=40)
     training = Training(epochs=8, batch_size=16, learning_rate=0.05, patience=2)
 
-    def fit(seed: int = 0, **options: Any) -> ClassProbe:
-        probe = ClassProbe(kind="mlp", hidden_size=4, seed=seed, training=training)
-        return probe.fit(made.store, split_words(*made.lists), **options)
+    def fit(seed: int = 0, progress: Any = None, **options: Any) -> ClassProbe:
+        probe = ClassProbe(kind="mlp", hidden_size=4, seeds=seed, training=training)
+        return shown(progress, lambda: probe.fit(made.store, split_words(*made.lists), **options))  # type: ignore[no-any-return]
 
     return fit
 
@@ -39,9 +46,10 @@ def edge_fit(folder: Path) -> Fit:
     made = edge_store.make(folder / "edge.zarr", sentences=30, layers=(0, 1, 2), planted=1)
     training = Training(epochs=10, batch_size=4, learning_rate=0.03, patience=1)
 
-    def fit(seed: int = 0, **options: Any) -> EdgeProbe:
-        probe = EdgeProbe(projection=6, hidden_size=5, seed=seed, training=training)
-        return probe.fit(made.store, made.splits["train"], made.splits["dev"], **options)
+    def fit(seed: int = 0, progress: Any = None, **options: Any) -> EdgeProbe:
+        probe = EdgeProbe(projection=6, hidden_size=5, seeds=seed, training=training)
+        splits = made.splits
+        return shown(progress, lambda: probe.fit(made.store, splits["train"], splits["dev"], **options))  # type: ignore[no-any-return]
 
     return fit
 
@@ -50,9 +58,9 @@ def structure_fit(folder: Path) -> Fit:
     made = tree_store.make(folder / "trees.zarr", sentences=60)
     training = Training(epochs=10, batch_size=8, learning_rate=0.3, patience=2)
 
-    def fit(seed: int = 0, **options: Any) -> StructuralProbe:
-        probe = StructuralProbe(layers=(0, 3), rank=5, seed=seed, training=training)
-        return probe.fit(made.store, made.trees[:40], made.trees[40:], **options)
+    def fit(seed: int = 0, progress: Any = None, **options: Any) -> StructuralProbe:
+        probe = StructuralProbe(layers=(0, 3), rank=5, seeds=seed, training=training)
+        return shown(progress, lambda: probe.fit(made.store, made.trees[:40], made.trees[40:], **options))  # type: ignore[no-any-return]
 
     return fit
 
@@ -127,12 +135,13 @@ def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
 
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
-    given = ClassProbe(training=Training(batch_size=7), seed=2, memory="1GiB")._schedule()
-    expected = Schedule(150, 7, 3e-3, patience=10, seed=2, min_steps=100, max_steps=100, memory=2**30)
+    with config(memory="1GiB", device="cpu"):
+        given = ClassProbe(training=Training(batch_size=7), seeds=2)._schedule()
+    expected = Schedule(150, 7, 3e-3, patience=10, min_steps=100, max_steps=100, memory=2**30)
     assert given == expected
     assert EdgeProbe(training=Training(patience=0))._schedule(has_dev=False).patience == 0
-    assert sorted(EdgeProbe()._schedule().order(1, 2000).tolist()) == list(range(2000))
-    assert given.order(1, 50).tolist() != given.order(2, 50).tolist()
+    assert sorted(EdgeProbe()._schedule().order(1, 2000, 0).tolist()) == list(range(2000))
+    assert given.order(1, 50, 0).tolist() != given.order(2, 50, 0).tolist()
     for settings, message in (
         ({"epochs": 0}, "epochs 0 is not allowed: give 1 or more"),
         ({"batch_size": 0}, "batch_size 0 is not allowed"),
@@ -141,6 +150,25 @@ def test_settings_have_the_defaults_of_each_probe() -> None:
     ):
         with pytest.raises(InvalidValueError, match=message):
             Training(**settings)
+
+
+@pytest.mark.parametrize("kind", [ClassProbe, EdgeProbe, StructuralProbe])
+def test_probes_are_estimators_of_scikit_learn(kind: Any) -> None:
+    from sklearn.base import clone
+
+    seeds, layers = [3, 1], [0, -1]
+    probe = kind(seeds=seeds, layers=layers)
+    assert probe.get_params()["seeds"] is seeds
+    assert probe.layers is layers, "arguments are kept as they are"
+    again = clone(probe)
+    assert again.get_params() == probe.get_params()
+    assert probe.set_params(seeds=7) is probe
+    assert (probe.seeds, again.seeds) == (7, seeds)
+    assert not hasattr(probe, "fitted_")
+    for wrong, message in (({"seed": 1}, "unknown setting 'seed'; allowed are layers"), ({"seeds": -1}, "seeds -1")):
+        with pytest.raises(InvalidValueError, match=message):
+            probe.set_params(**wrong)
+    assert probe.seeds == 7
 
 
 class _Losses(Trainer):

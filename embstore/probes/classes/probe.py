@@ -17,7 +17,7 @@ from embstore.analysis.scan import selected
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, one_layer, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
@@ -65,7 +65,7 @@ class ClassProbe(Probe[FittedClasses]):
     layers : layers
         Those that get probes; all by default.
     seeds : int or sequence of int
-        Of the initial weights; all else that is random is drawn with the first.
+        Of the initial weights and the order of the examples; all else that is random is drawn with the first.
     training : Training
         By default 150 epochs of 100 steps, batches of 256 examples, a learning rate of 3e-3 and patience 10.
     label : str
@@ -105,7 +105,7 @@ class ClassProbe(Probe[FittedClasses]):
         data: Store | Selection,
         words: WordSplit,
         *,
-        checkpoint: Path | None = None,
+        checkpoint: str | Path | None = None,
     ) -> ClassProbe:
         """Train a probe for each class, layer and seed on the train words, stopping on the dev words; returns itself.
 
@@ -270,9 +270,7 @@ class ClassProbe(Probe[FittedClasses]):
         if seed not in fitted.shape.seeds:
             known = ", ".join(map(str, fitted.shape.seeds))
             raise InvalidValueError(f"there are no probes of seed {seed}: there are those of {known}")
-        if len(resolve_layers(layers, fitted.shape.layers)) > 1:
-            raise InvalidValueError(f"layers {layers} are several: give one, as a prediction is that of one layer")
-        source, bank, _ = self._source(words, data, layers, label, [split])
+        source, bank, _ = self._source(words, data, one_layer(layers, fitted.shape.layers), label, [split])
         part = source.of(split, fitted.classes)
         made = decide(bank, part).of_classes(slice(0, len(fitted.classes)))
         positives = made.positives[:, 0, bank.shape.seeds.index(seed)]

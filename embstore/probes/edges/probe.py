@@ -83,7 +83,7 @@ class EdgeProbe(Probe[FittedEdges]):
     layers : layers
         Those that are mixed; all by default.
     seeds : int or sequence of int
-        Of the initial weights and of dropout; all else that is random is drawn with the first.
+        Of the initial weights, the order of the sentences and dropout; all else that is random is drawn with the first.
     training : Training
         By default 30 epochs, batches of 32 sentences and patience 3.
     kind : str
@@ -132,7 +132,7 @@ class EdgeProbe(Probe[FittedEdges]):
         dev: Edges | None = None,
         *,
         name: str | None = None,
-        checkpoint: Path | None = None,
+        checkpoint: str | Path | None = None,
     ) -> EdgeProbe:
         """Train the probes on the train targets of a task, stopping on the dev targets; returns itself.
 

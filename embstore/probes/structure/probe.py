@@ -16,7 +16,7 @@ from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, one_layer, require_distinct, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
@@ -31,7 +31,7 @@ from embstore.probes.structure.scores import (
 from embstore.probes.structure.training import train_structure
 from embstore.probes.training import VERIFY, Schedule, Trained
 from embstore.store import Selection, Store
-from embstore.store.layout import Layers, resolve_layers
+from embstore.store.layout import Layers
 
 DEFAULT_RANK = 128
 BASELINE = "linear order"
@@ -94,7 +94,7 @@ class StructuralProbe(Probe[FittedStructure]):
     layers : layers
         Those that get probes; all by default.
     seeds : int or sequence of int
-        Of the initial weights; all else that is random is drawn with the first.
+        Of the initial weights and the order of the sentences; samples are drawn with the first.
     training : Training
         By default 40 epochs, batches of 20 sentences and patience 5.
     tasks : sequence of str
@@ -119,7 +119,7 @@ class StructuralProbe(Probe[FittedStructure]):
         train: Sequence[Tree],
         dev: Sequence[Tree] | None = None,
         *,
-        checkpoint: Path | None = None,
+        checkpoint: str | Path | None = None,
     ) -> StructuralProbe:
         """Train the probes on gold trees, stopping on the dev trees; returns itself.
 
@@ -261,10 +261,7 @@ class StructuralProbe(Probe[FittedStructure]):
         """
         fitted, store = self.fitted_, self._store(data)
         self._distance_task()
-        chosen = (self.best_layer(),) if layers is None else resolve_layers(layers, fitted.shape.layers)
-        if len(chosen) > 1:
-            raise InvalidValueError(f"layers {layers} are several: give one, as a tree is that of one layer")
-        (layer,) = chosen
+        layer = self.best_layer() if layers is None else one_layer(layers, fitted.shape.layers)
         row = fitted.shape.layers.index(layer)
         bank = SentenceFinder(store).treebank([tree])
         batch = next(iter_tree_batches(bank, [np.array([0])], [layer], torch.device("cpu")))

@@ -99,7 +99,7 @@ class StructureTrainer(Trainer):
 
     def run_epoch(self, epoch: int, running: NDArray[np.bool_]) -> Iterator[int]:
         layers = self._running_layers(running)
-        order = self._schedule.order(epoch, len(self._data), *self._shape.seeds)
+        order = self._schedule.order(epoch, len(self._data), self._shape.seeds[0])
         for batch in self._batches(self._data, order, layers):
             gradients = Projected(self._layer_weights(layers), batch, self._shape.tasks).gradients()
             for number, (layer, *rest) in enumerate(self._places):
