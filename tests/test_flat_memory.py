@@ -41,7 +41,7 @@ def test_reading_takes_as_much_for_any_number_of_rows(tmp_path: Path, suffix: st
         path = tmp_path / f"{n_rows}{suffix}"
         write_stores([path], n_rows=n_rows, n_layers=1, hidden_size=SIZE, n_types=100)
         works = {
-            "verify": lambda path=path: es.verify(path, progress=False),
+            "verify": lambda path=path: es.verify(path),
             "scan": lambda path=path: sum(len(block) for _, block in es.open(path).scan(0)),
             "search": lambda path=path: es.neighbors(es.open(path), vectors=queries, threads=1, progress=False),
             "geometry": lambda path=path: es.geometry(

@@ -64,7 +64,7 @@ def test_pairs_are_encoded_as_the_tokenizer_makes_them(name: str, tmp_path: Path
     corpus = [sentence_pair(first, second, {"label": str(at)}) for at, (first, second) in enumerate(PAIRED)]
     made = plan_of([["The", "cat"], *corpus], model=folder, dtype="float32", specials=True)
     store = es.extract(made, tmp_path / "x.zarr")
-    assert es.verify(store.path, progress=False).ok
+    assert es.verify(store.path).ok
     tolerance = 3e-5 * np.abs(store.select().vectors()).max()
     before, between, after, _ = SHAPES[name]
     for number, (first, second) in enumerate(PAIRED):

@@ -38,7 +38,7 @@ def require_all_sites(path: Path, *, layers: tuple[int, ...] = (0, 1, 2)) -> Non
     assert store.sites == SITES
     assert store.layers == layers
     assert store.finished
-    assert es.verify(path, progress=False).ok
+    assert es.verify(path).ok
     residual = store.select(layers=[layer for layer in layers if layer]).vectors()
     for site in SITES:
         of_site = store.site(site)
@@ -89,7 +89,7 @@ def test_without_the_residual_stream(tmp_path: Path, suffix: str) -> None:
     assert store.sites == ("query", "value")
     assert store.layout.site == "query"
     assert store.hidden_size == 6
-    assert es.verify(store.path, progress=False).ok
+    assert es.verify(store.path).ok
     assert store.finished
 
 
@@ -145,7 +145,7 @@ def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -
         assert target.exists()
     row = store.site("query").vectors([store.layout.partition_rows], layers=1)[0].tobytes()
     flip(target, target.read_bytes().find(row))
-    report = es.verify(path, progress=False)
+    report = es.verify(path)
     assert report.damaged_partitions == [n_parts + 1]
     assert "query" in str(report.faults[0])
     es.extract(plan(), path, repair=True)
@@ -164,7 +164,7 @@ def test_damaged_metadata_are_repaired_and_rows_kept(tmp_path: Path, suffix: str
     else:
         at = path.read_bytes().find(b'"batch_subwords"')
         flip(path, at + 2)
-    assert not es.verify(path, progress=False).ok
+    assert not es.verify(path).ok
     es.extract(plan(), path, repair=True)
     require_all_sites(path)
 
@@ -201,7 +201,7 @@ def test_all_sites_are_exported(tmp_path: Path, start: str, end: str) -> None:
     require_all_sites(tmp_path / f"part{end}", layers=(0, 2))
     half = es.export(store, tmp_path / f"half{end}", dtype="float16", progress=False).site("query")
     assert half.dtype == "float16"
-    assert es.verify(half.path, progress=False).ok
+    assert es.verify(half.path).ok
     np.testing.assert_allclose(half.select().vectors(), store.site("query").select().vectors(), atol=1e-3)
     for dtype, layers, message in (("int8", [1], "int8 is possible"), (None, [0], "layer 0 comes before")):
         with pytest.raises(InvalidValueError, match=message):

@@ -37,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def extracted(folder: Path, path: Path, corpus: Any = None, **options: Any) -> es.Store:
     made = plan_of(corpus or [text.split() for text in TEXTS], model=folder, dtype="float32", **options)
     store = es.extract(made, path)
-    assert es.verify(path, progress=False).ok
+    assert es.verify(path).ok
     return store
 
 

@@ -114,7 +114,7 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     assert es.verify(virtual.path).ok
     shutil.copytree(full.path, place / "thin.zarr")
     layer = full.layers[-1]
-    kept = thin(place / "thin.zarr", keep=[layer], check="sample", progress=False)
+    kept = thin(place / "thin.zarr", keep=[layer], check="sample")
     assert es.verify(kept.path).ok
     forget(place)
     assert (
@@ -123,7 +123,7 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     )
     assert cached(place) == 0
     assert_same(kept, full)
-    nothing = thin(place / "thin.zarr", progress=False)
+    nothing = thin(place / "thin.zarr")
     assert nothing.metadata.kept == ()
     forget(place)
     assert_same(nothing, full)
@@ -146,7 +146,7 @@ def test_other_processes_read_it_too(place: Path, model: Path) -> None:
     full = es.extract(made, place / "full.zarr")
     with Processes(2) as executor:
         virtual = es.extract(made, place / "virtual.zarr", virtual=True, executor=executor)
-        assert all_files(virtual.path) == all_files(thin(full.path, progress=False).path)
+        assert all_files(virtual.path) == all_files(thin(full.path).path)
         rows = np.arange(full.n_rows)
         futures = [executor.submit(virtual.vectors, rows, layers=1) for _ in range(4)]
         assert len({future.result().tobytes() for future in futures}) == 1
@@ -253,17 +253,17 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
             with pytest.raises(
                 InvalidValueError, match=r"partition 0 of .* other last bits .* accept that with --check near"
             ):
-                thin(full.path, keep=[2], progress=False)
+                thin(full.path, keep=[2])
             assert all_files(full.path) == before
             with pytest.warns(RecomputedWarning):
-                thin(full.path, keep=[2], check="near", progress=False)
+                thin(full.path, keep=[2], check="near")
             return
         with pytest.raises(StoreDamagedError, match=r"partition 0 of .* is not what was committed"):
             virtual.vectors(rows, layers=1)[0]
         assert cached(place) == 0
         assert not es.verify(virtual.path).ok
         with pytest.raises(StoreDamagedError, match="is not what was committed"):
-            thin(full.path, progress=False)
+            thin(full.path)
         assert all_files(full.path) == before
     finally:
         recomputing.register(es._recompute)  # type: ignore[attr-defined]
@@ -276,7 +276,7 @@ def test_a_model_that_is_gone_or_another_one(
     own = Path(shutil.copytree(model, place / "own" / "model"))
     made = plan(own)
     full = es.extract(made, place / "full.zarr")
-    thinned = thin(full.path, keep=[2], progress=False, model=own)
+    thinned = thin(full.path, keep=[2], model=own)
     kept = thinned.vectors([5], layers=2)[0]
     own.rename(place / "own" / "moved")
     forget(place)
@@ -306,7 +306,7 @@ def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
     """A row that is not there is never zeros, and the layers that are kept are plain Zarr."""
     full = es.extract(plan(model), place / "full.zarr")
     expected = full.vectors(np.arange(full.n_rows))
-    thin(full.path, keep="1", model=model, progress=False)
+    thin(full.path, keep="1", model=model)
     array = zarr.open_array(full.path / "hidden_states", mode="r")[...]
     assert array[1].tobytes() == expected[1].tobytes()
     assert np.isnan(array[[0, 2, 3]]).all()
@@ -359,7 +359,7 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
     flip(shard, 100)
     before = all_files(full.path)
     with pytest.raises(StoreDamagedError, match=r"partition 1 of .* repair it before"):
-        thin(full.path, model=model, progress=False)
+        thin(full.path, model=model)
     assert all_files(full.path) == before
     with pytest.raises(InvalidValueError, match="exists with all its vectors"):
         es.extract(made, full.path, virtual=True)
@@ -370,14 +370,14 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
 @pytest.mark.slow
 def test_layers_that_were_dropped_cannot_be_kept(place: Path, model: Path) -> None:
     full = es.extract(plan(model), place / "full.zarr")
-    thin(full.path, keep=[1, 2], model=model, progress=False)
+    thin(full.path, keep=[1, 2], model=model)
     with pytest.raises(InvalidValueError, match="keeps layers 1, 2: others are not stored any more"):
-        thin(full.path, keep=[1], progress=False)
+        thin(full.path, keep=[1])
     with pytest.raises(InvalidValueError, match="layer 9"):
-        thin(full.path, keep=[9], progress=False)
+        thin(full.path, keep=[9])
     shutil.rmtree(full.path)
     full = es.extract(plan(model), full.path)
-    assert thin(full.path, keep=None, model=model, progress=False).metadata.kept == full.layers  # as elsewhere, all
+    assert thin(full.path, keep=None, model=model).metadata.kept == full.layers  # as elsewhere, all
 
 
 class Killed(BaseException):
@@ -413,13 +413,13 @@ def test_a_store_that_another_process_thins_meanwhile(
     full = es.extract(plan(model), place / "full.zarr")
     shutil.copytree(full.path, place / "x.zarr")
     with killed_at(4, monkeypatch), pytest.raises(Killed):
-        thin(place / "x.zarr", keep=keep, check="sample", model=model, progress=False)
+        thin(place / "x.zarr", keep=keep, check="sample", model=model)
     store, opening = es.open(place / "x.zarr"), ZarrReader._open_shard
 
     def late(self: ZarrReader, *arguments: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(ZarrReader, "_open_shard", opening)
-            thin(place / "x.zarr", keep=keep, check="sample", progress=False)
+            thin(place / "x.zarr", keep=keep, check="sample")
         return opening(self, *arguments, **options)
 
     monkeypatch.setattr(ZarrReader, "_open_shard", late)
@@ -437,7 +437,7 @@ def test_what_follows_from_another_column_and_is_half_removed(place: Path, model
         assert es.verify(virtual.path).ok, name
         words = full.select(words=full.index.words[3]).rows
         assert es.open(virtual.path).select(words=full.index.words[3]).rows.tobytes() == words.tobytes()
-    thin(virtual.path, progress=False)
+    thin(virtual.path)
     assert not (virtual.path / "types/indptr").exists()
 
 
@@ -464,7 +464,7 @@ def test_an_interrupted_virtual_extraction_is_resumed(
         begun.vectors([300], layers=0)[0]
     assert begun.vectors([0, 300], layers=0, missing="nan")[0][1].tobytes() == np.full(32, np.nan, np.float16).tobytes()
     with pytest.raises(MissingRowsError, match="is not finished"):
-        thin(begun.path, progress=False)
+        thin(begun.path)
     es.extract(made, place / "x.zarr")
     assert all_files(place / "x.zarr") == expected
 
@@ -474,7 +474,7 @@ def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
     made = plan(model)
     full = es.extract(made, place / "full.zarr")
     expected = everything(full)
-    thin(full.path, keep=[1], model=model, progress=False)
+    thin(full.path, keep=[1], model=model)
     whole = all_files(full.path)
     shard = full.path / "hidden_states/c/0/1/0"
     flip(shard, 100)

@@ -54,7 +54,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             path.parent.mkdir()
         es.extract(made, found["full"])
         shutil.copytree(found["full"], found["thinned"])
-        es.store.thin(found["thinned"], keep=[1], model=folder / "bert", progress=False)
+        es.store.thin(found["thinned"], keep=[1], model=folder / "bert")
         es.extract(made, found["virtual"], virtual=True)
     return found
 

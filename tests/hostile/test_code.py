@@ -26,7 +26,6 @@ import embstore as es
 from embstore.errors import EmbstoreError, ModelError
 from embstore.models import load_encoder
 from embstore.models.elmo.weights import read_options
-from embstore.probes.loading import load as load_probes
 from embstore.vectors.files import open_vector_table
 from tests.models import tiny
 
@@ -116,7 +115,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "edges": ("e.jsonl", lambda path: list(es.corpus.read_edges(path))),
     "store, HDF5": ("s.h5", es.open),
     "store, Zarr": ("zarr.json", lambda path: es.open(path.parent)),
-    "saved probes": ("p.probe", load_probes),
+    "saved probes": ("p.probe", es.probes.load),
     "weights, torch": ("w", lambda path: model(path, "pytorch_model.bin")),
     "weights, safetensors": ("w", lambda path: model(path, "model.safetensors")),
     "configuration": ("w", lambda path: model(path, "config.json")),

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import embstore as es
 from embstore.errors import StorageError, StoreDamagedError, StoreNotFoundError
 from embstore.store import export, open_store, verify
 from tests.object_server import Bucket, Fault
@@ -28,7 +29,8 @@ def url(bucket: Bucket, tmp_path: Path) -> str:
 
 def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> None:
     reported: list[tuple[int, int]] = []
-    report = verify(url, progress=lambda done, total: reported.append((done, total)))
+    with es.config(progress=lambda done, total: reported.append((done, total))):
+        report = verify(url)
     local = verify(tmp_path / "x.zarr")
     assert (report.faults, report.n_partitions, report.missing) == ((), 3, ())
     assert report.checked_nbytes == local.checked_nbytes == reported[-1][0] == reported[-1][1]

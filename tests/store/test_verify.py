@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+import embstore as es
 from embstore.errors import StoreMismatchError, StoreNotFoundError
 from embstore.store import verify
 from embstore.store.arrays import commit_record
@@ -170,7 +171,8 @@ def test_an_index_that_is_inconsistent_though_its_checksums_are_right(tmp_path: 
 def test_progress_ends_at_all_bytes(tmp_path: Path, suffix: str) -> None:
     path = example().make(tmp_path / f"s{suffix}").path
     seen: list[tuple[int, int]] = []
-    report = verify(path, progress=lambda done, total: seen.append((done, total)))
+    with es.config(progress=lambda done, total: seen.append((done, total))):
+        report = verify(path)
     assert seen == sorted(seen)
     assert seen[-1] == (report.checked_nbytes, report.checked_nbytes)
     size = sum(len(content) for content in all_files(path).values())

@@ -1,4 +1,4 @@
-"""The outcome of `verify`, and the checks of metadata, index and commit records that both backends share."""
+"""What verification has found, and the checks that both formats share."""
 
 from __future__ import annotations
 
@@ -66,12 +66,14 @@ class VerifyReport:
         return sorted({fault.partition for fault in self.faults if fault.partition is not None})
 
 
-class Findings:
-    """Collects faults and counts bytes while a store is verified."""
+class Checks:
+    """The checks of one store at `path`: its faults, and how many bytes have been compared."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, path: Path | ObjectPath, report: Report) -> None:
+        self.path = path
         self.faults: list[Fault] = []
         self.missing: list[int] = []
+        self.n_partitions = 0  # until the metadata are read
         self.checked_nbytes = 0
         self.total_nbytes = 0
         self._report = report
@@ -83,23 +85,41 @@ class Findings:
         self.checked_nbytes += nbytes
         self._report(self.checked_nbytes, max(self.total_nbytes, self.checked_nbytes))
 
-    def report(self, path: Path | ObjectPath, partitions: int) -> VerifyReport:
-        return VerifyReport(path, tuple(self.faults), tuple(self.missing), partitions, self.checked_nbytes)
+    def verify_report(self) -> VerifyReport:
+        return VerifyReport(self.path, tuple(self.faults), tuple(self.missing), self.n_partitions, self.checked_nbytes)
 
+    def attribute(self, fields: Any) -> tuple[Metadata, dict[str, StoredArray]] | None:
+        """Parse the attribute "embstore" and compare it with its schema; None, with faults, where it is invalid."""
+        try:
+            metadata, arrays = parse(fields, path=str(self.path))
+            wrong = schema_faults(fields)
+        except EmbstoreError as error:
+            wrong = [str(error)]
+        for what in wrong:
+            self.fault("metadata", what)
+        if wrong:
+            return None
+        self.n_partitions = metadata.n_partitions
+        return metadata, arrays
 
-def check_attribute(
-    fields: Any, path: Path | ObjectPath, findings: Findings
-) -> tuple[Metadata, dict[str, StoredArray]] | None:
-    """Parse the attribute "embstore" and validate it against its schema; None, with a fault, where it is invalid."""
-    try:
-        metadata, arrays = parse(fields, path=str(path))
-    except EmbstoreError as error:
-        findings.fault("metadata", str(error))
-        return None
-    wrong = schema_faults(fields)
-    for what in wrong:
-        findings.fault("metadata", what)
-    return None if wrong else (metadata, arrays)
+    def index(self, columns: Mapping[str, NDArray[Any] | None], metadata: Metadata) -> None:
+        """Check that the columns of the index are consistent with each other, where all have their checksums."""
+        complete = {name: column for name, column in columns.items() if column is not None}
+        for what in column_faults(complete, metadata) if len(complete) == len(columns) else ():
+            self.fault("index", what)
+
+    def records(self, records: Records, layout: Layout, part: str) -> list[int]:
+        """Return the partitions that are committed by the records [partition, 2]; note the others."""
+        complete = committed(records, layout)
+        for partition in np.flatnonzero(~complete).tolist():
+            start, stop = layout.span(partition)
+            n_rows, checksum = records[partition].tolist()
+            if n_rows == checksum == NOT_WRITTEN:
+                self.missing.append(partition)
+            else:
+                what = f"the commit record {n_rows:x} {checksum:x} is invalid; the partition has {stop - start} rows"
+                self.fault(part, what, partition=partition)
+        return np.flatnonzero(complete).tolist()
 
 
 def schema_faults(fields: Any) -> list[str]:
@@ -109,22 +129,3 @@ def schema_faults(fields: Any) -> list[str]:
     text = resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8")
     validator = jsonschema.Draft202012Validator(json.loads(text))
     return [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(fields)]
-
-
-def check_index(columns: Mapping[str, NDArray[Any]], metadata: Metadata, findings: Findings) -> None:
-    """Check that the columns of the index are consistent with each other; all must have passed their checksums."""
-    for what in column_faults(columns, metadata):
-        findings.fault("index", what)
-
-
-def check_records(records: Records, layout: Layout, part: str, findings: Findings) -> None:
-    """Note which partitions are not written, and report commit records [partition, 2] that no writer makes."""
-    complete = committed(records, layout)
-    for partition in np.flatnonzero(~complete).tolist():
-        start, stop = layout.span(partition)
-        n_rows, checksum = records[partition].tolist()
-        if n_rows == checksum == NOT_WRITTEN:
-            findings.missing.append(partition)
-        else:
-            what = f"the commit record {n_rows:x} {checksum:x} is invalid; the partition has {stop - start} rows"
-            findings.fault(part, what, partition=partition)

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.config import settings
 from embstore.errors import EmbstoreError, StorageError, StoreDamagedError, StoreFormatError, StoreNotFoundError
-from embstore.progress import Progress, reporting
+from embstore.progress import reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
     FINGERPRINTS,
     KEPT,
     ArraySpec,
     Records,
-    committed,
     frozen_specs,
     no_records,
     payload_specs,
@@ -31,9 +31,8 @@ from embstore.store.arrays import (
     virtual_specs,
 )
 from embstore.store.backend import Reader, is_file, no_store, open_reader, zarr_storage
-from embstore.store.check.findings import Fault, Findings, VerifyReport, check_attribute, check_index, check_records
+from embstore.store.check.findings import Checks, Fault, VerifyReport
 from embstore.store.labels.files import LabelFiles
-from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.opening import Location, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
@@ -61,104 +60,70 @@ from embstore.store.zarr.packed import unpacked
 from embstore.store.zarr.reader import root_attribute
 
 
-def verify(path: Location | Sequence[Location], *, progress: Progress = None) -> VerifyReport:
+def verify(path: Location | Sequence[Location]) -> VerifyReport:
     """Read every byte of a store and compare it with its checksums; damage is reported, never raised.
 
-    `path`: as of `embstore.open`; several stores are verified one after the other, and their partitions numbered on.
-    `progress`: a function of (bytes checked, total bytes), or False for no bar. Raises StoreNotFoundError where nothing
-    exists, StorageError where the server of a URL does not answer.
+    Parameters
+    ----------
+    path : path, URL or sequence of them
+        As of `embstore.open`; several stores are verified one after the other, and their partitions numbered on.
 
-    Example::
+    Returns
+    -------
+    VerifyReport
+        Its `ok` says whether nothing is damaged, its `faults` what is.
 
-        assert es.verify("demo.zarr").ok
+    Raises
+    ------
+    StoreNotFoundError
+        Where nothing exists.
+    StorageError
+        Where the server of a URL does not answer.
+
+    Examples
+    --------
+    >>> assert es.verify("demo.zarr").ok
     """
     paths = members_at(path)
     name = parse_location(path) if isinstance(path, str | os.PathLike | ObjectPath) else paths[0]
     if paths == [name]:
-        return verify_one(name, progress=progress)
+        return verify_one(name)
     faults: list[Fault] = []
     missing: list[int] = []
     n_partitions, nbytes = 0, 0
-    for each in paths:
-        report = verify_one(each, progress=progress)
+    for member in paths:
+        report = verify_one(member)
         for fault in report.faults:
             number = None if fault.partition is None else n_partitions + fault.partition
-            faults.append(Fault(f"{each}/{fault.part}", number, fault.what))
+            faults.append(Fault(f"{member}/{fault.part}", number, fault.what))
         missing += [n_partitions + number for number in report.missing]
         n_partitions, nbytes = n_partitions + report.n_partitions, nbytes + report.checked_nbytes
     return VerifyReport(name, tuple(faults), tuple(missing), n_partitions, nbytes)
 
 
-def verify_one(path: Path | ObjectPath, *, progress: Progress = None) -> VerifyReport:
+def verify_one(path: Path | ObjectPath) -> VerifyReport:
     """Verify one store, without what was appended to it; see `verify`."""
-    with reporting(progress, unit="bytes", label="verify") as report:
-        findings = Findings(report)
+    with reporting(settings().progress, unit="bytes", label="verify") as report:
+        checks = ZarrChecks(path, report)
         try:
-            n_partitions = _verify(path, findings)
-            for part, what, nbytes in LabelFiles(open_reader(path)).faults() if not findings.faults else ():
-                findings.checked(nbytes)
+            if isinstance(path, Path) and is_file(path):
+                from embstore.store.check.verify_hdf5 import verify_hdf5
+
+                verify_hdf5(path, checks)
+            else:
+                checks.run()
+            for part, what, nbytes in LabelFiles(open_reader(path)).faults() if not checks.faults else ():
+                checks.checked(nbytes)
                 if what:
-                    findings.fault(part, what)
+                    checks.fault(part, what)
         except StoreNotFoundError:
             raise
         except (EmbstoreError, OSError) as error:
             if isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError):
                 raise
-            findings.fault("store", str(error))
-            n_partitions = 0
-    return findings.report(path, n_partitions)
-
-
-def _verify(path: Path | ObjectPath, findings: Findings) -> int:
-    """Verify a store; returns the number of its partitions, 0 where that cannot be known."""
-    if isinstance(path, Path) and is_file(path):
-        from embstore.store.check.verify_hdf5 import verify_hdf5
-
-        return verify_hdf5(path, findings)
-    storage = zarr_storage(path)
-    if isinstance(path, ObjectPath) and storage.get_or_none(NODE) is None:
-        raise no_store(path)
-    sizes = key_sizes(storage)
-    findings.total_nbytes = sum(sizes.values())
-    checks = _ZarrChecks(storage, sizes, findings)
-    root = checks.get(NODE)
-    attribute = None
-    with suppress(StoreDamagedError, StoreFormatError):  # reported below
-        attribute = root_attribute(root, storage)
-    parsed = check_attribute(attribute, path, findings)
-    if parsed is None:
-        return 0
-    metadata, arrays = parsed
-    specs = frozen_specs(arrays)
-    reader = None if metadata.kept is None else open_reader(path)
-    plain = {} if reader is None else {f"{spec.path}/{NODE}": array_node(spec) for spec in specs}  # a begun thinning
-    for key, node in all_nodes(metadata, arrays).items():
-        found = root if key == NODE else checks.get(key)
-        if found not in (None, node, plain.get(key)):
-            findings.fault(key, "was changed")
-    columns: dict[str, NDArray[Any] | None] = {}
-    for spec in specs:
-        crc, node_key = arrays[spec.path].crc32c, f"{spec.path}/{NODE}"
-        follows = spec.path in DERIVED and column_key(spec) not in sizes
-        if reader is None or (not follows and node_key in sizes and storage.get(node_key) == plain[node_key]):
-            columns[spec.path] = checks.column(spec, crc)
-        else:
-            columns[spec.path] = checks.expanded(reader, spec, crc)
-    complete = {name: column for name, column in columns.items() if column is not None}
-    if len(complete) == len(arrays):
-        check_index(complete, metadata, findings)
-    records = checks.records(metadata)
-    for partition in np.flatnonzero(committed(records, metadata.layout)).tolist():
-        if reader is not None:
-            checks.virtual(reader, partition, records[partition])
-            continue
-        checks.partition(payload_specs(metadata, partition), metadata.layout, partition, records[partition])
-    begun = (f"{TEMPORARY}/", f"{FINGERPRINTS}/", f"{KEPT}/")
-    of_columns = {column_key(spec) for spec in specs} | set(plain) if reader is not None else set()
-    for key in sorted(set(sizes) - expected_keys(metadata, arrays) - of_columns):
-        if not key.startswith(begun):  # what a killed writer left is not a fault
-            findings.fault(key, "does not belong to the store")
-    return metadata.n_partitions
+            checks.fault("store", str(error))
+            checks.n_partitions = 0
+    return checks.verify_report()
 
 
 def key_sizes(storage: Storage) -> dict[str, int]:
@@ -187,25 +152,64 @@ def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str
     return keys | {shard_key(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
 
 
-class _ZarrChecks:
-    """The checks of one Zarr store; `sizes` are the keys that exist."""
+class ZarrChecks(Checks):
+    """The checks of one Zarr store."""
 
-    def __init__(self, storage: Storage, sizes: dict[str, int], findings: Findings) -> None:
-        self._storage = storage
-        self._sizes = sizes
-        self._findings = findings
+    storage: Storage
+    sizes: dict[str, int]  # of the keys that exist
+
+    def run(self) -> None:
+        storage = self.storage = zarr_storage(self.path)
+        if isinstance(self.path, ObjectPath) and storage.get_or_none(NODE) is None:
+            raise no_store(self.path)
+        sizes = self.sizes = key_sizes(storage)
+        self.total_nbytes = sum(sizes.values())
+        root, attribute = self.get(NODE), None
+        with suppress(StoreDamagedError, StoreFormatError):  # reported below
+            attribute = root_attribute(root, storage)
+        parsed = self.attribute(attribute)
+        if parsed is None:
+            return
+        metadata, arrays = parsed
+        specs = frozen_specs(arrays)
+        reader = None if metadata.kept is None else open_reader(self.path)
+        plain = {} if reader is None else {f"{spec.path}/{NODE}": array_node(spec) for spec in specs}  # begun thinning
+        for key, node in all_nodes(metadata, arrays).items():
+            stored = root if key == NODE else self.get(key)
+            if stored not in (None, node, plain.get(key)):
+                self.fault(key, "was changed")
+        columns: dict[str, NDArray[Any] | None] = {}
+        for spec in specs:
+            crc, key = arrays[spec.path].crc32c, f"{spec.path}/{NODE}"
+            follows = spec.path in DERIVED and column_key(spec) not in sizes
+            if reader is None or (not follows and key in sizes and storage.get(key) == plain[key]):
+                columns[spec.path] = self.column(spec, crc)
+            else:
+                columns[spec.path] = self.expanded(reader, spec, crc)
+        self.index(columns, metadata)
+        records = self.read_records(metadata)
+        for partition in self.records(records, metadata.layout, COMMITS_CHUNK) if records is not None else ():
+            if reader is not None:
+                self.virtual(reader, partition, records[partition])
+            else:
+                self.partition(metadata, partition, records[partition])
+        begun = (f"{TEMPORARY}/", f"{FINGERPRINTS}/", f"{KEPT}/")
+        of_columns = {column_key(spec) for spec in specs} | set(plain) if reader is not None else set()
+        for key in sorted(set(sizes) - expected_keys(metadata, arrays) - of_columns):
+            if not key.startswith(begun):  # what a killed writer left is not a fault
+                self.fault(key, "does not belong to the store")
 
     def get(self, key: str) -> bytes | None:
         """Return a small object, None with a fault where it cannot be read."""
-        data: bytes | None = self._read(key, self._storage.get, key)
+        data: bytes | None = self.read(key, self.storage.get, key)
         if data is not None:
-            self._findings.checked(len(data))
+            self.checked(len(data))
         return data
 
-    def _read(self, key: str, read: Callable[..., Any], *arguments: Any, partition: int | None = None) -> Any:
+    def read(self, key: str, read: Callable[..., Any], *arguments: Any, partition: int | None = None) -> Any:
         """Return what `read` returns; None with a fault where the key is missing, damaged or cannot be read."""
         what = "is missing"
-        if key in self._sizes:
+        if key in self.sizes:
             try:
                 return read(*arguments)
             except (KeyNotFoundError, StoreDamagedError) as error:
@@ -214,14 +218,14 @@ class _ZarrChecks:
                 if not isinstance(error.__cause__, OSError):
                     raise  # a server that does not answer says nothing about the store
                 what = f"cannot be read: {error.__cause__.strerror}"
-        self._findings.fault(key, what, partition=partition)
+        self.fault(key, what, partition=partition)
         return None
 
-    def _has_size(self, key: str, nbytes: int, partition: int | None = None) -> bool:
+    def has_size(self, key: str, nbytes: int, partition: int | None = None) -> bool:
         """Report a key of another size; one that is missing is reported where it is read."""
-        size = self._sizes.get(key, nbytes)
+        size = self.sizes.get(key, nbytes)
         if size != nbytes:
-            self._findings.fault(key, f"has {size} bytes, not {nbytes}", partition=partition)
+            self.fault(key, f"has {size} bytes, not {nbytes}", partition=partition)
         return size == nbytes
 
     def column(self, spec: ArraySpec, expected: int) -> NDArray[Any] | None:
@@ -231,15 +235,15 @@ class _ZarrChecks:
         key, end = column_key(spec), column_end(spec)
         nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
         size = nbytes + len(end)
-        found = None
-        if self._has_size(key, size):
-            found = self._read(key, _mapped_column if self._storage.is_mapped else _spooled, self._storage, key, size)
-        if found is None:
+        whole = None
+        if self.has_size(key, size):
+            whole = self.read(key, _mapped_column if self.storage.is_mapped else _spooled, self.storage, key, size)
+        if whole is None:
             return None
-        data, crc = found
-        self._findings.checked(size)
+        data, crc = whole
+        self.checked(size)
         if crc != crc32c(end, expected) or data[nbytes:].tobytes() != end:
-            self._findings.fault(key, "was changed: its checksum differs")
+            self.fault(key, "was changed: its checksum differs")
             return None
         column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
         return column
@@ -248,66 +252,60 @@ class _ZarrChecks:
         """Check a column that a virtual store has compressed, or that follows from another one, and return it."""
         crc = 0
         try:
-            for part in unpacked(self._storage, spec) if is_packed(spec) else ():
+            for part in unpacked(self.storage, spec) if is_packed(spec) else ():
                 crc = crc32c(part, crc)
             if is_packed(spec) and crc != expected:
                 raise StoreDamagedError("was changed: its checksum differs")
-            self._findings.checked(sum(self._sizes.get(key, 0) for key in packed_keys(spec)))
+            self.checked(sum(self.sizes.get(key, 0) for key in packed_keys(spec)))
             return reader.column(spec.path)
         except StoreDamagedError as error:
-            self._findings.fault(spec.path, str(error))
+            self.fault(spec.path, str(error))
             return None
 
-    def records(self, metadata: Metadata) -> Records:
-        """Check and return the commit records [partition, 2]."""
+    def read_records(self, metadata: Metadata) -> Records | None:
+        """Return the commit records [partition, 2]; None, with a fault for each partition, where there are none."""
         records = no_records(metadata.n_partitions)
-        data = self.get(COMMITS_CHUNK) if COMMITS_CHUNK in self._sizes else None
+        data = self.get(COMMITS_CHUNK) if COMMITS_CHUNK in self.sizes else None
         if data is None or len(data) != records.nbytes:
             for partition in range(metadata.n_partitions):
-                self._findings.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
-            return records
-        records = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
-        check_records(records, metadata.layout, COMMITS_CHUNK, self._findings)
-        return records
+                self.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
+            return None
+        return np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
 
-    def partition(self, specs: list[ArraySpec], layout: Layout, partition: int, record: Records) -> None:
+    def partition(self, metadata: Metadata, partition: int, record: Records) -> None:
         """Check the shards of a committed partition: size and index by the layout, bytes by the commit record.
 
         The checksum of a shard does not depend on its index, which ends with a checksum of its own.
         """
-        start, stop = layout.span(partition)
-        crc, is_whole = 0, True
+        specs, (start, stop) = payload_specs(metadata, partition), metadata.layout.span(partition)
+        crc: int | None = 0
         for spec in specs:
             key = shard_key(spec, partition)
             nbytes, end = shard_end(spec, stop - start)
-            tail = found = None
-            if self._has_size(key, nbytes, partition):
-                tail = self._read(key, self._storage.get_range, key, nbytes - len(end), nbytes, partition=partition)
+            tail = extended = None
+            if self.has_size(key, nbytes, partition):
+                tail = self.read(key, self.storage.get_range, key, nbytes - len(end), nbytes, partition=partition)
             if tail is not None and tail.tobytes() != end:
-                self._findings.fault(key, "its index was changed", partition=partition)
+                self.fault(key, "its index was changed", partition=partition)
             elif tail is not None:
-                found = self._read(key, self._storage.crc32c, key, nbytes, crc, partition=partition)
-            if found is None:
-                is_whole = False
-            else:
-                self._findings.checked(nbytes)
-                crc = found
-        if is_whole and crc != record_crc32c(record):
+                extended = self.read(key, self.storage.crc32c, key, nbytes, crc or 0, partition=partition)
+            if extended is not None:
+                self.checked(nbytes)
+            crc = None if crc is None else extended
+        if crc not in (None, record_crc32c(record)):
             what = "its bytes do not match the commit record"
-            self._findings.fault(shard_key(specs[0], partition), what, partition=partition)
+            self.fault(shard_key(specs[0], partition), what, partition=partition)
 
     def virtual(self, reader: Reader, partition: int, record: Records) -> None:
         """Check a partition of a virtual store: the layers that are kept, and what is computed again or complete."""
+        part, what = f"partition {partition}", "its bytes do not match the commit record"
         try:
-            found = reader.partition_crc32c(partition)
+            crc = reader.partition_crc32c(partition)
+            self.checked(0)
         except StoreDamagedError as error:
-            self._findings.fault(f"partition {partition}", str(error), partition=partition)
-            return
-        self._findings.checked(0)
-        if found not in (None, record_crc32c(record)):
-            self._findings.fault(
-                f"partition {partition}", "its bytes do not match the commit record", partition=partition
-            )
+            crc, what = -1, str(error)
+        if crc not in (None, record_crc32c(record)):
+            self.fault(part, what, partition=partition)
 
 
 def _mapped_column(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:

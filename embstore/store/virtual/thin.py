@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from embstore import recomputing
 from embstore.arguments import checked
-from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, check_choice
-from embstore.progress import Progress, reporting
+from embstore.config import settings
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
+from embstore.progress import reporting
 from embstore.store.arrays import KEPT, committed, frozen_specs, kept_positions, payload_specs, record_crc32c
 from embstore.store.layout import Layers, resolve_layers
 from embstore.store.metadata import Metadata
@@ -52,34 +53,53 @@ def thin(
     keep: Layers | Literal["none"] = "none",
     check: Literal["all", "near", "sample"] = "all",
     model: str | Path | None = None,
-    progress: Progress = None,
 ) -> Store:
     """Drop the vectors of a finished store, or those of all layers but some; they are computed again when read.
 
-    What stays is the index, the metadata, the commit records, a fingerprint of each row, and the layers `keep`. Before
-    anything is dropped, vectors are computed again and compared: "all" of them must have the same bits; with "near"
-    their last bits may differ, which are then lost; "sample" compares three partitions, in the same way. Each partition
-    is then thinned atomically; the same call resumes after an interruption. A virtual store may be thinned again to
-    keep nothing. `model`: where its model is, if it is not found by its name.
+    What stays is the index, the metadata, the commit records, a fingerprint of each row, and the layers `keep`. Each
+    partition is thinned atomically; the same call resumes after an interruption.
 
-    Raises InvalidValueError for a store that cannot be computed again, or not to the same bits, or is not a .zarr on a
-    disk, ModelError where its model is not found or is another one, StoreDamagedError where what is computed is not
-    what was committed: nothing is dropped then; StoreBusyError.
+    Parameters
+    ----------
+    path : path
+        A .zarr on a disk. A virtual store may be thinned again to keep nothing.
+    keep : layers or "none"
+        The layers that stay.
+    check : {"all", "near", "sample"}
+        What is computed again and compared before anything is dropped: "all" vectors must have the same bits; with
+        "near" their last bits may differ, which are then lost; "sample" compares three partitions, in the same way.
+    model : str, path or None
+        Where its model is, if it is not found by its name.
+
+    Returns
+    -------
+    Store
+        The thinned store.
+
+    Raises
+    ------
+    InvalidValueError
+        For a store that cannot be computed again, or not to the same bits, or is not a .zarr on a disk.
+    ModelError
+        Where its model is not found or is another one.
+    StoreDamagedError
+        Where what is computed is not what was committed: nothing is dropped then.
+    StoreBusyError
+        Where another process is writing to it.
     """
     location = parse_location(path)
     if not isinstance(location, Path) or location.suffix != ".zarr" or len(members_at(location)) > 1:
         raise InvalidValueError(f"{location} cannot be thinned: only one .zarr on a disk can, without appended parts")
-    check_choice("check", check, ("all", "near", "sample"))
     storage = LocalStorage(location, temporary=TEMPORARY)
     with StoreLock(location), storing(location):
         try:
-            _thin(storage, keep, check, model, progress)
+            _thin(storage, keep, check, model)
         finally:
             storage.finish()
     return Store(ZarrReader(storage))
 
 
-def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None, progress: Progress) -> None:
+def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None) -> None:
     reader = ZarrReader(storage)
     if reader.is_foreign:
         raise InvalidValueError(f"{storage.path} was rewritten by another tool: only a store as it was made is thinned")
@@ -100,7 +120,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
     metadata = replace(found, kept=kept)
     whole = [number for number in range(metadata.n_partitions) if all(_whole(storage, metadata, number))]
     order = sorted({whole[0], whole[len(whole) // 2], whole[-1]}) if whole and check == "sample" else whole
-    with reporting(progress, total=len(order), unit="partitions", label="compute again") as report:
+    with reporting(settings().progress, total=len(order), unit="partitions", label="compute again") as report:
         same: set[int] = set()
         for done, number in enumerate(order):
             report(done)
@@ -111,7 +131,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         reader = ZarrReader(storage)
     _pack(storage, reader)
     writer = ZarrWriter(storage, metadata)
-    with reporting(progress, total=metadata.n_partitions, unit="partitions", label="thin") as report:
+    with reporting(settings().progress, total=metadata.n_partitions, unit="partitions", label="thin") as report:
         for number in range(metadata.n_partitions):
             if number in whole:
                 writer.thin(number, _checked_arrays(reader, number))
