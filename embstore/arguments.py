@@ -135,7 +135,8 @@ def check_value(name: str, value: object, hint: Any) -> None:
             return
     choices = [choice for arm in arms if get_origin(arm) is Literal for choice in get_args(arm)]
     if choices and isinstance(value, type(choices[0])):
-        raise InvalidValueError(f"unknown {name.removeprefix('a ')} {quoted(value)}; allowed are {', '.join(map(str, choices))}")
+        allowed = ", ".join(map(str, choices))
+        raise InvalidValueError(f"unknown {name.removeprefix('a ')} {quoted(value)}; allowed are {allowed}")
     texts = [_text_of(arm) for arm in arms]
     raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {' or '.join(dict.fromkeys(texts))}")
 

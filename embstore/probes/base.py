@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 from embstore.arguments import Range, checked
 from embstore.config import settings
 from embstore.devices import choose_device
-from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError, quoted
-from embstore.probes.saved import is_saved, read_tensors, write_tensors
+from embstore.errors import InvalidValueError, quoted
+from embstore.probes.saved import is_saved, write_tensors
 from embstore.probes.training import Schedule, Trained, Training
 from embstore.store import Selection, Store
 from embstore.store.layout import Layers, resolve_layers
@@ -68,16 +67,12 @@ class Probe(ABC, Generic[F]):
     """
 
     name: ClassVar[str]  # as saved probes have it
-    kinds: ClassVar[dict[str, type[Probe[Any]]]] = {}  # of all probes, by their names
     defaults: ClassVar[Schedule]  # of the training
     dev_data: ClassVar[str]  # what early stopping needs, as errors name it
     layers: Layers = None
     seeds: Seed | Sequence[Seed] = 0
     training: Training | None = None
     fitted_: F = field(init=False, repr=False)
-
-    def __init_subclass__(cls) -> None:
-        Probe.kinds[cls.name] = cls
 
     def __getattr__(self, name: str) -> NoReturn:
         if name == "fitted_":
@@ -160,30 +155,6 @@ class Probe(ABC, Generic[F]):
     @abstractmethod
     def _restored(self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]) -> F:
         """Return the fitted state that `_saved` describes."""
-
-
-@checked
-def load(path: str | Path) -> Probe[Any]:
-    """Read fitted probes that were saved with their `save`, to score and predict on other stores.
-
-    Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
-    """
-    import embstore.probes.classes.probe
-    import embstore.probes.edges.probe
-    import embstore.probes.structure.probe  # noqa: F401 - these fill Probe.kinds
-
-    file = Path(path)
-    if not file.is_file():
-        raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
-    try:
-        document, tensors = read_tensors(file)
-        kept = document["settings"]
-        probe = Probe.kinds[document["probe"]](**{**kept, "training": Training(**kept["training"])})
-        probe.fitted_ = probe._restored(document["fitted"], tensors, document["store"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
-        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise SavedProbesError(f"the probes {file} are damaged ({reason}): train them again") from None
-    return probe
 
 
 def fitting_store(

@@ -1,4 +1,4 @@
-"""`embstore probe classes` and `embstore probe apply`: what they print, write and refuse."""
+"""`embstore probe`: what its commands print, write, draw and refuse."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ import polars as pl
 import pytest
 
 import embstore as es
-from tests.cli.conftest import Work, settings
+from embstore.probes import load
+from embstore.probes.result import SCHEMA
+from tests.cli.conftest import Ran, Work, settings
 from tests.cli.test_output import valid
 from tests.drawn import svg_texts
-from tests.probes.class_store import make
+from tests.probes import class_store, edge_store, tree_store
 
-ASK = ("--train", "train.tsv", "--test", "test.tsv", *settings(epochs=3, batch_size=16, learning_rate=0.05, patience=0))
+WORDS = ("--train", "train.tsv", "--test", "test.tsv")
+CLASSES = (*WORDS, *settings(epochs=3, batch_size=16, learning_rate=0.05, patience=0))
+EDGES = settings(epochs=2, batch_size=8, hidden_size=8, projection=8, patience=0)
+TREES = ("--train", "train.conllu", "--dev", "dev.conllu", "--test", "test.conllu")
+STRUCTURE = (*TREES, *settings(epochs=2, rank=3, patience=0))
 
 
 def write_list(path: Path, words: dict[str, list[str]]) -> None:
@@ -26,12 +32,18 @@ def write_list(path: Path, words: dict[str, list[str]]) -> None:
 
 
 def stores(folder: Work) -> None:
-    made = make(folder / "made.zarr")
-    make(folder / "other.h5", planted=4)
+    made = class_store.make(folder / "made.zarr")
+    class_store.make(folder / "other.h5", planted=4)
     train, test = made.lists
     write_list(folder / "train.tsv", train)
     write_list(folder / "test.tsv", test)
     write_list(folder / "lonely.tsv", {word: ["food"] for word in train} | {"word 0": ["place"]})
+    edges = edge_store.make(folder / "edges.zarr", sentences=40, layers=(0, 1, 3), planted=1)
+    edges.write(folder / "colours")
+    trees = tree_store.make(folder / "trees.zarr", sentences=40)
+    tree_store.make(folder / "narrow.zarr", sentences=40, width=16)
+    for name, part in (("train", slice(0, 20)), ("dev", slice(20, 30)), ("test", slice(30, 40))):
+        folder.write(f"{name}.conllu", tree_store.conllu(trees.trees[part]))
 
 
 @pytest.fixture
@@ -40,7 +52,7 @@ def folder(work: Work) -> Work:
 
 
 def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
-    ran = folder.run("probe", "classes", "made.zarr", *ASK, "--save", "bank", "--out", "scores.csv", "--control")
+    ran = folder.run("probe", "classes", "made.zarr", *CLASSES, "--save", "bank", "--out", "scores.csv", "--control")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
     assert lines[0] == "linear probes of class, context level"
@@ -49,9 +61,8 @@ def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
         assert column in lines[1]
     assert [line.split()[0] for line in lines[2:]] == ["0", "1", "4"]
     frame = pl.read_csv(folder / "scores.csv")
-    splits = settings(splits="dev,test")
-    applied = valid(folder.run("probe", "apply", "bank", "made.zarr", "--json", *splits), "probe_output")
-    assert [row["value"] for row in applied] == frame["value"].to_list()
+    applied = valid(folder.run("probe", "apply", "bank", "made.zarr", "--json"), "probe_output")
+    assert [row["value"] for row in applied] == frame.filter(pl.col("split") != "dev")["value"].to_list()
     ran = folder.run("probe", "apply", "bank", "made.zarr", "other.h5", "--layers", "1,4")
     assert (ran.status, ran.err) == (0, "")
     assert [line.split()[:2] for line in ran.out.splitlines()[2:]] == [
@@ -71,7 +82,7 @@ def test_added_labels_are_queried_and_probed(folder: Work) -> None:
     ran = folder.run("sql", "made.zarr", count.format("kind"), "--json")
     assert (ran.status, ran.err) == (0, "")
     assert json.loads(ran.out) == [{"kind": row["class"], "n": row["n"]} for row in expected]
-    ask = ("probe", "classes", "made.zarr", *ASK, "--layers", "1", "--json")
+    ask = ("probe", "classes", "made.zarr", *CLASSES, "--layers", "1", "--json")
     of_class, of_kind = (valid(folder.run(*ask, "--label", label), "probe_output") for label in ("class", "kind"))
     assert of_kind == [row | {"task": "kind"} for row in of_class] != []
 
@@ -79,21 +90,17 @@ def test_added_labels_are_queried_and_probed(folder: Work) -> None:
 @pytest.mark.slow
 def test_several_stores_seeds_and_figures(folder: Work) -> None:
     ran = folder.run(
-        "probe", "classes", "made.zarr", "other.h5", *ASK, "--seeds", "0,5", "--by", "both",
-        "--plot", "layers.svg", "--save", "banks",
+        "probe", "classes", "made.zarr", "other.h5", *CLASSES, "--seeds", "0,5", "--plot", "layers.svg",
+        "--save", "banks",
     )  # fmt: skip
     assert (ran.status, ran.err) == (0, "")
     assert "±" in ran.out
-    assert "F1 by class" in ran.out
-    assert "F1 by how often a word occurs in the corpus" in ran.out
     assert {"Class probes: f1 by layer", "layer", "f1 (test)"} <= svg_texts(folder / "layers.svg")
     assert sorted(path.name for path in (folder / "banks").iterdir()) == ["made", "other"]
-    printed = valid(
-        folder.run("probe", "classes", "made.zarr", *ASK, "--json", *settings(level="type", splits="test")),
-        "probe_output",
-    )
+    alone = settings(level="type", dev_share=0, patience=0, epochs=2)
+    printed = valid(folder.run("probe", "classes", "made.zarr", *WORDS, "--json", *alone), "probe_output")
     assert {row["split"] for row in printed} == {"train", "test"}
-    ran = folder.run("probe", "classes", "made.zarr", *ASK, *settings(patience=3, epochs=2))
+    ran = folder.run("probe", "classes", "made.zarr", *WORDS, *settings(patience=3, epochs=2))
     assert ran.err == (
         "embstore: made: the last epoch (2) ended the training of 9 of 9 probes before early stopping did: they "
         "have not converged, give more epochs\n"
@@ -102,14 +109,14 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
 
 @pytest.mark.slow
 def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
-    listed = valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json"), "probe_output")
+    listed = valid(folder.run("probe", "classes", "made.zarr", *CLASSES, "--json"), "probe_output")
     for name in ("train", "test"):
         words = [
             line.split("\t")[0].strip("@").replace("_", " ")
             for line in (folder / f"{name}.tsv").read_text().splitlines()
         ]
         folder.write(f"{name}.tsv", "\n".join(words) + "\n")
-    again = valid(folder.run("probe", "classes", "made.zarr", *ASK, "--json"), "probe_output")
+    again = valid(folder.run("probe", "classes", "made.zarr", *CLASSES, "--json"), "probe_output")
     own, other = ([row for row in rows if row["metric"] != "frequency_f1"] for rows in (again, listed))
     assert own == other
     assert {row["item"] for row in again} > {row["item"] for row in own}, "frequencies are those of the rows then"
@@ -118,12 +125,12 @@ def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
 def test_sites_and_models_of_stores_are_named(work: Work) -> None:
     rows = [{"text": [f"a{number}", f"b{number}"], "class": ["a", "b"]} for number in range(8)]
     work.write("c.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
-    for store, options in (("s", ("--sites", "query,key")), ("last", ("--sites", "query", "--pooling", "last"))):
-        ran = work.run("extract", "c.jsonl", f"{store}.zarr", "-m", "model", "--layers", "2", *options)
+    for store, options in (("s", {"sites": "query,key"}), ("last", {"sites": "query", "pooling": "last"})):
+        ran = work.run("extract", "c.jsonl", f"{store}.zarr", "-m", "model", "--layers", "2", *settings(**options))
         assert ran.status == 0, ran.err
     for name, numbers in (("train.tsv", range(6)), ("test.tsv", (6, 7))):
         write_list(work / name, {f"{kind}{number}": [kind] for kind in "ab" for number in numbers})
-    ran = work.run("probe", "classes", "s.zarr#query", "s.zarr#key", *ASK, "--save", "saved")
+    ran = work.run("probe", "classes", "s.zarr#query", "s.zarr#key", *CLASSES, "--save", "saved")
     assert ran.status == 0, ran.err
     assert [line.split()[0] for line in ran.out.splitlines()[2:]] == ["s#query", "s#key"]
     for store, note in (
@@ -139,25 +146,121 @@ def test_sites_and_models_of_stores_are_named(work: Work) -> None:
 
 def test_what_is_left_out_is_reported_on_standard_error(folder: Work) -> None:
     ran = folder.run(
-        "probe", "classes", "made.zarr", "--train", "lonely.tsv", *ASK[2:], "--json", *settings(level="type")
+        "probe", "classes", "made.zarr", "--train", "lonely.tsv", *WORDS[2:], *settings(epochs=1), "--json"
     )
     assert ran.status == 0
     assert json.loads(ran.out)
-    assert ran.err.splitlines()[0] == ("embstore: made: classes of fewer than two train words have no probe (1): place")
+    assert ran.err.splitlines()[0] == "embstore: made: classes of fewer than two train words have no probe (1): place"
+
+
+@pytest.mark.slow
+def test_edges_by_task_and_layer(folder: Work) -> None:
+    ran = folder.run(
+        "probe", "edges", "edges.zarr", "colours", "--out", "scores.csv", "--plot", "layers.svg", "--seeds", "0,1",
+        "--control", "--save", "saved", *settings(epochs=2, patience=0, layerwise=True, resamples=50, projection=8),
+    )  # fmt: skip
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.splitlines()[0] == "edge probes: P(0) sees layer 0, P(L) mixes all"
+    for text in (
+        *("center of gravity", "expected layer", "majority", "±", "alone", "test F1", "selectivity"),
+        *("its selectivity", "95 % intervals: 50 resamples", " to "),
+    ):
+        assert text in ran.out
+    assert {"layer", "mixing weight", "share over the layers"} <= svg_texts(folder / "layers.svg")
+    assert pl.read_csv(folder / "scores.csv").columns == list(SCHEMA)
+    assert load(folder / "saved").fitted_.labels.name == "colours"
+    printed = valid(folder.run("probe", "edges", "edges.zarr", "colours", *EDGES, "--json"), "probe_output")
+    assert {row["split"] for row in printed} == {"train", "dev", "test"}
+
+
+def test_linear_probes_are_shown_by_layer(folder: Work) -> None:
+    few = settings(epochs=2, patience=0, n_sentences=6)
+    ran = folder.run("probe", "edges", "edges.zarr", "colours", *few, "--kind", "linear")
+    assert ran.status == 0
+    assert ran.err.splitlines()[0] == "embstore: colours: train: 6 of 24 sentences, drawn with seed 0"
+    lines = ran.out.splitlines()
+    assert lines[0] == "linear probes: F1 of each layer alone"
+    assert lines[1].split() == ["task", "best", "layer", "its", "interval", "0", "1", "3"]
+    assert lines[2].split()[0] == "colours"
+    assert "alone" in ran.out
+
+
+@pytest.mark.slow
+def test_probes_that_do_not_fit_together_are_trained_one_after_the_other(folder: Work) -> None:
+    ask = ("probe", "edges", "edges.zarr", "colours", *EDGES, "--json", "--layers", "0,1")
+    whole, parts = folder.run(*ask), folder.run("--memory", "100kB", *ask)
+    assert (whole.status, parts.status, parts.err) == (0, 0, "")
+    for one, other in zip(json.loads(whole.out), json.loads(parts.out), strict=True):
+        assert one.keys() == other.keys()
+        assert one["value"] == pytest.approx(other["value"], abs=1e-4)
+    for memory, message in (("20kB", "one probe takes"), ("much", "'much' is not a size")):
+        folder.refuses(" ".join(("--memory", memory, *map(str, ask))), message)
+
+
+@pytest.mark.slow
+def test_code_lengths_by_task_and_layer(folder: Work) -> None:
+    ask = ("probe", "mdl", "edges.zarr", "colours", "--layers", "0,3", "--control")
+    ask += settings(epochs=2, hidden_size=8, projection=8, fractions=[10, 40, 100])
+    ran = folder.run(*ask, "--seeds", "0,1", "--plot", "bits.svg", "--out", "bits.csv")
+    assert ran.status == 0
+    first, second = ran.err.splitlines()
+    assert first == "embstore: colours: train: blocks end at 2, 10, 24 sentences"
+    assert "all blocks: the last epoch (2) ended the training of 16 of 16 probes" in second
+    assert ran.out.splitlines()[0] == "code lengths in kbit"
+    for text in ("compression", "frequencies", "control kbit", "±"):
+        assert text in ran.out
+    assert {"layer", "code length (kbit)", "label frequencies"} <= svg_texts(folder / "bits.svg")
+    frame = pl.read_csv(folder / "bits.csv")
+    ran = folder.run(*ask, "--json")
+    printed = valid(Ran(ran.status, ran.out, ""), "probe_output")
+    assert set(frame["metric"]) == {row["metric"] for row in printed}
+    assert len(set(frame["metric"])) == 6
+    assert {row["layer"] for row in printed} == {0, 3, None}
+
+
+def test_trees_by_layer_are_shown_drawn_and_saved(folder: Work) -> None:
+    ran = folder.run(
+        "probe", "structure", "trees.zarr", *STRUCTURE, "--out", "scores.csv", "--plot", "layers.svg",
+        "--save", "probes", "--seeds", "0,1",
+    )  # fmt: skip
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "structural probes of rank 3"
+    assert lines[1].split() == ["layer", "test", "UUAS", "test", "DSpr", "test", "root", "test", "NSpr"]
+    assert [line.split()[0] for line in lines[2:]] == ["0", "3", "4", "linear"]
+    assert "±" in lines[2]
+    assert pl.read_csv(folder / "scores.csv").columns == list(SCHEMA)
+    assert {"edges found (UUAS)", "layer", "linear order"} <= svg_texts(folder / "layers.svg")
+    assert load(folder / "probes").fitted_.shape.layers == (0, 3, 4)
+    few = settings(epochs=1, patience=0, n_sentences=8)
+    ran = folder.run("probe", "structure", "trees.zarr", "narrow.zarr", *TREES, *few, "--layers", "3", "--json")
+    assert ran.err.splitlines()[0] == "embstore: train: 8 of 20 sentences, drawn at random"
+    printed = valid(Ran(ran.status, ran.out, ""), "probe_output")
+    assert {row["store"] for row in printed} == {"trees", "narrow", "trees: linear order", "narrow: linear order"}
 
 
 def test_bad_input_is_one_line(folder: Work) -> None:
-    assert folder.run("probe", "classes", "made.zarr", *ASK, "--save", "bank").status == 0
+    assert folder.run("probe", "classes", "made.zarr", *CLASSES, "--save", "bank").status == 0
+    (folder / "empty").mkdir()
+    ten = settings(fractions="ten")
     for arguments, message in (
         (("classes", "made.zarr", "--train", "none.tsv", "--test", "test.tsv"), "none.tsv"),
-        (("classes", "made.zarr", *ASK, *settings(splits="all")), "--set splits=all is not allowed"),
-        (("classes", "made.zarr", *ASK, "--kind", "deep"), "deep"),
-        (("classes", "made.zarr", *ASK, "--save", "model"), "model exists and is not a file of saved probes"),
-        (
-            ("classes", "made.zarr", *ASK, *settings(dev_share=0)),
-            "--set splits=dev,test needs dev words: give --set dev",
-        ),
-        (("apply", "bank", "made.zarr", *settings(splits="all")), "--set splits=all is not allowed"),
+        (("classes", "made.zarr", *CLASSES, "--kind", "deep"), "deep"),
+        (("classes", "made.zarr", *CLASSES, "--save", "model"), "model exists and is not a file of saved probes"),
+        (("classes", "made.zarr", *WORDS, *settings(dev_share=0)), "patience 10 needs dev words"),
         (("classes", "made.zarr"), "Missing option '--train'"),
+        (("edges", "edges.zarr", "empty"), "empty has no train.jsonl"),
+        (("edges", "edges.zarr", "gone"), "no targets at gone: give an existing folder"),
+        (("edges", "edges.zarr", "colours", "--seeds", "a"), "--seeds 'a' is not allowed"),
+        (("edges", "edges.zarr", "colours", "colours"), "two tasks are called colours"),
+        (("edges", "edges.zarr", "colours", "--plot", "a.txt"), "--plot a.txt has no known suffix"),
+        (("edges", "edges.zarr", "colours", *settings(resamples=-1)), "resamples -1 is not allowed"),
+        (("mdl", "edges.zarr", "colours", *ten), "fractions 'ten' is not allowed"),
+        (("structure", "trees.zarr", *STRUCTURE, "--save", "."), "is not a file of saved probes"),
     ):
         folder.refuses(" ".join(("probe", *map(str, arguments))), message)
+
+
+def test_a_frame_without_code_lengths_is_not_drawn() -> None:
+    with pytest.raises(es.errors.InvalidValueError, match="there are no code lengths to draw"):
+        es.plot.code_lengths(pl.DataFrame({"task": ["a"], "layer": [0], "metric": ["f1"], "value": [1.0]}))

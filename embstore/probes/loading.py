@@ -1,0 +1,35 @@
+"""Reading saved probes of any kind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from embstore.arguments import checked
+from embstore.errors import SavedProbesError, SavedProbesNotFoundError
+from embstore.probes.classes.probe import ClassProbe
+from embstore.probes.edges.probe import EdgeProbe
+from embstore.probes.saved import read_tensors
+from embstore.probes.structure.probe import StructuralProbe
+from embstore.probes.training import Training
+
+
+@checked
+def load(path: str | Path) -> ClassProbe | EdgeProbe | StructuralProbe:
+    """Read fitted probes that were saved with their `save`, to score and predict on other stores.
+
+    Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
+    try:
+        document, tensors = read_tensors(file)
+        kept = document["settings"]
+        kind = {each.name: each for each in (ClassProbe, EdgeProbe, StructuralProbe)}[document["probe"]]
+        probe = kind(**{**kept, "training": Training(**kept["training"])})
+        probe.fitted_ = probe._restored(document["fitted"], tensors, document["store"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise SavedProbesError(f"the probes {file} are damaged ({reason}): train them again") from None
+    return probe
