@@ -354,7 +354,7 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
         (hdf5, InvalidValueError, "only one .zarr on a disk"),
     ):
         with pytest.raises(error, match=message):
-            thin(str(store.path), progress=False)
+            thin(str(store.path))
     shard = full.path / "hidden_states/c/0/1/0"
     flip(shard, 100)
     before = all_files(full.path)

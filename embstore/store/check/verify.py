@@ -55,8 +55,8 @@ from embstore.store.zarr.format import (
     packed_keys,
     shard_end,
     shard_key,
+    unpacked,
 )
-from embstore.store.zarr.packed import unpacked
 from embstore.store.zarr.reader import root_attribute
 
 

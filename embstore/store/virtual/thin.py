@@ -36,12 +36,12 @@ from embstore.store.zarr.format import (
     all_nodes,
     column_key,
     is_packed,
+    packed,
     packed_node,
     shard_end,
     shard_key,
     shard_parts,
 )
-from embstore.store.zarr.packed import packed
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
 

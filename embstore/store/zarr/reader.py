@@ -58,8 +58,8 @@ from embstore.store.zarr.format import (
     parse_index,
     shard_end,
     shard_key,
+    unpacked,
 )
-from embstore.store.zarr.packed import unpacked
 from embstore.store.zarr.remote import RemoteRows
 
 MAX_CHUNK_NBYTES = 2**27  # of chunks that the zarr library decompresses

@@ -37,11 +37,11 @@ from embstore.store.zarr.format import (
     column_key,
     column_parts,
     is_packed,
+    packed,
     shard_end,
     shard_key,
     shard_parts,
 )
-from embstore.store.zarr.packed import packed
 from embstore.store.zarr.reader import ZarrReader, read_records
 
 COMMIT_SECONDS = 5.0  # a bucket's commits object is rewritten at most this often
