@@ -3,6 +3,23 @@
 It uses public names of embstore alone.
 """
 
-from embstore.lazy import attach
+from importlib import import_module
 
-__getattr__, __dir__, __all__ = attach(__name__, __file__)
+_MODULES = {
+    "answer": "queries.registry",
+    "explore": "notebook",
+    "explored": "stores",
+    "report": "reports.report",
+    "serve": "serving",
+}
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"No embstore_explorer attribute {name}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save
 
 from embstore.errors import EmbstoreError
-from embstore.store.storage.safetensors import header
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 
@@ -25,11 +25,9 @@ class Arrays:
     data: Mapping[str, Any]
 
     def to_bytes(self) -> bytes:
-        """Return a safetensors file, `data` as JSON in `__metadata__.json`; the widest numbers first, all aligned."""
-        ordered = sorted(self.arrays.items(), key=lambda each: -each[1].itemsize)
-        described = {name: (array.dtype.name, array.shape) for name, array in ordered}
-        parts = [np.ascontiguousarray(array).data for _, array in ordered]
-        return b"".join([header(described, {"json": as_json(self.data)}), *parts])
+        """Return a safetensors file, `data` as JSON in `__metadata__.json`."""
+        arrays = {name: np.ascontiguousarray(array) for name, array in self.arrays.items()}
+        return save(arrays, {"json": as_json(self.data)})
 
 
 def as_json(value: Any) -> str:

@@ -8,24 +8,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from embstore.arguments import checked
+import embstore as es
 from embstore.errors import MissingPackageError, check_whole
-from embstore.store import Selection, Store
-from embstore.store.layout import Layer, resolve_layer
 from embstore_explorer.answers import encoded, explained
 from embstore_explorer.queries.registry import answer
-from embstore_explorer.stores import Explored, explored
+from embstore_explorer.stores import Explored, explored, layer_of
 
 CODE = Path(__file__).parent / "page" / "explorer.js"  # one module without imports
-Given = str | os.PathLike[str] | Store
+Given = str | os.PathLike[str] | es.Store
 
 
-@checked
 def explore(
     stores: Given | Sequence[Given],
     *,
     word: str | None = None,
-    layer: Layer | None = None,
+    layer: int | str | None = None,
     where: str | None = None,
     view: str = "map",
     height: int = 640,
@@ -41,9 +38,9 @@ def explore(
 
     Raises MissingPackageError.
     """
-    opened = explored([stores] if isinstance(stores, str | os.PathLike | Store) else stores)
+    opened = explored([stores] if isinstance(stores, str | os.PathLike | es.Store) else stores)
     check_whole("height", height, 100)
-    layer = None if layer is None else resolve_layer(layer, opened[0].store.layers)
+    layer = None if layer is None else layer_of(opened[0].store, layer)
     given = {"view": view, "word": word, "layer": layer, "where": where}
     state = {name: str(value) for name, value in given.items() if value is not None}
     return _widget_class()(opened, state=state, height=height)
@@ -71,13 +68,13 @@ def _widget_class() -> Any:
             self.on_msg(self._reply)
 
         @property
-        def selection(self) -> Selection:
+        def selection(self) -> es.Selection:
             """The occurrences inside the lasso, or else of the word and the condition that are shown."""
             one = self._stores[int(self.state.get("store", 0))]
             layers = int(self.state["layer"]) if "layer" in self.state else None
             word, where = (self.state.get("word"), self.state.get("where")) if self.rows is None else (None, None)
             found = one.select(word=word, where=where, rows=self.rows)
-            return Selection(found.store, rows=None if found.is_whole else found.rows, layers=layers)
+            return es.Selection(found.store, rows=None if found.is_whole else found.rows, layers=layers)
 
         def _reply(self, _: Any, asked: dict[str, Any], __: Any) -> None:
             """Answer a message of the page: {id, name, params}."""

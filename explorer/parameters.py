@@ -71,11 +71,6 @@ def _value(name: str, value: object, kind: Any) -> Any:
     return _text(name, str(value) if type(value) is int else value, bounds)
 
 
-def layer_named(text: str) -> int | str:
-    """Return a layer as the functions of embstore take it: a number, or a name such as last."""
-    return int(text) if _WHOLE.fullmatch(text) else text
-
-
 def _text(name: str, value: object, bounds: Bounds) -> str:
     if not isinstance(value, str):
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give a text")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -11,17 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from embstore.errors import InputError, InvalidValueError, ModelError, StorageError, quoted
 from embstore.store import Selection, Store, open_store
-from embstore.store.storage.files import replacing
 
 if TYPE_CHECKING:
     from embstore.models import Encoder
 
 TABLE = "table"
+NUMBER = re.compile(r"-?[0-9]{1,9}", re.ASCII)  # of a layer
+ATTACHED = "\x1f"  # stands before a word that follows the one before it without a space
 MAX_HEADER = 2**24
 KEPT, KEPT_NBYTES = 64, 2**30  # results by store, and bytes of their arrays and of the row numbers asked for
 
@@ -93,9 +98,7 @@ class Explored:
             return json.loads(path.read_bytes())
         value = make()
         with suppress(OSError, StorageError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as partial:
-                partial.write_text(json.dumps(value), "utf-8")
+            write_file(path, json.dumps(value).encode())
         return value
 
     def cache_path(self, name: str) -> Path:
@@ -105,25 +108,8 @@ class Explored:
     def select(
         self, *, word: str | None = None, where: str | None = None, rows: Sequence[int] | None = None
     ) -> Selection:
-        """Select occurrences of a word, by row, or by a condition, ascending; all that is given must be true.
-
-        `where`: a condition on the other selected rows of `Selection.table` in SQL, such as "upos = 'NOUN' and
-        position < 3". Raises InvalidValueError.
-        """
-        chosen = self.store.select(words=word, rows=None if rows is None else sorted(set(rows)))
-        if where is None:
-            return chosen
-        import polars as pl
-
-        from embstore.store.where import parse
-
-        condition = parse(where)
-        columns = sorted({"occurrence", *condition.meta.root_names()})
-        try:
-            found = chosen.table(columns=columns).filter(condition)["occurrence"].to_numpy()
-        except pl.exceptions.PolarsError as error:
-            raise InvalidValueError(f"where {quoted(where)} cannot be used: {str(error).splitlines()[0]}") from None
-        return self.store.select(rows=found)
+        """Select occurrences of a word, by row, or by a condition in SQL, ascending; all that is given must be true."""
+        return self.store.select(words=word, rows=None if rows is None else sorted(set(rows)), where=where)
 
     def python(self, *lines: str) -> str:
         """Return a program of these lines about `store`, with what they need."""
@@ -145,7 +131,7 @@ class Explored:
         """Load the model of the store, once. Raises InvalidValueError, ModelError, also when it is asked for again."""
         if self._cannot_encode is not None:
             raise ModelError(self._cannot_encode)
-        from embstore.analysis.neighbors.find import encoder_of
+        from embstore.analysis import encoder_of
 
         try:
             found: Encoder = self.once("encoder", lambda: encoder_of(self.store, self.model_location()))
@@ -158,7 +144,7 @@ class Explored:
         """Return where the model of the store is. Raises InvalidValueError where its files are in no known place."""
         if self._model is not None:
             return self._model
-        from embstore.models.names import locate
+        from embstore.models import locate
 
         name, revision = (self.store.metadata.model.get(key) for key in ("name", "revision"))
         return locate(str(name), revision, folders=(".", Path(str(self.store.path)).parent))
@@ -232,6 +218,36 @@ def explored(
         Explored(store, address=address, name=name, model=model, probes=probes)
         for store, address, name in zip(opened, addresses, names, strict=True)
     ]
+
+
+def layer_of(store: Store, layer: int | str) -> int:
+    """Return the number of a layer that is given by number or name. Raises InvalidValueError."""
+    layers = store.select(rows=[], layers=int(layer) if NUMBER.fullmatch(str(layer)) else layer).layers
+    if len(layers) != 1:
+        raise InvalidValueError(f"layer {quoted(layer)} is not one layer: give a number, or last")
+    return layers[0]
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a sentence as the index of a store has it."""
+    return text.replace(ATTACHED, " ").split(" ")
+
+
+def unit_rows(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return vectors [n, feature] at unit length; zero vectors stay zero."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file as a whole, by a rename, and the folder that it lies in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}-{get_ident()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def user_cache() -> Path:

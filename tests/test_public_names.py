@@ -24,7 +24,8 @@ from tests.documents import PAGES, ROOT, blocks
 MAX_KNOBS = 512  # options and keys of --config on all pages of --help together, without what prints a page
 MAX_KNOBS_OF_A_COMMAND = 62
 CONFIG_SCHEMA = ROOT / "schemas" / "config.schema.json"
-SCRIPTS = [*sorted((ROOT / "cli").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+FOLDERS = ("cli", "examples", "explorer")
+SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 COMMAND = re.compile(r"^(?:\$ )?embstore [a-z].*?(?:(?<!\\)$)", re.M | re.S)
 
 
@@ -68,8 +69,8 @@ def private_names(code: str) -> list[str]:
     return sorted({name for name in names_used(code) if not is_public(name)})
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_commands_and_examples_use_public_names(path: Path) -> None:
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_stands_beside_the_engine_uses_public_names(path: Path) -> None:
     checked = ("embstore.arguments.",) if path.name == "config.py" else ()  # values of files are checked as arguments
     assert not [name for name in private_names(path.read_text("utf-8")) if not name.startswith(checked)]
 

@@ -60,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture(scope="module")
 def report(store: Store) -> Any:
-    return report_of(store, progress=False)
+    return report_of(store)
 
 
 class Tags(HTMLParser):
@@ -131,16 +131,16 @@ def test_the_layer_of_probes_is_chosen_on_dev() -> None:
 
 
 def test_the_same_seed_gives_the_same_bytes(report: Any, store: Store, tmp_path: Path) -> None:
-    again = report_of(store, progress=False)
+    again = report_of(store)
     assert again.html == report.html
     again.save(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text("utf-8") == report.html
-    assert report_of(store, sections="words", seed=1, progress=False).html != report.html
+    assert report_of(store, sections="words", seed=1).html != report.html
 
 
 def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     made = make_store(tmp_path / "small.zarr", sentences=4)
-    report = report_of(made.store, sections=("words", "probes", "contents"), progress=False)
+    report = report_of(made.store, sections=("words", "probes", "contents"))
     problems = {each.name: each.problem for each in report.sections}
     assert list(problems) == ["contents", "words", "probes"], "the order of the page"
     assert problems["contents"] is None
@@ -156,7 +156,7 @@ def test_unknown_sections_and_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="no section is chosen"):
         report_of(made.store, sections=[])
     with pytest.raises(InvalidValueError, match=r"report .*a\.pdf has no known suffix"):
-        report_of(made.store, sections="contents", progress=False).save(tmp_path / "a.pdf")
+        report_of(made.store, sections="contents").save(tmp_path / "a.pdf")
 
 
 @pytest.mark.slow

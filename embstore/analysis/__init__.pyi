@@ -14,6 +14,8 @@ from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
 from .neighbors.exact import Exclusion as Exclusion
 from .neighbors.exact import Hits as Hits
+from .neighbors.find import encode_word as encode_word
+from .neighbors.find import encoder_of as encoder_of
 from .neighbors.find import mark_words as mark_words
 from .neighbors.hubness import hubness as hubness
 from .neighbors.index import LayerIndex as LayerIndex
@@ -25,6 +27,8 @@ from .neighbors.labels import LabelledOccurrences as LabelledOccurrences
 from .neighbors.labels import knn_labels as knn_labels
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.recall import measure_recall as measure_recall
+from .neighbors.markers import marker_words as marker_words
+from .neighbors.markers import marking as marking
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import sense_support as sense_support
 from .projection import project as project

@@ -16,3 +16,4 @@ from .loading import model_kind as model_kind
 from .loading import random_encoder as random_encoder
 from .loading import subword_encoder as subword_encoder
 from .loading import vector_encoder as vector_encoder
+from .names import locate as locate

@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from embstore.config import config
+import embstore as es
 from embstore.errors import InvalidValueError, quoted
 from embstore_explorer.parameters import Number
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.stores import Explored, SavedFile
 
 SAMPLE = 10_000  # rows whose layers are compared
+PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
+LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
 COLUMNS = ("task", "layer", "split", "metric", "item", "value", "low", "high", "count", "seed")  # of a table of scores
 
 
@@ -26,19 +28,15 @@ def geometry(asked: Asked, *, store: Number = 0) -> dict[str, Any]:
 
 
 def _geometry(asked: Asked, one: Explored) -> dict[str, Any]:
-    from embstore.analysis import eligible_types, summarize_geometry
-    from embstore.analysis.geometry.measure import LAYER_METRICS, PAPER_METRICS
-    from embstore.analysis.geometry.measure import geometry as measure
-
-    least = 5 if len(eligible_types(one.store)) else 1
+    least = 5 if len(es.analysis.eligible_types(one.store)) else 1
     metrics: list[str] = [*PAPER_METRICS, *LAYER_METRICS]
-    with config(progress=asked.report):
+    with es.config(progress=asked.report):
         try:
-            frame = measure(one.store, metrics=metrics, min_contexts=least)
+            frame = es.geometry(one.store, metrics=metrics, min_contexts=least)
         except InvalidValueError:  # no word occurs twice, or no sentence has two words
             metrics = ["anisotropy", *LAYER_METRICS]
-            frame = measure(one.store, metrics=metrics)
-    rows = summarize_geometry(frame).select("layer", "metric", "value", "low", "high")
+            frame = es.geometry(one.store, metrics=metrics)
+    rows = es.analysis.summarize_geometry(frame).select("layer", "metric", "value", "low", "high")
     return {"rows": rows.to_dicts(), "metrics": metrics, "min_contexts": least}
 
 
@@ -63,13 +61,11 @@ def cka(asked: Asked, *, store: Number = 0, other: Number | None = None) -> dict
 
 
 def _cka(asked: Asked, one: Explored, two: Explored) -> dict[str, Any]:
-    from embstore.analysis import linear_cka
-
     step = -(-one.store.n_rows // SAMPLE)
     every = slice(None, None, step)
     second = None if one is two else two.store.select(rows=every)
-    with config(progress=asked.report):
-        frame = linear_cka(one.store.select(rows=every), second)
+    with es.config(progress=asked.report):
+        frame = es.analysis.linear_cka(one.store.select(rows=every), second)
     values = np.reshape(frame["value"].to_numpy(), (len(one.store.layers), len(two.store.layers)))
     return {"values": values.tolist(), "step": step}
 

@@ -6,29 +6,26 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zlib import crc32
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from embstore.analysis.neighbors.senses import senses
-from embstore.analysis.projection import Projection, project
-from embstore.analysis.scan import layer_of
-from embstore.config import config
-from embstore.errors import InvalidValueError, StorageError, quoted
-from embstore.probes.saved import read_tensors, write_tensors
-from embstore.progress import Progress
+import embstore as es
+from embstore.errors import InvalidValueError, quoted
 from embstore.store import Selection, Store, Strings
-from embstore.vectors.linalg import unit_rows
 from embstore_explorer.answers import Arrays
 from embstore_explorer.background import in_process
-from embstore_explorer.parameters import Bounds, Layer, Number, Rows, Where, Word, layer_named
-from embstore_explorer.queries.registry import Asked
+from embstore_explorer.parameters import Bounds, Layer, Number, Rows, Where, Word
+from embstore_explorer.queries.registry import Asked, Report
 from embstore_explorer.queries.words import found_rows, selecting
 from embstore_explorer.regions import Regions, find_regions, name_groups
-from embstore_explorer.stores import Explored, user_cache
+from embstore_explorer.stores import Explored, layer_of, unit_rows, user_cache, write_file
 
 VERSION = 1  # of the computation: another one does not read the cached maps of this one
 MAX_SAMPLE, MAX_UMAP = 10_000_000, 100_000
@@ -36,7 +33,25 @@ KEPT_POINTS = 200_000  # maps of more points are not kept in memory
 CACHE_NBYTES = 2**30  # of all cached maps
 COLORS = 7  # values with a colour of their own; the others share one
 CLUSTERED = 2000  # occurrences of a word that are clustered; the others go to the nearest center
+FACTS = ("layer", "method", "explained", "n_selected", "axes_rows")  # of a map, besides its arrays
 UMAP_NOTE = "Distances in UMAP are not distances, and sizes and gaps mean nothing: only who is near whom counts."
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A map as it is kept: what `es.analysis.project` returns."""
+
+    layer: int
+    method: str
+    rows: NDArray[np.int64]
+    points: NDArray[np.float32]
+    explained: tuple[float, float] | None
+    n_selected: int
+    axes_rows: int
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes + self.points.nbytes)
 
 
 def map(
@@ -59,7 +74,7 @@ def map(
     are known.
     """
     one = asked.store(store)
-    number = layer_of(one.store, layer_named(layer))
+    number = layer_of(one.store, layer)
     found = found_rows(one, word, where, rows)
     chosen = Selection(one.store, rows=slice(found.start, found.stop) if isinstance(found, range) else found)
     if not one.store.finished:
@@ -70,9 +85,7 @@ def map(
     names = name_groups(one, made.rows, regions.codes, len(regions.counts), by_context=word is not None)
     codes, colors, scale = _colors(one, made, color, word, regions, names)
     places = zip(regions.centers.tolist(), names, regions.counts.tolist(), strict=True)
-    given = selecting(word, rows=rows)
-    if where is not None:
-        given = f"{given[:-1]}, where=pl.sql_expr({where!r}))".replace("(, ", "(")
+    given = selecting(word, where=where, rows=rows)
     call = f"layers={number}, method={method!r}, sample={size}" + (f", seed={seed}" if seed else "")
     data = {
         "layer": number,
@@ -113,10 +126,10 @@ def _projection(
     path = user_cache() / "maps" / f"{name}.safetensors"
 
     def make() -> Projection:
-        with suppress(OSError, ValueError, LookupError, TypeError):
+        with suppress(OSError, ValueError, LookupError, TypeError, SafetensorError):
             return _read(path, name)
         made = _computed(asked, chosen, layer, method, sample, seed)
-        with suppress(OSError, StorageError):
+        with suppress(OSError):
             _write(path, name, made)
         return made
 
@@ -126,8 +139,8 @@ def _projection(
 def _computed(asked: Asked, chosen: Selection, layer: int, method: str, sample: int, seed: int) -> Projection:
     """Compute a map: UMAP in a process of its own, as it would block all others for minutes."""
     if method == "pca":
-        with config(progress=asked.report):
-            return project(chosen, layers=layer, sample=sample, seed=seed)
+        with es.config(progress=asked.report):
+            return _kept(es.analysis.project(chosen, layers=layer, sample=sample, seed=seed))
     given: slice | NDArray[np.int64]
     given = chosen.rows if chosen.span is None else slice(chosen.span.start, chosen.span.stop)
     made: Projection = in_process(_umap, chosen.store, given, layer, sample, seed, report=asked.report)
@@ -135,38 +148,35 @@ def _computed(asked: Asked, chosen: Selection, layer: int, method: str, sample: 
 
 
 def _umap(
-    store: Store, rows: slice | NDArray[np.int64], layer: int, sample: int, seed: int, *, progress: Progress
+    store: Store, rows: slice | NDArray[np.int64], layer: int, sample: int, seed: int, *, progress: Report
 ) -> Projection:
     given = Selection(store, rows=rows)
-    with config(progress=progress):
-        return project(given, layers=layer, method="umap", sample=sample, seed=seed)
+    with es.config(progress=progress):
+        return _kept(es.analysis.project(given, layers=layer, method="umap", sample=sample, seed=seed))
+
+
+def _kept(projection: Any) -> Projection:
+    return Projection(**{name: getattr(projection, name) for name in (*FACTS, "rows", "points")})
 
 
 def _read(path: Path, name: str) -> Projection:
-    document, tensors = read_tensors(path)
-    if document["name"] != name:
-        raise ValueError("another map")
-    rows, points = tensors["rows"].numpy(), tensors["points"].numpy()
-    explained = document["explained"]
+    with safe_open(path, "numpy") as file:
+        facts = json.loads(file.metadata()["json"])
+        if facts.pop("name") != name:
+            raise ValueError("another map")
+        arrays = {each: file.get_tensor(each) for each in ("rows", "points")}
+        if facts.pop("crc") != crc32(arrays["points"], crc32(arrays["rows"])):
+            raise ValueError("a damaged map")
     path.touch()
-    return Projection(
-        document["layer"],
-        document["method"],
-        rows,
-        points,
-        None if explained is None else (explained[0], explained[1]),
-        document["n_selected"],
-        document["axes_rows"],
-    )
+    return Projection(**facts, **arrays)
 
 
 def _write(path: Path, name: str, made: Projection) -> None:
     """Save a map, and remove those that were not read for longest where all take more than the limit."""
-    given = ("layer", "method", "explained", "n_selected", "axes_rows")
-    document = {"name": name, **{each: getattr(made, each) for each in given}}
-    tensors = {"rows": torch.from_numpy(made.rows), "points": torch.from_numpy(made.points)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_tensors(path, document, tensors)
+    arrays = {"rows": np.ascontiguousarray(made.rows), "points": np.ascontiguousarray(made.points)}
+    facts = {"name": name, "crc": crc32(arrays["points"], crc32(arrays["rows"]))}
+    facts |= {each: getattr(made, each) for each in FACTS}
+    write_file(path, save(arrays, {"json": json.dumps(facts)}))
     files = sorted((each.stat().st_mtime_ns, each.stat().st_size, each) for each in path.parent.glob("*.safetensors"))
     whole = sum(size for _, size, _ in files)
     for _, size, each in files[:-1]:
@@ -228,7 +238,7 @@ def _ordered(codes: NDArray[np.int32], names: list[str]) -> tuple[NDArray[np.int
 
 def _clusters(store: Store, word: str, made: Projection) -> tuple[NDArray[np.int8], int]:
     """The sense of each row: that of `senses`, or for rows it has not sampled the nearest center's."""
-    found = senses(Selection(store, rows=made.rows), word, layer=made.layer, sample=CLUSTERED)
+    found = es.senses(Selection(store, rows=made.rows), word, layer=made.layer, sample=CLUSTERED)
     own = found.occurrences["cluster"].to_numpy()
     unit = unit_rows(found.vectors)
     centers = unit_rows(np.stack([unit[own == number].mean(0) for number in range(int(own.max()) + 1)]))

@@ -6,19 +6,20 @@ from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event, Lock
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis.neighbors.exact import Hits, exact_search
-from embstore.analysis.neighbors.space import Rows, StoreVectors
+import embstore as es
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.store.layout import resolve_layers
 from embstore_explorer.parameters import Bounds, Layers, Number, Row, Text, Where, Word
 from embstore_explorer.queries.registry import Asked, CancelledQueryError, NotFoundError
 from embstore_explorer.queries.words import described, found_rows
 from embstore_explorer.stores import Explored
+
+if TYPE_CHECKING:
+    import polars as pl
 
 MAX_LAYERS = 16
 AT_ONCE = 64  # vectors of one search
@@ -32,7 +33,7 @@ class _Waiting:
     layer: int
     vector: NDArray[np.floating]
     k: int
-    hits: Hits | None = None
+    hits: pl.DataFrame | None = None
     error: Exception | None = None
     done: Event = field(default_factory=Event)
 
@@ -49,19 +50,19 @@ class _Searches:
     waiting: dict[Hashable, list[_Waiting]] = field(default_factory=dict)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="search"))
 
-    def find(self, own: list[_Waiting], where: str | None, rows: Rows) -> list[Hits]:
+    def find(self, own: list[_Waiting], where: str | None, data: es.Selection) -> list[pl.DataFrame]:
         """Return the nearest of some rows, those of the condition `where`, of vectors at their layers."""
         for each in own:
             with self.lock:
                 self.waiting.setdefault((where, each.layer), []).append(each)
-            self.thread.submit(self._next, where, each.layer, rows)
+            self.thread.submit(self._next, where, each.layer, data)
         for each in own:
             each.done.wait()
             if each.error is not None:
                 raise each.error
         return [each.hits for each in own if each.hits is not None]
 
-    def _next(self, where: str | None, layer: int, rows: Rows) -> None:
+    def _next(self, where: str | None, layer: int, data: es.Selection) -> None:
         """Search the vectors that wait for a layer, if others have not been faster."""
         with self.lock:
             waiting = self.waiting.pop((where, layer), [])
@@ -69,14 +70,14 @@ class _Searches:
             if rest:
                 self.waiting[where, layer] = rest
         if some:
-            self._search(some, layer, rows)
+            self._search(some, layer, data)
 
-    def _search(self, some: list[_Waiting], layer: int, rows: Rows) -> None:
-        def report(done: int) -> None:
+    def _search(self, some: list[_Waiting], layer: int, data: es.Selection) -> None:
+        def report(done: int, total: int | None) -> None:
             left = 0
             for each in some:
                 try:
-                    each.asked.report(done, len(rows))
+                    each.asked.report(done, total)
                 except CancelledQueryError:
                     left += 1
             if left == len(some):
@@ -84,15 +85,14 @@ class _Searches:
 
         vectors, most = np.stack([each.vector for each in some]), max(each.k for each in some)
         try:
-            found = exact_search(
-                StoreVectors(self.one.store, layer), vectors, k=most, rows=rows, device="cpu", progress=report
-            )
+            with es.config(progress=report, device="cpu"):
+                found = es.neighbors(data, vectors=vectors, layer=layer, k=min(most, len(data)))
         except Exception as error:
             for each in some:
                 each.error = error
         else:
             for number, each in enumerate(some):
-                each.hits = Hits(found.rows[number, : each.k], found.scores[number, : each.k])
+                each.hits = found.filter(found["query"] == number).head(each.k)
         for each in some:
             each.done.set()
 
@@ -124,8 +124,8 @@ def neighbors(
     """
     one = asked.store(store)
     stored = one.store.layers
-    chosen = resolve_layers(layers or (stored[0], stored[len(stored) // 2], stored[-1]), stored)
-    chosen = tuple(dict.fromkeys(chosen))
+    given = layers or (stored[0], stored[len(stored) // 2], stored[-1])
+    chosen = tuple(dict.fromkeys(one.store.select(rows=[], layers=given).layers))
     if len(chosen) > MAX_LAYERS:
         raise InvalidValueError(f"{len(chosen)} layers are too many: give {MAX_LAYERS} at most")
     query = _query(one, row, word, text, chosen)
@@ -138,11 +138,10 @@ def neighbors(
     own = [_Waiting(asked, layer, vector, k + 1) for layer, vector in zip(chosen, query.vectors, strict=True)]
     found = []
     for layer, hits in zip(chosen, searches.find(own, where, candidates), strict=True):
-        others = (hits.rows >= 0) & (hits.rows != (-1 if row is None else row))
-        near, scores = hits.rows[others][:k], hits.scores[others][:k]
-        pairs = zip(described(one.store, near), scores.tolist(), strict=True)
+        others = hits.filter(hits["occurrence"] != (-1 if row is None else row)).head(k)
+        pairs = zip(described(one.store, others["occurrence"]), others["score"].to_list(), strict=True)
         found.append({"layer": layer, "neighbors": [{**each, "similarity": score} for each, score in pairs]})
-    data = "store" if where is None else f"store.select(where=pl.sql_expr({where!r}))"
+    data = "store" if where is None else f"store.select(where={where!r})"
     call = f"es.neighbors({data}, {query.python}, layer=layer, k={k})"
     return {
         "query": query.shown,
@@ -156,7 +155,7 @@ def _query(one: Explored, row: int | None, word: str | None, text: str | None, l
     if (row is not None) + (word is not None) + (text is not None) != 1:
         raise InvalidValueError("give one of row, word and text")
     if text is not None:
-        from embstore.analysis.neighbors.find import encode_word
+        from embstore.analysis import encode_word
 
         if not one.can_encode:
             one.encoder()  # raises why
@@ -186,12 +185,10 @@ def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> N
     return np.stack([sums[layer] for layer in layers]) / len(rows)
 
 
-def _candidates(one: Explored, where: str | None) -> Rows:
+def _candidates(one: Explored, where: str | None) -> es.Selection:
     """Return the rows that can be found: those of a condition; of an unfinished store those that are written."""
-    rows: Rows = range(one.store.n_rows) if where is None else np.asarray(found_rows(one, None, where))
-    if one.store.n_committed_rows < one.store.n_rows:
-        every = np.asarray(rows, np.int64)
-        rows = every[one.store.is_written(every)]
+    rows = one.store.select(rows=None if where is None else np.asarray(found_rows(one, None, where)))
+    rows = rows if one.store.finished else rows.written()
     if not len(rows):
         raise InvalidValueError("no occurrence can be found: choose another condition")
     return rows

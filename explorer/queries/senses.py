@@ -6,10 +6,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from embstore.analysis.scan import layer_of
-from embstore_explorer.parameters import Bounds, Layer, Number, Word, layer_named
+import embstore as es
+from embstore_explorer.parameters import Bounds, Layer, Number, Word
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.queries.words import described, found_rows
+from embstore_explorer.stores import layer_of
 
 SAMPLE = 5000  # occurrences that are clustered
 EXAMPLES, MARKERS = 5, 8
@@ -27,16 +28,14 @@ def senses(
     """Cluster the occurrences of a word, as `embstore.senses`; `rows` and `codes` say which is in which cluster."""
     one = asked.store(store)
     found_rows(one, word, None)
-    number = layer_of(one.store, layer_named(layer))
+    number = layer_of(one.store, layer)
     return dict(one.once(("senses", word, number, clusters), lambda: _senses(asked, store, word, number, clusters)))
 
 
 def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
-    from embstore.analysis.neighbors.senses import senses as clustered
-
     one = asked.store(store)
     asked.report(0, None)
-    found = clustered(one.store, word, layer=layer, n_clusters=clusters, sample=SAMPLE)
+    found = es.senses(one.store, word, layer=layer, n_clusters=clusters, sample=SAMPLE)
     asked.report(1, None)
     table = found.occurrences
     numbers = [number for number in found.frame["cluster"].to_list() if number >= 0]

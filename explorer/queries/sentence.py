@@ -6,22 +6,18 @@ import unicodedata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from embstore.analysis import SentenceAttention, sentence_attention, sentence_similarity
-from embstore.analysis.scan import layer_of
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, MissingRowsError, quoted
 from embstore.probes import EdgeProbe, StructuralProbe, load
-from embstore.probes.structure.scores import spanning_trees
-from embstore.spacing import natural, split_words
 from embstore.store import Store
 from embstore_explorer.answers import Arrays
-from embstore_explorer.parameters import Bounds, Layer, Number, Row, layer_named
+from embstore_explorer.parameters import Bounds, Layer, Number, Row
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.queries.words import columns, described
-from embstore_explorer.stores import Explored
+from embstore_explorer.stores import ATTACHED, NUMBER, Explored, layer_of, words_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -52,7 +48,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "words": words,
         "rows": rows,
         "labels": labels,
-        "text": natural(one.store.index.texts[number]),
+        "text": one.store.index.texts[number].replace(ATTACHED, ""),
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
         "attention": one.can_encode,
@@ -63,7 +59,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
 def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer = "-1") -> Arrays:
     """Return the cosine of every two stored words of a sentence: `values` float32 [n, n]."""
     one = asked.store(store)
-    number = layer_of(one.store, layer_named(layer))
+    number = layer_of(one.store, layer)
     _, stored, positions = _words(one.store, sentence)
     if len(stored) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
@@ -84,7 +80,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     own = _probe(one, probe, StructuralProbe)
     fitted = own.fitted_
     known = fitted.shape.layers
-    number = own.best_layer() if layer is None else layer_of(one.store, layer_named(layer))
+    number = own.best_layer() if layer is None else layer_of(one.store, layer)
     if number not in known or number not in one.store.layers:
         raise InvalidValueError(f"{probe} has no probe of layer {number}: it has those of {', '.join(map(str, known))}")
     if "distance" not in fitted.shape.tasks:
@@ -94,22 +90,19 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     rows, positions = stored[inside], positions[inside]
     if fitted.shape.width != one.store.hidden_size:
         raise InvalidValueError(f"{probe} reads vectors of {fitted.shape.width}, the store has {one.store.hidden_size}")
-    vectors = torch.from_numpy(one.store.vectors(rows, layers=number)[0].astype(np.float32))
-    weights = fitted.weights[known.index(number), :, 0]
-    projected = vectors @ weights[fitted.shape.tasks.index("distance")].cpu().T
-    distances = torch.cdist(projected, projected, compute_mode="donot_use_mm_for_euclid_dist").square().numpy()
+    vectors = one.store.vectors(rows, layers=number)[0].astype(np.float32)
+    weights = fitted.weights[known.index(number), :, 0].cpu().numpy()
+    projected = vectors @ weights[fitted.shape.tasks.index("distance")].T
+    distances = np.square(projected[:, None] - projected[None]).sum(2)
     allowed = ~_punctuation(one.store, rows, [words[place] for place in positions.tolist()])
-    parents = spanning_trees(distances[None], allowed[None])[0] if allowed.any() else np.full(len(rows), -1)
     depths: list[float] | None = None
     if "depth" in fitted.shape.tasks:
-        lengths = (vectors @ weights[fitted.shape.tasks.index("depth")].cpu().T).square().sum(1)
-        depths = lengths.tolist()
-    pairs = [(place, parent) for place, parent in enumerate(parents.tolist()) if parent >= 0]
+        depths = np.square(vectors @ weights[fitted.shape.tasks.index("depth")].T).sum(1).tolist()
     return {
         "layer": number,
         "layers": [each for each in known if each in one.store.layers],
         "words": [words[place] for place in positions.tolist()],
-        "edges": [[min(pair), max(pair), float(distances[pair])] for pair in pairs],
+        "edges": [[min(pair), max(pair), float(distances[pair])] for pair in _tree(distances, allowed)],
         "depths": depths,
         "python": one.python(
             f"probe = es.probes.load({str(one.probes[probe].path)!r})",
@@ -179,11 +172,11 @@ def attention(
     one = asked.store(store)
     text = one.store.index.texts[_sentence(one.store, sentence)]
     model = one.model_location()
-    if len(split_words(text)) > MAX_WORDS:
+    if len(words_of(text)) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} words: choose a shorter one")
     heads = None if head is None else [head]
     asked.report(0, 1)
-    named = layer_named(layer)
+    named = int(layer) if NUMBER.fullmatch(layer) else layer
 
     def make() -> SentenceAttention:
         return sentence_attention(text, model=model, layers=[named], heads=heads)
@@ -209,7 +202,7 @@ def _sentence(store: Store, number: int) -> int:
 
 def _words(store: Store, number: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int32]]:
     """The words of a sentence, its rows, and the position of each row's word."""
-    words = split_words(store.index.texts[_sentence(store, number)])
+    words = words_of(store.index.texts[_sentence(store, number)])
     start, stop = store.index.indptr[number : number + 2].tolist()
     rows = np.arange(start, stop)
     if not store.is_written(rows).all():
@@ -226,6 +219,21 @@ def _probe(one: Explored, name: str, kind: type[Any]) -> Any:
     if not isinstance(probe, kind):
         raise InvalidValueError(f"{name} are {probe.name} probes: choose {kind.name} ones")
     return probe
+
+
+def _tree(distances: NDArray[np.float32], allowed: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the edges (word, the word it was joined to) of a minimum spanning tree over the allowed words (Prim)."""
+    outside = allowed.copy()
+    first = int(outside.argmax())
+    nearest, joins, edges = distances[first].copy(), np.full(len(outside), first), []
+    outside[first] = False
+    while outside.any():
+        picked = int(np.where(outside, nearest, np.inf).argmin())
+        edges.append((picked, int(joins[picked])))
+        outside[picked] = False
+        closer = distances[picked] < nearest
+        nearest[closer], joins[closer] = distances[picked][closer], picked
+    return sorted(edges)
 
 
 def _punctuation(store: Store, rows: NDArray[np.int64], words: list[str]) -> NDArray[np.bool_]:

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.config import config
+import embstore as es
 from embstore.errors import InvalidValueError, quoted
-from embstore.progress import Progress
-from embstore.spacing import split_words
 from embstore.store import Selection, Store
-from embstore.vectors.linalg import unit_rows
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
-from embstore_explorer.stores import Explored
+from embstore_explorer.stores import Explored, unit_rows, words_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -96,7 +93,7 @@ def occurrences(
         "total": len(chosen),
         "columns": columns(one.store),
         "rows": described(one.store, page),
-        "python": one.python(f"{selecting(word, rows=rows)}.table()" + filtering(where)),
+        "python": one.python(f"{selecting(word, where=where, rows=rows)}.table()"),
     }
 
 
@@ -179,16 +176,15 @@ def described(store: Store, rows: ArrayLike) -> list[dict[str, Any]]:
     ]
 
 
-def selecting(word: str | None = None, *, rows: Sequence[int] | None = None) -> str:
+def selecting(word: str | None = None, *, where: str | None = None, rows: Sequence[int] | None = None) -> str:
     """Return the Python that selects the same occurrences; of many rows the first ones."""
-    given = {"words": word, "rows": None if rows is None else [*rows[:20], *([...] if rows[20:] else [])]}
+    given = {
+        "words": word,
+        "where": where,
+        "rows": None if rows is None else [*rows[:20], *([...] if rows[20:] else [])],
+    }
     shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     return f"store.select({shown})".replace("Ellipsis", "...")
-
-
-def filtering(where: str | None) -> str:
-    """Return the Python that keeps the rows of a table for which a condition is true."""
-    return "" if where is None else f".filter(pl.sql_expr({where!r}))"
 
 
 def _sorted(
@@ -261,7 +257,7 @@ def _nearby(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> t
     for number, sentence in enumerate(sentences.tolist()):
         if number % 10_000 == 0:
             asked.report(number, len(sentences))
-        tokens.extend([known[each] for each in split_words(index.texts[sentence].casefold())])
+        tokens.extend([known[each] for each in words_of(index.texts[sentence].casefold())])
         ends.append(len(tokens))
     ranks = np.empty(len(known), np.int64)
     ranks[[known[each] for each in sorted(known)]] = np.arange(len(known))
@@ -318,24 +314,20 @@ def corpus_means(asked: Asked, one: Explored) -> dict[str, Any]:
     Words in 5 sentences or more count, as in `embstore.geometry`; all words where there is none. The self-similarity is
     None where no word occurs twice.
     """
-    found: dict[str, Any] = one.saved("corpus", lambda: contextuality(one.store, asked.report)[0])
+    found: dict[str, Any] = one.saved("corpus", lambda: _corpus_means(asked, one.store))
     return found
 
 
-def contextuality(store: Store, progress: Progress) -> tuple[dict[str, Any], pl.DataFrame]:
-    """Return the self-similarity and anisotropy of a store by layer, and the frame that has them of every word."""
-    from embstore.analysis import eligible_types
-    from embstore.analysis.geometry.measure import geometry
-
-    least = 5 if len(eligible_types(store)) else 1
+def _corpus_means(asked: Asked, store: Store) -> dict[str, Any]:
+    least = 5 if len(es.analysis.eligible_types(store)) else 1
     metrics = ["selfsim", "anisotropy"]
-    with config(progress=progress):
+    with es.config(progress=asked.report):
         try:
-            frame = geometry(store, metrics=metrics, min_contexts=least)
+            frame = es.geometry(store, metrics=metrics, min_contexts=least)
         except InvalidValueError:  # no word occurs twice
-            frame = geometry(store, metrics="anisotropy")
+            frame = es.geometry(store, metrics="anisotropy")
     frame = frame.sort("layer", maintain_order=True)
     means = frame.filter(frame["item"] == "")
     by_metric = {metric: means.filter(means["metric"] == metric)["value"].to_list() for metric in metrics}
     by_metric["selfsim"] = by_metric["selfsim"] or [None] * len(store.layers)
-    return {**by_metric, "min_contexts": least}, frame
+    return {**by_metric, "min_contexts": least}

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embstore.arguments import checked
 from embstore.errors import InvalidValueError, NonFiniteError, check_choice, check_whole
-from embstore.progress import Progress, reporting
 from embstore.store import Store
-from embstore.store.storage.files import replacing
 from embstore_explorer.reports.page import page
 from embstore_explorer.reports.section import Section, Source
 from embstore_explorer.reports.sections import SECTIONS
+from embstore_explorer.stores import write_file
 
 MAX_SEED = 2**63 - 1
 
@@ -26,11 +24,10 @@ class Report:
     html: str
 
     def save(self, path: str | Path) -> None:
-        """Write the page to a .html file, atomically and durably. Raises InvalidValueError, StorageError."""
+        """Write the page to a .html file. Raises InvalidValueError, OSError."""
         if Path(path).suffix not in (".html", ".htm"):
             raise InvalidValueError(f"report {path} has no known suffix: choose .html")
-        with replacing(Path(path)) as partial:
-            partial.write_text(self.html, "utf-8")
+        write_file(Path(path), self.html.encode())
 
     def __repr__(self) -> str:
         lines = [f"{each.title}: {each.problem or each.finding}" for each in self.sections]
@@ -45,16 +42,13 @@ class Report:
         return f"<ul>{''.join(items)}</ul>"
 
 
-@checked
-def report(
-    data: Store, *, sections: str | Sequence[str] | None = None, seed: int = 0, progress: Progress = None
-) -> Report:
+def report(data: Store, *, sections: str | Sequence[str] | None = None, seed: int = 0) -> Report:
     """Describe a store and what its vectors show, as one HTML page that needs no network.
 
-    `sections`: some of contents, geometry, words, senses, hubs, similarity and probes; all by default. Each has its
+    `sections`: some of contents, geometry, words, senses, similarity and probes; all by default. Each has its
     method, numbers, limits and the Python that computes the same; one that cannot be computed says why. Stores of more
     than 250,000 rows are sampled, with `seed`; the same store and seed give the same bytes. Save it with
-    `Report.save("report.html")`. `progress(done, total)` counts sections.
+    `Report.save("report.html")`.
 
     Example::
 
@@ -70,11 +64,9 @@ def report(
         raise InvalidValueError(f"no section is chosen: name some of {', '.join(SECTIONS)}")
     source, made = Source(data, seed), []
     chosen = {name: section for name, section in SECTIONS.items() if name in names}
-    with reporting(progress, total=len(chosen), unit="sections", label="report") as done:
-        for name, (title, make) in chosen.items():
-            try:
-                made.append(make(source))
-            except (InvalidValueError, NonFiniteError) as error:
-                made.append(Section(name, title, problem=str(error)))
-            done(len(made))
+    for name, (title, make) in chosen.items():
+        try:
+            made.append(make(source))
+        except (InvalidValueError, NonFiniteError) as error:
+            made.append(Section(name, title, problem=str(error)))
     return Report(tuple(made), page(data, made, seed=seed))

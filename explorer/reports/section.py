@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from embstore.analysis.geometry.measure import geometry
+import embstore as es
 from embstore.store import Selection, Store
 
 MAX_ROWS = 250_000  # rows whose geometry is measured; larger stores are sampled by sentence
@@ -128,7 +128,7 @@ class Source:
     @cached_property
     def geometry(self) -> pl.DataFrame:
         """The table of geometry, by layer, word and sentence."""
-        return geometry(self.data, metrics=METRICS, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed)
+        return es.geometry(self.data, metrics=METRICS, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed)
 
     @property
     def geometry_code(self) -> str:

@@ -10,12 +10,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from embstore import plot
-from embstore.analysis.geometry.cka import linear_cka
-from embstore.analysis.geometry.summary import extreme_words, summarize_geometry
-from embstore.analysis.neighbors.hubness import hubness
-from embstore.analysis.neighbors.senses import Clusters, sense_support, senses
-from embstore.config import config
+from embstore import config, plot, senses
+from embstore.analysis import Clusters, extreme_words, linear_cka, sense_support, summarize_geometry
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, Training, split_words
 from embstore_explorer.reports.section import Picture, Section, Sentences, Source, Table
@@ -32,7 +28,6 @@ MIN_OCCURRENCES, POOL, TESTED, SHOWN_SENSES, SAMPLE = 30, 100, 10, 4, 150
 SUPPORTED = 0.25  # silhouettes below show no substantial structure (Kaufman & Rousseeuw 1990)
 P_VALUE, DRAWS = 0.05, 19
 EXAMPLES, MARKERS = 3, 6
-K, QUERIES, HUBS = 10, 1000, 5
 MAX_CKA_LAYERS = 13
 CLASSES, MAX_CLASSES, PROBED_WORDS, SEEDS, EPOCHS, CLEAR = 8, 60, 3000, (0, 1, 2), 10, 0.05
 
@@ -271,41 +266,6 @@ def _examples(source: Source, found: Clusters) -> list[Sentences]:
     return blocks
 
 
-def hubs(source: Source) -> Section:
-    """Vectors that are among the nearest neighbours of very many others."""
-    layers = source.some_layers
-    sample = min(QUERIES, len(source.few))
-    options = {"k": K, "sample": sample, "top": HUBS, "seed": source.seed}
-    frame = hubness(source.few, layers=layers, progress=False, **options)  # type: ignore[arg-type]
-    whole = frame.filter(frame["item"] == "").select("layer", "metric", "value", "baseline", "count")
-    top = frame.filter(frame["metric"] == "k_occurrence")
-    listed = top.select("layer", pl.col("item").alias("word"), pl.col("value").alias("in the lists of"), "occurrence")
-    texts = source.store.select(rows=listed["occurrence"].to_numpy()).table(columns=["text"])["text"]
-    skew = whole.filter(whole["metric"] == "k_skewness")
-    most = max(skew.iter_rows(named=True), key=lambda row: row["value"] or 0)
-    finding = (
-        f"The skewness of N_{K} is at most {most['value']:.1f}, at layer {most['layer']} ({most['baseline']:.1f} if "
-        "neighbours were random)."
-    )
-    return Section(
-        "hubs",
-        "Hubs",
-        finding=finding,
-        method=f"N_{K} is the number of queries that have a vector among their {K} nearest, by cosine; its skewness is "
-        "near that of random neighbours without hubs (Radovanovic et al. 2010), and antihubs, the share of vectors "
-        "that no query finds, likewise.",
-        call=f"{source.few_code}\nhubs = es.analysis.hubness(few, layers={layers}, "
-        + ", ".join(f"{name}={value}" for name, value in options.items())
-        + ")",
-        blocks=[
-            Table(whole),
-            Table(listed.drop("occurrence").with_columns(sentence=texts), "The largest hubs, with their sentences"),
-        ],
-        caveats=[*source.sampled_few, f"{sample:,} of these rows are queries; counts from so few are noisy."],
-        frames={"hubs": frame},
-    )
-
-
 def similarity(source: Source) -> Section:
     """Linear CKA between layers."""
     layers = source.store.layers
@@ -430,7 +390,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Source], Section]]] = {
     "geometry": ("Geometry by layer", geometry),
     "words": ("Most and least contextual words", words),
     "senses": ("Senses of ambiguous words", meanings),
-    "hubs": ("Hubs", hubs),
     "similarity": ("Similarity of layers", similarity),
     "probes": ("Probes", probes),
 }

@@ -45,7 +45,7 @@ def test_coordinates_are_those_of_the_singular_value_decomposition(made: Made, w
         vectors = made.vectors[number, chosen.rows].astype(np.float64)
         vectors -= vectors.mean(0)
         _, values, axes = np.linalg.svd(vectors, full_matrices=False)
-        found = project(chosen, layer=layer, sample=None)
+        found = project(chosen, layers=layer, sample=None)
         assert np.array_equal(found.rows, chosen.rows)
         own = vectors @ axes[:2].T
         np.testing.assert_allclose(found.points @ turn(found.points, own), own, atol=1e-5)
@@ -70,7 +70,7 @@ def test_a_turn_keeps_distances_and_is_the_best_one() -> None:
 
 def test_each_layer_is_turned_like_the_one_before(made: Made) -> None:
     store = made.store
-    maps = {layer: project(store, layer=layer, sample=None).points for layer in store.layers}
+    maps = {layer: project(store, layers=layer, sample=None).points for layer in store.layers}
     anchors = anchor_maps(store, np.arange(store.n_rows), store.layers[-1])  # all rows are anchors
     for before, layer in zip(store.layers, store.layers[1:], strict=False):
         np.testing.assert_allclose(turn(anchors[layer], anchors[before]), np.eye(2), atol=1e-9)
@@ -84,7 +84,7 @@ def test_a_turned_copy_of_a_layer_has_the_same_map(tmp_path: Path) -> None:
     made = make_store(tmp_path / "a.zarr", sentences=100, hidden_size=5, layers=(0, 1))
     count = made.store.n_rows
     store = rewritten(tmp_path / "b.zarr", made, np.stack([vectors[:count], other[:count]]).astype(np.float32))
-    one, two = (project(store, layer=layer, sample=None).points for layer in (0, 1))
+    one, two = (project(store, layers=layer, sample=None).points for layer in (0, 1))
     np.testing.assert_allclose(one, two, atol=1e-4)
 
 
@@ -120,7 +120,7 @@ def test_the_same_rows_are_drawn_at_every_layer_and_seeds_differ(explored: Explo
 
 def test_the_axes_of_many_rows_are_learned_from_some(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.analysis.projection.AXES_ROWS", 200)
-    found = project(made.store, layer=2, sample=None)
+    found = project(made.store, layers=2, sample=None)
     some = stretches(made.store.n_rows, 200, 0)
     vectors = made.vectors[1, some].astype(np.float64)
     axes = np.linalg.svd(vectors - vectors.mean(0))[2][:2]
@@ -133,15 +133,15 @@ def test_the_axes_of_many_rows_are_learned_from_some(made: Made, monkeypatch: py
 def test_layers_where_nothing_varies_have_a_map(tmp_path: Path) -> None:
     made = make_store(tmp_path / "a.zarr", sentences=30, hidden_size=1, layers=(0, 1))
     store = rewritten(tmp_path / "b.zarr", made, np.ones((2, made.store.n_rows, 1), np.float32))
-    found = project(store, layer=1)
+    found = project(store, layers=1)
     assert not found.points.any()
     assert found.explained == (0.0, 0.0)
-    assert project(made.store, layer=1).explained == pytest.approx((1.0, 0.0))
+    assert project(made.store, layers=1).explained == pytest.approx((1.0, 0.0))
 
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [({"sample": 2}, "sample"), ({"method": "tsne"}, "tsne"), ({"layer": 9}, "9"), ({"seed": -1}, "seed")],
+    [({"sample": 2}, "sample"), ({"method": "tsne"}, "tsne"), ({"layers": 9}, "9"), ({"seed": -1}, "seed")],
 )
 def test_wrong_arguments_are_named(made: Made, given: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidValueError, match=named):
@@ -155,7 +155,7 @@ def test_two_occurrences_have_no_map(made: Made) -> None:
 
 def test_a_second_answer_is_read_from_the_cache(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ask(explored, layer=2, sample=60)
-    monkeypatch.setattr(map_query, "project", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(map_query, "_computed", lambda *_, **__: pytest.fail("computed again"))
     again = ask(Explored(explored.store), layer=2, sample=60)
     for name in ("row", "x", "y"):
         np.testing.assert_array_equal(first.arrays[name], again.arrays[name])
@@ -341,9 +341,9 @@ def test_umap_begins_with_the_principal_components(explored: Explored, monkeypat
     assert found.data["explained"] is None
     assert "not distances" in found.data["note"]
     assert any(done and done <= (total or 0) for done, total in seen)
-    again = project(explored.store, layer=2, method="umap")
+    again = project(explored.store, layers=2, method="umap")
     np.testing.assert_array_equal(again.points[:, 0], found.arrays["x"])
-    pca = project(explored.store, layer=2, method="pca").points
+    pca = project(explored.store, layers=2, method="pca").points
     np.testing.assert_allclose(turn(again.points, pca), np.eye(2), atol=1e-4)
     with pytest.raises(CancelledQueryError):
         answer([explored], "map", {"layer": 5, "method": "umap"}, cancelled=lambda: True)

@@ -240,15 +240,15 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
 ) -> None:
     monkeypatch.setattr(neighbors_module, "AT_ONCE", 4)
     sizes: list[int] = []
-    search = neighbors_module.exact_search
+    search = es.neighbors
 
-    def counted(vectors: Any, queries: Any, **options: Any) -> Any:
-        sizes.append(len(queries))
-        return search(vectors, queries, **options)
+    def counted(data: Any, *, vectors: Any, **options: Any) -> Any:
+        sizes.append(len(vectors))
+        return search(data, vectors=vectors, **options)
 
     params = [{"row": row, "k": 3 + row % 4} for row in range(30)]
     alone = [run(one, "neighbors", **each) for each in params]
-    monkeypatch.setattr(neighbors_module, "exact_search", counted)
+    monkeypatch.setattr(neighbors_module.es, "neighbors", counted)
     searches = one[0].once("searches", lambda: pytest.fail("there are searches"))
     with ThreadPoolExecutor(30) as pool:
         gate = Event()
@@ -268,7 +268,7 @@ def test_an_error_of_a_search_is_that_of_all_who_share_it(one: list[Explored], m
     def broken(*arguments: object, **options: object) -> None:
         raise es.errors.StoreDamagedError("the file is gone")
 
-    monkeypatch.setattr(neighbors_module, "exact_search", broken)
+    monkeypatch.setattr(neighbors_module.es, "neighbors", broken)
     for _ in range(2):
         with pytest.raises(es.errors.StoreDamagedError, match="the file is gone"):
             answer(one, "neighbors", {"row": 1})
@@ -426,7 +426,7 @@ def test_a_layer_is_a_number_or_a_name(one: list[Explored], monkeypatch: pytest.
         last = answer(one, name, {**given, "layer": "last"})
         assert (last if name == "senses" else last.data)["layer"] == 5
         for wrong in ("--2", "0,2", "all"):
-            with pytest.raises(InvalidValueError, match=f"layer '{wrong}' is not stored"):
+            with pytest.raises(InvalidValueError, match=f"layer '{wrong}' is not"):
                 answer(one, name, {**given, "layer": wrong})
     asked: list[object] = []
 

@@ -132,11 +132,7 @@ def _plain(found: Any) -> Any:
 
 
 def report(store: es.Store) -> Any:
-    return [
-        each.frame
-        for each in report_of(store, sections=["geometry"], progress=False).sections
-        if hasattr(each, "frame")
-    ]
+    return [each.frame for each in report_of(store, sections=["geometry"]).sections if hasattr(each, "frame")]
 
 
 QUERIES: dict[str, Callable[[es.Store], Any]] = {
