@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import embstore as es
 import embstore_cli.options as opt
@@ -12,69 +12,34 @@ from embstore_cli.output import Drawing, print_table
 if TYPE_CHECKING:
     import polars as pl
 
-SETTINGS = {
-    "statistics": tuple[str, ...],
-    "heads": tuple[int, ...],
-    "n_sentences": int | None,
-    "max_length": int,
-    "seed": int,
-    "threads": int,
-    "batch_subwords": int,
-    "arrangement": Literal["padded", "packed"],
-}
-COMPARISON = ("n_sentences", "max_length", "seed", "threads", "batch_subwords")
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
-SHOWN_RELATIONS = 20
+SHOWN_RELATIONS = 20  # the most frequent ones
 
 
 def attention(
     corpus: Annotated[Path, opt.argument("CORPUS", "The sentences, in any format of extract, or a store.")],
     *,
     model: opt.Model,
-    other: Annotated[
-        str | None, opt.option("MODEL", "Compare with this model of the same shape and tokenizer instead.")
-    ] = None,
     layers: opt.Layers = "all",
-    device: opt.Device = "auto",
-    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
+    settings: Annotated[
+        dict[str, Any], opt.Config(lambda: es.attention, "statistics", "n_sentences", "max_length", "seed")
+    ],
     output: Drawing,
 ) -> None:
     """Measure the attention of every head over a corpus.
 
     Shares by kind of subword, entropy, distances between heads and relations (Clark et al. 2019), patterns (Kovaleva
     et al. 2019), trees (Htut et al. 2019). CoNLL-U files have relations and trees, edge probing files coreference.
-    Layer l is the attention of block l, from 1; heads count from 0. With --other, the cosine of each head's weights
-    in both models (Zhao et al. 2020, Figure 7).
+    Layer l is the attention of block l, from 1; heads count from 0.
     """
-    chosen = settings
-    if layers != "all":
-        chosen["layers"] = opt.layers_of(layers)
     path = str(corpus).partition("#")[0].rstrip("/")
     source: Any = es.open(str(corpus)) if path.endswith((".zarr", ".h5", ".json")) else corpus
-    if other is not None:
-        _compare(source, model, other, chosen, device, output)
-        return
-    result = es.attention(source, model=model, device=device, **chosen)
+    result = es.attention(source, model=model, layers=opt.layers_of(layers), **settings)
     output.draw(
         lambda: es.plot.attention_figure(result.frame, title=f"{result.model}, {result.n_sentences:,} sentences")
     )
     if output.deliver(result.frame):
         _print(result)
-
-
-def _compare(corpus: Any, model: str, other: str, settings: dict[str, Any], device: str, output: Drawing) -> None:
-    table = es.analysis.attention_similarity(corpus, model_a=model, model_b=other, device=device, **settings)
-    names = " and ".join(Path(name).name for name in (model, other))
-    output.draw(lambda: es.plot.attention_heatmap(table, title=f"Self-attention weights: {names}"))
-    if not output.deliver(table):
-        return
-    rows = []
-    for (layer,), part in table.group_by("layer", maintain_order=True):
-        values = part.sort("value")
-        shown = {"layer": str(layer), "mean": float(values["value"].to_numpy().mean())}
-        extremes = {"least": values["value"][0], "of head": str(values["head"][0]), "most": values["value"][-1]}
-        rows.append(shown | extremes)
-    print_table(rows, title="cosine of self-attention weights over heads", right=("layer", "of head"))
 
 
 def _print(result: es.analysis.Attention) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import check_whole
 from embstore_cli.output import Drawing, print_notes, print_table
 
 if TYPE_CHECKING:
@@ -27,19 +23,7 @@ TITLES = {
     "effective_rank": "effective rank",
     "top_component": "share of the top component",
 }
-SETTINGS = {
-    "top": int,
-    "baseline": Literal["exact", "sample"],
-    "sample": int,
-    "resamples": int,
-    "seed": int,
-    "precision": Literal["float32", "float64"],
-    "memory": str,
-    "cluster": str,
-    "workers": int,
-    "words_only": bool,
-}
-CKA = {"device": str, "precision": Literal["float32", "float64"], "memory": str}
+SHOWN_WORDS = 5  # at each end, of the last layer
 
 
 def geometry(
@@ -48,40 +32,32 @@ def geometry(
     metrics: Annotated[str, opt.option("LIST", f"all, or some of {', '.join(TITLES)}.", show_default=False)] = PAPER,
     layers: opt.Layers = "all",
     min_contexts: opt.MinContexts = 5,
-    centered: Annotated[
-        bool, typer.Option("--centered", help="Subtract the mean before MEV, for words and baseline alike.")
-    ] = False,
-    device: opt.Device = "cpu",
-    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
+    settings: Annotated[
+        dict[str, Any],
+        opt.Config(lambda: es.geometry, "words_only", "centered", "baseline", "seed", "precision"),
+    ],
     output: Drawing,
 ) -> None:
     """Measure how contextual each layer's vectors are.
 
     Self-similarity, intra-sentence similarity, maximum explainable variance and anisotropy (Ethayarajh 2019), with
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
-    --set top=N shows the N most and the N least context-specific words; words_only=true leaves punctuation out.
     """
-    paths = _names(stores)
-    chosen = settings
     names = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
-    top = chosen.pop("top", 5)
-    resampling = {"resamples": chosen.pop("resamples", 1000), "seed": chosen.get("seed", 0)}
-    check_whole("resamples", resampling["resamples"], 1, 10**6)
-    executor = opt.executor_of(chosen.pop("cluster", None), chosen.pop("workers", None))
-    options: dict[str, Any] = {"executor": executor, "metrics": names, "device": device, **chosen}
-    options |= {"min_contexts": min_contexts, "centered": centered}
-    tables: dict[str, pl.DataFrame] = {}
-    with executor or nullcontext():
-        for name, path in paths.items():
-            opened = es.open(path)
-            tables[name] = es.geometry(opened, layers=opt.layers_of(layers), **options)
-    summaries = {name: es.analysis.summarize_geometry(table, **resampling) for name, table in tables.items()}
+    options: dict[str, Any] = {"metrics": names, "min_contexts": min_contexts, **settings}
+    tables = {
+        name: es.geometry(es.open(path), layers=opt.layers_of(layers), **options)
+        for name, path in _names(stores).items()
+    }
+    summaries = {
+        name: es.analysis.summarize_geometry(table, seed=settings.get("seed", 0)) for name, table in tables.items()
+    }
     output.draw(lambda: es.plot.geometry_figure(summaries))
     if output.deliver(_concatenated(tables)):
         for name, summary in summaries.items():
             if len(summaries) > 1:
                 print(f"{name}\n{'=' * len(name)}\n")
-            _print(tables[name], summary, top)
+            _print(tables[name], summary)
 
 
 def _names(stores: list[str]) -> dict[str, str]:
@@ -100,26 +76,19 @@ def _concatenated(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
     return pl.concat([table.select(pl.lit(name).alias("store"), pl.all()) for name, table in tables.items()])
 
 
-def _print(table: pl.DataFrame, summary: pl.DataFrame, top: int) -> None:
+def _print(table: pl.DataFrame, summary: pl.DataFrame) -> None:
     """Print the means of a store by metric and layer, then its extreme words."""
     for metric, text in TITLES.items():
         rows = [_row(row) for row in summary.to_dicts() if row["metric"] == metric]
         if rows:
             print_table(rows, title=text)
             print()
-    if top and "selfsim" in summary["metric"]:
-        _print_words(table, "selfsim", top, end="context-specific", value="self-similarity")
+    if "selfsim" in summary["metric"]:
+        words = es.analysis.extreme_words(table, count=SHOWN_WORDS)
+        names = {"end": "context-specific", "item": "word", "count": "occurrences", "value": "self-similarity"}
+        rows = words.select(*names).rename(names).to_dicts()
+        print_table(rows, title=f"the most and the least context-specific words of layer {words['layer'][0]}")
         print()
-
-
-def _print_words(table: pl.DataFrame, metric: str, top: int, *, end: str, value: str) -> None:
-    """Print the words with the lowest and with the highest values of the last layer."""
-    words = es.analysis.extreme_words(table, metric=metric, count=top)
-    rows = [
-        {end: row["end"], "word": row["item"], "occurrences": row["count"], value: row["value"]}
-        for row in words.to_dicts()
-    ]
-    print_table(rows, title=f"the most and the least {end} words of layer {words['layer'][0]}")
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -136,19 +105,18 @@ def cka(
     other: Annotated[str | None, opt.argument("STORE", "Another store of the same occurrences.")] = None,
     *,
     layers: opt.Layers = "all",
-    settings: Annotated[dict[str, Any], opt.Config(lambda: CKA)],
     output: Drawing,
 ) -> None:
     """Compare the layers of one or two stores by linear CKA.
 
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
-    chosen = settings | {"layers": opt.layers_of(layers)}
-    stores, (left, right) = [es.open(store)], ("", "")
+    chosen, (left, right) = opt.layers_of(layers), ("", "")
+    stores = [es.open(store)]
     if other is not None:
-        (left, right), chosen["other_layers"] = _names([store, other]), chosen["layers"]
+        left, right = _names([store, other])
         stores.append(es.open(other))
-    table = es.analysis.linear_cka(*stores, **chosen)
+    table = es.analysis.linear_cka(*stores, layers=chosen, other_layers=None if other is None else chosen)
     output.draw(lambda: es.plot.cka_map(table, names=(left, right)))
     if output.deliver(table):
         rows: dict[int, dict[str, Any]] = {}

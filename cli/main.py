@@ -105,7 +105,7 @@ COMMANDS = (
     Entry("knn", "neighbors.knn", MEASURES, "knn semcor.zarr --label class --train train.tsv --test test.tsv"),
     Entry("hubness", "neighbors.hubness", MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10"),
     Entry("index", "index.index", MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall"),
-    Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layer 1 --min-contexts 5"),
+    Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),

@@ -27,7 +27,7 @@ MATCHES = (
     "layer",
     "search",
 )  # columns that describe a match, not an occurrence
-SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": int, "map": Literal["pca", "umap"]}
+SENSES = {"min_size": int, "n_components": int, "sample": int | None, "seed": int}
 METRICS = Literal["cosine", "ip", "l2"]
 HUBNESS = {"metric": METRICS, "n_components": int, "sample": int, "top": int, "seed": int}
 LABEL = {
@@ -220,7 +220,6 @@ def senses(
     Prints each cluster with the sentences nearest its center. --out has every occurrence with its cluster.
     """
     chosen = settings
-    drawing = {"method": chosen.pop("map", "pca"), "seed": chosen.get("seed", 0)}
     opened = es.open(store)
     found = es.senses(
         opened,
@@ -233,7 +232,7 @@ def senses(
         **chosen,
     )
     Output(output.out).deliver(found.occurrences)
-    output.draw(lambda: es.plot.cluster_map(found, **drawing))
+    output.draw(lambda: es.plot.cluster_map(found))
     if output.as_json:
         print_json(_clusters_as_json(found, most))
     else:

@@ -11,7 +11,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore_cli.output import Drawing, Output, counted, print_concordance, print_json
+from embstore_cli.output import Output, counted, print_concordance, print_json
 
 if TYPE_CHECKING:
     from embstore.store import VerifyReport
@@ -124,23 +124,13 @@ def lookup(
     where: Annotated[
         str | None, opt.option("SQL", "Only occurrences for which this is true, such as \"upos = 'VERB'\".")
     ] = None,
-    attention: Annotated[
-        str | None, opt.option("MODEL", "With --plot: draw this model's attention in the sentence instead.")
-    ] = None,
-    output: Drawing,
+    output: Output,
 ) -> None:
-    """Show a word's occurrences in their sentences.
-
-    --plot draws how similar the words of the first occurrence's sentence are to each other at each layer; --where
-    "occurrence = N" chooses the one in row N.
-    """
+    """Show a word's occurrences in their sentences."""
     opened = es.open(store)
     found = opened.select(words=word, where=where)
-    if output.plot is not None and not len(found):
-        raise InvalidValueError(f"--plot {output.plot}: no occurrence of {word!r} is left by --where {where}")
     if output.out is not None:
         Output(output.out).deliver(found.table())
-    output.draw(lambda: _sentence_figure(opened, int(found.rows[0]), attention))
     most = most or (len(found) if output.as_json else SHOWN)
     some = opened.select(rows=found.rows[:most])
     shown = some.to_dicts()
@@ -150,16 +140,6 @@ def lookup(
     print_concordance(shown, some.concordance(), title=f"{word}: {counted(len(found), 'occurrence')}")
     if len(found) > len(shown):
         print(f"... {len(found) - len(shown):,} more: see --most")
-
-
-def _sentence_figure(store: es.Store, row: int, attention: str | None, **look: Any) -> Any:
-    """Return a figure of the similarities, or of a model's attention, in the sentence of the occurrence in a row."""
-    sentence = int(store.index.sentence[row])
-    text = store.index.texts[sentence]
-    if attention is not None:
-        return es.plot.sentence_figure(es.analysis.sentence_attention(text, model=attention))
-    similarity = es.analysis.sentence_similarity(store, sentence=sentence)
-    return es.plot.similarity_heatmap(similarity, title=text if len(text) <= 80 else text[:79] + "…")
 
 
 def export(

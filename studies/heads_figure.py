@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, draw_grid, drawn, floats, grid, literal, panels, style
+from embstore.plot.drawing import PALETTE, draw_grid, floats, grid, literal, panels, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,7 +20,6 @@ COLUMNS = {
 }
 
 
-@drawn
 def heads_figure(
     *,
     disabled: pl.DataFrame | None = None,

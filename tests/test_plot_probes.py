@@ -15,7 +15,6 @@ import pytest
 from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
 from embstore.plot.maps import principal_plane
-from embstore.probes import RecoveredTree
 from tests.drawn import svg_texts
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -180,116 +179,17 @@ def test_scores_of_structural_probes_have_a_panel_a_metric() -> None:
         plot.structure_figure(frame(rows).head(0))
 
 
-def test_a_recovered_tree_is_drawn_below_the_gold_one() -> None:
-    gold, found = frozenset({(0, 1), (1, 2), (2, 3)}), frozenset({(0, 1), (1, 2), (1, 3)})
-    words, punctuation = ("The", "$chef", "made", "pizza", "."), np.array([False] * 4 + [True])
-    tree = RecoveredTree(words, punctuation, gold, found, 2, 1, np.zeros((5, 5), np.float32), 7)
-    axis = plot.tree_figure(tree).axes[0]
-    assert texts(axis)[:5] == ["The", r"\$chef", "made", "pizza", "."]
-    assert axis.get_title() == "2 of 3 edges found at layer 7"
-    arcs = [line for line in axis.lines if len(line.get_xdata()) > 2]
-    drawn = [(line.get_color(), bool(np.mean(line.get_ydata()) > 0)) for line in arcs]
-    assert sorted(drawn) == sorted(
-        [(RIGHT, True), (RIGHT, True), (WRONG, True), (RIGHT, False), (RIGHT, False), (WRONG, False)]
-    )
-    middle = [text.get_position()[0] for text in axis.texts[:4]]
-    for line in arcs:
-        edge = tuple(int(np.abs(np.array(middle) - end).argmin()) for end in sorted(line.get_xdata()[[0, -1]]))
-        assert edge in (gold if np.mean(line.get_ydata()) > 0 else found)
-        assert (line.get_color() == RIGHT) == (edge in gold & found)
-
-
-def test_columns_of_divergences_do_not_overlap_on_paper() -> None:
-    figure = plot.edge_summary(edge_frame(), style="paper")
-    figure.draw_without_rendering()
-    [axis] = figure.axes
-    boxes = {text.get_text(): text.get_window_extent() for text in axis.texts if text.get_text() in ("K(s)", "K(Δ)")}
-    assert axis.bbox.x1 < boxes["K(s)"].x0 < boxes["K(s)"].x1 < boxes["K(Δ)"].x0
-
-
-def test_large_panels_with_legends_have_two_columns_on_paper() -> None:
-    metrics = ("share", "distance", "pattern", "importance", "uuas")
-    rows = [(metric, 1, 0, "self", 1, 0.5, 0.1) for metric in metrics]
-    columns = ["metric", "layer", "head", "item", "offset", "value", "baseline"]
-    made = pl.DataFrame(rows, schema=columns, orient="row")
-    assert plot.attention_figure(made, style="paper").get_size_inches()[0] == pytest.approx(6.9)
-    few = plot.attention_figure(made.filter(pl.col("metric") == "share"), style="paper")
-    assert few.get_size_inches()[0] == pytest.approx(3.35)
-    alone = made.filter(pl.col("metric") == "share").with_columns(item=pl.lit("sep_to_sep"))
-    [axis] = plot.attention_figure(alone).axes
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == ["sep_to_sep"]
-
-
-@pytest.mark.parametrize("style", [None, "paper", "talk"])
 @pytest.mark.quick(1)
-def test_legends_of_attention_do_not_lie_on_the_label_of_the_axis(style: str | None) -> None:
+def test_legends_of_attention_do_not_lie_on_the_label_of_the_axis() -> None:
     items = {"share": "self", "entropy": "all", "distance": "", "pattern": "vertical", "uuas": ""}
     rows = [(metric, layer, 0, item, 1, 0.5, 0.1) for metric, item in items.items() for layer in (1, 2)]
     columns = ["metric", "layer", "head", "item", "offset", "value", "baseline"]
-    figure = plot.attention_figure(pl.DataFrame(rows, schema=columns, orient="row"), style=style)
+    figure = plot.attention_figure(pl.DataFrame(rows, schema=columns, orient="row"))
     figure.draw_without_rendering()
     below = [axis for axis in figure.axes if axis.get_xlabel() == "layer" and axis.get_legend()]
     assert len(below) >= 2
     for axis in below:
         assert axis.get_legend().get_window_extent().y1 <= axis.xaxis.label.get_window_extent().y0
-
-
-def test_attention_of_a_sentence_fits_a_column() -> None:
-    values = np.full((3, 12, 4, 4), 0.25)
-    sentence = SimpleNamespace(subwords=("a", "b", "c", "d"), layers=(0, 1, 2), heads=tuple(range(12)), values=values)
-    figure = plot.sentence_figure(sentence, style="paper")  # type: ignore[arg-type]
-    figure.draw_without_rendering()
-    assert figure.get_tightbbox().width <= figure.get_size_inches()[0]
-
-
-def test_a_line_of_attention_has_the_color_of_the_head_that_attends_most() -> None:
-    values = np.zeros((1, 2, 2, 2))
-    values[0, :, 0, 1] = (0.9, 0.5)
-    values[0, :, 1, 0] = (0.1, 0.3)
-    values[0, :, 1, 1] = 0.01
-    sentence = SimpleNamespace(subwords=("a", "b"), layers=(1,), heads=(0, 1), values=values)
-    [axis] = plot.sentence_figure(sentence).axes  # type: ignore[arg-type]
-    [lines] = axis.collections
-    assert [np.asarray(line).tolist() for line in lines.get_segments()] == [[[0, 1], [1, 0]], [[0, 0], [1, 1]]]
-    np.testing.assert_allclose(
-        lines.get_colors(), [(*plot.colormap("tab20")(1)[:3], 0.3), (*plot.colormap("tab20")(0)[:3], 0.9)]
-    )
-
-
-@pytest.mark.slow
-def test_long_sentences_have_upright_words_and_a_tree_of_a_page() -> None:
-    words = tuple(f"word{number}" for number in range(60))
-    edges = frozenset((number, number + 1) for number in range(59))
-    tree = RecoveredTree(words, np.zeros(60, bool), edges, edges, 0, 0, np.zeros((60, 60), np.float32), 2)
-    figure = plot.tree_figure(tree)
-    assert figure.get_size_inches()[0] <= 10
-    assert {text.get_rotation() for text in figure.axes[0].texts[:60]} == {90}
-    assert plot.tree_figure(tree, style="paper").get_size_inches()[0] == pytest.approx(6.9)
-
-
-def test_a_figure_has_the_title_size_and_style_that_are_given() -> None:
-    rows = [{"layer": layer, "value": 0.1 * layer} for layer in range(3)]
-    draw = partial(plot.probe_scores, frame(rows))
-    plain, paper, talk = draw(), draw(style="paper"), draw(style="talk", title="$A")
-    assert [each.get_size_inches()[0] for each in (plain, paper, talk)] == pytest.approx([5.6, 3.35, 10])
-    sizes = [
-        (each.axes[0].xaxis.label.get_fontsize(), each.axes[0].lines[0].get_linewidth())
-        for each in (plain, paper, talk)
-    ]
-    assert sizes[1] == pytest.approx([0.78 * each for each in sizes[0]])
-    assert sizes[2] == pytest.approx([1.5 * each for each in sizes[0]])
-    assert talk.axes[0].get_title() == r"\$A"
-    assert draw(size=(4, 2)).get_size_inches().tolist() == [4, 2]
-    assert plot.edge_summary(edge_frame(), title="own").axes[0].get_title() == "own"
-    assert (
-        plot.structure_figure(
-            frame([row | {"metric": m} for m in ("uuas", "nspr") for row in rows]), title="own"
-        )._suptitle.get_text()
-        == "own"
-    )  # type: ignore[attr-defined]
-    for wrong in ({"style": "poster"}, {"size": (0, 4)}, {"size": "big"}, {"title": 3}):
-        with pytest.raises(InvalidValueError, match=next(iter(wrong))):
-            draw(**wrong)
 
 
 def test_a_figure_of_a_page_has_the_colors_of_the_page() -> None:
@@ -324,9 +224,9 @@ ASIDE = ("sense_map",)  # need more than one argument
 
 @pytest.mark.parametrize("value", [None, 3, "x", [], object(), pl.DataFrame()])
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
-    drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|curve|scores|lengths|plane)$")
+    drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|scores|lengths)$")
     named = [name for name in plot.__all__ if drawn.match(name)]
-    assert len(named) == 17
+    assert len(named) == 12
     calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
     calls += [partial(plot.sense_map, layers=[0])]
     calls += [partial(plot.save, path=tmp_path / "a.png")]

@@ -1,11 +1,8 @@
 from .attention import attention_figure as attention_figure
-from .attention import sentence_figure as sentence_figure
 from .curves import code_lengths as code_lengths
 from .curves import geometry_figure as geometry_figure
 from .curves import probe_scores as probe_scores
-from .curves import recall_curve as recall_curve
 from .curves import structure_figure as structure_figure
-from .drawing import MARKERS as MARKERS
 from .drawing import PALETTE as PALETTE
 from .drawing import colormap as colormap
 from .drawing import save as save
@@ -19,5 +16,3 @@ from .maps import attention_heatmap as attention_heatmap
 from .maps import cka_map as cka_map
 from .maps import cluster_map as cluster_map
 from .maps import sense_map as sense_map
-from .maps import similarity_heatmap as similarity_heatmap
-from .trees import tree_figure as tree_figure

@@ -1,4 +1,4 @@
-"""Figures of attention: where it goes by layer, heads in the plane, relations and trees, and one sentence."""
+"""Figures of attention: where it goes by layer, heads in the plane, relations and trees."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, check_columns
 from embstore.plot.drawing import (
     PALETTE,
-    check_drawable,
     colormap,
     draw_grid,
-    drawn,
     floats,
     grid,
     literal,
     look,
-    on_paper,
     panels,
     style,
 )
@@ -28,14 +25,10 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-    from embstore.analysis.attention.measure import SentenceAttention
-
 SHOWN_RELATIONS = 14
-LEAST_WEIGHT = 0.04  # lines of less attention are not drawn
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
 
 
-@drawn
 def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw what `attention` measured: a panel for each metric of its frame.
 
@@ -196,47 +189,3 @@ PANELS: dict[str, Callable[[Any, Any], None]] = {
     "uuas": _draw_by_head("uuas", "Trees: edges found (UUAS)"),
     "coreference": _draw_by_head("coreference", "Coreference: antecedents found"),
 }
-
-
-@drawn
-def sentence_figure(attention: SentenceAttention) -> Figure:
-    """Draw the attention of a sentence: lines from each subword to those it attends to, a panel for each layer.
-
-    A line has the color of the head that attends most; the stronger it is, the more attention.
-    """
-    check_drawable(attention, ("subwords", "layers", "heads", "values"), "what sentence_attention returns")
-    subwords = [literal(each) for each in attention.subwords]
-    length, n_heads = len(subwords), len(attention.heads)
-    size = (2.9, max(1.8, 0.19 * length + 0.5))
-    figure, axes = panels(len(attention.layers), columns=4, size=size, margin=(0.3, 0.6))
-    from matplotlib.collections import LineCollection
-    from matplotlib.lines import Line2D
-
-    colors = [colormap("tab20")(number % 20) for number in range(n_heads)]
-    fontsize = 8 if length <= 40 else 5
-    for number, axis in enumerate(axes.flat[: len(attention.layers)]):
-        most = attention.values[number].max(0)
-        pairs = sorted(np.argwhere(most >= LEAST_WEIGHT).tolist(), key=lambda pair: float(most[tuple(pair)]))
-        lines = [[(0, query), (1, key)] for query, key in pairs]
-        heads = attention.values[number].argmax(0)
-        strengths = [(*colors[heads[query, key]][:3], float(most[query, key])) for query, key in pairs]
-        axis.add_collection(LineCollection(lines, colors=strengths, linewidths=1.1))
-        for place, text in enumerate(subwords):
-            axis.text(-0.04, place, text, ha="right", va="center", fontsize=fontsize)
-            axis.text(1.04, place, text, ha="left", va="center", fontsize=fontsize)
-        axis.set(xlim=(-0.75, 1.75), ylim=(length - 0.4, -0.6), xticks=[], yticks=[])
-        axis.set_title(f"layer {attention.layers[number]}", fontsize=10)
-        axis.spines[:].set_visible(False)
-    figure.suptitle("Attention from each subword (left) to others (right)", fontsize=12)
-    named = zip(attention.heads, colors, strict=True)
-    handles = [Line2D([], [], color=color, linewidth=3, label=str(head)) for head, color in named]
-    columns = min(n_heads, 4 if on_paper() else 12)
-    figure.legend(
-        handles=handles,
-        title="the head that attends most",
-        loc="outside lower center",
-        ncols=columns,
-        frameon=False,
-        fontsize=8,
-    )
-    return figure  # type: ignore[no-any-return]

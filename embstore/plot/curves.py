@@ -1,4 +1,4 @@
-"""Figures of lines: geometry and the scores of probes by layer, and recall by speed."""
+"""Figures of lines: geometry and the scores of probes by layer."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import numpy as np
 
 from embstore.errors import InvalidValueError, check_choice, check_columns
 from embstore.plot.drawing import (
-    GRID,
     add_legend,
     check_drawable,
     choose_split,
     draw_line,
-    drawn,
     floats,
     literal,
-    look,
     panels,
     style,
     subplots,
@@ -48,7 +45,6 @@ STRUCTURE_PANELS = {
 }
 
 
-@drawn
 def geometry_figure(
     frames: Mapping[str, pl.DataFrame], *, published: Mapping[str, pl.DataFrame] | None = None
 ) -> Figure:
@@ -83,40 +79,6 @@ def geometry_figure(
     return figure  # type: ignore[no-any-return]
 
 
-@drawn
-def recall_curve(frames: Mapping[str, pl.DataFrame]) -> Figure:
-    """Draw recall against queries per second from `measure_recall`, a line for each index; exact search is dashed.
-
-    At each point is the number of its setting, which the legend names.
-    """
-    check_drawable(frames, ("items",), "frames of measure_recall by the name of the index")
-    figure, axes = subplots(figsize=(5.6, 3.8))
-    axis = axes[0, 0]
-    exact = []
-    for number, (name, frame) in enumerate(frames.items()):
-        check_columns(frame, ("setting", "recall", "queries_per_second"), f"the frame of {name}")
-        settings = frame.filter(frame["setting"] != "exact search").sort("recall")
-        rates, recalls = floats(settings, "queries_per_second"), floats(settings, "recall")
-        option = next(iter(settings["setting"].str.extract_all(r"\w+=").list.join(" ")), "").replace("=", "")
-        label = literal(f"{name} ({option})" if option else name)
-        axis.plot(recalls, rates, markersize=4.5, linewidth=1.6, label=label, **look(number))
-        note = {"xytext": (4, 4), "textcoords": "offset points", "fontsize": 7, "color": look(number)["color"]}
-        for given, recall, rate in zip(settings["setting"].str.replace_all(r"\w+=", ""), recalls, rates, strict=True):
-            axis.annotate(given, (recall, rate), **note)
-        exact += frame.filter(frame["setting"] == "exact search")["queries_per_second"].to_list()
-    if exact:
-        axis.axhline(float(np.median(exact)), color="#555555", linestyle="--", linewidth=1, label="exact search")
-    style(
-        axis, title="Approximate search: speed by recall", x="recall of the nearest neighbors", y="queries per second"
-    )
-    axis.xaxis.get_major_locator().set_params(integer=False)
-    axis.set_yscale("log")
-    axis.grid(color=GRID)
-    add_legend(figure, axes)
-    return figure  # type: ignore[no-any-return]
-
-
-@drawn
 def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None = None) -> Figure:
     """Draw the score of class probes by layer, a line for each store, from `ProbeResult.summary()`.
 
@@ -149,7 +111,6 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     return figure  # type: ignore[no-any-return]
 
 
-@drawn
 def code_lengths(summary: pl.DataFrame) -> Figure:
     """Draw the code length of each layer (Voita & Titov 2020), a panel for each task, from `ProbeResult.summary()`.
 
@@ -177,7 +138,6 @@ def code_lengths(summary: pl.DataFrame) -> Figure:
     return figure  # type: ignore[no-any-return]
 
 
-@drawn
 def structure_figure(summary: pl.DataFrame, *, split: str | None = None) -> Figure:
     """Draw the scores of structural probes by layer, from `ProbeResult.summary()`.
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from contextvars import ContextVar
-from functools import wraps
-from inspect import Parameter, signature
+from collections.abc import Iterable, Sequence
 from math import ceil
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,151 +24,9 @@ SUFFIXES = (".png", ".svg", ".pdf")
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "*")
 GRID = "#eeeeee"
-
-
-# Style -> width of a figure in inches, and how many times the size of text and lines: a column of a paper, a slide.
-STYLES: dict[str, tuple[float, float]] = {"paper": (3.35, 0.78), "talk": (10.0, 1.5)}
-TWO_COLUMNS = 6.9  # inches: the width on paper of a figure that is a sentence, or large panels
-LARGE_PANEL = 4.0  # inches
-MANY_TICKS, FEW_TICKS = 13, 7  # labels that fit below a panel, and on paper; the size of more follows their panel
-LETTER = 0.55  # the mean width of a letter, in sizes of its text
+MAX_TICKS = 13  # labels that fit below a panel
 LEGEND = 10  # points: the size of the text of a legend
-HANDLE = 6  # letters: the line of an entry of a legend, and the space around it
 Grid = tuple[list[int], list[int], NDArray[np.float64]]
-_style: ContextVar[str | None] = ContextVar("style", default=None)
-
-
-def drawn(function: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Give a function that makes a figure the keywords `title`, `size` and `style`.
-
-    `title` replaces the title. `size`: width and height in inches. `style`: "paper", as wide as a column (two columns
-    for a sentence and for large panels), or "talk", as large as a slide; text and lines have the size that fits.
-    """
-    own = signature(function).parameters
-
-    @wraps(function)
-    def call(
-        *arguments: Any,
-        title: str | None = None,
-        size: tuple[float, float] | None = None,
-        style: str | None = None,
-        **named: Any,
-    ) -> Figure:
-        if style is not None:
-            check_choice("style", style, STYLES)
-        if title is not None and not isinstance(title, str):
-            raise InvalidValueError(f"title {quoted(title)} is not allowed: give a text")
-        if size is not None and not _is_size(size):
-            raise InvalidValueError(f"size {quoted(size)} is not allowed: give width and height in inches, such as 6x4")
-        if title is not None and "title" in own:
-            named["title"] = title
-        token = _style.set(style)
-        try:
-            figure = function(*arguments, **named)
-        finally:
-            _style.reset(token)
-        if title is not None and "title" not in own:
-            _set_title(figure, title)
-        if style is not None or size is not None:
-            _resize(figure, size, style)
-        return figure
-
-    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in ("title", "size", "style")]
-    parameters = [each for each in own.values() if each.name != "title"]
-    call.__dict__["__signature__"] = signature(function).replace(
-        parameters=sorted([*parameters, *more], key=lambda each: each.kind)
-    )
-    return call
-
-
-def on_paper() -> bool:
-    """Whether the figure that is being made is for a column of a paper."""
-    return _style.get() == "paper"
-
-
-def _is_size(size: Any) -> bool:
-    if not isinstance(size, tuple | list) or len(size) != 2:
-        return False
-    return all(isinstance(each, int | float) and not isinstance(each, bool) and 1 <= each <= 100 for each in size)
-
-
-def _set_title(figure: Any, title: str) -> None:
-    """Give a figure of one panel, or of several, its title."""
-    main = [axis for axis in figure.axes if axis.get_visible() and axis.get_label() != "<colorbar>"]
-    if len(main) == 1 and figure._suptitle is None:
-        main[0].set_title(literal(title), fontsize=11)
-    else:
-        figure.suptitle(literal(title), fontsize=12)
-        for legend in figure.legends:  # above the panels it would be drawn over the title
-            legend.set_loc("outside lower center")
-
-
-def _resize(figure: Any, size: tuple[float, float] | None, style: str | None) -> None:
-    """Give a figure its size in inches, and its text, lines and points the size of the style."""
-    before, is_inches = figure.get_size_inches(), figure.get_layout_engine() is None
-    width, times = STYLES.get(style or "", (before[0], 1.0))
-    is_large = style == "paper" and not is_inches and _is_large(figure)
-    if style == "paper" and (is_inches or is_large):
-        width = TWO_COLUMNS
-    height = before[1] * width / before[0]
-    if style == "paper" and not is_inches:
-        is_square = any(axis.get_aspect() == 1 for axis in figure.axes)
-        if is_large:
-            height *= 0.75  # many rows of large panels must fit on a page
-        else:
-            height *= 1.15 if is_square or len(figure.axes) < 3 else 1.4  # text shrinks less than the panels
-        height += 0.17 * sum(len(legend.texts) for legend in figure.legends)
-    figure.set_size_inches(*(size or (width, height)))
-    if is_inches:
-        times = min(figure.get_size_inches() / before)
-    from matplotlib.collections import PathCollection
-    from matplotlib.lines import Line2D
-    from matplotlib.text import Text
-
-    both = [each for axis in figure.axes for each in (axis.xaxis, axis.yaxis)]
-    for each in both:
-        if labels := each.get_ticklabels():
-            dense = min(times, 1.3 * width / before[0]) if len(labels) > MANY_TICKS else times
-            each.set_tick_params(which="both", labelsize=labels[0].get_fontsize() * dense)
-    # smaller labels leave space for more ticks: those made now have their size already
-    made = [tick for each in both for tick in (*each.get_major_ticks(), *each.get_minor_ticks())]
-    ticks = {label for tick in made for label in (tick.label1, tick.label2)}
-    for text in figure.findobj(Text):
-        if text not in ticks:
-            text.set_fontsize(text.get_fontsize() * times)
-    for line in figure.findobj(Line2D):
-        line.set(linewidth=line.get_linewidth() * times, markersize=line.get_markersize() * times)
-    for points in figure.findobj(PathCollection):
-        points.set_sizes(points.get_sizes() * times**2)
-    if not is_inches:
-        _wrap_titles(figure)
-
-
-def _is_large(figure: Any) -> bool:
-    """Whether a figure has large panels next to each other with legends of their own."""
-    spec = figure.axes[0].get_subplotspec()
-    n_columns = 1 if spec is None else spec.get_gridspec().ncols
-    has_legends = any(axis.get_legend() for axis in figure.axes)
-    return n_columns > 1 and has_legends and figure.get_size_inches()[0] / n_columns > LARGE_PANEL
-
-
-def _wrap_titles(figure: Any) -> None:
-    """Break the titles of panels and the labels of their axes into lines that fit."""
-    width, height = figure.get_size_inches()
-    share = 0.75 if any(axis.get_label() == "<colorbar>" for axis in figure.axes) else 0.9
-    for axis in figure.axes:
-        spec = axis.get_subplotspec()
-        rows, columns = (1, 1) if spec is None else spec.get_gridspec().get_geometry()
-        for text, inches in (
-            (axis.title, width / columns),
-            (axis.xaxis.label, width / columns),
-            (axis.yaxis.label, 0.85 * height / rows),
-        ):
-            letters = max(8, int(share * inches * 72 / (LETTER * text.get_fontsize())))
-            text.set_text("\n".join(wrap(text.get_text(), letters)))
-    if figure._suptitle is not None:
-        letters = max(8, int(width * 72 / (LETTER * figure._suptitle.get_fontsize())))
-        figure._suptitle.set_text("\n".join(wrap(figure._suptitle.get_text(), letters)))
 
 
 def subplots(n_rows: int = 1, n_columns: int = 1, *, figsize: tuple[float, float], **options: Any) -> tuple[Any, Any]:
@@ -194,7 +48,7 @@ def panels(
     count: int, *, columns: int, size: tuple[float, float], margin: tuple[float, float], **options: Any
 ) -> tuple[Any, Any]:
     """Make `count` panels of `size` inches in rows of at most `columns`; the rest of the grid is hidden."""
-    n_columns = min(count, columns if _style.get() is None else min(columns, 2))
+    n_columns = min(count, columns)
     n_rows = ceil(count / n_columns)
     figsize = (size[0] * n_columns + margin[0], size[1] * n_rows + margin[1])
     figure, axes = subplots(n_rows, n_columns, figsize=figsize, **options)
@@ -310,7 +164,7 @@ def style(axis: Any, *, title: str = "", x: str = "", y: str = "", layers: Seque
     axis.set_ylabel(y, fontsize=9)
     if layers:
         numbers = sorted(set(layers))
-        axis.set_xticks(numbers[:: ceil(len(numbers) / (FEW_TICKS if on_paper() else MANY_TICKS))])
+        axis.set_xticks(numbers[:: ceil(len(numbers) / MAX_TICKS)])
     else:
         axis.xaxis.get_major_locator().set_params(integer=True)
     axis.tick_params(labelsize=8)
@@ -349,15 +203,14 @@ def draw_line(
     axis.fill_between(part["layer"], low / unit, high / unit, color=line["color"], alpha=0.18, linewidth=0)
 
 
-def add_legend(figure: Any, axes: Any, *, where: str = "upper") -> None:
-    """Add one legend above all panels, or below them (`where="lower"`), with each label once."""
+def add_legend(figure: Any, axes: Any) -> None:
+    """Add one legend above all panels, with each label once."""
     handles: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
-        width, times = STYLES.get(_style.get() or "", (figure.get_size_inches()[0], 1.0))
-        letters = width * 72 / (LETTER * LEGEND * times)
-        columns = max(1, min(len(handles), 4, int(letters / (max(map(len, handles)) + HANDLE))))
-        options = {"loc": f"outside {where} center", "ncols": columns, "frameon": False, "fontsize": LEGEND}
+        letters = figure.get_size_inches()[0] * 72 / (0.55 * LEGEND)  # a letter is about .55 of its size wide
+        columns = max(1, min(len(handles), 4, int(letters / (max(map(len, handles)) + 6))))
+        options = {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": LEGEND}
         figure.legend(handles.values(), handles.keys(), **options)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, add_legend, check_drawable, choose_split, drawn, floats, literal, subplots
+from embstore.plot.drawing import PALETTE, add_legend, check_drawable, choose_split, floats, literal, subplots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,7 +21,6 @@ KL_COLUMNS = (("mixing_kl", 6, "K(s)"), ("differential_kl", 34, "K(Δ)"))  # wit
 Frames = Mapping[str, "pl.DataFrame"]
 
 
-@drawn
 def edge_layers(summary: pl.DataFrame | Frames, *, split: str | None = None) -> Figure:
     """Draw Figure 2 of Tenney et al. 2019: mixing weights (filled) and differential scores (outlines) by layer.
 
@@ -57,7 +56,6 @@ def edge_layers(summary: pl.DataFrame | Frames, *, split: str | None = None) -> 
     return _task_grid(summary, draw)
 
 
-@drawn
 def mixing_layers(summary: pl.DataFrame | Frames) -> Figure:
     """Draw Figure A.1 of Tenney et al. 2019: the mixing weights of each task, by the name of the model."""
 
@@ -69,7 +67,6 @@ def mixing_layers(summary: pl.DataFrame | Frames) -> Figure:
     return _task_grid(summary, draw)
 
 
-@drawn
 def edge_summary(
     summary: pl.DataFrame | Frames, *, split: str | None = None, names: Mapping[str, str] | None = None
 ) -> Figure:

@@ -1,26 +1,23 @@
-"""Figures of points and of grids: occurrences in the plane, similarities as heat maps."""
+"""Figures of points and of grids: occurrences in the plane, CKA of layers, attention of two models."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from math import ceil, sqrt
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_choice, check_columns, quoted
+from embstore.errors import InvalidValueError, check_columns, quoted
 from embstore.plot.drawing import (
     PALETTE,
     check_drawable,
     draw_grid,
-    drawn,
     grid,
     layer_name,
     literal,
     look,
-    panels,
     subplots,
 )
 from embstore.store.layout import resolve_layers
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-    from embstore.analysis.geometry.cosine import SentenceSimilarity
     from embstore.analysis.neighbors.labels import LabelledOccurrences
     from embstore.analysis.neighbors.senses import Clusters
 
@@ -38,7 +34,6 @@ GREY, FRAME = "#999999", "#bbbbbb"
 MAX_WRITTEN_CELLS = 16  # layers up to which the cells of a map of layers have their values written in them
 
 
-@drawn
 def sense_map(
     words: Sequence[LabelledOccurrences],
     *,
@@ -94,17 +89,10 @@ def principal_plane(vectors: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(plane * np.where(signs == 0, 1, signs))
 
 
-@drawn
-def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Figure:
-    """Draw a word's occurrences in two dimensions, colored by cluster and, if they have labels, next to it by label.
-
-    `method`: pca, the first two principal components, or umap (the extra `umap`), for which `seed` is used. Raises
-    InvalidValueError for another method.
-    """
-    check_choice("method of a map", method, MAPS)
+def cluster_map(clusters: Clusters) -> Figure:
+    """Draw a word's occurrences by their principal components, colored by cluster and next to it by label."""
     check_drawable(clusters, ("vectors", "occurrences"), "what senses returns")
-    project, x, y = MAPS[method]
-    points = project(clusters.vectors, seed)
+    points = principal_plane(clusters.vectors)
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
     panels = [
         (f"by cluster ({clusters.method})", [NO_CLUSTER if number < 0 else f"cluster {number}" for number in numbers])
@@ -115,8 +103,8 @@ def cluster_map(clusters: Clusters, *, method: str = "pca", seed: int = 0) -> Fi
     for (title, names), axis in zip(panels, axes[0], strict=True):
         _scatter(axis, points, names)
         axis.set_title(title, fontsize=10)
-        axis.set_xlabel(x, fontsize=9)
-        axis.set_ylabel(y, fontsize=9)
+        axis.set_xlabel("first principal component", fontsize=9)
+        axis.set_ylabel("second principal component", fontsize=9)
     silhouette = "" if clusters.silhouette is None else f", silhouette {clusters.silhouette:.2f}"
     figure.suptitle(f"Occurrences of {literal(clusters.word)}, {layer_name(clusters.layer)}{silhouette}", fontsize=12)
     return figure  # type: ignore[no-any-return]
@@ -144,67 +132,12 @@ def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> No
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False, fontsize=8, ncols=2, handletextpad=0.1)
 
 
-def _umap(vectors: NDArray[Any], seed: int) -> NDArray[np.float64]:
-    from embstore.analysis.neighbors.senses import umap_plane
-
-    return umap_plane(vectors, seed=seed)
-
-
-# Method -> projection to the plane, and the labels of the two axes.
-MAPS: dict[str, tuple[Callable[[NDArray[Any], int], NDArray[np.float64]], str, str]] = {
-    "pca": (lambda vectors, _seed: principal_plane(vectors), "first principal component", "second principal component"),
-    "umap": (_umap, "first dimension of UMAP", "second dimension of UMAP"),
-}
-
-
-@drawn
-def similarity_heatmap(similarity: SentenceSimilarity, *, title: str | None = None) -> Figure:
-    """Draw the cosine similarity of the words of a sentence to each other, a panel for each layer."""
-    check_drawable(similarity, ("words", "layers", "values"), "what sentence_similarity returns")
-    words, layers = similarity.words, similarity.layers
-    if not words or not layers:
-        raise InvalidValueError("there is no word or no layer to draw: choose a sentence and layers that have some")
-    names = [literal(word) for word in words]
-    least = ceil(sqrt(len(layers)))  # a nearly square grid with few empty panels
-    n_columns = min(least, least + 1, key=lambda columns: -len(layers) % columns)
-    side = min(max(1.9, 0.17 * len(words) + 0.3), 7.0)
-    fontsize = min(9.0, max(3.0, 62 * side / len(words)))
-    margin = 0.075 * fontsize / 9 * max(map(len, words)) + 0.3
-    figure, axes = panels(
-        len(layers),
-        columns=n_columns,
-        size=(side, side + 0.3),
-        margin=(margin + 1.0, margin + 0.4),
-        sharex=True,
-        sharey=True,
-    )
-    n_rows, n_columns = axes.shape
-    between = similarity.values[:, ~np.eye(len(words), dtype=bool)]
-    low = float(between.min()) if between.size else 0.0
-    image = None
-    for number, axis in enumerate(axes.flat[: len(layers)]):
-        image = axis.imshow(similarity.values[number], vmin=low, vmax=1, cmap="viridis", interpolation="nearest")
-        axis.set_title(layer_name(layers[number]), fontsize=10)
-        axis.set_xticks(range(len(words)), names, rotation=90, fontsize=fontsize)
-        axis.set_yticks(range(len(words)), names, fontsize=fontsize)
-        axis.tick_params(length=0, labelbottom=number + n_columns >= len(layers), labelleft=number % n_columns == 0)
-        if number + n_columns < n_rows * n_columns:
-            for text in axis.get_xticklabels():
-                text.set_in_layout(False)  # labels above an empty panel must not enlarge their row
-    _colorbar(figure, image, axes, shrink=min(1.0, 3.2 / (side * n_rows)), aspect=18)
-    figure.set_layout_engine("compressed")  # square panels leave no gaps between rows
-    if title is not None:
-        figure.suptitle(literal(title), fontsize=12)
-    return figure  # type: ignore[no-any-return]
-
-
-def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine similarity", **options: Any) -> None:
+def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine", **options: Any) -> None:
     bar = figure.colorbar(image, ax=axes, pad=0.02, **options)
     bar.set_label(label, fontsize=9)
     bar.outline.set_visible(False)
 
 
-@drawn
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, between the layers of one store or of two with `names`."""
     check_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
@@ -232,7 +165,6 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     return figure  # type: ignore[no-any-return]
 
 
-@drawn
 def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw the cosine similarities of `attention_similarity` by head and layer; darker is less similar."""
     check_columns(frame, ("layer", "head", "value"), "the frame of an attention map")

@@ -23,6 +23,7 @@ from embstore_studies.extract import extract_step, untrained_step
 from embstore_studies.hewitt2019.published import CITATION
 from embstore_studies.hewitt2019.report import Scores, draw, sections
 from embstore_studies.hewitt2019.settings import Hewitt2019
+from embstore_studies.hewitt2019.tree_figure import tree_figure
 from embstore_studies.study import Given, StudyResult, StudyRun, digest_of, methods
 from embstore_studies.tasks import treebank_files
 
@@ -193,6 +194,6 @@ def draw_trees(run: Run, name: str, store: Store, probe: StructuralProbe) -> dic
             recovered = probe.predict(tree, data=store)
         except InvalidValueError:  # a word of it has no row
             continue
-        plot.save(plot.tree_figure(recovered), run.folder.path / "figures" / file)
+        plot.save(tree_figure(recovered), run.folder.path / "figures" / file)
         drawn[file] = f"A tree ({name})"
     return drawn

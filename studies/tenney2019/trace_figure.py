@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from embstore.errors import InvalidValueError
-from embstore.plot.drawing import PALETTE, drawn, literal, subplots
+from embstore.plot.drawing import PALETTE, literal, subplots
 from embstore_studies.tenney2019.traces import Annotation, SentenceTrace
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ Span = tuple[int, int]
 Spans = tuple[Span, Span | None]
 
 
-@drawn
 def trace_figure(trace: SentenceTrace, *, title: str | None = None) -> Figure:
     """Draw the annotations of a sentence, two rows of bars each: the right label blue, the best wrong one orange.
 

@@ -292,11 +292,6 @@ def test_a_map_of_more_labels_than_colours(tmp_path: Path) -> None:
     assert figure.get_suptitle().startswith(r"Occurrences of \$ank, layer 2, silhouette ")
 
 
-def test_an_unknown_map_is_refused(store: Store) -> None:
-    with pytest.raises(InvalidValueError, match="unknown method of a map 'tsne'; allowed are pca, umap"):
-        es.plot.cluster_map(clusters_of(store), method="tsne")
-
-
 def test_without_umap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "umap", None)
     with pytest.raises(MissingPackageError, match=r"embstore\[umap\]"):

@@ -1,4 +1,4 @@
-"""`embstore attention` and `embstore lookup --attention`: what they print, write and draw."""
+"""`embstore attention`: what it prints, writes and draws."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from tests.cli.conftest import Work
+from tests.cli.conftest import Work, settings
 from tests.drawn import svg_texts
 from tests.json_schemas import validator_of
 
@@ -28,7 +28,7 @@ TREES = """\
 @pytest.mark.slow
 def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
     (work / "c.conllu").write_text(TREES)
-    command = ("attention", "c.conllu", "-m", "model", "--device", "cpu")
+    command = ("attention", "c.conllu", "-m", "model")
     ran = work.run(*command, "--plot", "a.svg", "--out", "a.csv")
     assert (ran.status, ran.err) == (0, "")
     for text in ("share of attention to, mean of heads", "nsubj", "trees: best heads", "2 sentences"):
@@ -38,7 +38,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
     assert {"share of attention", "entropy (nats)", "best fixed offset", "share of maps", "layer"} <= svg_texts(
         work / "a.svg"
     )
-    rows = json.loads(work.run(*command, "--json", "--set", "statistics=trees,shares", "--layers", "-1,1").out)
+    rows = json.loads(work.run(*command, "--json", *settings(statistics=["trees", "shares"]), "--layers", "-1,1").out)
     validator_of("attention").validate(rows)
     assert {row["metric"] for row in rows} == {"uuas", "share"}
     assert {row["layer"] for row in rows} == {1, 3, None}
@@ -47,7 +47,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
 @pytest.mark.slow
 def test_a_collection_is_read_as_a_store(work: Work) -> None:
     es.store.collect([work / "store.zarr"], work / "all.json")
-    options = ("-m", "model", "--device", "cpu", "--json", "--set", "statistics=shares", "--layers", "1")
+    options = ("-m", "model", "--json", *settings(statistics=["shares"]), "--layers", "1")
     ran = [work.run("attention", name, *options) for name in ("store.zarr", "all.json")]
     assert [(each.status, each.err) for each in ran] == [(0, "")] * 2
     assert ran[0].out == ran[1].out != ""
@@ -56,21 +56,9 @@ def test_a_collection_is_read_as_a_store(work: Work) -> None:
 @pytest.mark.slow
 def test_a_store_with_sites_is_read_and_verified_whole(work: Work) -> None:
     assert work.run("extract", "corpus.txt", "s.zarr", "-m", "model", "--sites", "query,key").status == 0
-    for options in (("--other", "model"), ("--set", "statistics=shares", "--layers", "1")):
-        command = ("-m", "model", "--device", "cpu", "--json", *options)
-        ran = [work.run("attention", name, *command) for name in ("corpus.txt", "s.zarr", "s.zarr#query")]
-        assert [(each.status, each.err) for each in ran] == [(0, "")] * 3
-        assert ran[0].out == ran[1].out == ran[2].out != ""
+    command = ("-m", "model", "--json", *settings(statistics=["shares"]), "--layers", "1")
+    ran = [work.run("attention", name, *command) for name in ("corpus.txt", "s.zarr", "s.zarr#query")]
+    assert [(each.status, each.err) for each in ran] == [(0, "")] * 3
+    assert ran[0].out == ran[1].out == ran[2].out != ""
     for command in ("verify s.zarr#query",):
         work.refuses(command, "there is no store at s.zarr#", ": here a store has all its sites, give s.zarr")
-
-
-def test_the_attention_of_a_sentence_is_drawn(work: Work) -> None:
-    assert work.run("extract", "corpus.txt", "s.zarr", "-m", "model").status == 0
-    word = next(iter((work / "corpus.txt").read_text().split()))
-    ran = work.run("lookup", "s.zarr", word, "--attention", "model", "--plot", "s.svg")
-    assert (ran.status, ran.err) == (0, "")
-    assert {"[CLS]", "[SEP]", "layer 1", "layer 3", "the head that attends most"} <= svg_texts(work / "s.svg")
-    ran = work.run("lookup", "s.zarr", word, "--attention", "model")
-    assert (ran.status, ran.out) == (2, "")
-    assert "--attention model has no effect without --plot" in ran.err

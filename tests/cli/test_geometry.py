@@ -8,22 +8,9 @@ import polars as pl
 import pytest
 
 import embstore as es
-from tests.cli.conftest import Work
+from tests.cli.conftest import Work, settings
 from tests.drawn import svg_texts
 from tests.json_schemas import validator_of
-
-
-def test_a_figure_has_the_title_and_size_that_are_given(work: Work) -> None:
-    ran = work.run("cka", "store.zarr", "--plot", "a.svg", "--title", "Two layers", "--size", "4x3", "--style", "paper")
-    assert (ran.status, ran.err) == (0, "")
-    assert "Two layers" in svg_texts(work / "a.svg")
-    for options, says in (
-        (("--plot", "a.svg", "--size", "big"), "--size 'big' is not allowed: give width and height in inches"),
-        (("--plot", "a.svg", "--style", "poster"), "--style 'poster' is not allowed: give paper, talk"),
-    ):
-        ran = work.run("cka", "store.zarr", *options)
-        assert ran.status == 2
-        assert says in ran.err
 
 
 def test_it_prints_a_table_a_metric(work: Work) -> None:
@@ -44,10 +31,11 @@ def test_it_prints_a_table_a_metric(work: Work) -> None:
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
 def test_a_file_has_every_row_of_the_function(suffix: str, work: Work) -> None:
     out = f"geometry.{suffix}"
-    ran = work.run("geometry", "store.zarr", "--min-contexts", "2", "--layers", "0,2", "--out", out, "--centered")
+    options = settings(centered=True, baseline=9)
+    ran = work.run("geometry", "store.zarr", "--min-contexts", "2", "--layers", "0,2", "--out", out, *options)
     assert (ran.status, ran.err) == (0, "")
     read = {"csv": pl.read_csv, "parquet": pl.read_parquet, "json": pl.read_json}[suffix](work / out)
-    table = es.geometry(es.open(work / "store.zarr"), min_contexts=2, layers=(0, 2), centered=True)
+    table = es.geometry(es.open(work / "store.zarr"), min_contexts=2, layers=(0, 2), centered=True, baseline=9)
     assert read.height == table.height
     assert read["value"].to_list() == pytest.approx(table["value"].to_list(), nan_ok=True)
     assert read["layer"].to_list() == table["layer"].to_list()
@@ -73,45 +61,14 @@ def test_one_figure_of_several_stores(work: Work) -> None:
 @pytest.mark.parametrize(
     ("options", "parts"),
     [
-        (["store.zarr", "--set", "baseline=none"], ["exact or sample"]),
         (["store.zarr", "--plot", "figure.jpeg"], ["figure.jpeg", ".png"]),
         (["store.zarr", "--plot", "nowhere/figure.png"], ["nowhere"]),
         (["store.zarr", "--out", "table.xls"], ["table.xls", ".csv"]),
-        (["store.zarr", "--set", "seed=-1"], ["seed=-1", "0 or more"]),
-        (["store.zarr", "--set", f"seed={2**64}"], ["seed=18446744073709551616"]),
-        (["store.zarr", "--set", "top=-1"], ["top=-1", "0 or more"]),
         (["store.zarr", "--level"], ["--level"]),
     ],
 )
 def test_bad_input_is_one_line(options: list[str], parts: list[str], work: Work) -> None:
     work.refuses(" ".join(["geometry", *options]), *parts)
-
-
-@pytest.mark.slow
-def test_workers_give_what_one_process_gives(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", None)  # a path that is short enough for a socket
-    monkeypatch.delenv("TMPDIR")
-    command = ["geometry", "store.zarr", "--metrics", "all", "--min-contexts", "2", "--json"]
-    alone, together = work.run(*command), work.run(*command, "--set", "workers=2")
-    assert (together.status, together.err) == (0, "")
-    assert together.out == alone.out
-    for name, options in (("one.bin", []), ("two.bin", ["--set", "workers=1"])):
-        ran = work.run("static", "store.zarr", name, "--layer", "2", *options)
-        assert (ran.status, ran.err) == (0, "")
-    assert (work / "one.bin").read_bytes() == (work / "two.bin").read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--set workers=0", "--workers 0 is not allowed: give 1 or more"),
-        ("--set cluster=spark", "--cluster 'spark' is not known: give ray"),
-        ("--set cluster=ray: --set workers=2", "--cluster 'ray:' is not known"),
-    ],
-)
-def test_unknown_workers_are_refused(work: Work, options: str, says: str) -> None:
-    for command in ("geometry store.zarr", "static store.zarr out.txt --layer 1"):
-        work.refuses(f"{command} {options}", says)
 
 
 def test_cka_of_one_store_and_of_two(work: Work) -> None:
@@ -125,7 +82,7 @@ def test_cka_of_one_store_and_of_two(work: Work) -> None:
     assert [(row["layer"], row["other_layer"]) for row in json.loads(ran.out)] == [
         (one, other) for one in (0, store.layers[-1]) for other in (0, store.layers[-1])
     ]
-    ran = work.run("cka", "store.zarr", "other.h5", "--out", "cka.csv", "--plot", "cka.svg", "--set", "memory=1MiB")
+    ran = work.run("cka", "store.zarr", "other.h5", "--out", "cka.csv", "--plot", "cka.svg")
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines()[0] == "linear CKA with each store layer"
     assert ran.out.split()[6:8] == ["other", "layer"]

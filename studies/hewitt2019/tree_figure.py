@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from embstore.plot.drawing import PALETTE, check_drawable, drawn, literal, subplots
+from embstore.plot.drawing import PALETTE, check_drawable, literal, subplots
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,7 +19,6 @@ RIGHT, WRONG, LIGHT = PALETTE[0], PALETTE[1], "#999999"
 TREE_GAP, TREE_COLUMN, MAX_TREE = 0.22, 0.21, 9.0  # inches between words, of an upright word, and of a whole tree
 
 
-@drawn
 def tree_figure(tree: RecoveredTree, *, title: str | None = None) -> Figure:
     """Draw the gold tree of a sentence above its words and the recovered tree below them.
 
