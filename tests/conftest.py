@@ -16,8 +16,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.forked_command import ForkedCommand
-from tests.hub import hub  # noqa: F401  (a fixture)
 from tests.object_server import bucket, object_server  # noqa: F401  (fixtures)
+from tests.web_host import hub  # noqa: F401  (a fixture)
 
 # Two workers, two cores; and with AVX2 alone the sums of MKL depend on how many threads share them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,85 +1,109 @@
-"""A plain web host on loopback: files of a folder, whole or by one range of bytes, with what was asked counted."""
+"""A web host on loopback: files of a folder, whole or by ranges, as a plain server or as the Hugging Face hub does."""
 
 from __future__ import annotations
 
-import asyncio
 import mimetypes
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
-_RANGE = re.compile(rb"\r\nrange: bytes=(\d*)-(\d*)", re.I)
+import pytest
 
 
 @dataclass
 class WebHost:
-    """A running host: its address, and of the requests so far the paths with their bytes."""
+    """A running host: its address, the paths and bytes of its answers, and the ranges that were asked for.
 
-    url: str
+    A hub redirects each file of the data set USER/NAME to an address elsewhere that is `signed` for one request.
+    """
+
+    folder: Path
+    is_hub: bool = False
+    url: str = ""
     requests: list[tuple[str, int]] = field(default_factory=list)
+    ranges: list[str] = field(default_factory=list)
+    signed: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def nbytes(self) -> int:
         return sum(nbytes for _, nbytes in self.requests)
 
-
-def _answer(host: WebHost, folder: Path, request: bytes) -> bytes:
-    """The answer to a GET or HEAD request, as HTTP/1.1 without closing the connection."""
-    address = request.split(b" ", 2)[1].decode()
-    path = folder / unquote(urlsplit(address).path).lstrip("/")
-    path = path / "index.html" if path.is_dir() else path
-    if not path.is_file():
-        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
-    size = path.stat().st_size
-    wanted = _RANGE.search(request)
-    first, last = wanted.groups() if wanted else (b"0", b"")
-    start = int(first) if first else max(0, size - int(last))
-    stop = min(int(last) + 1, size) if first and last else size
-    with path.open("rb") as file:
-        file.seek(start)
-        data = file.read(stop - start)
-    host.requests.append((address, len(data)))
-    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    status = f"206 Partial Content\r\nContent-Range: bytes {start}-{stop - 1}/{size}" if wanted else "200 OK"
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-    return head if request.startswith(b"HEAD") else head + data
-
-
-async def _talk(host: WebHost, folder: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
-        while True:
-            writer.write(_answer(host, folder, await reader.readuntil(b"\r\n\r\n")))
-            await writer.drain()
-    writer.close()
-
-
-async def _end(server: asyncio.Server) -> None:
-    """Close the server and the connections that browsers hold open."""
-    server.close()
-    talks = asyncio.all_tasks() - {asyncio.current_task()}
-    for talk in talks:
-        talk.cancel()
-    await asyncio.gather(*talks, return_exceptions=True)
+    def answer(self, address: str, asked: str | None) -> tuple[int, dict[str, str], bytes]:
+        """Return the status, headers and body for an address and a Range header."""
+        url = urlsplit(address)
+        path = self.folder / unquote(url.path).lstrip("/")
+        if self.is_hub and (named := re.fullmatch(r"/datasets/([^/]+/[^/]+)/resolve/main/(.+)", url.path)):
+            path = self.folder.joinpath(*named.groups())
+            if path.is_file():
+                signature = str(len(self.signed) + len(self.ranges))
+                self.signed.add(signature)
+                elsewhere = self.url.replace("127.0.0.1", "localhost")
+                return 302, {"Location": f"{elsewhere}/{path.relative_to(self.folder)}?signature={signature}"}, b""
+        path = path / "index.html" if path.is_dir() else path
+        if not path.is_file():
+            return 404, {}, b""
+        if self.is_hub:
+            (signature,) = parse_qs(url.query)["signature"]
+            if signature not in self.signed:
+                return 403, {}, b""  # expired
+            self.signed.remove(signature)
+        self.ranges.append(asked or "")
+        body = path.read_bytes()
+        size, headers = len(body), {"Content-Type": mimetypes.guess_type(path.name)[0] or "application/octet-stream"}
+        if asked:
+            first, last = asked.removeprefix("bytes=").split("-")
+            start = int(first) if first else max(0, size - int(last))
+            stop = min(size, int(last) + 1) if first and last else size
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+            body = body[start:stop]
+        self.requests.append((address, len(body)))
+        return 206 if asked else 200, headers, body
 
 
 @contextmanager
-def web_host(folder: Path) -> Iterator[WebHost]:
+def web_host(folder: Path, *, is_hub: bool = False) -> Iterator[WebHost]:
     """Serve the files of a folder on a free port of loopback."""
-    host, loop = WebHost(""), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    start = asyncio.start_server(partial(_talk, host, folder), "127.0.0.1", 0)
-    server = asyncio.run_coroutine_threadsafe(start, loop).result()
-    host.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    host = WebHost(folder, is_hub)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            with host._lock:
+                status, headers, body = host.answer(self.path, self.headers.get("Range"))
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    host.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
         yield host
     finally:
-        asyncio.run_coroutine_threadsafe(_end(server), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebHost]:
+    """A hub for which HF_ENDPOINT is set."""
+    with web_host(tmp_path / "hub", is_hub=True) as host:
+        monkeypatch.setenv("HF_ENDPOINT", f"{host.url}/")
+        yield host

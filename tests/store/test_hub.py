@@ -8,12 +8,12 @@ import pytest
 import embstore as es
 from embstore.errors import InvalidValueError, StoreNotFoundError
 from embstore.store.storage.location import ObjectPath, parse_location
-from tests.hub import Hub
 from tests.store_making import make_store
+from tests.web_host import WebHost
 
 
 @pytest.mark.parametrize("name", ["store.zarr", "some/x.zarr"])
-def test_a_store_on_the_hub_is_read_by_ranges_of_signed_urls(hub: Hub, name: str) -> None:
+def test_a_store_on_the_hub_is_read_by_ranges_of_signed_urls(hub: WebHost, name: str) -> None:
     (hub.folder / "user/name" / name).parent.mkdir(parents=True)
     make_store(hub.folder / "user/name" / name)
     local = es.open(hub.folder / "user/name" / name)
@@ -41,6 +41,6 @@ def test_addresses_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "?x" not in str(raised.value)
 
 
-def test_a_store_that_is_not_on_the_hub(hub: Hub) -> None:
+def test_a_store_that_is_not_on_the_hub(hub: WebHost) -> None:
     with pytest.raises(StoreNotFoundError):
         es.open("hf://datasets/user/name/gone.zarr")

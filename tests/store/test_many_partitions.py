@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from embstore.store import StoreWriter
@@ -46,15 +45,3 @@ def test_a_writer_reads_the_commits_once_however_much_it_writes(
         writer.discard([3])
         writer.write(3, many.partition(3))
         assert len(read) <= before + 1
-
-
-def test_all_rows_are_read_without_being_listed(tmp_path: Path, many: Example) -> None:
-    store = many.make(tmp_path / "a.zarr")
-    everything, listed = store.select(), store.select(rows=np.arange(store.n_rows))
-    blocks, same = list(everything.scan(block_rows=100)), list(listed.scan(block_rows=100))
-    assert len(everything) == len(listed) == store.n_rows
-    assert "rows" not in vars(everything)
-    for block, other in zip(blocks, same, strict=True):
-        np.testing.assert_array_equal(block.rows, other.rows)
-        np.testing.assert_array_equal(block.vectors, other.vectors)
-    np.testing.assert_array_equal(everything.rows, listed.rows)

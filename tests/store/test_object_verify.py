@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.errors import StorageError, StoreDamagedError, StoreNotFoundError
-from embstore.store import export, open_store, verify
+from embstore.errors import StorageError, StoreNotFoundError
+from embstore.store import open_store, verify
 from tests.object_server import Bucket, Fault
-from tests.store.example import all_files, example
+from tests.store.example import example
 from tests.web_host import web_host
 
 KEY = "x.zarr"
@@ -91,18 +91,6 @@ def test_a_server_that_fails_says_nothing_of_the_store(bucket: Bucket, url: str)
     bucket.proxy.reset()
     bucket.proxy.break_next(Fault("hidden_states/c", 2, cut=0.3))
     assert verify(url).ok
-
-
-@pytest.mark.slow
-def test_exports_are_those_of_the_disk(bucket: Bucket, url: str, tmp_path: Path) -> None:
-    export(open_store(url).select(layers=3, rows=slice(0, 700, 3)), tmp_path / "there.zarr")
-    export(open_store(tmp_path / "x.zarr").select(layers=3, rows=slice(0, 700, 3)), tmp_path / "here.zarr")
-    assert all_files(tmp_path / "there.zarr") == all_files(tmp_path / "here.zarr")
-    data = bucket.get(f"{KEY}/hidden_states/c/0/1/0")
-    bucket.put(f"{KEY}/hidden_states/c/0/1/0", bytes([data[0] ^ 1]) + data[1:])
-    for cache in (None, tmp_path / "kept"):
-        with pytest.raises(StoreDamagedError, match=r"partition 1 of .* (was|were) changed"):
-            export(open_store(url, cache=cache), tmp_path / "damaged.zarr")
 
 
 @pytest.mark.slow
