@@ -19,13 +19,21 @@ from embstore.spacing import marked_words
 from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.models.oracle import relative_error
-from tests.models.test_vllm import decoder
 
+KINDS: dict[str, Any] = {"llama": transformers.LlamaForCausalLM, "gpt2": transformers.GPT2LMHeadModel}
 PROMPTS = ["The cat sat on the", "Rivers flow to  the sea\n\n;", "the bank", "日本"]
 CHAT = (
     "{% for message in messages %}<s>{{ message['role'] }}\n{{ message['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
 )
+
+
+def decoder(name: str, folder: Path) -> Path:
+    """Save a tiny decoder with its language modeling head."""
+    tiny.save(name, folder)
+    torch.manual_seed(0)
+    KINDS[name].from_pretrained(folder).save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -114,7 +122,7 @@ def test_the_same_call_continues_one_that_was_stopped(temperature, tmp_path, mon
         generating._continued,
         [],
     )
-    options = {"model": model, "max_new_tokens": 9, "temperature": temperature, "batch_size": 2, "device": "cpu"}
+    options = {"model": model, "max_new_tokens": 9, "temperature": temperature, "batch_size": 2}
     expected = generate(PROMPTS * 2, tmp_path / "whole.jsonl", **options)
 
     def stopped(network, prompts, *given):

@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import embstore as es
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import load_encoder, model_kind, subword_encoder
 from tests.models.tiny import SENTENCES, save
@@ -271,17 +272,19 @@ def test_a_pooler_that_hidden_states_do_not_need_may_be_missing(folder):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there(folder):
-    refused(folder, "device 'cuda' is not available here; choose one of auto, cpu", device="cuda")
-    refused(folder, "device 'cuda:3' is not available", device="cuda:3")
-
-
 def test_unknown_options(folder):
-    refused(folder, "unknown device 'gpu'", device="gpu")
+    for device, message in (
+        ("cuda", "device 'cuda' is not available here; choose one of auto, cpu"),
+        ("cuda:3", "device 'cuda:3' is not available"),
+        ("gpu", "unknown device 'gpu'"),
+        ("cuda:-1", "device 'cuda:-1'"),
+        ("meta", "device 'meta' is not supported"),
+    ):
+        with es.config(device=device):
+            refused(folder, message)
     refused(folder, "unknown compute dtype 'int8'; allowed are auto, float32", compute_dtype="int8")
-    for wrong in (3, None, [], "cuda:x", "cuda:-1", "meta", ""):
-        refused(folder, "device", device=wrong)
-        refused(folder, "compute dtype", compute_dtype=wrong)
+    refused(folder, "device_map {} is not allowed", device_map={})
+    refused(folder, "device_map 'gpu' is not allowed", device_map="gpu")
 
 
 def test_a_model_the_hub_does_not_have(monkeypatch):

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import embstore as es
 from embstore.corpus import Sentence
-from embstore.errors import InvalidValueError, ModelError, StoreMismatchError, WordVectorsError
+from embstore.errors import ExecutorError, InvalidValueError, ModelError, WordVectorsError
+from embstore.executors import Processes
 from embstore.models import (
     Encoder,
     Spans,
     bag_encoder,
-    encoder_from_shorthand,
     load_encoder,
     model_kind,
     random_encoder,
     subword_encoder,
     vector_encoder,
 )
-from embstore.models.static.encoder import StaticEncoder
-from embstore.models.static.shorthand import locate
-from embstore.models.static.tables import WordTable
+from embstore.models.names import locate
+from embstore.models.static import StaticEncoder, WordTable
 from embstore.vectors import WordVectors, write_vectors
 from embstore.vectors.word_vectors import RandomVectors
 from tests.extraction.plans import plan_of
@@ -110,21 +109,19 @@ def assert_same(found: dict[tuple[int, int], np.ndarray], wanted: dict[tuple[int
         np.testing.assert_allclose(found[place], vector, rtol=2e-6, err_msg=str(place))
 
 
-@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
 @pytest.mark.parametrize("missing", ["random", "drop"])
 @pytest.mark.parametrize("bag", [False, True])
 @pytest.mark.quick(2)
-def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missing: str, bag: bool) -> None:
-    name = f"{'bag:' if bag else ''}vectors:{file}?missing={missing}&seed=7"
-    plan = plan_of(SENTENCES, model=encoder_from_shorthand(name), dtype="float32")
-    store = es.extract(plan, tmp_path / f"store{suffix}")
+def test_a_store_of_word_vectors(file: Path, tmp_path: Path, missing: Any, bag: bool) -> None:
+    encoder = vector_encoder(file, missing=missing, seed=7)
+    plan = plan_of(SENTENCES, model=bag_encoder(encoder) if bag else encoder, dtype="float32")
+    store = es.extract(plan, tmp_path / "store.zarr")
     wanted = expected(missing=missing, bag=bag, pooling="mean", seed=7)
     assert_same(stored(store), wanted)
     dropped = {drop.reason: drop.count for drop in store.metadata.dropped}
     rows = sum(len(s.words) for s in SENTENCES) - sum(stop - start - 1 for s in SENTENCES for start, stop in s.targets)
     assert dropped == ({} if missing == "random" else {"no vector: the table of words has none": rows - len(wanted)})
-    shown = f"vectors:{file.name}?seed=7" if missing == "random" else f"vectors:{file.name}?missing=drop"
-    assert store.metadata.model["name"] == f"{'bag:' if bag else ''}{shown}"
+    assert store.metadata.model["name"] == f"{'bag:' if bag else ''}vectors:{file.name}"
     assert str(file.parent) not in str(store.metadata)
     assert (store.metadata.model["num_hidden_layers"], store.metadata.model["final_norm"]) == (0, False)
 
@@ -132,13 +129,8 @@ def test_a_store_of_word_vectors(file: Path, tmp_path: Path, suffix: str, missin
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("missing", ["random", "drop"])
 @pytest.mark.quick(3)
-def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing: str, pooling: str) -> None:
-    plan = plan_of(
-        SENTENCES,
-        model=encoder_from_shorthand(f"{file}?missing={missing}"),
-        dtype="float32",
-        pooling=pooling,
-    )
+def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing: Any, pooling: str) -> None:
+    plan = plan_of(SENTENCES, model=vector_encoder(file, missing=missing), dtype="float32", pooling=pooling)
     assert_same(stored(es.extract(plan, tmp_path / "s.zarr")), expected(missing=missing, bag=False, pooling=pooling))
 
 
@@ -146,7 +138,7 @@ def test_phrases_are_pooled_like_any_target(file: Path, tmp_path: Path, missing:
 @pytest.mark.parametrize("bag", [False, True])
 @pytest.mark.parametrize("missing", ["random", "drop"])
 @pytest.mark.quick(3)
-def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, missing: str) -> None:
+def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, missing: Any) -> None:
     encoder = vector_encoder(file, missing=missing)
     encoder = bag_encoder(encoder) if bag else encoder
     tokenized = encoder.tokenize([sentence.words for sentence in SENTENCES])
@@ -186,7 +178,7 @@ def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
     for window in (0, 1, 100):
         plan = plan_of(
             SENTENCES,
-            model=encoder_from_shorthand(f"bag:{file}"),
+            model=bag_encoder(load_encoder(file)),
             dtype="float32",
             context_window=window,
         )
@@ -283,13 +275,20 @@ def test_one_subword_a_row(bert: Path, file: Path, tmp_path: Path) -> None:
 
 
 def test_identities_of_encoders(file: Path, bert: Path) -> None:
-    names = [str(file), f"{file}?missing=drop", f"{file}?seed=1", f"bag:{file}", "random:6", "random:6?seed=1"]
-    names += [f"subwords:{bert}", f"bag:subwords:{bert}"]
-    encoders: list[Encoder] = [encoder_from_shorthand(name) for name in names]
+    subwords, words = subword_encoder(bert), vector_encoder(file)
+    encoders = [words, vector_encoder(file, missing="drop"), vector_encoder(file, seed=1), bag_encoder(words)]
+    encoders += [random_encoder(6), random_encoder(6, seed=1), subwords, bag_encoder(subwords)]
     identities = {(e.info.architecture, e.info.weights_sha256, e.info.tokenizer_sha256) for e in encoders}
-    assert len(identities) == len(names)
+    assert len(identities) == len(encoders)
+    named = [encoder for encoder in encoders if encoder.source]
+    assert named == [words, encoders[4], subwords]  # the others have options that no name says
+    assert [encoder.source for encoder in named] == [f"vectors:{file}", "random:6", f"subwords:{bert}"]
+    folders = ("gone", file.parent, bert.parent)
+    for encoder in named:
+        assert load_encoder(encoder.source).info == encoder.info
+        assert locate(encoder.info.name, None, folders=folders) == encoder.source
+        assert model_kind(encoder.source) == "static"
     for encoder in encoders:
-        assert encoder_from_shorthand(encoder.source).info == encoder.info
         assert (encoder.info.max_subwords, encoder.n_specials, encoder.compute_dtype) == (None, 0, "float32")
         encoder.use_batching(encoder.batching)
         with pytest.raises(InvalidValueError, match="batching 'padded'"):
@@ -324,25 +323,6 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
                 check()
 
 
-def test_a_store_is_resumed_with_its_own_encoder_only(file: Path, tmp_path: Path) -> None:
-    def extract(model: str) -> es.Store:
-        return es.extract(
-            plan_of([list(WORDS)], model=encoder_from_shorthand(model), dtype="bfloat16"), tmp_path / "s.zarr"
-        )
-
-    extract(str(file))
-    other, entries = tmp_path / "other.txt", table()
-    write_vectors(WordVectors(tuple(entries), np.stack(list(entries.values())) * 2), other)
-    for model, key in [
-        (other, "weights_sha256"),
-        (f"{file}?missing=drop", "rows|architecture"),
-        (f"bag:{file}", "Bag"),
-    ]:
-        with pytest.raises(StoreMismatchError, match=key):
-            extract(str(model))
-    extract(str(file))
-
-
 def test_half_precision(file: Path, tmp_path: Path) -> None:
     small = WordVectors(("a", "b"), np.array([[1.1, 2], [3, 4]], np.float32))
     encoder = vector_encoder(small, compute_dtype="float16")
@@ -353,34 +333,18 @@ def test_half_precision(file: Path, tmp_path: Path) -> None:
         large.self_check(large.tokenize([["a"]]), layers=[0], pooling="mean")
 
 
-def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Path, tmp_path: Path) -> None:
-    odd = tmp_path / "what?seed=1.txt"
-    odd.write_text("a 1 2\n")
-    for encoder, name in [
-        (random_encoder(12, seed=4), "random:12?seed=4"),
-        (bag_encoder(random_encoder(12)), "bag:random:12"),
-        (bag_encoder(subword_encoder(bert)), f"bag:subwords:{bert}"),
-        (vector_encoder(file), f"vectors:{file}"),
-        (vector_encoder(file, missing="drop", seed=3), f"vectors:{file}?missing=drop"),
-        (vector_encoder(odd, seed=2), f"vectors:{odd}?seed=2"),
-    ]:
-        assert encoder.source == name
-        assert encoder.info.name == name.replace(f"{file.parent}/", "").replace(f"{tmp_path}/", "").replace(
-            f"{bert.parent}/", ""
-        )
-        assert locate(encoder.info.name, None, folders=("gone", file.parent, tmp_path, bert.parent)) == name
-        assert encoder_from_shorthand(name).info == encoder.info
-        assert model_kind(name) == "static"
-    assert encoder_from_shorthand(odd).info == vector_encoder(odd).info
-    assert encoder_from_shorthand(bert).info == load_encoder(bert).info
+def test_names_of_models(file: Path, bert: Path, tmp_path: Path) -> None:
+    assert load_encoder(file).info == vector_encoder(file).info
     assert model_kind(bert) == "transformer"
     with pytest.raises(InvalidValueError, match="a bag needs an encoder without context"):
         bag_encoder(load_encoder(bert))
-    with pytest.raises(ModelError, match="no model folder"):
-        load_encoder("random:12")
     with pytest.raises(InvalidValueError, match="model 'bert' is not in this folder: give the location"):
         locate("bert", None, folders=("gone", tmp_path))
     assert locate("bert", "main", folders=()) == "bert"
+    with pytest.raises(InvalidValueError, match="revision 'main'"):
+        load_encoder("random:3", revision="main")
+    with pytest.raises(ExecutorError, match="no other process can load it"), Processes(1) as executor:
+        es.extract(plan_of([["a"]], model=random_encoder(3, seed=1)), tmp_path / "x.zarr", executor=executor)
 
 
 @pytest.mark.parametrize(
@@ -389,46 +353,16 @@ def test_an_encoder_is_named_by_the_shorthand_that_makes_it(file: Path, bert: Pa
         ("random:", "'random:' cannot be read: write random:DIMENSIONS"),
         ("random:x", "write random:DIMENSIONS"),
         ("random:0", "dimensions 0 is not allowed: give 1 to 65,536"),
-        ("random:3?missing=drop", "write random:DIMENSIONS"),
-        ("random:3?seed=-1", "seed '-1' is not allowed"),
         ("vectors:", "write vectors:FILE"),
         ("vectors:gone.txt", "no word vectors at gone.txt"),
         ("gone.vec", "there is no vector file 'gone.vec'"),
-        ("FILE?missing=zero", "missing 'zero' is not allowed: choose random or drop"),
-        ("FILE?other=1", "write vectors:FILE"),
-        ("FILE?seed=1&seed=2", "write vectors:FILE"),
-        ("bag:bert-base-uncased", "write bag:subwords:MODEL"),
-        ("bag:bag:random:3", "write bag:subwords:MODEL"),
         ("subwords:./gone", "'./gone'"),
         ("PROSE", "is a file; give the folder of a model, or a file of word vectors"),
     ],
 )
-def test_bad_names_are_one_line(file: Path, tmp_path: Path, name: str, says: str) -> None:
+def test_bad_names_are_one_line(tmp_path: Path, name: str, says: str) -> None:
     prose = tmp_path / "prose.txt"
     prose.write_text("it was the best of times\nit was the worst of times\n")
     with pytest.raises((InvalidValueError, ModelError, WordVectorsError)) as caught:
-        encoder_from_shorthand(name.replace("FILE", str(file)).replace("PROSE", str(prose)))
+        load_encoder(name.replace("PROSE", str(prose)))
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: random_encoder("9"),  # type: ignore[arg-type]
-        lambda: random_encoder(0),
-        lambda: random_encoder(10**20),
-        lambda: random_encoder(9, seed=-1),
-        lambda: random_encoder(9, seed="x"),  # type: ignore[arg-type]
-        lambda: vector_encoder(3),  # type: ignore[arg-type]
-        lambda: vector_encoder(None),  # type: ignore[arg-type]
-        lambda: vector_encoder(WordVectors(("a",), np.ones((1, 2), np.float32)), missing=[]),  # type: ignore[arg-type]
-    ],
-)
-def test_bad_arguments_are_one_line(make: Callable[[], object]) -> None:
-    with pytest.raises(InvalidValueError):
-        make()
-
-
-def test_a_revision_belongs_to_the_hub() -> None:
-    with pytest.raises(InvalidValueError, match="revision 'main'"):
-        encoder_from_shorthand("random:3", revision="main")
