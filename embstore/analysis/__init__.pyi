@@ -26,9 +26,9 @@ from .neighbors.labels import KnnLabels as KnnLabels
 from .neighbors.labels import LabelledOccurrences as LabelledOccurrences
 from .neighbors.labels import knn_labels as knn_labels
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
-from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.markers import marker_words as marker_words
 from .neighbors.markers import marking as marking
+from .neighbors.recall import measure_recall as measure_recall
 from .neighbors.senses import Clusters as Clusters
 from .neighbors.senses import sense_support as sense_support
 from .projection import project as project
