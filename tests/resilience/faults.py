@@ -59,13 +59,6 @@ def cut(file: Path, nbytes: int) -> None:
     os.truncate(file, nbytes if nbytes >= 0 else file.stat().st_size + nbytes)
 
 
-def swap_files(one: Path, other: Path) -> None:
-    first, second = one.read_bytes(), other.read_bytes()
-    assert first != second
-    one.write_bytes(second)
-    other.write_bytes(first)
-
-
 def edit(file: Path, old: bytes, new: bytes) -> None:
     """Replace the one place of a text in a file by another of the same length."""
     data = file.read_bytes()
