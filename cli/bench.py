@@ -53,7 +53,7 @@ def bench(
     *,
     output: Output,
 ) -> None:
-    """Measure the speed of this machine: gather, scan, search, geometry and, with --model, extraction.
+    """Measure the speed of this machine, next to its limits.
 
     Each line shows the time of the public call next to the least that the machine needs for the same result: reading
     the bytes once from memory, or multiplying matrices. Both are medians of rounds that take turns, so that other

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 import embstore as es
 from embstore_cli.output import concordance
-from tests.cli.conftest import Ran, Work, settings
+from tests.cli.conftest import Ran, Work
 from tests.json_schemas import validator_of
 from tests.store.example import flip
 from tests.store_making import make_store
@@ -259,7 +259,7 @@ def test_info_begins_with_what_people_ask_first(work: Work) -> None:
 @pytest.mark.parametrize("columns", [40, 60])
 def test_tables_are_readable_in_narrow_terminals(columns: int, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = work.run("geometry", "store.zarr", *settings(min_contexts=2)).out
+    out = work.run("geometry", "store.zarr", "--min-contexts", "2").out
     assert max(map(cell_len, out.splitlines())) <= columns
     assert re.search(r"95 % interval", out), "no word is broken"
     if columns == 40:
