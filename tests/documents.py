@@ -23,7 +23,7 @@ PAGES = [
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in GENERATED),
 ]
 FENCE = re.compile(r"(?:<!-- not run: (?P<reason>[^>]+) -->\n+)?^```(?P<language>\w+)\n(?P<code>.*?)^```$", re.M | re.S)
-LANGUAGES = {"python", "bash"}
+LANGUAGES = ("python", "bash", "toml")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the blocks of Python and of shell commands of a page, in order."""
+    """Yield the blocks of Python and of shell commands of a page, and its files of settings, in order."""
     text = page.read_text()
     for match in FENCE.finditer(text):
         if match["language"] in LANGUAGES:

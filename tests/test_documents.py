@@ -159,26 +159,22 @@ OTHERS = re.compile(
 
 
 @pytest.mark.slow
-def test_options_and_settings_that_pages_name_exist() -> None:
+def test_options_that_pages_name_exist() -> None:
     import typer
 
     from embstore_cli.main import app
 
-    commands, options, settings = [typer.main.get_command(app)], {"--help"}, set()
+    commands, options = [typer.main.get_command(app)], {"--help", "--write-config"}
     for command in commands:
         commands += getattr(command, "commands", {}).values()
         for parameter in command.params:
             options |= {*parameter.opts, *parameter.secondary_opts}
-            if "--set" in parameter.opts:
-                settings |= set(re.findall(r"\w+", str(parameter.help)))
     for page in PAGES:
         if page.stem in ("changelog", "release"):
             continue
         text = page.read_text()
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)) - options
         assert not (wrong := [name for name in named if not OTHERS.fullmatch(name)]), f"{page.name}: {wrong}"
-        keys = set(re.findall(r"--set[ \n](\w+)=", text))
-        assert not (wrong := keys - settings), f"{page.name}: --set {wrong}"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +213,9 @@ def test_examples_run(
             monkeypatch.setenv(name, value)
     names: dict[str, object] = {"__name__": "example"}
     for block in blocks(page):
-        if block.reason is None and block.language == "python":
+        if block.language == "toml":
+            (work / block.code.splitlines()[0].removeprefix("# ")).write_text(block.code)
+        elif block.reason is None and block.language == "python":
             run_python(block, names)
         elif block.reason is None:
             run_commands(block, monkeypatch)
