@@ -125,8 +125,19 @@ def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
 def test_sites_and_models_of_stores_are_named(work: Work) -> None:
     rows = [{"text": [f"a{number}", f"b{number}"], "class": ["a", "b"]} for number in range(8)]
     work.write("c.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
-    for store, options in (("s", {"sites": "query,key"}), ("last", {"sites": "query"})):
-        ran = work.run("extract", "c.jsonl", f"{store}.zarr", "-m", "model", "--layers", "2", "--pooling", {"s": "mean"}.get(store, "last"), *settings(**options))
+    for store, pooling, sites in (("s", "mean", "query,key"), ("last", "last", "query")):
+        ran = work.run(
+            "extract",
+            "c.jsonl",
+            f"{store}.zarr",
+            "-m",
+            "model",
+            "--layers",
+            "2",
+            "--pooling",
+            pooling,
+            *settings(sites=sites),
+        )
         assert ran.status == 0, ran.err
     for name, numbers in (("train.tsv", range(6)), ("test.tsv", (6, 7))):
         write_list(work / name, {f"{kind}{number}": [kind] for kind in "ab" for number in numbers})
