@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -18,7 +19,7 @@ from embstore.analysis.neighbors.find import encode_word
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.arguments import checked
 from embstore.config import settings
-from embstore.database.rewrite import TABLES, Node, rewrite
+from embstore.database.rewrite import DEFAULT, TABLES, Node, rewrite
 from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, quoted
 from embstore.store import Store
 from embstore.store.layout import resolve_layer
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from embstore.database.tables import Table
 
 DATABASES = 4  # kept for the next query, each with the columns of its stores
-DEFAULT = "main"  # DuckDB's schema for tables without one
 SAFE = {  # a statement reads nothing but the tables that it is given
     "enable_external_access": False,
     "python_enable_replacements": False,
@@ -127,15 +127,14 @@ class Database:
         self._connection = duckdb.connect(config=SAFE)
         slots = [(store, layer) for store in stores.values() for layer in store.layers]
         named = [(name, f"h{layer}") for name, store in self.stores.items() for layer in store.layers]
-        self._handles = {column: slot << SLOT_BITS for slot, column in enumerate(named)}
+        self.handles = {column: slot << SLOT_BITS for slot, column in enumerate(named)}  # what rows are numbered from
         register_functions(self._connection, slots, self._guarded)
         kinds: Any = ["VARCHAR", "VARCHAR", "VARCHAR", "BIGINT"]
         self._connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")  # type: ignore[arg-type]
         for name, store in stores.items():
             self._create_tables(name, store)
-        self._connection.execute("set errors_as_json = true")
-        found = self._rows("select distinct function_name from duckdb_functions() where function_type = 'aggregate'")
-        self.aggregates = frozenset(name for (name,) in found)
+        found = self._rows("select function_name from duckdb_functions() where function_type = 'aggregate'")
+        self.aggregates = {name for (name,) in found}
         self.empty: Node = json.loads(self._rows("select json_serialize_sql('select 1')")[0][0])["statements"][0][
             "node"
         ]
@@ -185,48 +184,41 @@ class Database:
         self, query: str, frames: Mapping[str, Any], model: str | Path | None, *, rewritten: bool = True
     ) -> pl.DataFrame:
         """Answer a statement; see `sql`. With `rewritten=False` all is left to DuckDB."""
+        import polars as pl
+
         self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
         self._connection.execute(f"set memory_limit = '{settings().nbytes}B'")
         given = []
         try:
             for name, frame in frames.items():
-                self._connection.register(name, _arrow(name, frame))
+                self._connection.register(name, pl.DataFrame(frame).to_arrow())
                 given.append(name)
             tree = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
             if tree["error"] and tree["error_type"] == "not implemented":
                 raise InvalidValueError("SQL can only ask: the statement must be a SELECT")
             if tree["error"]:
-                raise _refused(json.dumps({"exception_message": tree["error_message"], **tree}), query)
+                raise _refused(tree["error_message"], query[: int(tree.get("position") or 0)].count("\n") + 1)
             if len(tree["statements"]) != 1:
                 raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
             try:
                 if rewritten:
-                    return self._rewritten(tree["statements"][0]["node"])
+                    rewrite(tree["statements"][0]["node"], self)
+                    text = self._written(tree["statements"][0]["node"])
+                    # one thread gives the functions of groups all groups at once
+                    self._connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
+                    return self._connection.sql(text).pl()
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None
-            text = f"explain {query}"  # whose errors have their places
             try:
-                self._rows(text)
-                text = query
-                return self._connection.sql(text).pl()
+                self._rows(f"explain {query}")  # whose errors have their places
+                return self._connection.sql(query).pl()
             except self._error as error:
-                raise self._failure or _refused(str(error), text) from None
+                raise self._failure or _refused(str(error)) from None
         finally:
-            for name in given:
+            for name in [*given, *(f"_es_nearest{number}" for number in range(self._made))]:
                 self._connection.unregister(name)
-
-    def _rewritten(self, node: Node) -> pl.DataFrame:
-        try:
-            rewrite(node, self)
-            text = self._written(node)
-            is_grouped = "_es_" in text  # one thread gives the functions of groups all groups at once
-            self._connection.execute(f"set threads = {1 if is_grouped else self._threads}")
-            return self._connection.sql(text).pl()
-        finally:
-            for number in range(self._made):
-                self._connection.unregister(f"_es_nearest{number}")
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that notes the exception it raises, which DuckDB would report as a text."""
@@ -260,10 +252,6 @@ class Database:
         return self._encoded[key]
 
     # What rewriting asks for
-
-    def handle(self, schema: str, column: str) -> int | None:
-        """What the rows of a column of vectors are numbered from; None for another column."""
-        return self._handles.get((schema or DEFAULT, column))
 
     def parse(self, text: str) -> Node:
         """The syntax tree of an expression."""
@@ -308,15 +296,6 @@ class Database:
         return text
 
 
-def _arrow(name: str, frame: Any) -> Any:
-    import polars as pl
-
-    try:
-        return (frame if isinstance(frame, pl.DataFrame) else pl.DataFrame(frame)).to_arrow()
-    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
-        raise InvalidValueError(f"{name} is not a table ({str(error).splitlines()[0]}): give a frame") from None
-
-
 def _require_distinct(names: Iterable[str], what: str, hint: str) -> None:
     """Raise InvalidValueError for names that are one in SQL, which does not distinguish case."""
     known: dict[str, str] = {}
@@ -326,14 +305,9 @@ def _require_distinct(names: Iterable[str], what: str, hint: str) -> None:
         known[name.lower()] = name
 
 
-def _refused(message: str, query: str) -> InvalidValueError:
-    """DuckDB's error as one line, with the place in the query."""
-    try:
-        given = json.loads(message[message.index("{") :])
-    except ValueError:
-        return InvalidValueError(f"the query cannot be run: {message.splitlines()[0]}")
-    text, place = str(given["exception_message"]).partition(". You might need to add explicit type casts")[0], ""
-    if str(given.get("position", "")).isdigit():
-        before = query.encode()[: int(given["position"])].decode(errors="ignore").removeprefix("explain ")
-        place = f" (line {before.count(chr(10)) + 1}, column {len(before) - before.rfind(chr(10))})"
-    return InvalidValueError(f"the query cannot be run{place}: {' '.join(text.split())}")
+def _refused(message: str, line: int | None = None) -> InvalidValueError:
+    """DuckDB's error as one line, with the line of the query that it is about."""
+    found = re.search(r"^LINE ([0-9]+): ", message, re.MULTILINE)
+    place = f" (line {line or found[1]})" if line or found else ""  # type: ignore[index]
+    text = re.sub(r"^[A-Z][A-Za-z ]+ Error: ", "", message.splitlines()[0])
+    return InvalidValueError(f"the query cannot be run{place}: {text}")

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 Node = dict[str, Any]
+DEFAULT = "main"  # DuckDB's schema for tables without one
 TABLES = ("occurrences", "types", "sentences", "labels")
 METRICS = {"cos": "cosine", "ip": "ip", "l2": "l2"}  # function -> metric of a search
 GROUPS = {"selfsim": "selfsim", "centroid": "centroid", "avg": "centroid", "mean": "centroid"}
@@ -83,6 +84,7 @@ def _search(select: Node, engine: Any) -> None:
                 return  # the query depends on the row around it
             table = engine.nearest(source.schema, vector["column_names"][-1], METRICS[name], given[0], bounds, rows)
             if table is not None:
+                select["where_clause"] = None
                 path = [*source.table["qualified_name"]["path"][:-1], table]
                 source.table.update(table_name=table, qualified_name={"path": path}, alias=source.name)
                 last = {"type": "ASCENDING", "null_order": "ORDER_DEFAULT", "expression": row}
@@ -115,7 +117,7 @@ def _vectors(node: Node, sources: list[Source | None], engine: Any) -> tuple[Sou
         known = [each for each in sources if each is not None and each.name.lower() == qualifiers[-1].lower()]
     if len(known) != 1 or known[0] is None:
         return None
-    handle = engine.handle(known[0].schema, column.lower())
+    handle = engine.handles.get((known[0].schema or DEFAULT, column.lower()))
     return None if handle is None else (known[0], handle)
 
 

@@ -30,19 +30,10 @@ class Table(ds.Dataset):  # type: ignore[misc]
     """Columns of `Selection.table`, and the vectors of layer l as `h<l>`, of which only what is asked for is read."""
 
     def __init__(
-        self,
-        selection: Selection,
-        columns: Sequence[str],
-        layers: Sequence[int] = (),
-        *,
-        held: pa.Table | None = None,
+        self, selection: Selection, columns: Sequence[str], layers: Sequence[int] = (), held: pa.Table | None = None
     ) -> None:
-        self._selection, self._columns, self._layers = (
-            selection,
-            list(columns),
-            {f"h{layer}": layer for layer in layers},
-        )
-        self._held = held
+        self._selection, self._columns, self._held = selection, list(columns), held
+        self._layers = {f"h{layer}": layer for layer in layers}
         vector = pa.list_(pa.float32(), selection.store.hidden_size)
         index = self._part(selection.store.select(rows=[])) if held is None else held
         self._schema = pa.schema([*index.schema, *(pa.field(name, vector) for name in self._layers)])
@@ -53,8 +44,7 @@ class Table(ds.Dataset):  # type: ignore[misc]
         # DuckDB would read all values of a dictionary
         kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in part.schema]
         held = part.cast(pa.schema(zip(part.column_names, kinds, strict=True)))
-        store = self._selection.store
-        return Table(store.select(rows=rows), self._columns, list(self._layers.values()), held=held)
+        return Table(self._selection.store.select(rows=rows), self._columns, list(self._layers.values()), held)
 
     @property
     def schema(self) -> pa.Schema:
@@ -66,25 +56,24 @@ class Table(ds.Dataset):  # type: ignore[misc]
         return ds.Scanner.from_batches(self._batches(schema, filter), schema=schema)
 
     def _batches(self, schema: pa.Schema, condition: Any) -> Iterator[pa.RecordBatch]:
-        count = len(self._selection)
-        reads = bool(self._layers.keys() & set(schema.names))
+        count, layers = len(self._selection), [name for name in self._layers if name in schema.names]
         for start in range(0, count, HELD_ROWS):
             stop = min(start + HELD_ROWS, count)
             rows = np.arange(start, stop) if self._selection.is_whole else self._selection.rows[start:stop]
-            part, is_done = self._read(rows), condition is None
+            part, late = self._read(rows), None
             if condition is not None:
-                places = pa.array(np.arange(len(rows)))
+                numbered = ds.dataset(part.append_column("_place", pa.array(np.arange(len(rows)))))
                 try:
-                    chosen = ds.dataset(part.append_column("_place", places)).to_table(["_place"], filter=condition)
-                    part, rows, is_done = part.take(chosen[0]), rows[chosen[0].to_numpy()], True
+                    places = numbered.to_table(["_place"], filter=condition)[0]
+                    part, rows = part.take(places), rows[places.to_numpy()]
                 except pa.ArrowInvalid:  # a condition on vectors, such as IS NOT NULL
-                    pass
-            for first in range(0, len(rows), BATCH_ROWS if reads else HELD_ROWS):
-                block = part.slice(first, BATCH_ROWS if reads else HELD_ROWS)
-                for name in self._layers if not is_done else [name for name in self._layers if name in schema.names]:
-                    block = block.append_column(name, self._vectors(rows[first : first + BATCH_ROWS], name))
-                if not is_done:
-                    block = ds.dataset(block).to_table(filter=condition)
+                    layers, late = list(self._layers), condition
+            size = BATCH_ROWS if layers else HELD_ROWS
+            for first in range(0, len(rows), size):
+                block = part.slice(first, size)
+                for name in layers:
+                    block = block.append_column(name, self._vectors(rows[first : first + size], name))
+                block = block if late is None else ds.dataset(block).to_table(filter=late)
                 yield from block.select(schema.names).cast(schema).combine_chunks().to_batches()
 
     def _read(self, rows: Rows) -> pa.Table:
@@ -145,21 +134,17 @@ def _stored_sums(
     slots: Sequence[tuple[Store, int]], name: str, groups: Rows, n_groups: int, handles: Rows
 ) -> tuple[NDArray[Any], Rows, Rows]:
     """Return the sums of the vectors of groups, how many are not zero, and counts; of handles of one slot."""
-    if not len(handles):
-        return np.zeros((n_groups, slots[0][0].hidden_size)), np.zeros(n_groups, np.int64), np.zeros(n_groups, np.int64)
-    store, layer = slots[int(handles[0]) >> SLOT_BITS]
+    store, layer = slots[int(handles[0]) >> SLOT_BITS if len(handles) else 0]
     rows = handles & (2**SLOT_BITS - 1)
     order = np.argsort(rows, kind="stable")
     if not store.finished:
         order = order[np.isin(rows[order], store.select().written().rows)]
     counts = np.bincount(groups[order], minlength=n_groups)
-    selection = Selection(store, rows=rows[order], layers=[layer])
-    reducer = _Sums(groups[order], counts)
-    found = scan(selection, {"sums": reducer}, device="cpu", max_states=4) if len(order) else {}
-    empty = np.zeros((n_groups, 2 * store.hidden_size)), np.zeros(n_groups, np.int64)
-    sums, n_nonzero = found[layer]["sums"] if found else empty
-    halves = np.hsplit(sums.astype(np.float64), 2)
-    return halves[0 if name == "selfsim" else 1], n_nonzero, counts
+    sums, n_nonzero = np.zeros((n_groups, 2 * store.hidden_size)), np.zeros(n_groups, np.int64)
+    if len(order):
+        selection, reducer = Selection(store, rows=rows[order], layers=[layer]), _Sums(groups[order], counts)
+        sums, n_nonzero = scan(selection, {"sums": reducer}, device="cpu", max_states=4)[layer]["sums"]
+    return np.hsplit(sums, 2)[0 if name == "selfsim" else 1], n_nonzero, counts
 
 
 def _sums(name: str, groups: Rows, n_groups: int, vectors: NDArray[np.float64]) -> tuple[NDArray[Any], Rows, Rows]:

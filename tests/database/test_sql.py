@@ -266,8 +266,6 @@ def test_several_stores_and_frames(made: Made, tmp_path: Path) -> None:
         es.sql(stores, "select vec(1, 0)")
     with pytest.raises(InvalidValueError, match="dimensions must be equal"):
         es.sql(stores, "select cos(h0, old.vec(1, 0)) from new.occurrences")
-    with pytest.raises(InvalidValueError, match="counts is not a table"):
-        es.sql(stores, query, counts=object())
 
 
 def test_missing_rows(tmp_path: Path) -> None:
@@ -292,12 +290,12 @@ def test_missing_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("selec 1", r"\(line 1, column 1\): syntax error at or near \"selec\""),
-        ("select word\nfrom occurrences\nwhere foo = 1", r"\(line 3, column 7\): Referenced column \"foo\" not found"),
-        ("select évident, foo from occurrences", r"\(line 1, column 8\): Referenced column \"évident\""),
-        ("select cos(h5, vec(2, 5)), nofunction(h5) from occurrences", r"\(line 1, column 28\): .* nofunction"),
-        ("select * from nowhere", r"\(line 1, column 15\): Table with name nowhere does not exist"),
-        ("select cos(h5, h2) from occurrences where cast(word as int) > 0", "column 43.: Could not convert string"),
+        ("selec 1", r"\(line 1\): syntax error at or near \"selec\""),
+        ("select word\nfrom occurrences\nwhere foo = 1", r"\(line 3\): Referenced column \"foo\" not found"),
+        ("select évident, foo from occurrences", r"\(line 1\): Referenced column \"évident\""),
+        ("select cos(h5, vec(2, 5)), nofunction(h5) from occurrences", r"\(line 1\): .* nofunction"),
+        ("select * from nowhere", r"\(line 1\): Table with name nowhere does not exist"),
+        ("select cos(h5, h2) from occurrences where cast(word as int) > 0", "line 1.: Could not convert string"),
         ("select 1; select 2", "has 2 statements"),
         ("copy (select 1) to 'copy.csv'", "must be a SELECT"),
         ("create table t as select 1", "must be a SELECT"),
