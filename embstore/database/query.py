@@ -133,31 +133,22 @@ class Database:
         self._connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")  # type: ignore[arg-type]
         for name, store in stores.items():
             self._create_tables(name, store)
-        found = self._rows("select function_name from duckdb_functions() where function_type = 'aggregate'")
-        self.aggregates = {name for (name,) in found}
-        self.empty: Node = json.loads(self._rows("select json_serialize_sql('select 1')")[0][0])["statements"][0][
-            "node"
-        ]
+        self.empty = self._tree("select 1")["statements"][0]["node"]
         self._threads = self._rows("select current_setting('threads')")[0][0]
 
     def _create_tables(self, schema: str, store: Store) -> None:
         from embstore.database.tables import Table
 
         columns = [name for name in store.select(rows=[]).table().columns if name != "text"]
-        _require_distinct(
-            [*columns, *(f"h{layer}" for layer in store.layers)],
-            f"columns of {store.path}",
-            "rename the label or field, or use select",
-        )
+        vectors = [f"h{layer}" for layer in store.layers]
+        _require_distinct([*columns, *vectors], f"columns of {store.path}", "rename the label or field, or use select")
         firsts = store.select(rows=np.flatnonzero(np.diff(store.index.sentence, prepend=-1)))
         fields = ["sentence", "text", "document", *store.index.fields]
         names = ['"' + name.replace('"', '""') + '"' for name in store.index.labels]
-        texts = ", ".join(f"{name}::varchar as {name}" for name in names)
+        texts = ", ".join([*(f"{name}::varchar as {name}" for name in names), "null::varchar as _es_none"])
         labels = (
             f'select "column", label, count(*) as count from (unpivot (select {texts} from {schema}.occurrences) '
-            f'on {", ".join(names)} into name "column" value label) group by all'
-            if names
-            else "select ''::varchar as \"column\", ''::varchar as label, 0::bigint as count where false"
+            'on columns(*) into name "column" value label) group by all'
         )
         self._tables[schema.lower()] = Table(store.select(), columns, store.layers)
         self._connection.register(f"_es_{schema}", self._tables[schema.lower()])
@@ -194,10 +185,10 @@ class Database:
             for name, frame in frames.items():
                 self._connection.register(name, pl.DataFrame(frame).to_arrow())
                 given.append(name)
-            tree = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
-            if tree["error"] and tree["error_type"] == "not implemented":
-                raise InvalidValueError("SQL can only ask: the statement must be a SELECT")
+            tree = self._tree(query)
             if tree["error"]:
+                if tree["error_type"] == "not implemented":
+                    raise InvalidValueError("SQL can only ask: the statement must be a SELECT")
                 raise _refused(tree["error_message"], query[: int(tree.get("position") or 0)].count("\n") + 1)
             if len(tree["statements"]) != 1:
                 raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
@@ -251,13 +242,10 @@ class Database:
             self._encoded[key] = np.asarray(vector, np.float64).tolist()
         return self._encoded[key]
 
-    # What rewriting asks for
-
     def parse(self, text: str) -> Node:
         """The syntax tree of an expression."""
-        tree = json.loads(self._rows("select json_serialize_sql(?)", [f"select {text}"])[0][0])
-        node: Node = tree["statements"][0]["node"]
-        return node["select_list"][0]
+        expression: Node = self._tree(f"select {text}")["statements"][0]["node"]["select_list"][0]
+        return expression
 
     def text(self, expression: Node) -> str:
         """An expression as DuckDB writes it."""
@@ -289,6 +277,10 @@ class Database:
     def _rows(self, text: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self._connection.execute(text, list(parameters)).fetchall()
         return rows
+
+    def _tree(self, query: str) -> Node:
+        tree: Node = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
+        return tree
 
     def _written(self, node: Node) -> str:
         tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})

@@ -62,14 +62,24 @@ def _group(select: Node, engine: Any) -> None:
 
 def _search(select: Node, engine: Any) -> None:
     """Find the rows of ORDER BY cos(...) DESC LIMIT k, and put a table of these in the place of all occurrences."""
-    sources, bounds = _sources(select["from_table"]), _bounds(select["modifiers"])
-    is_single = len(sources) == 1 and sources[0] is not None and sources[0].table is select["from_table"]
-    if not is_single or bounds is None or not _is_of_rows(select, engine):
+    sources, bounds, columns = _sources(select["from_table"]), _bounds(select["modifiers"]), select["select_list"]
+    source = sources[0] if len(sources) == 1 else None
+    parts = _nodes([columns, select["modifiers"]], subqueries=False)
+    if (
+        source is None
+        or source.table is not select["from_table"]
+        or bounds is None
+        or any(select[part] for part in ("group_expressions", "group_sets", "having", "qualify", "sample"))
+        or any(node.get("class") == "WINDOW" or _function(node) == "unnest" for node in parts)
+    ):
         return
-    (source,), order = sources, select["modifiers"][0]["orders"][0]
-    score = _ordered_by(order["expression"], select["select_list"])
+    order = select["modifiers"][0]["orders"][0]
+    score = order["expression"]
+    if score["class"] == "COLUMN_REF":  # the name of a column of the result
+        named = [column for column in columns if [column["alias"].lower()] == [*map(str.lower, score["column_names"])]]
+        score = named[0] if len(named) == 1 else score
     name = _function(score)
-    if source is None or name not in METRICS or (order["type"] == "DESCENDING") != (name != "l2"):
+    if name not in METRICS or (order["type"] == "DESCENDING") != (name != "l2"):
         return
     sides = [argument["expression"] for argument in score["arguments"]]
     for vector, query in (sides, sides[::-1]) if len(sides) == 2 else ():
@@ -121,17 +131,6 @@ def _vectors(node: Node, sources: list[Source | None], engine: Any) -> tuple[Sou
     return None if handle is None else (known[0], handle)
 
 
-def _is_of_rows(select: Node, engine: Any) -> bool:
-    """Whether each row of the result is one occurrence: no groups, nothing that sees other rows."""
-    if any(select[part] for part in ("group_expressions", "group_sets", "having", "qualify", "sample")):
-        return False
-    many = {*engine.aggregates, *GROUPS, "unnest"} | {f"_es_{name}" for name in GROUPS}
-    return not any(
-        node.get("class") == "WINDOW" or _function(node) in many
-        for node in _nodes([select["select_list"], select["modifiers"]], subqueries=False)
-    )
-
-
 def _function(node: Node) -> str:
     """Return the name of the function that an expression calls; "" for any other."""
     return str(node["function_name"]).lower() if node.get("class") == "FUNCTION" else ""
@@ -148,18 +147,6 @@ def _bounds(modifiers: list[Node]) -> int | None:
     texts = [(part.get("literal") or {}).get("text", "") for part in parts]
     count = sum(map(int, texts)) if all(map(str.isdecimal, texts)) else 0
     return count if 0 < count <= MAX_K else None
-
-
-def _ordered_by(expression: Node, columns: list[Node]) -> Node:
-    """Return the expression that ORDER BY names by the name or the number of a column of the result."""
-    chosen = []
-    if expression["class"] == "COLUMN_REF" and len(expression["column_names"]) == 1:
-        name = expression["column_names"][0].lower()
-        chosen = [column for column in columns if column["alias"].lower() == name]
-    elif expression["class"] == "CONSTANT" and not any(column["class"] == "STAR" for column in columns):
-        text = (expression.get("literal") or {}).get("text", "")
-        chosen = columns[int(text) - 1 : int(text)] if str(text).isdecimal() and text != "0" else []
-    return chosen[0] if len(chosen) == 1 else expression
 
 
 def _nodes(value: Any, *, subqueries: bool = True) -> Iterator[Node]:

@@ -20,7 +20,7 @@ WORD = "(select h5 from occurrences where occurrence = 2)"
 NEAREST = [  # what the search answers; equal ones are in the order of their occurrences
     "select occurrence, cos(h5, vec(2, 5)) s from occurrences order by s desc limit 9",
     "select occurrence from occurrences order by cos(h5, vec(2, 5)) desc limit 200",
-    "select occurrence, cos(vec(2, 5), h5) from occurrences order by 2 desc limit 7 offset 4",
+    "select occurrence, cos(vec(2, 5), h5) s from occurrences order by s desc limit 7 offset 4",
     "select * from occurrences o order by ip(o.h2, vec(4, 2)) desc limit 12",
     "select word, l2(h5, vec(3, 5)) as far from occurrences order by far limit 30",
     "select word, l2(h5, vec(2, 5)) from occurrences where upos = 'NOUN' order by l2(h5, vec(2, 5)) limit 5",
