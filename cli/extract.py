@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEPT, READ, WINDOWS = "Which words are stored", "How the corpus is read", "Context"
 KEEP = ("min_contexts", "per", "seed")
-READING = ("words", "language", "normalize", "columns", "text", "spans", "encoding")
+READING = ("words", "language", "normalize", "columns", "text", "spans")
 COMPUTING = ("unit", "sites", "specials", "min_left", "max_length", "batch_subwords", "seed")
 OTHERS = {"word_list": Path, "chat": str, "compute_dtype": str, "workers": int, "cluster": str}
 SETTINGS = opt.Config(

@@ -7,7 +7,6 @@ from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.formats.pse import read_word_classes
 from embstore.corpus.keep import Keep
 from embstore.corpus.lines import read_word_list
-from embstore.corpus.ontonotes import convert_ontonotes
 from embstore.corpus.sentence import Document, Sentence
 from embstore.corpus.trees import Tree, read_trees
 
@@ -20,7 +19,6 @@ __all__ = [
     "Keep",
     "Sentence",
     "Tree",
-    "convert_ontonotes",
     "derivable_tasks",
     "derived_edges",
     "open_corpus",

@@ -11,20 +11,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from embstore.arguments import checked
 from embstore.corpus.formats import FORMATS, common_format, format_named, has_format
 from embstore.corpus.formats.base import ChatTemplate, Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
 from embstore.corpus.formats.rows import FILE, read_rows
-from embstore.corpus.lines import Lines, codec_name
-from embstore.corpus.sentence import Item, Sentence, distinct_sentences, read_items
+from embstore.corpus.lines import Lines
+from embstore.corpus.sentence import Sentence, distinct_sentences, read_items
 from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, one_line, quoted
 
 SENTENCES = "sentences"
-PathLike = str | os.PathLike[str]
-Source = PathLike | Iterable[PathLike] | Iterable[Item]
 NORMALIZATIONS: dict[str, Callable[[str], str]] = {
     "nfc": lambda word: unicodedata.normalize("NFC", word),
     "nfkc": lambda word: unicodedata.normalize("NFKC", word),
@@ -63,8 +62,9 @@ class Corpus:
         return f"<Corpus {self.name!r}, format={self.format!r}{options}>"
 
 
+@checked
 def open_corpus(
-    source: Source | Corpus,
+    source: Any,
     *,
     format: str | None = None,
     split: str | None = None,
@@ -75,33 +75,50 @@ def open_corpus(
     text: str | None = None,
     spans: str | None = None,
     chat: ChatTemplate | None = None,
-    encoding: str | None = None,
 ) -> Corpus:
     """Open a corpus for reading; every function that takes a corpus accepts the result.
 
-    `source`: a path; a list of `Path` objects (or of strings, if `format` is given); an iterable of `Sentence`, of
-    sequences of words, or of strings; or a table: an iterable of dicts, a Polars, pandas or Arrow table, a data set of
-    Hugging Face. The files of a folder and of its folders are read in the order of their paths. A folder with a folder
-    of edge probing files for each task is read as the sentences of all tasks, each text once and without labels. A
-    Corpus is returned unchanged. `format`: text, conllu, conll, pse, edge, sts, pairs, jsonl, parquet or csv; by
-    default that of the suffix, and of the first line where formats share it. `split`: how text is split into sentences,
-    "sentences" (default) or "lines". `words`: how these are split into words, "punctuation" (default), which separates
-    marks from words, or "spaces". `language`: whose rules these are, by default "en". A text file is a document, and so
-    is a Python string. `normalize`: nfc, nfkc, lower or several joined by commas, applied to the words; by default
-    none. `columns`: the names of the columns of a conll file; of a table, the columns to read besides the text, by
-    default all: they become fields of the row's document, and lists of labels become label columns where the text is a
-    list of words. `text`: the text column of a table, by default "text" or the only one that holds text. `spans`: the
-    column of a table with spans of the text's characters that are occurrences of their own, [start, stop] or [start,
-    stop, label]; it becomes a label column. `chat`: the template of `embstore.models.chat_template`, applied where the
-    text of a row is a list of messages with role and content. `encoding`: the encoding of files, by default utf-8.
+    Parameters
+    ----------
+    source : path, list of paths, iterable or table
+        A path; a list of `Path` objects (or of strings, if `format` is given); an iterable of `Sentence`, of sequences
+        of words, or of strings; or a table: an iterable of dicts, a Polars, pandas or Arrow table, a data set of
+        Hugging Face. The files of a folder and of its folders are read in the order of their paths, in UTF-8. A folder
+        with a folder of edge probing files for each task is read as the sentences of all tasks, each text once and
+        without labels. A Corpus is returned unchanged.
+    format : str, optional
+        text, conllu, conll, pse, edge, sts, pairs, jsonl, parquet or csv; by default that of the suffix, and of the
+        first line where formats share it.
+    split : {"sentences", "lines"}
+        How text is split into sentences. A text file is a document, and so is a Python string.
+    words : {"punctuation", "spaces"}
+        How sentences are split into words: "punctuation" separates marks from words.
+    language : str
+        Whose rules these are, by default "en".
+    normalize : str, optional
+        nfc, nfkc, lower or several joined by commas, applied to the words.
+    columns : str or sequence of str, optional
+        The names of the columns of a conll file; of a table, the columns to read besides the text, by default all: they
+        become fields of the row's document, and lists of labels become label columns where the text is a list of words.
+    text : str, optional
+        The text column of a table, by default "text" or the only one that holds text.
+    spans : str, optional
+        The column of a table with spans of the text's characters that are occurrences of their own, [start, stop] or
+        [start, stop, label]; it becomes a label column.
+    chat : ChatTemplate, optional
+        The template of `embstore.models.chat_template`, applied where the text of a row is a list of messages with role
+        and content.
 
-    Raises InvalidValueError for an option that is not allowed, CorpusNotFoundError for a missing path, CorpusError for
-    files of unknown or different formats.
+    Raises
+    ------
+    InvalidValueError
+        For an option that is not allowed.
+    CorpusNotFoundError, CorpusError
+        For a missing path, and for files of unknown or different formats.
     """
     splitting = {"split": split, "words": words, "language": language}
-    table = {"text": text, "spans": spans, "chat": _name_of(chat)}
-    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table, "encoding": encoding}
-    _check_text(given)
+    table = {"text": text, "spans": spans, "chat": None if chat is None else chat.name}
+    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table}
     if isinstance(source, Corpus):
         for name, value in given.items():
             if value is not None:
@@ -110,31 +127,17 @@ def open_corpus(
     steps = ",".join(parse_normalize(normalize)) or None
     paths = _paths(source, format)
     if paths is None:
-        _refuse(SENTENCES, encoding=encoding)
         options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
         return _open_items(source, options, _table_options(columns, **table), chat)
-    encoding = codec_name(encoding or "utf-8")
     files = _files(paths, format)
-    form = format_named(format) if format else common_format(files, encoding)
-    options = {"normalize": steps, "encoding": encoding, **_splitting(form, **splitting)}
+    form = format_named(format) if format else common_format(files)
+    options = {"normalize": steps, **_splitting(form, **splitting)}
     options |= _columns_of(form, columns, **table)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
     name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     return Corpus(name, form.name, options, files, partial(_read_files, form, _sources(paths, files), options, chat))
-
-
-def _check_text(given: Mapping[str, object]) -> None:
-    for name, value in given.items():
-        if name != "columns" and value is not None:
-            check_type(f"{name}:", value, str, "text")
-
-
-def _name_of(chat: ChatTemplate | None) -> str | None:
-    if chat is not None and not callable(getattr(chat, "render", None)):
-        raise InvalidValueError(f"chat: {quoted(chat)} is not a template: give embstore.models.chat_template(MODEL)")
-    return None if chat is None else chat.name
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -170,7 +173,7 @@ def _read_files(
 
     def read(path: Path) -> Iterator[Sentence]:
         fields = {FILE: sources[path]} if len(sources) > 1 else {}
-        return form.read(Lines(path, options["encoding"]), replace(read_options, fields=fields))
+        return form.read(Lines(path), replace(read_options, fields=fields))
 
     sentences = chain.from_iterable(map(read, sources))
     yield from distinct_sentences(each.words for each in sentences) if "tasks" in options else sentences

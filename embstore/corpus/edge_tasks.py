@@ -22,15 +22,13 @@ LAST_INDEX = 9  # the last position that is a label of its own
 
 
 @checked
-def read_edges(path: str | os.PathLike[str], *, encoding: str = "utf-8") -> Iterator[EdgeSentence]:
+def read_edges(path: str | os.PathLike[str]) -> Iterator[EdgeSentence]:
     """Read the sentences of an edge probing file (JSON lines) one by one. Raises CorpusError with file and line."""
-    return iter_edges(Lines.of(path, encoding, "file of targets"))
+    return iter_edges(Lines(Path(path), "file of targets"))
 
 
 @checked
-def derived_edges(
-    path: str | os.PathLike[str], task: str, *, repair: bool = False, encoding: str = "utf-8"
-) -> list[EdgeSentence]:
+def derived_edges(path: str | os.PathLike[str], task: str, *, repair: bool = False) -> list[EdgeSentence]:
     """Make edge probing targets from an annotated corpus; sentences without a target are included.
 
     From CoNLL-U, one target a word (multiword ranges and empty nodes are skipped):
@@ -52,7 +50,7 @@ def derived_edges(
     """
     if not isinstance(task, str) or task not in _TASKS:
         raise InvalidValueError(f"task {quoted(task)} cannot be derived from a corpus: choose {', '.join(_TASKS)}")
-    lines = Lines.of(path, encoding)
+    lines = Lines(Path(path))
     read, format_name, if_empty = _TASKS[task]
     sentences = list(read(lines, repair))
     if not any(sentence.targets for sentence in sentences):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import gzip
 import math
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from embstore.arguments import checked
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, check_type, one_line, quoted
+from embstore.errors import CorpusError, CorpusNotFoundError, one_line
 
 BLOCK_NBYTES = 2**18
 ZSTD_NBYTES = 2**10  # of compressed data at a time: they may expand to 32,000 times their size
@@ -25,7 +24,7 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True)
 class Lines:
-    """A text file as a stream of lines without their line ends, for readers of line-based formats.
+    """A text file in UTF-8 as a stream of lines without their line ends, for readers of line-based formats.
 
     Lines end at LF or CRLF. A byte-order mark at the start is dropped. Only the current block and the current line are
     held in memory; a line of more than MAX_SENTENCE characters is an error. `kind` says in error messages what the
@@ -33,14 +32,7 @@ class Lines:
     """
 
     path: Path
-    encoding: str = "utf-8"
     kind: str = "corpus"
-
-    @classmethod
-    def of(cls, path: str | os.PathLike[str], encoding: str, kind: str = "corpus") -> Lines:
-        """Return the lines of what a caller names; raises InvalidValueError for no path and an unknown encoding."""
-        check_type(kind, path, (str, os.PathLike), "a path")
-        return cls(Path(path), codec_name(encoding), kind)
 
     def __iter__(self) -> Iterator[str]:
         open_line: list[str] = []
@@ -82,7 +74,7 @@ class Lines:
 
     def texts(self) -> Iterator[str]:
         """Yield the text of the file block by block."""
-        decoder = codecs.getincrementaldecoder(self.encoding)("strict")
+        decoder = codecs.getincrementaldecoder("utf-8")("strict")
         n_newlines = nbytes = 0
         at_start = True
         for block in self._blocks():
@@ -91,13 +83,11 @@ class Lines:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 raise self._decode_error(error, n_newlines, nbytes) from None
-            except UnicodeError as error:
-                raise self.error(n_newlines + 1, f"not {self.encoding}: {error}") from None
             if text and at_start:
                 text, at_start = text.removeprefix("\ufeff"), False
             if "\0" in text:
                 number = n_newlines + text.count("\n", 0, text.index("\0")) + 1
-                raise self.error(number, "a NUL character: the file is binary, not text (or not in the encoding given)")
+                raise self.error(number, "a NUL character: the file is binary, not text (or not in UTF-8)")
             n_newlines += text.count("\n")
             yield text
 
@@ -120,24 +110,13 @@ class Lines:
 
     def _decode_error(self, error: UnicodeDecodeError, n_newlines: int, nbytes: int) -> CorpusError:
         before = error.object[: error.start]
-        number = n_newlines + before.decode(self.encoding, "replace").count("\n") + 1
+        number = n_newlines + before.decode("utf-8", "replace").count("\n") + 1
         offset = nbytes - len(error.object) + error.start
         return self.error(
             number,
-            f"byte 0x{error.object[error.start]:02x} at offset {offset} is not {self.encoding} ({error.reason}); "
-            f"if it is text, save it as UTF-8, or name the encoding of a corpus, for example --set encoding=latin-1",
+            f"byte 0x{error.object[error.start]:02x} at offset {offset} is not utf-8 ({error.reason}); if it is text, "
+            "save it as UTF-8: iconv -f latin1 -t utf-8",
         )
-
-
-def codec_name(encoding: object) -> str:
-    """Return Python's name of an encoding of text; raises InvalidValueError for an unknown one."""
-    try:
-        codec = codecs.lookup(encoding)  # type: ignore[arg-type]
-        "\n".encode(codec.name)
-        codecs.getincrementaldecoder(codec.name)
-    except (LookupError, TypeError, ValueError):
-        raise InvalidValueError(f"encoding: {quoted(encoding)} is not known; for example utf-8, latin-1") from None
-    return codec.name
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
@@ -200,13 +179,13 @@ def _damaged(path: Path, kind: str, error: Exception) -> CorpusError:
 
 
 @checked
-def read_word_list(path: str | Path, *, encoding: str = "utf-8") -> frozenset[str]:
+def read_word_list(path: str | Path) -> frozenset[str]:
     """Read words or phrases, one a line, for example for `Keep(words=...)`.
 
     Blank lines are skipped. The words of a phrase are joined by spaces or "_". Raises CorpusError for a file without a
     word and CorpusNotFoundError for a missing one.
     """
-    lines = Lines.of(path, encoding, "word list")
+    lines = Lines(Path(path), "word list")
     words = frozenset(" ".join(line.split()) for line in lines if line and not line.isspace())
     if not words:
         raise lines.file_error("no word in it; write one a line")

@@ -42,13 +42,13 @@ class Tree:
 
 
 @checked
-def read_trees(path: str | Path, *, encoding: str = "utf-8") -> list[Tree]:
+def read_trees(path: str | Path) -> list[Tree]:
     """Read the dependency trees of a CoNLL-U file; multiword ranges and empty nodes are skipped.
 
     Raises CorpusError, with the line, for a file that is not CoNLL-U, for a head that is missing or not a word of the
     sentence, for a sentence with no root, several roots or a cycle, and for a file without a sentence.
     """
-    lines = Lines.of(path, encoding)
+    lines = Lines(Path(path))
     trees = list(iter_trees(lines))
     if not trees:
         raise lines.file_error("no sentence in it (read as conllu)")

@@ -132,8 +132,8 @@ def _word(folder: Path) -> Iterator[Sentence]:
             except (ValueError, AttributeError):
                 raise CorpusError(f"{file}: is not a JSON object of class names") from None
     for split in (TRAIN, TEST):
-        lines = Lines.of(folder / f"{split}.data.txt", "utf-8")
-        given, gold = (list(each) for each in (lines, Lines.of(folder / f"{split}.gold.txt", "utf-8")))
+        lines = Lines(folder / f"{split}.data.txt")
+        given, gold = (list(each) for each in (lines, Lines(folder / f"{split}.gold.txt")))
         if len(given) != len(gold):
             raise CorpusError(f"{folder}: {len(given)} lines of {split}.data.txt and {len(gold)} of {split}.gold.txt")
         if not given:

@@ -145,7 +145,7 @@ class Refusing:
         (CHAT, {"spans": "x"}, "spans: they are offsets in a text, and 'messages' is a chat"),
         (CHAT, {"chat": Refusing()}, "message 0: the chat template does not write its content as it is"),
         ([{"role": "nobody", "content": "a"}], {"chat": Refusing()}, "row 0: the chat template of upper refuses"),
-        (CHAT, {"chat": "gpt2"}, "chat: 'gpt2' is not a template: give embstore.models.chat_template(MODEL)"),
+        (CHAT, {"chat": "gpt2"}, "chat 'gpt2' is not allowed: give ChatTemplate or None"),
     ],
 )
 def test_bad_chats(messages: Any, options: dict[str, Any], expected: str) -> None:

@@ -216,8 +216,6 @@ BAD_OPTIONS: dict[str, tuple[str, dict[str, Any], str]] = {
     "split of conllu": ("a.conllu", {"split": "space"}, "split: 'space' has no meaning for the format conllu"),
     "columns of text": ("a.txt", {"columns": "word"}, "columns: 'word' has no meaning for the format text"),
     "normalize": ("a.txt", {"normalize": "nfc,upper"}, "normalize: 'upper' is not one of nfc, nfkc, lower"),
-    "encoding": ("a.txt", {"encoding": "utf-99"}, "encoding: 'utf-99' is not known"),
-    "encoding that is none": ("a.txt", {"encoding": "hex"}, "encoding: 'hex' is not known"),
     "no word column": ("a.conll", {"columns": "form,label"}, 'must name "word" once'),
     "column twice": ("a.conll", {"columns": "word,x,x"}, "repeats a name"),
     "empty column": ("a.conll", {"columns": "word,,x"}, "label column ''"),
@@ -264,8 +262,6 @@ def test_bad_sources(source: Any) -> None:
 def test_options_of_files_are_refused_for_sentences(tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match=r"^format: 'text' is for files"):
         open_corpus(iter(["a"]), format="text")
-    with pytest.raises(InvalidValueError, match=r"^encoding: 'utf-8' has no meaning"):
-        open_corpus(["a"], encoding="utf-8")
     with pytest.raises(InvalidValueError, match=r"^split: a Corpus has its options already"):
         open_corpus(open_corpus(["a"]), split="space")
 

@@ -261,13 +261,13 @@ def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:
 def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "a.conll").write_text("x y")
-    text = open_corpus(tmp_path / "a.txt", normalize="lower , nfc", encoding="latin1")
+    text = open_corpus(tmp_path / "a.txt", normalize="lower , nfc")
     splitting = {"split": "sentences", "words": "punctuation", "language": "en"}
-    assert text.options == {**splitting, "normalize": "lower,nfc", "encoding": "iso8859-1"}
+    assert text.options == {**splitting, "normalize": "lower,nfc"}
     columns = open_corpus(str(tmp_path / "a.conll"), columns=["word", "pos"])
-    assert columns.options == {"columns": "word,pos", "normalize": None, "encoding": "utf-8"}
+    assert columns.options == {"columns": "word,pos", "normalize": None}
     json.dumps([text.options, columns.options])
-    assert repr(columns) == "<Corpus 'a.conll', format='conll', encoding='utf-8', columns='word,pos'>"
+    assert repr(columns) == "<Corpus 'a.conll', format='conll', columns='word,pos'>"
 
 
 def test_of_two_formats_with_a_suffix_one_is_recognized_by_its_first_line() -> None:

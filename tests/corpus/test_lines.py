@@ -51,13 +51,6 @@ def test_compression_is_detected_by_the_first_bytes(suffix: str, how: str, tmp_p
     assert [list(sentence.words) for sentence in corpus] == [["one", "two"]]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252", "utf-8-sig"])
-def test_other_encodings(encoding: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_bytes("café one\ntwo\r\n".encode(encoding))
-    assert [list(s.words) for s in open_corpus(path, encoding=encoding)] == [["café", "one"], ["two"]]
-
-
 @pytest.mark.parametrize("block_nbytes", [1, 5, 64, 2**18])
 def test_the_position_of_a_bad_byte_does_not_depend_on_blocks(
     block_nbytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

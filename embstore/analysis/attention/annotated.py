@@ -106,7 +106,7 @@ def _plain(words: Sequence[str]) -> Annotated:
 def _tree_sentences(source: Corpus) -> Iterator[Annotated]:
     sentences = iter(source)
     for path in source.paths:
-        for tree in iter_trees(Lines.of(path, str(source.options["encoding"]))):
+        for tree in iter_trees(Lines(path)):
             words = _marked(next(sentences))
             bounds = np.arange(len(words) + 1)
             if len(words) != len(tree):  # a form has a space
@@ -122,7 +122,7 @@ def _tree_sentences(source: Corpus) -> Iterator[Annotated]:
 
 def _edges(source: Corpus) -> Iterator[EdgeSentence]:
     for path in source.paths:
-        yield from iter_edges(Lines.of(path, str(source.options["encoding"])))
+        yield from iter_edges(Lines(path))
 
 
 def _mentions(sentence: EdgeSentence) -> tuple[Mention, ...]:

@@ -33,20 +33,20 @@ def has_format(path: Path) -> bool:
     return any(_suffix(path) in form.suffixes for form in FORMATS.values())
 
 
-def format_of(path: Path, encoding: str = "utf-8") -> Format | None:
+def format_of(path: Path) -> Format | None:
     """Return the format of a file by its suffix and, where several have it, its first line; None for none."""
     forms = [form for form in FORMATS.values() if _suffix(path) in form.suffixes]
     if len(forms) > 1 and path.is_file():
-        line = next((line for line in Lines(path, encoding) if line and not line.isspace()), "")
+        line = next((line for line in Lines(path) if line and not line.isspace()), "")
         forms = [form for form in forms if form.sniff is None or form.sniff(line)]
     return forms[0] if forms else None
 
 
-def common_format(paths: tuple[Path, ...], encoding: str) -> Format:
+def common_format(paths: tuple[Path, ...]) -> Format:
     """Return the one format of all files. Raises CorpusError for an unknown suffix and for several formats."""
     found: dict[str, Path] = {}
     for path in paths:
-        form = format_of(path, encoding)
+        form = format_of(path)
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
             raise CorpusError(

@@ -47,20 +47,18 @@ def read_pse(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 
 
 @checked
-def read_word_classes(
-    path: str | Path, *, optional: bool = False, encoding: str = "utf-8"
-) -> dict[str, dict[str, int]]:
+def read_word_classes(path: str | Path, *, optional: bool = False) -> dict[str, dict[str, int]]:
     """Read words with their semantic classes, as the training and test words of a class probe.
 
     A line is `@java@<TAB>-noun.location=3 -noun.food=2`; underscores in a word are read as spaces. With `optional` a
     plain list of words, one a line, is read too; its words have no class. Returns the count of each class by word.
     Raises CorpusError with file and line.
     """
-    lines = Lines.of(path, encoding, "list of words and classes")
+    lines = Lines(Path(path), "list of words and classes")
     if optional:
         first = next((line for line in lines if line and not line.isspace()), "")
         if not (first.startswith("@") and "\t" in first):
-            return {word: {} for word in sorted(read_word_list(path, encoding=encoding))}
+            return {word: {} for word in sorted(read_word_list(path))}
     classes_of: dict[str, dict[str, int]] = {}
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
