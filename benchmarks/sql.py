@@ -120,7 +120,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
                                                                         s="score")  # fmt: skip
 
     def selfsim() -> pl.DataFrame:
-        chosen = store.select(types=types)
+        chosen = store.select(words=[store.index.words[int(number)] for number in types])
         found = es.geometry(chosen, layers=layer, metrics=["selfsim"], min_contexts=1)
         return found.filter(pl.col("item") != "").select(word="item", s="value").sort("word")
 

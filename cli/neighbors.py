@@ -354,9 +354,8 @@ def _occurrences_of(store: es.Store, given: str, option: str) -> es.Selection:
         first, _, last = value.partition("-")
         if not (first.isdecimal() and last.isdecimal()):
             raise InvalidValueError(f"{option} {given} is not sentence=FIRST-LAST, such as sentence=0-999")
-        import polars as pl
 
-        return store.select(where=pl.col("sentence").is_between(int(first), int(last)))
+        return store.select(where=f"sentence BETWEEN {int(first)} AND {int(last)}")
     return store.select(labels={column: value})
 
 

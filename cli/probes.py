@@ -114,7 +114,7 @@ def open_stores(paths: list[str]) -> dict[str, es.Store]:
     named: dict[str, es.Store] = {}
     for path in paths:
         store = es.open(path)
-        site = store.layout.site
+        site = store.source.layout.site
         name = stem = store.path.stem + ("" if site == "residual" else f"#{site}")
         number = 2
         while name in named:

@@ -237,7 +237,7 @@ def label(
         raise InvalidValueError("give either FILE with labels to add, or --remove NAME")
     opened = es.open(store)
     if remove is not None:
-        opened.remove_labels(remove)
+        opened.with_labels(remove, save=True)
         print(f"{store} has no labels {remove} any more")
         return
     before = opened.index.labels

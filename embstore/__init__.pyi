@@ -34,7 +34,6 @@ from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export
 from .store import verify as verify
-from .store.convert.torch_dataset import TorchDataset as TorchDataset
 from .store.opening import open as open
 from .vectors import WordVectors as WordVectors
 

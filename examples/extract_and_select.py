@@ -24,7 +24,7 @@ def main(corpus: str, path: str, model: str) -> None:
     verb = verbs.group_by("word").len().sort("len", "word", descending=[True, False])["word"][0]
 
     # A selection by words, labels or any condition, and of some layers; vectors are read when they are needed.
-    chosen = store.select(words=verb, labels={"upos": "VERB"}, where=pl.col("position") > 0, layers=[0, "last"])
+    chosen = store.select(words=verb, labels={"upos": "VERB"}, where="position > 0", layers=[0, "last"])
     vectors = chosen.vectors(dtype="float32")  # [layer, occurrence, feature]
     print(f"{verb!r}: {vectors.shape[1]} occurrences x {vectors.shape[2]} features in layers {list(chosen.layers)}")
     print(chosen.table().select("occurrence", "word", "position", "text").head(5))

@@ -6,8 +6,9 @@
 """
 
 import sys
+from collections.abc import Iterable
+from typing import Any
 
-import polars as pl
 import torch
 
 import embstore as es
@@ -15,7 +16,7 @@ import embstore as es
 EPOCHS = 30
 
 
-def accuracy(probe: torch.nn.Module, batches: es.TorchDataset) -> float:
+def accuracy(probe: torch.nn.Module, batches: Iterable[Any]) -> float:
     right = [(probe(batch.vectors[:, 0]).argmax(-1) == batch.labels).float() for batch in batches]
     return float(torch.cat(right).mean())
 
@@ -26,12 +27,11 @@ def main(path: str, label: str, layer: int = -1) -> float:
     classes = list(store.index.labels[label].names)
 
     # Every fifth sentence is held out, so that no sentence is in both parts.
-    labelled = pl.col(label).is_not_null()
-    train = store.select(where=[labelled, pl.col("sentence") % 5 != 0], layers=layer)
-    test = store.select(where=[labelled, pl.col("sentence") % 5 == 0], layers=layer)
+    train = store.select(where=f'"{label}" IS NOT NULL AND sentence % 5 <> 0', layers=layer)
+    test = store.select(where=f'"{label}" IS NOT NULL AND sentence % 5 = 0', layers=layer)
 
-    batches = es.TorchDataset(train, label=label, batch_size=64, shuffle=True, dtype=torch.float32)
-    held_out = es.TorchDataset(test, label=label, dtype=torch.float32)
+    batches = train.to_torch(label=label, batch_size=64, shuffle=True, dtype=torch.float32)
+    held_out = test.to_torch(label=label, dtype=torch.float32)
     probe = torch.nn.Linear(store.hidden_size, len(classes))
     optimizer = torch.optim.AdamW(probe.parameters(), lr=1e-2)
     for epoch in range(EPOCHS):

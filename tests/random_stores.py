@@ -48,7 +48,7 @@ def index_of(n_rows: int, *, seed: int, n_types: int = N_TYPES, types: NDArray[n
         " ".join(words[type_] for type_ in types[start : start + SENTENCE_WORDS])
         for start in range(0, n_rows, SENTENCE_WORDS)
     )
-    return Index(
+    return Index.of(
         type=types,
         sentence=sentence,
         position=(np.arange(n_rows) % SENTENCE_WORDS).astype(np.int32),

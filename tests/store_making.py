@@ -66,7 +66,7 @@ def make_store(
         codes = np.arange(len(texts), dtype=np.int32) % 4
         fields = {"year": Field(codes - 1, Strings.of(["-5", "1900", "1910"]), "int"),
                   "place": Field(codes // 2, Strings.of(["O'Hare", "x"]), "str")}  # fmt: skip
-        index = replace(index, fields=fields)
+        index = index.changed(fields=fields)
     vectors = rng.normal(size=(len(layers), len(table), hidden_size)).astype(np.float32)
     if ties:
         vectors[:, rng.choice(len(table), len(table) // 3, replace=False)] = vectors[:, :1]
@@ -103,7 +103,7 @@ def make_text_store(path: Path, sentences: list[list[str]], **labels: list[str |
         names = [value for value in dict.fromkeys(values) if value is not None]
         codes = [-1 if value is None else names.index(value) for value in values]
         columns[name] = Labels(np.array(codes, np.int32), Strings.of(names))
-    index = replace(builder.build(), labels=columns)
+    index = builder.build().with_labels(columns)
     metadata = replace(make_store(path.with_suffix(".any.zarr")).store.metadata, n_rows=builder.n_rows)
     create_store(path, metadata=metadata, index=index)
     with StoreWriter(path) as writer:
@@ -116,7 +116,7 @@ def make_text_store(path: Path, sentences: list[list[str]], **labels: list[str |
 
 def _index(table: list[dict[str, object]], words: list[str], tags: list[str], texts: list[str]) -> Index:
     sentence = np.array([row["sentence"] for row in table], np.int64)
-    return Index(
+    return Index.of(
         type=np.array([words.index(str(row["word"])) for row in table], np.int32),
         sentence=sentence,
         position=np.array([row["position"] for row in table], np.int32),

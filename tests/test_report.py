@@ -39,7 +39,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     second = np.flatnonzero(rows == 0)[::2]
     vectors[:, second] -= 2 * centers[:, [0]]
     texts = [" ".join(words[number] for number in sentence) for sentence in types]
-    index = Index(
+    index = Index.of(
         type=rows, sentence=np.repeat(np.arange(300), 6), position=np.tile(np.arange(6, dtype=np.int32), 300),
         subwords=np.ones(count, np.int16), words=Strings.of(words), texts=Strings.of(texts),
         indptr=np.arange(0, count + 1, 6), source=np.arange(300),

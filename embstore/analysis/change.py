@@ -24,6 +24,7 @@ from embstore.progress import Counter, reporting
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
 from embstore.store.layout import Layers
+from embstore.store.vectors import VALUE_DTYPE
 from embstore.vectors.linalg import unit_rows
 
 METRICS = ("apd", "prt", "jsd")
@@ -227,7 +228,7 @@ def _sums(side: _Side, layer: int, start: int, stop: int, counts: NDArray[np.int
         selection, groups = Selection(side.store, layers=layer), every
     else:
         selection = Selection(side.store, rows=rows, layers=layer)
-    nbytes_of_row = side.store.hidden_size * side.store.vector_dtype.itemsize
+    nbytes_of_row = side.store.hidden_size * VALUE_DTYPE[side.store.dtype].itemsize
     reduced = scan(
         selection,
         {"sums": WordSums(groups, counts[start:stop])},

@@ -20,6 +20,7 @@ from embstore.arguments import Positive, checked
 from embstore.devices import choose_device, thread_count
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store, Strings
+from embstore.store.vectors import VALUE_DTYPE
 
 BLOCK_ROWS = 2**18  # of a column of an index
 BLOCK_SENTENCES = 2**13
@@ -149,7 +150,7 @@ def rows_of_words(data: Store | Selection, types: ArrayLike) -> WordRows:
     store, rows = _store_and_rows(data)
     chosen = _checked_types(store, types)
     if isinstance(rows, slice) and len(range(store.n_rows)[rows]) == store.n_rows:
-        indptr, grouped = store.occurrences
+        indptr, grouped = store.index.by_type
         words = WordRows(chosen, indptr[chosen], indptr[chosen + 1] - indptr[chosen], grouped)
     else:
         numbers = np.full(len(store.index.words), -1, np.int32)
@@ -296,7 +297,7 @@ def word_groups(store: Store, words: WordRows, resources: Resources) -> list[NDA
     numbers = np.argsort(words.counts, kind="stable")
     counts = words.counts[numbers]
     n_rare = int(np.searchsorted(counts, store.hidden_size, side="right"))
-    n_rows = max(1, resources.window_nbytes // (store.vector_dtype.itemsize * store.hidden_size))
+    n_rows = max(1, resources.window_nbytes // (VALUE_DTYPE[store.dtype].itemsize * store.hidden_size))
     windows = (np.cumsum(counts) - counts)[:n_rare] // n_rows
     rare = np.split(numbers[:n_rare], np.flatnonzero(np.diff(windows)) + 1) if n_rare else []
     return [*numbers[n_rare:][::-1, None], *rare]

@@ -19,7 +19,7 @@ from embstore.errors import (
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_options
-from embstore.store import Collection, Metadata, Store, open_store
+from embstore.store import Metadata, Store, open_store
 from embstore.store.backend import exists, is_hdf5, no_store
 from embstore.store.layout import RESIDUAL
 from embstore.store.opening import add_part, next_part
@@ -60,8 +60,7 @@ def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool]
     with StoreLock(store.path):
         store = _growing(path)  # another process may have appended
         assert isinstance(store.path, Path)
-        stores = store.stores() if isinstance(store, Collection) else [store]
-        same = [each.path for each in stores if _text(each.metadata) == _text(plan.metadata)]
+        same = [each.path for each in store.source.members() if _text(each.metadata) == _text(plan.metadata)]
         if same and not (repair and same[0] != store.path):
             hint = "" if not repair else ": repair it without append"
             warnings.warn(

@@ -42,6 +42,7 @@ from embstore.store import Store, StoreWriter, create_store, open_store
 from embstore.store.backend import exists, open_reader
 from embstore.store.check.repair import repair_layout
 from embstore.store.check.verify import verify_one
+from embstore.store.source import FileSource
 from embstore.store.storage.files import storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
@@ -251,11 +252,11 @@ class _Target:
             remember(plan.encoder)
         self._created = not exists(path) and _create(plan, path, virtual=virtual)
         self._damaged = _repair_layout(plan, path) if repair and not self._created else []
-        store = Store(open_reader(path))
+        store = Store(FileSource(open_reader(path)))
         require_same_plan(plan.metadata, store.metadata, path=path)
         if virtual and store.metadata.kept is None:
             raise InvalidValueError(f"{path} exists with all its vectors: drop them by `embstore thin`")
-        self.center = store.center
+        self.center = store.source.center
         self.window = plan.contexts.index(plan.options.context_window)
         # A leftover lock is tidied by a writer; without one a finished store may be on a read-only disk.
         with storing(path):

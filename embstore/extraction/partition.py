@@ -141,7 +141,7 @@ class Part:
             contexts = Contexts(begins - base, ends - base, bounds)
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
         types, renumbered = np.unique(np.asarray(index.type[rows]), return_inverse=True)
-        own = Index(
+        own = Index.of(
             type=renumbered.astype(np.int32),
             sentence=np.asarray(index.sentence[rows]) - first,
             position=np.array(index.position[rows]),

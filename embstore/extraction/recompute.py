@@ -21,6 +21,7 @@ from embstore.progress import Counter, reporting
 from embstore.recomputing import Take
 from embstore.store import Store
 from embstore.store.backend import Reader
+from embstore.store.source import FileSource
 from embstore.store.storage.files import make_folders, replacing
 from embstore.store.virtual.recomputed import default_folder
 
@@ -33,7 +34,7 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     `model`: where its model is, if that is known. Raises InvalidValueError for a store that embstore has not extracted,
     ModelError where its model is not found or has other weights.
     """
-    store = Store(reader)
+    store = Store(FileSource(reader))
     encoder = encoder_of(store, model)
     metadata, options = store.metadata, stored_options(store.metadata)
     windows = tuple(metadata.extraction.get("context_windows", [options.context_window]))
@@ -41,7 +42,7 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     place = encoder.cls_place if options.pooling == CLS else None
     text = TextOptions(options.unit, limit, windows, options.batch_subwords or 0, place)
     window = windows.index(options.context_window)
-    destinations = tuple(Destination(0, layout, window, store.center) for layout in metadata.layouts)
+    destinations = tuple(Destination(0, layout, window, store.source.center) for layout in metadata.layouts)
     groups = Groups.of(metadata)
     group = number % metadata.layout.n_partitions // groups.size
     start, stop = groups.span(group)

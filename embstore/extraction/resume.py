@@ -24,6 +24,7 @@ from embstore.store.collection import COMPUTED, FREE, SAME
 from embstore.store.conditions import names_in, rows_where
 from embstore.store.index import SPECIAL
 from embstore.store.layout import RESIDUAL
+from embstore.store.source import FileSource
 from embstore.store.storage.location import ObjectPath
 
 # Names may differ between machines; the hashes next to them may not.
@@ -114,7 +115,7 @@ def check_store(
     if not exists(path):
         return
     with suppress(StoreDamagedError, StoreFormatError):
-        store = Store(open_reader(path))
+        store = Store(FileSource(open_reader(path)))
         metadata = store.metadata
         if "static" in metadata.extraction:
             return  # its rows are words, which only the plan knows

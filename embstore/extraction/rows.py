@@ -63,7 +63,7 @@ def _index_of(found: Survey, rows: NDArray[np.int64] | None, cut: Cut | None, su
         words = [names[number] for number in types.tolist()]
     if subwords is not None:
         words = _expand(columns, found, rows, subwords)
-    return Index(
+    return Index.of(
         type=columns.read("type", np.int32),
         sentence=columns.read("sentence", np.int64),
         position=columns.read("position", np.int32),

@@ -221,7 +221,7 @@ def made_by(store: Store) -> dict[str, Any]:
     """Return what made the store that probes were fitted on: model, corpus, extraction, its site and its digest."""
     made = {
         "digest": store.digest,
-        "site": store.layout.site,
+        "site": store.source.layout.site,
         "model": dict(store.metadata.model),
         "corpus": dict(store.metadata.corpus),
         "extraction": dict(store.metadata.extraction),

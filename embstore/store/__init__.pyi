@@ -1,7 +1,6 @@
 from .check.findings import Fault as Fault
 from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
-from .collection import Collection as Collection
 from .convert.export import export as export
 from .convert.from_arrays import write_arrays as write_arrays
 from .convert.tables import write_table as write_table

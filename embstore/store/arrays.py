@@ -89,7 +89,8 @@ class ArraySpec:
         return self.dtype if self.n_names is None else np.min_scalar_type(-1 - self.n_names).newbyteorder("<")
 
 
-def _frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
+def frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
+    """Return the dtype and the dimensions of an array that is written once."""
     name = path
     kinds = _FROZEN
     parts = path.split("/")
@@ -111,7 +112,7 @@ def frozen_spec(path: str, arrays: Mapping[str, Any]) -> ArraySpec:
     `arrays`: the shapes of this one and, for `n_names`, of those next to it.
     """
     shape = arrays[path].shape
-    dtype, dims = _frozen_kind(path)
+    dtype, dims = frozen_kind(path)
     if len(dims) != len(shape):
         raise StoreDamagedError(f"the metadata gives the array {quoted(path)} an invalid shape {list(shape)}")
     shard = chunk = tuple(max(size, 1) for size in shape)
@@ -258,7 +259,7 @@ def frozen_arrays(
 
 
 def _as_stored(path: str, array: NDArray[Any]) -> NDArray[Any]:
-    dtype, dims = _frozen_kind(path)
+    dtype, dims = frozen_kind(path)
     if array.ndim != len(dims) or not np.can_cast(array.dtype, dtype, "safe"):
         raise InvalidValueError(
             f"the column {path} must be {dtype.name} of {len(dims)} dimensions, not {array.dtype} of {array.ndim}"

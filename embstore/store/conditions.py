@@ -5,72 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, check_whole, quoted
-from embstore.store.index import SPECIAL, Index, TypeIndex
-
-if TYPE_CHECKING:
-    import polars as pl
+from embstore.store.index import SPECIAL, Index
 
 Rows = NDArray[np.int64]
-Condition = Callable[[], Rows]
+Condition = Callable[[Rows | None], Rows]  # is given the rows that satisfy the others, None for all
 
 
 def parse_conditions(
-    index: Index,
-    type_index: TypeIndex,
-    *,
-    words: str | Iterable[str] | None,
-    types: int | Iterable[int] | None,
-    labels: Mapping[str, Any] | None,
-    specials: bool | None,
-    sentences: int | Iterable[int] | None,
-    where: str | pl.Expr | Iterable[str | pl.Expr] | None,
+    index: Index, *, words: str | Iterable[str] | None, labels: Mapping[str, Any] | None, where: str | None
 ) -> list[Condition]:
-    """Return a function for each condition, which gives the distinct rows that satisfy it, ascending.
+    """Return a function for each condition, which gives those of the rows that satisfy it.
 
-    Raises InvalidValueError for a word, type, label or sentence that does not exist. Rows are found, and expressions
-    checked, when the function is called.
+    Raises InvalidValueError for a word or label that does not exist. Rows are found, and `where` is checked, when the
+    function is called.
     """
     conditions: list[Condition] = []
     if words is not None:
-        types_of_words = _types_of(type_index, [words] if isinstance(words, str) else list(words))
-        conditions.append(partial(type_index.rows_of_all, types_of_words))
-    if types is not None:
-        conditions.append(partial(type_index.rows_of_all, _integers("types", types)))
+        types = _types_of(index, [words] if isinstance(words, str) else list(words))
+        conditions.append(lambda rows: _among(rows, _rows_of_types(index, types)))
     for column, names in (labels or {}).items():
         codes = _codes(index, column, names)
         conditions.append(partial(_rows_with_labels, index, column, codes))
-    if specials is not None and (specials or SPECIAL in index.labels):
-        require_specials(index)
-        conditions.append(lambda: np.flatnonzero((index.labels[SPECIAL].codes >= 0) == specials))
-    if sentences is not None:
-        chosen = _integers("sentences", sentences)
-        for sentence in chosen:
-            if not 0 <= sentence < len(index.texts):
-                raise InvalidValueError(
-                    f"there is no sentence {sentence}: the store has sentences 0 to {len(index.texts) - 1}"
-                )
-        conditions.append(partial(_rows_of_sentences, index, chosen))
     if where is not None:
-        given: Any = where
-        several = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
-        expressions = [each for each in several if not isinstance(each, str)]
-        for each in expressions:
-            if not hasattr(each, "meta"):
-                raise InvalidValueError(
-                    "where must be a condition in SQL, such as \"word = 'the'\", or a Polars expression, such as "
-                    f"pl.col('word') == 'the', not {quoted(each)}"
-                )
-        if expressions:
-            from embstore.store.table import matching_rows  # polars is imported only where it is needed
-
-            conditions.append(partial(matching_rows, index, expressions))
-        conditions.extend(partial(_rows_of_condition, index, each) for each in several if isinstance(each, str))
+        conditions.append(lambda rows: np.concatenate(list(rows_where(index, where, rows=rows))))
     return conditions
 
 
@@ -81,17 +44,11 @@ def names_in(condition: str) -> set[str]:
     return set(parse(condition).meta.root_names())
 
 
-def rows_where(index: Index, condition: str) -> Iterator[Rows]:
-    """Yield the rows for which a condition in SQL is true, ascending; see `embstore.store.where`."""
+def rows_where(index: Index, condition: str, *, rows: Rows | None = None) -> Iterator[Rows]:
+    """Yield the rows for which a condition in SQL is true; see `embstore.store.where`."""
     from embstore.store.where import rows_where
 
-    return rows_where(index, condition)
-
-
-def require_specials(index: Index) -> None:
-    """Raise InvalidValueError for a store without rows of special tokens."""
-    if SPECIAL not in index.labels:
-        raise InvalidValueError("the store has no rows of special tokens: extract one with --specials")
+    return rows_where(index, condition, rows=rows)
 
 
 def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
@@ -149,26 +106,25 @@ def _as_array(rows: ArrayLike) -> NDArray[Any]:
         raise InvalidValueError(f"rows must be a list of integers, not {quoted(rows)}") from None
 
 
-def _integers(name: str, values: Any) -> list[int]:
-    several = isinstance(values, Iterable) and not isinstance(values, str | bytes)
-    return [check_whole(name, value, 0) for value in (values if several else [values])]
+def _rows_of_types(index: Index, types: list[int]) -> Rows:
+    return np.sort(np.concatenate([np.empty(0, np.int64), *map(index.rows_of, sorted(set(types)))]))
 
 
-def _types_of(type_index: TypeIndex, words: list[str]) -> list[int]:
-    types = [type_index.find(word) for word in words]
+def _types_of(index: Index, words: list[str]) -> list[int]:
+    types = [index.type_of(word) for word in words]
     unknown = [word for word, number in zip(words, types, strict=True) if number is None]
     if not unknown:
         return [number for number in types if number is not None]
     named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
-    known = type_index.words
+    known = index.words
     near = get_close_matches(unknown[0], known, n=3) if len(known) < 200_000 and len(unknown) == 1 else []
     hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
     raise InvalidValueError(f"the store has no word {named}{hint}")
 
 
 def _codes(index: Index, column: str, wanted: Any) -> NDArray[np.int32]:
-    if column == SPECIAL:
-        require_specials(index)
+    if column == SPECIAL and SPECIAL not in index.labels:
+        raise InvalidValueError("the store has no rows of special tokens: extract one with --specials")
     if column not in index.labels:
         raise InvalidValueError(
             f"there is no label column {column!r}: the store has {', '.join(index.labels) or 'none'}; "
@@ -184,14 +140,10 @@ def _codes(index: Index, column: str, wanted: Any) -> NDArray[np.int32]:
     return np.array([known.index(name) for name in names], np.int32)
 
 
-def _rows_with_labels(index: Index, column: str, codes: NDArray[np.int32]) -> Rows:
-    return np.flatnonzero(np.isin(index.labels[column].codes, codes))
+def _among(rows: Rows | None, found: Rows) -> Rows:
+    return found if rows is None else rows[np.isin(rows, found)]
 
 
-def _rows_of_sentences(index: Index, sentences: list[int]) -> Rows:
-    spans = [np.arange(index.indptr[number], index.indptr[number + 1]) for number in sorted(set(sentences))]
-    return np.concatenate([np.empty(0, np.int64), *spans])
-
-
-def _rows_of_condition(index: Index, condition: str) -> Rows:
-    return np.concatenate(list(rows_where(index, condition)))
+def _rows_with_labels(index: Index, column: str, codes: NDArray[np.int32], rows: Rows | None) -> Rows:
+    found = np.isin(index.labels[column].codes[slice(None) if rows is None else rows], codes)
+    return np.flatnonzero(found) if rows is None else rows[found]

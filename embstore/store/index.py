@@ -8,8 +8,8 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from embstore.spacing import ATTACHED, join_marked, marked_words, natural, split
 
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
+LABELS, FIELDS = "occurrences/labels/", "documents/fields/"
 SPECIAL = "special"  # the label column of special tokens, whose positions are before and after those of the words
 KINDS: dict[str, Callable[[str], Any]] = {"bool": "true".__eq__, "int": int, "float": float, "str": str}  # of a field
 _FIND_BLOCK = 1 << 20
@@ -123,12 +124,22 @@ class Contexts:
         return np.searchsorted(self.indptr, rows, "right") - 1
 
 
-@dataclass(frozen=True)
 class Labels:
-    """One label column: `codes` int32 [occurrence] are positions in `names`, -1 for no label."""
+    """One label column: `codes` int32 [occurrence] are positions in `names`, -1 for no label.
 
-    codes: NDArray[np.int32]
-    names: Strings
+    Codes that take long to make may be given as a function, which is called when they are first used.
+    """
+
+    def __init__(self, codes: NDArray[np.int32] | Callable[[], NDArray[np.int32]], names: Strings) -> None:
+        self._made_from = codes
+        self.names = names
+
+    def __repr__(self) -> str:
+        return f"<Labels: {list(self.names.slice(0, 9))}>"
+
+    @cached_property
+    def codes(self) -> NDArray[np.int32]:
+        return self._made_from() if callable(self._made_from) else self._made_from
 
 
 def field_text(value: Any) -> str:
@@ -154,22 +165,8 @@ class Field:
         return [KINDS[self.kind](name) for name in self.names]
 
 
-class _FieldLabels(Labels):
-    """The values of a field as labels of rows, made when they are first used."""
-
-    def __init__(self, field: Field, documents: Callable[[], NDArray[np.int64]]) -> None:
-        object.__setattr__(self, "names", field.names)
-        object.__setattr__(self, "_made_from", (field, documents))
-
-    @cached_property
-    def codes(self) -> NDArray[np.int32]:
-        field, documents = self.__dict__["_made_from"]
-        return np.asarray(field.codes[documents()])
-
-
-@dataclass(frozen=True)
 class Index:
-    """All columns of a store except its vectors; arrays may be memory-mapped.
+    """All columns of a store except its vectors; arrays may be memory-mapped, and are read when they are first used.
 
     `type`: int32 [occurrence], the word, a position in `words`. `sentence`: int64 [occurrence], a position in `texts`,
     ascending. `position`: int32 [occurrence], the index of the (first) word in its sentence. `subwords`: int16
@@ -184,34 +181,187 @@ class Index:
     word's position.
     """
 
-    type: NDArray[np.int32]
-    sentence: NDArray[np.int64]
-    position: NDArray[np.int32]
-    subwords: NDArray[np.int16]
-    words: Strings
-    texts: Strings
-    indptr: NDArray[np.int64]
-    source: NDArray[np.int64]
-    labels: Mapping[str, Labels] = field(default_factory=dict)
-    document: NDArray[np.int64] | None = None
-    fields: Mapping[str, Field] = field(default_factory=dict)
-    contexts: Contexts | None = None
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        kinds: Mapping[str, str] | None = None,
+        labels: Mapping[str, Labels] | None = None,
+        rows_of_type: Callable[[int], NDArray[np.int64]] | None = None,
+    ) -> None:
+        """Make the index of columns by the names that they have in a store.
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", {**self.own_labels, **self.spread_fields()})
+        `kinds`: of the fields. `labels`: the label columns, those of the columns by default. `rows_of_type`: finds the
+        rows of one type where to sort all rows by their types takes long.
+        """
+        self._columns = columns
+        self._kinds = dict(kinds or {})
+        self._given_labels = labels
+        self._rows_of_type = rows_of_type
+        self._types: dict[str, int] | None = None
+        self._lookups = 0
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        type: NDArray[np.int32],
+        sentence: NDArray[np.int64],
+        position: NDArray[np.int32],
+        subwords: NDArray[np.int16],
+        words: Strings,
+        texts: Strings,
+        indptr: NDArray[np.int64],
+        source: NDArray[np.int64],
+        labels: Mapping[str, Labels] | None = None,
+        document: NDArray[np.int64] | None = None,
+        fields: Mapping[str, Field] | None = None,
+        contexts: Contexts | None = None,
+    ) -> Index:
+        """Make an index of its parts."""
+        columns: dict[str, NDArray[Any]] = {
+            "occurrences/type": type,
+            "occurrences/sentence": sentence,
+            "occurrences/position": position,
+            "occurrences/subwords": subwords,
+            "types/form_offsets": words.offsets,
+            "types/form_bytes": words.data,
+            "sentences/text_offsets": texts.offsets,
+            "sentences/text_bytes": texts.data,
+            "sentences/indptr": indptr,
+            "sentences/source": source,
+        }
+        if document is not None:
+            columns["sentences/document"] = document
+        if contexts is not None:
+            columns |= {f"contexts/{name}": column for name, column in vars(contexts).items()}
+        for name, own in (fields or {}).items():
+            columns[f"{FIELDS}{name}/codes"] = own.codes
+            columns[f"{FIELDS}{name}/name_offsets"] = own.names.offsets
+            columns[f"{FIELDS}{name}/name_bytes"] = own.names.data
+        own_labels = {name: column for name, column in (labels or {}).items() if name not in (fields or {})}
+        return cls(columns, {name: own.kind for name, own in (fields or {}).items()}, own_labels)
+
+    def changed(self, **parts: Any) -> Index:
+        """Return the index with other parts, named as in `of`."""
+        names = ("type", "sentence", "position", "subwords", "words", "texts", "indptr", "source")
+        names += ("document", "fields", "contexts")
+        return Index.of(**{"labels": self.own_labels, **{name: getattr(self, name) for name in names}, **parts})
+
+    def with_labels(self, labels: Mapping[str, Labels]) -> Index:
+        """Return the index with other label columns."""
+        return Index(self._columns, self._kinds, labels, self._rows_of_type)
 
     def __repr__(self) -> str:
         counts = f"{len(self.type):,} rows, {len(self.words):,} words, {len(self.texts):,} sentences"
         return f"<Index of {counts}, labels {[*self.labels]}>"
 
-    def spread_fields(self) -> dict[str, Labels]:
-        """Return the fields of documents as labels of rows."""
-        return {name: _FieldLabels(own, lambda: self.document_of(self.sentence)) for name, own in self.fields.items()}
+    @cached_property
+    def type(self) -> NDArray[np.int32]:
+        return self._columns["occurrences/type"]
 
-    @property
+    @cached_property
+    def sentence(self) -> NDArray[np.int64]:
+        return self._columns["occurrences/sentence"]
+
+    @cached_property
+    def position(self) -> NDArray[np.int32]:
+        return self._columns["occurrences/position"]
+
+    @cached_property
+    def subwords(self) -> NDArray[np.int16]:
+        return self._columns["occurrences/subwords"]
+
+    @cached_property
+    def words(self) -> Strings:
+        return self._strings("types/form")
+
+    @cached_property
+    def texts(self) -> Strings:
+        return self._strings("sentences/text")
+
+    @cached_property
+    def indptr(self) -> NDArray[np.int64]:
+        return self._columns["sentences/indptr"]
+
+    @cached_property
+    def source(self) -> NDArray[np.int64]:
+        return self._columns["sentences/source"]
+
+    @cached_property
+    def document(self) -> NDArray[np.int64] | None:
+        return self._columns.get("sentences/document")
+
+    @cached_property
+    def contexts(self) -> Contexts | None:
+        if "contexts/start" not in self._columns:
+            return None
+        return Contexts(*(self._columns[f"contexts/{name}"] for name in ("start", "stop", "indptr")))
+
+    @cached_property
+    def fields(self) -> dict[str, Field]:
+        names = dict.fromkeys(path.split("/")[2] for path in sorted(self._columns) if path.startswith(FIELDS))
+        return {name: self._field(name) for name in names}
+
+    def _field(self, name: str) -> Field:
+        path = f"{FIELDS}{name}"
+        return Field(self._columns[f"{path}/codes"], self._strings(f"{path}/name"), self._kinds.get(name, "str"))
+
+    @cached_property
     def own_labels(self) -> dict[str, Labels]:
         """The label columns that are not fields."""
-        return {name: labels for name, labels in self.labels.items() if name not in self.fields}
+        if self._given_labels is not None:
+            return dict(self._given_labels)
+        paths = [path for path in sorted(self._columns) if path.startswith(LABELS)]
+        names = [path.removeprefix(LABELS) for path in paths]
+        return {
+            name: Labels(partial(self._columns.__getitem__, path), self._strings(f"labels/{name}/name"))
+            for name, path in zip(names, paths, strict=True)
+            if name not in self.fields
+        }
+
+    @cached_property
+    def labels(self) -> dict[str, Labels]:
+        spread = {name: Labels(partial(self._spread, own), own.names) for name, own in self.fields.items()}
+        return {**self.own_labels, **spread}
+
+    def _spread(self, field: Field) -> NDArray[np.int32]:
+        """Return the value of a field for each row."""
+        return np.asarray(field.codes[self.document_of(self.sentence)])
+
+    def _strings(self, name: str) -> Strings:
+        return Strings(self._columns[f"{name}_offsets"], self._columns[f"{name}_bytes"])
+
+    @cached_property
+    def by_type(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The rows of every type: `(indptr, rows)`, type t has `rows[indptr[t]:indptr[t + 1]]`, ascending."""
+        if "types/indptr" in self._columns:
+            return self._columns["types/indptr"], self._columns["types/occurrences"]
+        with rows_by_type(self.type, len(self.words), Path(tempfile.gettempdir())) as found:
+            return found
+
+    def type_of(self, form: str) -> int | None:
+        """Return the type with this spelling, None where there is none."""
+        if not isinstance(form, str):
+            raise InvalidValueError(f"a word must be a string, not {quoted(form)}")
+        if self._types is None:
+            self._lookups += 1
+            if self._lookups <= _LOOKUPS_BEFORE_TABLE:
+                return self.words.find(form)
+            self._types = {word: number for number, word in enumerate(self.words)}
+        return self._types.get(form)
+
+    def rows_of(self, type_id: int) -> NDArray[np.int64]:
+        """Return the rows of a type, a position in `words`, ascending; int64 [n].
+
+        Raises InvalidValueError for a type that does not exist.
+        """
+        if not isinstance(type_id, int | np.integer) or not 0 <= type_id < len(self.words):
+            raise InvalidValueError(f"there is no type {type_id}: the store has types 0 to {len(self.words) - 1}")
+        if self._rows_of_type is not None and self._lookups <= _LOOKUPS_BEFORE_TABLE and "by_type" not in vars(self):
+            self._lookups += 1
+            return self._rows_of_type(int(type_id))
+        indptr, rows = self.by_type
+        return rows[indptr[type_id] : indptr[type_id + 1]]
 
     @property
     def n_documents(self) -> int:
@@ -227,31 +377,14 @@ class Index:
         return sentences if self.document is None else self.document[sentences]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the columns by the names that they have in a store."""
-        arrays: dict[str, NDArray[Any]] = {
-            "occurrences/type": self.type,
-            "occurrences/sentence": self.sentence,
-            "occurrences/position": self.position,
-            "occurrences/subwords": self.subwords,
-            "types/form_offsets": self.words.offsets,
-            "types/form_bytes": self.words.data,
-            "sentences/text_offsets": self.texts.offsets,
-            "sentences/text_bytes": self.texts.data,
-            "sentences/indptr": self.indptr,
-            "sentences/source": self.source,
-        }
-        if self.document is not None:
-            arrays["sentences/document"] = self.document
-        if self.contexts is not None:
-            arrays.update({f"contexts/{name}": column for name, column in vars(self.contexts).items()})
-        for name, own in self.fields.items():
-            arrays[f"documents/fields/{name}/codes"] = own.codes
-            arrays[f"documents/fields/{name}/name_offsets"] = own.names.offsets
-            arrays[f"documents/fields/{name}/name_bytes"] = own.names.data
-        for column, labels in self.own_labels.items():
-            arrays[f"occurrences/labels/{column}"] = labels.codes
-            arrays[f"labels/{column}/name_offsets"] = labels.names.offsets
-            arrays[f"labels/{column}/name_bytes"] = labels.names.data
+        """Return the columns by the names that they have in a store, without what is derived from them."""
+        other = ("types/indptr", "types/occurrences", "layer", "block", "center")
+        names = [name for name in self._columns if name not in other and not name.startswith((LABELS, "labels/"))]
+        arrays = {name: self._columns[name] for name in names}
+        for name, labels in self.own_labels.items():
+            arrays[LABELS + name] = labels.codes
+            arrays[f"labels/{name}/name_offsets"] = labels.names.offsets
+            arrays[f"labels/{name}/name_bytes"] = labels.names.data
         return arrays
 
     def to_dicts(self, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
@@ -297,45 +430,6 @@ class Index:
             lines.append((before, found, after))
         return lines
 
-    @classmethod
-    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], kinds: Mapping[str, str]) -> Index:
-        """Return the index with these columns, the inverse of `arrays`; other names are ignored.
-
-        `kinds`: of the fields.
-        """
-        prefix, part = "occurrences/labels/", "documents/fields/"
-        columns = [path[len(prefix) :] for path in sorted(arrays) if path.startswith(prefix)]
-        fields = dict.fromkeys(path.split("/")[2] for path in sorted(arrays) if path.startswith(part))
-        return cls(
-            type=arrays["occurrences/type"],
-            sentence=arrays["occurrences/sentence"],
-            position=arrays["occurrences/position"],
-            subwords=arrays["occurrences/subwords"],
-            words=Strings(arrays["types/form_offsets"], arrays["types/form_bytes"]),
-            texts=Strings(arrays["sentences/text_offsets"], arrays["sentences/text_bytes"]),
-            indptr=arrays["sentences/indptr"],
-            source=arrays["sentences/source"],
-            labels={
-                column: Labels(
-                    arrays[prefix + column],
-                    Strings(arrays[f"labels/{column}/name_offsets"], arrays[f"labels/{column}/name_bytes"]),
-                )
-                for column in columns
-            },
-            document=arrays.get("sentences/document"),
-            contexts=Contexts(*(arrays[f"contexts/{name}"] for name in ("start", "stop", "indptr")))
-            if "contexts/start" in arrays
-            else None,
-            fields={
-                name: Field(
-                    arrays[f"{part}{name}/codes"],
-                    Strings(arrays[f"{part}{name}/name_offsets"], arrays[f"{part}{name}/name_bytes"]),
-                    kinds.get(name, "str"),
-                )
-                for name in fields
-            },
-        )
-
     def subset(self, rows: NDArray[np.int64]) -> Index:
         """Return the index of some rows (ascending, distinct), in memory.
 
@@ -349,7 +443,7 @@ class Index:
         numbers = np.empty(len(self.words), np.int32)
         numbers[words] = np.arange(len(words))
         documents, document = np.unique(self.document_of(texts), return_inverse=True)
-        return Index(
+        return Index.of(
             type=numbers[types],
             sentence=np.searchsorted(texts, sentences).astype(np.int64),
             position=self.position[rows],
@@ -384,47 +478,8 @@ class Index:
         return Contexts(start + shift, stop + shift, np.append(starts, len(rows)))
 
 
-class TypeIndex:
-    """Finds words and their rows: type t has the rows `rows[indptr[t]:indptr[t + 1]]`, ascending.
-
-    `load_words`: returns the forms; it is called when a form is first looked up.
-    """
-
-    def __init__(self, load_words: Callable[[], Strings], indptr: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        self._load_words = load_words
-        self._indptr = indptr
-        self._rows = rows
-        self._table: dict[str, int] | None = None
-        self._lookups = 0
-
-    @cached_property
-    def words(self) -> Strings:
-        return self._load_words()
-
-    def find(self, form: str) -> int | None:
-        """Return the type with this spelling, None where there is none."""
-        if not isinstance(form, str):
-            raise InvalidValueError(f"a word must be a string, not {quoted(form)}")
-        if self._table is None:
-            self._lookups += 1
-            if self._lookups <= _LOOKUPS_BEFORE_TABLE:
-                return self.words.find(form)
-            self._table = {word: number for number, word in enumerate(self.words)}
-        return self._table.get(form)
-
-    def rows_of(self, type_id: int) -> NDArray[np.int64]:
-        """Return the rows of a type, ascending. Raises InvalidValueError for a type that does not exist."""
-        if not isinstance(type_id, int | np.integer) or not 0 <= type_id < len(self._indptr) - 1:
-            raise InvalidValueError(f"there is no type {type_id}: the store has types 0 to {len(self._indptr) - 2}")
-        return self._rows[self._indptr[type_id] : self._indptr[type_id + 1]]
-
-    def rows_of_all(self, type_ids: Iterable[int]) -> NDArray[np.int64]:
-        """Return the distinct rows of several types, ascending."""
-        return np.sort(np.concatenate([np.empty(0, np.int64), *map(self.rows_of, sorted(set(type_ids)))]))
-
-
 def indptr_by_type(types: NDArray[np.int32], n_types: int, *, block_rows: int = _SORT_ROWS) -> NDArray[np.int64]:
-    """Count the rows of each type, block by block: the `indptr` of a TypeIndex."""
+    """Count the rows of each type, block by block: the `indptr` of `Index.by_type`."""
     indptr = np.zeros(n_types + 1, np.int64)
     for start in range(0, len(types), block_rows):
         indptr[1:] += np.bincount(types[start : start + block_rows], minlength=n_types)
@@ -435,7 +490,7 @@ def indptr_by_type(types: NDArray[np.int32], n_types: int, *, block_rows: int = 
 def rows_by_type(
     types: NDArray[np.int32], n_types: int, folder: Path, *, block_rows: int = _SORT_ROWS
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Sort rows by type in bounded memory: gives the `indptr` and `rows` of a TypeIndex.
+    """Sort rows by type in bounded memory: gives `Index.by_type`.
 
     A counting sort, block by block; beyond one block the result is in an unnamed file in `folder`, which exists while
     the context lasts.
@@ -504,7 +559,7 @@ class IndexBuilder:
         indptr = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=indptr[1:])
         sentence = np.repeat(np.arange(len(counts)), counts)
-        return Index(
+        return Index.of(
             type=np.frombuffer(self._type, np.int32),
             sentence=sentence,
             position=(np.arange(self.n_rows) - indptr[sentence]).astype(np.int32),

@@ -21,10 +21,11 @@ from embstore.errors import (
     quoted,
 )
 from embstore.store.backend import SUFFIXES, open_reader, zarr_storage
-from embstore.store.collection import Collection, merged_metadata
+from embstore.store.collection import JoinedSource, merged_metadata
 from embstore.store.merged import Member
 from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
 from embstore.store.reading.gather import RESUME
+from embstore.store.source import FileSource
 from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.files import reading, replacing, storing
 from embstore.store.storage.location import ObjectPath, parse_location, require_distinct
@@ -48,7 +49,7 @@ def open_store(
     """Open a store for reading, or several as one; an unfinished store is opened with an UnfinishedStoreWarning.
 
     `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. Several as a list, as a
-    glob such as "decades/*.zarr", or as a file NAME.json with a list of paths relative to it: a `Collection`, whose
+    glob such as "decades/*.zarr", or as a file NAME.json with a list of paths relative to it, whose
     rows are those of the stores one after another. `site`: which vectors are read, see `Store.site`; it may also
     follow the path: "name.zarr#query". `cache`: a folder for local copies of a remote store's shards, each downloaded
     whole when it is first needed. The default is the environment variable EMBSTORE_CACHE; without either, rows are
@@ -70,13 +71,13 @@ def open_store(
         path, _, site = path.partition("#")
     options: dict[str, Any] = {"cache": cache_folder(cache), "verify": verify, "site": site or None}
     if isinstance(path, Sequence) and not isinstance(path, str):
-        store: Store = _joined(members_at(path), options)
+        store = Store(_joined(members_at(path), options))
     else:
         location = parse_location(path)
         if is_glob(location):
-            store = _joined(members_at(location), options, path=location)
+            store = Store(_joined(members_at(location), options, path=location))
         elif location.suffix == LISTING:
-            store = _joined(members_at(location), options, path=location, is_stored=True)
+            store = Store(_joined(members_at(location), options, path=location, is_stored=True))
         else:
             store = _opened(location, options)
     if store.n_committed_rows < store.n_rows:
@@ -87,29 +88,27 @@ def open_store(
 open = open_store
 
 
-def manifest(collection: Collection, folder: Path) -> dict[str, Any]:
+def manifest(collection: JoinedSource, folder: Path) -> dict[str, Any]:
     """Return what is stored of a collection; the paths of its members are relative to `folder`."""
 
     def relative(path: Path | ObjectPath) -> str:
         return os.path.relpath(path, folder).replace(os.sep, "/") if isinstance(path, Path) else str(path)
 
-    members = [{**vars(member), "path": relative(member.path)} for member in collection.members]
+    members = [{**vars(member), "path": relative(member.path)} for member in collection.described]
     return {"collection_version": COLLECTION_VERSION, "metadata": as_json(collection.metadata), "members": members}
 
 
 def next_part(store: Store) -> Path:
     """Return the path of the next part of a store on a disk."""
-    count = len(store.members) if isinstance(store, Collection) else 1
-    return Path(str(store.path), APPENDED, f"{count:04}.zarr")
+    return Path(str(store.path), APPENDED, f"{len(store.source.members()):04}.zarr")
 
 
 def add_part(store: Store, part: Path) -> None:
     """List a finished store in the folder of another as its last part, from when on it is read."""
     assert isinstance(store.path, Path)
-    stores = store.stores() if isinstance(store, Collection) else [store]
-    stores = [*stores, Store(open_reader(part))]
-    members = [Member.of(each) for each in stores]
-    grown = Collection(store.path, merged_metadata(stores), members, is_stored=True)
+    sources = [*store.source.members(), FileSource(open_reader(part))]
+    members = [Member.of(source) for source in sources]
+    grown = JoinedSource(store.path, merged_metadata(sources), members, is_stored=True)
     with storing(part), replacing(part.with_name(NODE)) as partial:
         partial.write_bytes(group_node({"embstore": manifest(grown, store.path)}))
 
@@ -192,19 +191,21 @@ def _joined(
     *,
     path: Path | ObjectPath | None = None,
     is_stored: bool = False,
-) -> Collection:
+) -> JoinedSource:
     """Open several stores as one."""
     if not paths:
         raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
     require_distinct(paths)
     cache, is_remote = options["cache"], any(isinstance(each, ObjectPath) for each in paths)
     with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
-        stores = list((map if pool is None else pool.map)(lambda each: Store(open_reader(each, cache=cache)), paths))
+        sources = list(
+            (map if pool is None else pool.map)(lambda each: FileSource(open_reader(each, cache=cache)), paths)
+        )
     if path is None:
-        ends = dict.fromkeys([stores[0].path.stem, stores[-1].path.stem])
-        path = Path(("+" if len(stores) < 3 else "...").join(ends))
-    members = [Member.of(store) for store in stores]
-    return Collection(path, merged_metadata(stores), members, is_stored=is_stored, **options)
+        ends = dict.fromkeys([sources[0].path.stem, sources[-1].path.stem])
+        path = Path(("+" if len(sources) < 3 else "...").join(ends))
+    members = [Member.of(source) for source in sources]
+    return JoinedSource(path, merged_metadata(sources), members, is_stored=is_stored, **options)
 
 
 def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
@@ -241,8 +242,8 @@ def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
                     stacklevel=4,
                 )
     if members:
-        return Collection(location, metadata, members, is_stored=True, cache=options["cache"], **given)
-    return Store(reader, **given)
+        return Store(JoinedSource(location, metadata, members, is_stored=True, cache=options["cache"], **given))
+    return Store(FileSource(reader, **given))
 
 
 def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
@@ -256,11 +257,13 @@ def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[
 
 
 def _warn_of_missing(store: Store) -> None:
-    if isinstance(store, Collection):
-        some = [each for each in store.stores() if each.n_committed_rows < each.n_rows]
+    source = store.source
+    if isinstance(source, JoinedSource):
+        some = [each for each in source.members() if each.n_committed_rows < each.metadata.n_rows]
         where = f"in {', '.join(str(each.path) for each in some[:3])}{' and others' if len(some) > 3 else ''}"
     else:
-        where = f"{int((~store.committed).sum())} of {store.layout.n_partitions} partitions"
+        n_missing = int((~source.members()[0].committed).sum())
+        where = f"{n_missing} of {source.layout.n_partitions} partitions"
     warnings.warn(
         f"{store.path} is not finished: {store.n_rows - store.n_committed_rows:,} of {store.n_rows:,} rows "
         f"({where}) are not written yet: {RESUME}",

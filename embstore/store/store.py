@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from embstore.arguments import checked
-from embstore.errors import (
-    InvalidValueError,
-    MissingRowsError,
-    StoreDamagedError,
-    check_choice,
-    check_whole,
-    quoted,
-)
+from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.html import html_table
-from embstore.store.arrays import committed
-from embstore.store.backend import Reader, open_reader
-from embstore.store.check.consistency import column_faults
-from embstore.store.conditions import Condition, check_bounds, parse_conditions, row_numbers, selected_rows
-from embstore.store.index import Index, Labels, TypeIndex
-from embstore.store.labels.files import LabelFiles
-from embstore.store.layout import RESIDUAL, Layer, Layers, Layout, one_layer, resolve_layer, resolve_layers
+from embstore.store.conditions import Condition, check_bounds, parse_conditions, selected_rows
+from embstore.store.index import LABELS, Index, Labels
+from embstore.store.layout import Layers, one_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
-from embstore.store.reading.gather import RESUME, Gatherer
-from embstore.store.reading.scan import (
-    BLOCK_NBYTES,
-    DENSE,
-    Checksums,
-    RowReader,
-    SequentialReader,
-    Snapshot,
-    StoredRows,
-    scan_blocks,
-    stored_blocks,
-)
-from embstore.store.storage.files import REPAIR_HINT, crc32c
-from embstore.store.storage.location import ObjectPath
+from embstore.store.reading.scan import BLOCK_NBYTES, DENSE
+from embstore.store.source import Missing, Source, layout_of
+from embstore.store.storage.location import ObjectPath, member_names
 from embstore.store.vectors import VALUE_DTYPE
 
 if TYPE_CHECKING:
@@ -54,51 +31,42 @@ if TYPE_CHECKING:
 
     from embstore.store.convert.torch_dataset import TorchDataset
 
-CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
-
-Missing = Literal["error", "skip", "nan"]
-
 
 class Store:
     """A store of hidden states, open for reading. Made by `embstore.open`; only committed rows can be read.
 
-    `layers`: the numbers of the stored layers. `n_rows`: one row for each occurrence. `vector_dtype`: the dtype of
-    the vectors that are returned, the stored one for float32 and float16, float32 for bfloat16 and int8. `sites`: what
-    is stored, see `site`; the residual stream is read unless another site is chosen.
+    Attributes
+    ----------
+    path
+        Where it is.
+    metadata : Metadata
+        Its shape and everything that made it.
+    layers : tuple of int
+        The numbers of the stored layers.
+    n_rows, hidden_size : int
+        One row for each occurrence, and the features of its vector.
+    dtype : str
+        How vectors are stored: float32, float16, bfloat16 or int8; the last two are returned as float32.
+    sites : tuple of str
+        What is stored, see `site`; the residual stream is read unless another site is chosen.
+    source : Source
+        What reads the files, for the analyses of embstore.
     """
 
-    def __init__(self, reader: Reader, *, verify: Literal["lazy"] | None = None, site: str | None = None) -> None:
-        if verify not in (None, "lazy"):
-            raise InvalidValueError(f'verify must be "lazy" or None, not {quoted(verify)}')
-        self._reader = reader
-        self._records: NDArray[np.uint64] | None = None
-        self._describe(reader.path, reader.cache, reader.metadata, verify, site)
-        self.refresh()
-
-    def _describe(
-        self,
-        path: Path | ObjectPath,
-        cache: Path | None,
-        metadata: Metadata,
-        verify: Literal["lazy"] | None,
-        site: str | None,
-    ) -> None:
-        self._verify = verify
-        self._added_labels: dict[str, Labels] = {}
-        self.path: Path | ObjectPath = path
-        self.cache: Path | None = cache
-        self.metadata: Metadata = metadata
-        self.sites: tuple[str, ...] = tuple(layout.site for layout in metadata.layouts)
-        self.layout: Layout = self._layout_of(site)
-        self.layers: tuple[int, ...] = self.layout.layers
-        self.n_rows: int = self.layout.n_rows
-        self.hidden_size: int = self.layout.hidden_size
-        self.dtype: str = self.layout.dtype
-        self.vector_dtype: np.dtype[Any] = VALUE_DTYPE[self.dtype]
+    def __init__(self, source: Source, labels: Mapping[str, Labels] | None = None) -> None:
+        self.source = source
+        self._added_labels = dict(labels or {})
+        self.path: Path | ObjectPath = source.path
+        self.metadata: Metadata = source.metadata
+        self.sites: tuple[str, ...] = tuple(layout.site for layout in source.metadata.layouts)
+        self.layers: tuple[int, ...] = source.layout.layers
+        self.n_rows: int = source.layout.n_rows
+        self.hidden_size: int = source.layout.hidden_size
+        self.dtype: str = source.layout.dtype
 
     def __repr__(self) -> str:
         shape = f"{len(self.layers)} layers x {self.n_rows:,} rows x {self.hidden_size}"
-        site = "" if len(self.sites) == 1 else f"{self.layout.site} of {len(self.sites)} sites, "
+        site = "" if len(self.sites) == 1 else f"{self.source.layout.site} of {len(self.sites)} sites, "
         return f"<Store {self.path}: {site}{shape} {self.dtype}>"
 
     def _repr_html_(self) -> str:
@@ -108,18 +76,7 @@ class Store:
         return self.n_rows
 
     def __reduce__(self) -> tuple[Any, ...]:
-        path = self.path.absolute() if isinstance(self.path, Path) else self.path  # the reader may run elsewhere
-        return _reopen, (path, self.cache, self._verify, self.layout.site, self._added_labels)
-
-    def _layout_of(self, site: str | None) -> Layout:
-        layouts = self.metadata.layouts
-        found = layouts[:1] if site is None else [layout for layout in layouts if layout.site == site]
-        if not found:
-            raise InvalidValueError(
-                f"{self.path} has no site {quoted(site)}: it has {', '.join(self.sites)}; others need an extraction "
-                "with --sites"
-            )
-        return found[0]
+        return Store, (self.source, self._added_labels)
 
     def site(self, name: str) -> Store:
         """Return the same store with the vectors of another site, for every query and analysis.
@@ -131,63 +88,25 @@ class Store:
 
         Raises InvalidValueError for a site that is not stored.
         """
-        if name == self.layout.site:
+        if name == self.source.layout.site:
             return self
-        return self._opened(Store(self._reader, verify=self._verify, site=self._layout_of(name).site))
-
-    def reopened(self, *, verify: Literal["lazy"] | None) -> Store:
-        """Open the same store and site again, and compare what is read with its checksums ("lazy") or not (None)."""
-        reader = open_reader(self.path, cache=self.cache)
-        return self._opened(Store(reader, verify=verify, site=self.layout.site))
-
-    def _opened(self, store: Self) -> Self:
-        """Give another object of this store the labels that were added to this one."""
-        store._added_labels = self._added_labels
-        return store
-
-    def require_current(self, *, columns: bool) -> None:
-        """Raise StoreDamagedError where the store was replaced or cut short since it was opened."""
-        self._reader.require_current(columns=columns)
+        site = layout_of(self.metadata, name, self.path).site
+        return Store(self.source.again(verify=self.source.verify, site=site), self._added_labels)
 
     @property
-    def is_remote(self) -> bool:
-        """Whether rows are requested from a server."""
-        return self._reader.remote is not None
-
-    def refresh(self) -> None:
-        """Read the commit records again, so that rows written by another process since then can be read."""
-        first = self.layout.first
-        records_of_all = self._reader.commits()
-        self._is_committed = bool(committed(records_of_all, self.layout).all())
-        records = records_of_all[first : first + self.layout.n_partitions]
-        if self._records is not None and not np.array_equal(self._records, records):
-            self._reader.forget()
-        self._records = records
-        self.committed: NDArray[np.bool_] = committed(records, self.layout)
-        self.n_committed_rows: int = int(records[self.committed, 0].sum())
-        checksums = Checksums(self._reader, records, first=first) if self._verify else None
-        self.snapshot = Snapshot(self._reader, self.layout, self.committed, self.center, checksums)
-        self._gatherer = Gatherer(self.snapshot)
+    def n_committed_rows(self) -> int:
+        """The rows that are written."""
+        return self.source.n_committed_rows
 
     @property
     def finished(self) -> bool:
         """Whether every row of every site is written and the writer has completed the store."""
-        return self._is_committed and self._reader.is_tidy()
+        return self.source.finished
 
     @property
     def digest(self) -> str:
         """SHA-256 of the metadata and commit records; changes whenever any vector changes."""
-        center = self._reader.arrays.get("center")
-        made = f"{self.metadata.fingerprint} {None if center is None else center.crc32c} "
-        if self.layout.site != RESIDUAL:
-            made += f"{self.layout.site} "
-        assert self._records is not None
-        return hashlib.sha256(made.encode() + self._records.astype("<u8").tobytes()).hexdigest()
-
-    @cached_property
-    def center(self) -> NDArray[np.float32] | None:
-        """The mean of each layer that int8 codes are relative to, float32 [layer, feature]; None for other dtypes."""
-        return np.array(self._column("center")) if self.dtype == "int8" else None
+        return self.source.digest
 
     @cached_property
     def index(self) -> Index:
@@ -196,71 +115,13 @@ class Store:
         Raises StoreDamagedError for an index of up to 16 MiB, or with `verify="lazy"` of any size, whose columns do
         not fit each other.
         """
-        names = sorted(self._reader.arrays)
-        self._reader.fetch_columns(names)
-        columns = {name: self._column(name) for name in names}
-        try:
-            index = Index.of_arrays(columns, self.metadata.fields)
-            if self._verify or sum(column.nbytes for column in columns.values()) <= CHECKED_NBYTES:
-                for fault in column_faults(columns, self.metadata):
-                    raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
-        except KeyError as error:
-            raise StoreDamagedError(f"{self.path} has no array {error}: {REPAIR_HINT}") from None
-        stored = dict(sorted({**index.own_labels, **self.label_files.read()}.items()))
-        return replace(index, labels={**stored, **self._added_labels})
-
-    def _column(self, name: str) -> NDArray[Any]:
-        """Return a column of the index as it is stored, compared with its checksum where that is wanted."""
-        if name not in self._reader.arrays:
-            raise StoreDamagedError(f"{self.path} has no array {name!r}: {REPAIR_HINT}")
-        column = self._reader.column(name)
-        if self._verify and crc32c(column) != self._reader.arrays[name].crc32c:
-            raise StoreDamagedError(f"{name} of {self.path} was changed: {REPAIR_HINT}")
-        return column
-
-    def column_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each column of the index as it is stored, by its name."""
-        return {name: array.shape for name, array in self._reader.arrays.items()}
-
-    def stored_column(self, name: str) -> NDArray[Any]:
-        """Return a column of the index as it is stored, whose file is not held open."""
-        column = self._column(name)
-        self._reader.release_columns()
-        return column
-
-    @cached_property
-    def occurrences(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows of every type, memory-mapped: `(indptr, rows)`, type t has `rows[indptr[t]:indptr[t + 1]]`."""
-        return self._column("types/indptr"), self._column("types/occurrences")
-
-    @cached_property
-    def _type_index(self) -> TypeIndex:
-        return TypeIndex(lambda: self.index.words, *self.occurrences)
-
-    def occurrences_of(self, type_id: int) -> NDArray[np.int64]:
-        """Return the rows of a type (a position in `index.words`), ascending; int64 [n].
-
-        Raises InvalidValueError for a type that does not exist.
-        """
-        self.require_current(columns=True)
-        return self._type_index.rows_of(type_id)
-
-    def type_of(self, form: str) -> int | None:
-        """Return the type with this spelling, None where the store has no such word."""
-        return self._type_index.find(form)
+        index = self.source.index
+        return index.with_labels({**index.own_labels, **self._added_labels}) if self._added_labels else index
 
     @checked
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the occurrence table of all rows; see `Selection.table`."""
         return Selection(self).table(columns=columns)
-
-    def to_arrow(self, *, columns: Sequence[str] | None = None) -> Any:
-        """Return all rows as Arrow record batches; see `Selection.to_arrow`."""
-        return Selection(self).to_arrow(columns=columns)
-
-    def to_xarray(self) -> xarray.Dataset:
-        """Return all rows as an xarray Dataset; see `Selection.to_xarray`."""
-        return Selection(self).to_xarray()
 
     def to_torch(self, **options: Any) -> TorchDataset:
         """Return a dataset of all rows for training in PyTorch; see `Selection.to_torch`."""
@@ -276,29 +137,35 @@ class Store:
         save: bool = False,
         replace: bool = False,
     ) -> Store:
-        """Return the same store with more label columns, for selections, tables, TorchDataset and every analysis.
+        """Return the same store with more label columns, for selections, tables, datasets and every analysis.
 
-        `labels`: the name of one column, whose `values` are one label for each row, as an array, a list or a Polars
-        Series of strings, integers or booleans (None: no label). Or a table, a frame or the path of a .csv, .tsv,
-        .jsonl or .parquet file, whose columns become label columns, all but its keys, `on`: "occurrence";
-        "sentence,position" or "source,position" (the number of the sentence in the corpus); "sentence", "source",
-        "document" or "word", for all their rows. Rows that the table leaves out have no label. With a name and a frame
-        as `values` only this column is used.
+        Parameters
+        ----------
+        labels : str, frame or path
+            The name of one column. Or a table, a frame or the path of a .csv, .tsv, .jsonl or .parquet file, whose
+            columns become label columns, all but its keys.
+        values : array, list, Series or frame, optional
+            For a name, one label for each row: strings, integers or booleans (None: no label); of a frame only the
+            column of this name is used. Without values, and with `save`, the column is removed from the disk.
+        on : str
+            The keys of a table: "occurrence"; "sentence,position" or "source,position" (the number of the sentence in
+            the corpus); "sentence", "source", "document" or "word", for all their rows. Rows that the table leaves out
+            have no label.
+        save : bool
+            Store the columns next to the vectors, for everyone who opens the store, which must be on a disk; otherwise
+            they are in memory only.
+        replace : bool
+            Also columns that were saved earlier; those in memory are always replaced.
 
-        `save`: store the columns next to the vectors, for everyone who opens the store, which must be on a disk;
-        otherwise they are in memory only. `replace`: also columns that were saved earlier; those in memory are always
-        replaced.
-
-        Raises InvalidValueError for values that do not fit, a row with two different labels, keys that the store does
-        not have, and for a name that is taken; StoreBusyError, StorageError.
+        Raises
+        ------
+        InvalidValueError
+            For values that do not fit, a row with two different labels, keys that the store does not have, and for a
+            name that is taken.
+        StoreBusyError, StorageError
+            Where another process adds labels, or the disk refuses.
         """
         return self._labelled(labels, values, None, on=on, save=save, overwrite=replace)
-
-    @checked
-    def remove_labels(self, name: str) -> Store:
-        """Remove a label column that `with_labels(..., save=True)` stored; returns the store without it."""
-        self.label_files.remove(name)
-        return self._with(self._added_labels)
 
     def _labelled(
         self,
@@ -312,80 +179,72 @@ class Store:
     ) -> Store:
         from embstore.store.labels.columns import label_columns
 
+        if save and values is None and isinstance(labels, str):
+            self.source.label_files.remove(labels)
+            return self._reread(self._added_labels)
         added = label_columns(self.index, labels, values, on=on, rows=rows, save=save)
         for name in set(added) & set(self.index.fields):
             raise InvalidValueError(f"{self.path} has a field {name!r} of its documents: choose another name")
         if not save:
-            return self._with({**self._added_labels, **added})
+            return Store(self.source, {**self._added_labels, **added})
         for name in added:
-            if f"occurrences/labels/{name}" in self.column_shapes():
+            if LABELS + name in self.source.column_shapes():
                 raise InvalidValueError(f"{self.path} has labels {name!r} of its corpus: choose another name")
-        self.label_files.write(added, replace=overwrite)
-        return self._with({name: each for name, each in self._added_labels.items() if name not in added})
+        self.source.label_files.write(added, replace=overwrite)
+        return self._reread({name: column for name, column in self._added_labels.items() if name not in added})
 
-    def _with(self, added: dict[str, Labels]) -> Store:
-        """Return the same store with other labels in memory, and those that are stored read again."""
-        store = type(self).__new__(type(self))
-        store.__dict__.update(self.__dict__)
-        store.__dict__.pop("index", None)
-        store._added_labels = added
-        return store
-
-    @cached_property
-    def label_files(self) -> LabelFiles:
-        """The label columns that were added to the store."""
-        return LabelFiles(self._reader)
+    def _reread(self, labels: Mapping[str, Labels]) -> Store:
+        """Return the same store with the labels that are stored now, and others in memory."""
+        return Store(self.source.again(verify=self.source.verify, site=self.source.layout.site), labels)
 
     @checked
     def select(
         self,
         *,
         words: str | Iterable[str] | None = None,
-        types: int | Iterable[int] | None = None,
         labels: Mapping[str, Any] | None = None,
-        specials: bool | None = None,
-        sentences: int | Iterable[int] | None = None,
         rows: ArrayLike | slice | None = None,
-        where: str | pl.Expr | Iterable[str | pl.Expr] | None = None,
+        where: str | None = None,
         layers: Layers = None,
     ) -> Selection:
         """Select the occurrences that satisfy all conditions, and layers; no vector is read.
 
-        `words`: forms as spelled in the corpus. `types`, `sentences`: positions in `index.words` and `index.texts`.
-        `labels`: label column or field of documents -> one label or several. `specials`: only special tokens (True) or
-        only words (False); by default both, where the store has rows of special tokens. `rows`: integers, whose order
-        is kept, a slice, or one boolean for each row. `where`: a condition in SQL, such as "upos = 'VERB' AND
-        length < 12" (see docs/how-to/corpora.md), or Polars expressions over the columns of `table`.
-        `layers`: one or several (-1 or "last" is the last one), all by default.
+        Parameters
+        ----------
+        words : str or list of str, optional
+            Forms as spelled in the corpus.
+        labels : dict, optional
+            Label column or field of documents -> one label or several.
+        rows : list of int, slice or array of bool, optional
+            Integers, whose order is kept, or one boolean for each row.
+        where : str, optional
+            A condition in SQL, such as "upos = 'VERB' AND length < 12" (see docs/how-to/corpora.md).
+        layers : int, str or list, optional
+            One or several (-1 or "last" is the last one), all by default.
+
+        Raises
+        ------
+        InvalidValueError
+            For a word, label, row, column or layer that does not exist.
 
         Example::
 
             store.select(words=["bank", "court"], where="position < 5", layers=[0, -1]).table()
-
-        Raises InvalidValueError for a word, type, label, sentence, row, column or layer that does not exist.
         """
-        if all(condition is None for condition in (words, types, labels, specials, sentences, where)):
+        if words is None and labels is None and where is None:
             return Selection(self, layers=layers, rows=rows)
-        self.require_current(columns=True)
-        conditions = parse_conditions(
-            self.index,
-            self._type_index,
-            words=words,
-            types=types,
-            labels=labels,
-            specials=specials,
-            sentences=sentences,
-            where=where,
-        )
+        self.source.require_current(columns=True)
+        conditions = parse_conditions(self.index, words=words, labels=labels, where=where)
         return Selection(self, layers=layers, rows=rows, conditions=conditions)
 
     def describe(self) -> dict[str, Any]:
         """Return the contents of the store and what made it, as a JSON object of `schemas/info.schema.json`."""
-        return {
+        members = self.source.members()
+        described = {
             "path": str(self.path),
             **as_json(self.metadata),
             "n_committed_rows": self.n_committed_rows,
-            "n_partitions": self.layout.n_partitions,
+            "n_partitions": sum(member.layout.n_partitions for member in members),
             "n_types": len(self.index.words),
             "n_sentences": len(self.index.texts),
             "n_documents": self.index.n_documents,
@@ -393,6 +252,13 @@ class Store:
             "fields": {name: {"kind": own.kind, "values": len(own.names)} for name, own in self.index.fields.items()},
             "nbytes": self.n_rows * self.metadata.row_nbytes,
         }
+        if members != [self.source]:
+            names = member_names([member.path for member in members])
+            described["members"] = [
+                {"name": name, "path": str(member.path), "n_rows": member.metadata.n_rows}
+                for name, member in zip(names, members, strict=True)
+            ]
+        return described
 
     def vectors(
         self,
@@ -420,18 +286,9 @@ class Store:
         InvalidValueError
             For a layer or row that does not exist.
         """
+        check_choice("missing", missing, ("error", "nan"))  # by hand, as few rows are read in microseconds
         chosen = resolve_layers(layers, self.layers)
-        return self._take(np.arange(self.n_rows) if rows is None else rows, chosen, out, missing)
-
-    @property
-    def source(self) -> Any:
-        return self
-
-    def _take(self, rows: ArrayLike, layers: tuple[int, ...], out: NDArray[Any] | None, missing: str) -> NDArray[Any]:
-        check_choice("missing", missing, ("error", "nan"))
-        positions = [self.layers.index(layer) for layer in layers]
-        self.require_current(columns=False)
-        return self._gatherer.take(row_numbers(rows), positions, out=out, nan=missing == "nan")
+        return self.source.take(np.arange(self.n_rows) if rows is None else rows, chosen, out, nan=missing == "nan")
 
     def scan(
         self,
@@ -446,55 +303,36 @@ class Store:
         """Yield `(first row, vectors [n, hidden_size])` over rows `[start, stop)` of one layer, ascending.
 
         The fastest way to read a whole layer. A block stays valid as long as you hold it; the memory of others is used
-        again. `block_rows`: the largest number of rows of a block, about 1 MiB of them by default. `missing`: rows not
-        written yet raise MissingRowsError before the first block, are left out ("skip"), or read as NaN ("nan").
-        `copy`: with False, blocks are read-only views of the mapped file where the vectors are stored in it as they are
-        returned (float32 and float16 on a local disk), which saves the time of a copy; such a block also ends where the
-        file does. A file must not be cut short while a view of it is used: that would end the process.
+        again.
 
-        Raises InvalidValueError for a layer or row that does not exist.
+        Parameters
+        ----------
+        layers : int or str
+            One layer.
+        start, stop : int
+            All rows by default.
+        block_rows : int, optional
+            The largest number of rows of a block, about 1 MiB of them by default.
+        missing : "error", "skip" or "nan"
+            Rows not written yet raise MissingRowsError before the first block, are left out, or read as NaN.
+        copy : bool
+            With False, blocks are read-only views of the mapped file where the vectors are stored in it as they are
+            returned (float32 and float16 on a local disk), which saves the time of a copy; such a block also ends where
+            the file does. A file must not be cut short while a view of it is used: that would end the process.
+
+        Raises
+        ------
+        InvalidValueError
+            For a layer or row that does not exist.
         """
-        chosen = one_layer(layers, self.layers)
+        layer = one_layer(layers, self.layers)
         start = check_whole("start", start, 0, self.n_rows, unit="of the store's rows")
         stop = self.n_rows if stop is None else check_whole("stop", stop, start, self.n_rows)
         block_rows = None if block_rows is None else check_whole("block_rows", block_rows, 1)
         check_choice("missing", missing, ("error", "skip", "nan"))
-        self.require_current(columns=False)
         if missing == "error":
-            self._require_committed(start, stop)
-        return self._scanned(chosen, start, stop, block_rows, missing, copy)
-
-    def _scanned(
-        self, layer: int, start: int, stop: int, block_rows: int | None, missing: Missing, copy: bool
-    ) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yield the blocks of `scan`, whose arguments are checked."""
-        number, nan = self.layers.index(layer), missing == "nan"
-        return scan_blocks(self.snapshot, number, start, stop, block_rows=block_rows, nan=nan, copy=copy)
-
-    def stored_blocks(self, layer: Layer, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
-        """Yield rows `[start, stop)` of one layer as they are stored: as `scan` without a copy, but not decoded."""
-        number = self.layers.index(resolve_layer(layer, self.layers))
-        self.require_current(columns=False)
-        self._require_committed(start, stop)
-        return stored_blocks(self.snapshot, number, start, stop, block_rows=block_rows)
-
-    def sequential(self, array: str, layer: int, stop: int) -> RowReader:
-        """Return what reads ascending rows of a stored array; `layer` is a position among the stored ones."""
-        return SequentialReader(self.snapshot, array, layer, stop)
-
-    def is_written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return for each of some rows whether it is committed."""
-        return self.committed[rows // self.layout.partition_rows]
-
-    def _require_committed(self, start: int, stop: int) -> None:
-        size = self.layout.partition_rows
-        first = start // size
-        missing = first + np.flatnonzero(~self.committed[first : -(-stop // size)])
-        if len(missing):
-            count = np.minimum((missing + 1) * size, stop) - np.maximum(missing * size, start)
-            raise MissingRowsError(
-                f"{int(count.sum()):,} of the rows {start} to {stop} of {self.path} are not written yet: {RESUME}"
-            )
+            self.source.require_committed(start, stop)
+        return self.source.scan(layer, start, stop, block_rows=block_rows, missing=missing, copy=copy)
 
 
 @dataclass(frozen=True)
@@ -565,18 +403,14 @@ class Selection:
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """The selected rows, int64 [n]."""
-        given = None if self._given is None else selected_rows(self._given, self.store.n_rows)
-        chosen: NDArray[np.int64] | None = None
+        rows = None if self._given is None else selected_rows(self._given, self.store.n_rows)
         for condition in self._conditions:
-            rows = condition()
-            chosen = rows if chosen is None else np.intersect1d(chosen, rows, assume_unique=True)
-        if given is None:
-            return np.arange(self.store.n_rows) if chosen is None else chosen
-        return given if chosen is None else given[np.isin(given, chosen)]
+            rows = condition(rows)
+        return np.arange(self.store.n_rows) if rows is None else rows
 
     def written(self) -> Selection:
         """Return the selected rows that are written already, of an unfinished store."""
-        written = self.rows[self.store.is_written(self.rows)]
+        written = self.rows[self.store.source.is_written(self.rows)]
         return Selection(self.store, layers=self.layers, rows=written)
 
     @checked
@@ -604,7 +438,7 @@ class Selection:
         Raises MissingRowsError for rows not written yet, unless `missing="nan"`.
         """
         try:
-            kind = self.store.vector_dtype if dtype is None else np.dtype(dtype)
+            kind = VALUE_DTYPE[self.store.dtype] if dtype is None else np.dtype(dtype)
         except TypeError:
             raise InvalidValueError(
                 f"dtype {quoted(dtype)} is not known: choose one of numpy's, such as 'float32'"
@@ -623,7 +457,7 @@ class Selection:
         """
         from embstore.store.table import occurrence_table
 
-        self.store.require_current(columns=True)
+        self.store.source.require_current(columns=True)
         return occurrence_table(self.store.index, rows=None if self.is_whole else self.rows, columns=columns)
 
     def to_arrow(self, *, columns: Sequence[str] | None = None) -> Any:
@@ -656,12 +490,12 @@ class Selection:
 
     def to_dicts(self) -> list[dict[str, Any]]:
         """Return the rows of `table` as dicts; for a few of them this is faster, since Polars is not imported."""
-        self.store.require_current(columns=True)
+        self.store.source.require_current(columns=True)
         return self.store.index.to_dicts(self.rows)
 
     def concordance(self) -> list[tuple[str, str, str]]:
         """Return for each row its sentence as it is read, in three parts: before the word, the word, after it."""
-        self.store.require_current(columns=True)
+        self.store.source.require_current(columns=True)
         return self.store.index.concordance(self.rows)
 
     def scan(self, *, block_rows: int | None = None, copy: bool = True) -> Iterator[Block]:
@@ -671,7 +505,7 @@ class Selection:
         gathered. Raises MissingRowsError for rows not written yet.
         """
         size = None if block_rows is None else check_whole("block_rows", block_rows, 1)
-        size = size or max(1, BLOCK_NBYTES // (self.store.hidden_size * self.store.vector_dtype.itemsize))
+        size = size or max(1, BLOCK_NBYTES // (self.store.hidden_size * VALUE_DTYPE[self.store.dtype].itemsize))
         for layer in self.layers:
             yield from self._scanned(layer, size, copy) if self._is_dense else self._gathered(layer, size)
 
@@ -695,7 +529,7 @@ class Selection:
             for start, vectors in self.store.scan(layer, *span, block_rows=size, copy=copy):
                 yield Block(layer, np.arange(start, start + len(vectors)), vectors)
             return
-        missing = self.rows[~self.store.is_written(self.rows)]
+        missing = self.rows[~self.store.source.is_written(self.rows)]
         if len(missing):
             self.store.vectors(missing, layers=layer)  # raises MissingRowsError
         first, last = int(self.rows[0]), int(self.rows[-1]) + 1
@@ -714,22 +548,13 @@ def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
     return Path(folder) if folder else None
 
 
-def _reopen(
-    path: Path | ObjectPath, cache: Path | None, verify: Literal["lazy"] | None, site: str, labels: dict[str, Labels]
-) -> Store:
-    """Open a pickled store in another process, without a second warning."""
-    store = Store(open_reader(path, cache=cache), verify=verify, site=site)
-    store._added_labels = labels
-    return store
-
-
 def _facts(store: Store, layers: Sequence[int]) -> dict[str, str]:
     written = store.n_committed_rows
     progress = "" if written == store.n_rows else f", {written:,} written ({written / store.n_rows:.0%})"
     return {
         "Model": str(store.metadata.model["name"]),
         "Corpus": str(store.metadata.corpus["name"]),
-        **({"Site": f"{store.layout.site} (of {', '.join(store.sites)})"} if len(store.sites) > 1 else {}),
+        **({"Site": f"{store.source.layout.site} (of {', '.join(store.sites)})"} if len(store.sites) > 1 else {}),
         "Layers": _ranges(layers),
         "Rows": f"{store.n_rows:,}{progress}",
         "Hidden size": f"{store.hidden_size:,}",

@@ -32,22 +32,6 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
     return pl.DataFrame([column_of(index, name, rows) for name in names])
 
 
-def matching_rows(index: Index, where: Sequence[pl.Expr]) -> NDArray[np.int64]:
-    """Return the rows, ascending, for which Polars expressions over the occurrence table are true.
-
-    Only the columns that the expressions name are read. Raises InvalidValueError for a column that does not exist and
-    for an expression that cannot be evaluated.
-    """
-    named = {name for expression in where for name in expression.meta.root_names()}
-    table = occurrence_table(index, rows=None, columns=["occurrence", *sorted(named - {"occurrence"})])
-    try:
-        return table.filter(*where)["occurrence"].to_numpy()
-    except pl.exceptions.PolarsError as error:
-        raise InvalidValueError(
-            f"the condition cannot be used on the occurrence table: {str(error).splitlines()[0]}"
-        ) from error
-
-
 def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Series:
     """Return a column of the occurrence table for some rows (None: all)."""
 

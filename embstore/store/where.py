@@ -57,8 +57,12 @@ def parse(condition: str) -> pl.Expr:
     return parsed if _WIDE not in json.dumps(node) else _expression(node)
 
 
-def rows_where(index: Index, condition: str, *, block_rows: int = BLOCK_ROWS) -> Iterator[_Numbers]:
-    """Yield the rows of an index for which a condition is true, ascending, a block of rows at a time.
+def rows_where(
+    index: Index, condition: str, *, rows: _Numbers | None = None, block_rows: int = BLOCK_ROWS
+) -> Iterator[_Numbers]:
+    """Yield the rows of an index for which a condition is true, a block of rows at a time, in their order.
+
+    `rows`: only some of them (None: all, ascending).
 
     Besides the columns of `Selection.table`, all text as strings, there are those of PLACES, and of each label column x
     `x_position` and `x_from_end`; a label or field of the same name comes first. Raises InvalidValueError for a column
@@ -70,9 +74,18 @@ def rows_where(index: Index, condition: str, *, block_rows: int = BLOCK_ROWS) ->
     operations = [(operator, _expression(left), _expression(right)) for operator, left, right in _arithmetic(node)]
     names = sorted(set(parsed.meta.root_names()) - {"occurrence"})
     columns.require(names, condition)
-    for start in range(0, max(1, len(index.type)), block_rows):
-        rows = slice(start, min(start + block_rows, len(index.type)))
-        frame = pl.DataFrame([columns.read(name, rows) for name in ("occurrence", *names)])
+    if set(parsed.meta.root_names()) == {*names[:1]} and columns.is_coded(names[0]) and not operations:
+        yield from columns.rows_with_values(names[0], parsed, rows, condition)
+        return
+    if rows is not None and any(columns.is_place(name) for name in names):  # which is found from the rows before it
+        found = np.concatenate(list(rows_where(index, condition, block_rows=block_rows)))
+        yield rows[np.isin(rows, found)]
+        return
+    n_rows = len(index.type) if rows is None else len(rows)
+    for start in range(0, max(1, n_rows), block_rows):
+        some = slice(start, min(start + block_rows, n_rows))
+        block = some if rows is None else rows[some]
+        frame = pl.DataFrame([columns.read(name, block) for name in ("occurrence", *names)])
         wide = frame.cast({selectors.integer(): pl.Int128})
         try:
             if any(_greatest(wide, *operation) >= 2**127 for operation in operations):
@@ -105,19 +118,53 @@ class _Columns:
                     f"and the columns are {', '.join(known)}"
                 )
 
-    def read(self, name: str, rows: slice) -> pl.Series:
+    def is_place(self, name: str) -> bool:
+        """Whether a column says where an occurrence is among others."""
+        index = self._index
+        return name not in COLUMNS and name not in index.fields and name not in index.own_labels
+
+    def is_coded(self, name: str) -> bool:
+        """Whether a column of text is stored as numbers of its distinct values."""
+        index = self._index
+        return name == "word" or name in index.own_labels or (name in index.fields and index.fields[name].kind == "str")
+
+    def rows_with_values(self, name: str, parsed: pl.Expr, rows: _Numbers | None, condition: str) -> Iterator[_Numbers]:
+        """Yield the rows for which a condition on one column of text is true: it is evaluated once for each value."""
+        self.read(name, slice(0, 0))
+        values = self._values[name].alias(name)
+        try:
+            true = values.to_frame().with_row_index("_number").filter(parsed)["_number"].to_numpy()
+        except pl.exceptions.PolarsError as error:
+            raise InvalidValueError(f"where {quoted(condition)} cannot be used: {_first_line(error)}") from None
+        is_true = np.zeros(len(values), bool)
+        is_true[true] = True
+        n_rows = len(self._index.type) if rows is None else len(rows)
+        for start in range(0, max(1, n_rows), BLOCK_ROWS):
+            some = slice(start, min(start + BLOCK_ROWS, n_rows))
+            block = some if rows is None else rows[some]
+            found = np.flatnonzero(is_true[self._codes(name, block)])
+            yield found + start if rows is None else rows[start + found]
+
+    def _codes(self, name: str, rows: slice | _Numbers) -> NDArray[Any]:
+        """Return the number of each row's value; -1 for none, the last of the values."""
+        index = self._index
+        if name in index.fields:
+            return index.fields[name].codes[index.document_of(np.asarray(index.sentence[rows]))]
+        return np.asarray(index.type[rows] if name == "word" else index.own_labels[name].codes[rows])
+
+    def read(self, name: str, rows: slice | _Numbers) -> pl.Series:
         index = self._index
         if name in index.fields:
             own = index.fields[name]
-            codes = own.codes[index.document_of(np.asarray(index.sentence[rows]))]
-            return self._named(name, codes, lambda: pl.Series(own.values, dtype=value_type(own)))
+            return self._named(name, self._codes(name, rows), lambda: pl.Series(own.values, dtype=value_type(own)))
         if name in index.own_labels:
             labels = index.own_labels[name]
-            return self._named(name, labels.codes[rows], lambda: pl.Series(list(labels.names), dtype=pl.String))
+            return self._named(name, self._codes(name, rows), lambda: pl.Series(list(labels.names), dtype=pl.String))
         if name == "word":
-            return self._named(name, index.type[rows], lambda: pl.Series(list(index.words), dtype=pl.String))
+            return self._named(name, self._codes(name, rows), lambda: pl.Series(list(index.words), dtype=pl.String))
         if name in COLUMNS:
-            return column_of(index, name, np.arange(rows.start, rows.stop))
+            return column_of(index, name, np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
+        assert isinstance(rows, slice)
         return pl.Series(name, self._place(name, rows))
 
     def _named(self, name: str, codes: NDArray[Any], make: Callable[[], pl.Series]) -> pl.Series:

@@ -52,7 +52,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
         "attention": one.can_encode,
-        "python": one.python(f"store.select(sentences={number}).table()"),
+        "python": one.python(f"store.select(where='sentence = {number}').table()"),
     }
 
 
@@ -205,7 +205,7 @@ def _words(store: Store, number: int) -> tuple[list[str], NDArray[np.int64], NDA
     words = words_of(store.index.texts[_sentence(store, number)])
     start, stop = store.index.indptr[number : number + 2].tolist()
     rows = np.arange(start, stop)
-    if not store.is_written(rows).all():
+    if len(store.select(rows=rows).written()) < len(rows):
         raise MissingRowsError(f"sentence {number} is not written yet: resume the extraction")
     return words, rows, np.asarray(store.index.position[start:stop])
 

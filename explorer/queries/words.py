@@ -39,7 +39,7 @@ class _Vocabulary:
     def of(cls, store: Store) -> _Vocabulary:
         folded = [word.casefold() for word in store.index.words]
         types = sorted(range(len(folded)), key=folded.__getitem__)
-        return cls([folded[each] for each in types], np.array(types, np.int64), np.diff(store.occurrences[0]))
+        return cls([folded[each] for each in types], np.array(types, np.int64), np.diff(store.index.by_type[0]))
 
     @property
     def ranks(self) -> NDArray[np.int64]:
@@ -135,7 +135,7 @@ def found_rows(
 
     Raises NotFoundError, InvalidValueError.
     """
-    if word is not None and one.store.type_of(word) is None:
+    if word is not None and one.store.index.type_of(word) is None:
         try:
             one.store.select(words=word)
         except InvalidValueError as error:

@@ -76,7 +76,7 @@ class Source:
         selection = self.store.select()
         if self._n_sentences is not None:
             drawn = np.random.default_rng(self.seed).permutation(len(self.store.index.texts))[: self._n_sentences]
-            selection = self.store.select(sentences=np.sort(drawn).tolist())
+            selection = self.store.select(rows=np.isin(self.store.index.sentence, drawn))
         return selection if self.store.finished else selection.written()
 
     @cached_property
@@ -101,7 +101,7 @@ class Source:
             return f"data = store.select(){committed}"
         return (
             f"drawn = np.random.default_rng({self.seed}).permutation(len(store.index.texts))[:{self._n_sentences}]\n"
-            f"data = store.select(sentences=np.sort(drawn).tolist()){committed}"
+            f"data = store.select(rows=np.isin(store.index.sentence, drawn)){committed}"
         )
 
     @property

@@ -65,7 +65,7 @@ def run(given: Given[Ethayarajh2019], data: Path) -> StudyResult:
 
 def words_of(store: Store) -> Selection:
     """Select all words; punctuation is left out, as in the authors' code."""
-    return store.select(where=pl.col("word").cast(pl.String).str.contains(r"\w"))
+    return store.select(where=r"regexp_like(word, '\w')")
 
 
 def measure(run: Run, name: str, store: Store) -> dict[str, pl.DataFrame]:

@@ -65,7 +65,7 @@ def test_a_store_four_times_the_memory(tmp_path: Path) -> None:
     vectors = np.split(rng.normal(size=(counts.sum(), 768)).astype(np.float32) + 1, np.cumsum(counts)[:-1])
     words = [(f"word{number}", array) for number, array in enumerate(vectors)]
     made = write_words(tmp_path / "store.zarr", words)
-    assert made.store.n_rows * made.store.layout.row_nbytes > 4 * MEMORY
+    assert made.store.n_rows * made.store.source.layout.row_nbytes > 4 * MEMORY
     bounded, whole = run(made.store.path, MEMORY), run(made.store.path, 0)
     assert bounded["item"] == whole["item"]
     np.testing.assert_allclose(

@@ -253,9 +253,9 @@ def test_the_rows_of_words_are_the_same_however_they_are_selected(written: Writt
             assert some.types.tolist() == types[numbers].tolist()
             assert some.rows.tolist() == np.concatenate([words.of(number) for number in numbers]).tolist()
             assert some.of(len(numbers) - 1).tolist() == words.of(numbers[-1]).tolist()
-    assert rows_of_words(store, types).rows is store.occurrences[1]
+    assert rows_of_words(store, types).rows is store.index.by_type[1]
     part = rows_of_words(store.select(rows=slice(2, n_rows)), types[:1])
-    assert part.of(0).tolist() == [row for row in store.occurrences_of(int(types[0])).tolist() if row >= 2]
+    assert part.of(0).tolist() == [row for row in store.index.rows_of(int(types[0])).tolist() if row >= 2]
 
 
 def test_codes_are_counted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

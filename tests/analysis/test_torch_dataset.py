@@ -68,7 +68,7 @@ def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
 @pytest.mark.quick(24)
 def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: Any, layers: tuple[int, ...]) -> None:
     selection = made.store.select(words=["bank", "new york"], layers=layers)
-    dataset = es.TorchDataset(selection, label="upos", batch_size=batch_size, shuffle=shuffle, block_rows=16)
+    dataset = TorchDataset(selection, label="upos", batch_size=batch_size, shuffle=shuffle, block_rows=16)
     batches = list(dataset)
     assert len(dataset) == len(batches)
     assert {len(batch.rows) for batch in batches[:-1]} <= {batch_size}
@@ -83,13 +83,13 @@ def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: Any, 
 @pytest.mark.parametrize("shuffle", [True, "blocks"])
 def test_shuffling_is_determined_by_seed_and_epoch(made: Made, shuffle: Any) -> None:
     def shuffled(*, seed: int = 0, epoch: int = 0) -> list[int]:
-        dataset = es.TorchDataset(made.store.select(), shuffle=shuffle, block_rows=32, window_blocks=4, seed=seed)
+        dataset = TorchDataset(made.store.select(), shuffle=shuffle, block_rows=32, window_blocks=4, seed=seed)
         dataset.set_epoch(epoch)
         return order(dataset)
 
     first = shuffled()
     assert shuffled() == first
-    dataset = es.TorchDataset(made.store.select(), shuffle=shuffle)
+    dataset = TorchDataset(made.store.select(), shuffle=shuffle)
     assert order(dataset) == order(dataset), "a second pass without a new epoch is the same"
     others = [list(range(made.store.n_rows)), shuffled(seed=1), shuffled(epoch=1), shuffled(seed=1, epoch=1)]
     for other in others:
@@ -99,21 +99,21 @@ def test_shuffling_is_determined_by_seed_and_epoch(made: Made, shuffle: Any) -> 
 
 
 def test_the_rows_of_a_window_are_permuted_differently_in_each_epoch(made: Made) -> None:
-    one_block = es.TorchDataset(made.store.select(), shuffle="blocks", block_rows=made.store.n_rows)
+    one_block = TorchDataset(made.store.select(), shuffle="blocks", block_rows=made.store.n_rows)
     first = order(one_block)
     one_block.set_epoch(1)
     assert order(one_block) != first
 
 
 def test_the_exact_shuffle_is_one_permutation_of_all_rows(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(), shuffle=True, seed=3)
+    dataset = TorchDataset(made.store.select(), shuffle=True, seed=3)
     dataset.set_epoch(2)
     assert order(dataset) == np.random.default_rng([3, 2]).permutation(made.store.n_rows).tolist()
 
 
 def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
     block, window = 16, 3
-    dataset = es.TorchDataset(made.store.select(), shuffle="blocks", block_rows=block, window_blocks=window)
+    dataset = TorchDataset(made.store.select(), shuffle="blocks", block_rows=block, window_blocks=window)
     rows = np.array(order(dataset))
     size, short = block * window, made.store.n_rows % block
     assert short, "the last block is an incomplete one"
@@ -131,7 +131,7 @@ def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.quick(1)
 def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Made, workers: int, shuffle: Any) -> None:
-    dataset = es.TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
+    dataset = TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
     made.store.select().table().group_by("word").len()  # the threads of Polars do not survive a fork
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork")
     found = list(loader)
@@ -147,7 +147,7 @@ def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Ma
 
 @pytest.mark.quick(1)
 def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
+    dataset = TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
     context = {"multiprocessing_context": "fork", "persistent_workers": True}
     loader = DataLoader(dataset, batch_size=None, num_workers=2, **context)
     epochs = []
@@ -163,7 +163,7 @@ def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
 @pytest.mark.quick(9)
 def test_a_pass_resumes_with_the_remaining_batches(made: Made, shuffle: Any, done: int) -> None:
     def dataset() -> TorchDataset:
-        return es.TorchDataset(made.store.select(), label="upos", batch_size=48, shuffle=shuffle, block_rows=16, seed=4)
+        return TorchDataset(made.store.select(), label="upos", batch_size=48, shuffle=shuffle, block_rows=16, seed=4)
 
     first = dataset()
     first.set_epoch(3)
@@ -179,9 +179,9 @@ def test_a_pass_resumes_with_the_remaining_batches(made: Made, shuffle: Any, don
 
 
 def test_a_finished_pass_resumes_with_the_next_epoch(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(layers=0), shuffle=True)
+    dataset = TorchDataset(made.store.select(layers=0), shuffle=True)
     order(dataset)
-    resumed = es.TorchDataset(made.store.select(layers=0), shuffle=True)
+    resumed = TorchDataset(made.store.select(layers=0), shuffle=True)
     resumed.load_state_dict(dataset.state_dict())
     rows = []
     for epoch in range(resumed.epoch, 2):
@@ -192,7 +192,7 @@ def test_a_finished_pass_resumes_with_the_next_epoch(made: Made) -> None:
 
 
 def test_an_abandoned_pass_begins_again(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(layers=0), batch_size=8)
+    dataset = TorchDataset(made.store.select(layers=0), batch_size=8)
     assert order(islice(dataset, 3)) == list(range(24))
     assert dataset.state_dict()["batch"] == 3
     assert order(dataset) == list(range(made.store.n_rows))
@@ -209,13 +209,13 @@ class _Worker:
 
 def test_the_workers_of_a_stateful_loader_resume_by_themselves(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders such as torchdata's save and load the state in each worker."""
-    whole = list(es.TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True))
+    whole = list(TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True))
     for number, done in product(range(3), (0, 1, 4)):
         monkeypatch.setattr(torch_dataset, "get_worker_info", lambda number=number: _Worker(number, 3))
-        first = es.TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
+        first = TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
         batches = iter(first)
         assert len(list(islice(batches, done))) == done
-        resumed = es.TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
+        resumed = TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
         resumed.load_state_dict(first.state_dict())
         assert same(list(resumed), whole[number + 3 * done :: 3])
 
@@ -226,7 +226,7 @@ def test_the_workers_of_a_stateful_loader_resume_by_themselves(made: Made, monke
 @pytest.mark.quick(16)
 def test_ranks_share_the_rows(made: Made, shuffle: Any, drop_last: bool, world_size: int) -> None:
     shares = [
-        es.TorchDataset(
+        TorchDataset(
             made.store.select(layers=2),
             batch_size=50,
             shuffle=shuffle,
@@ -253,9 +253,9 @@ def test_ranks_are_those_of_torch_distributed(made: Made, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    dataset = es.TorchDataset(made.store.select(layers=0))
+    dataset = TorchDataset(made.store.select(layers=0))
     assert order(dataset) == list(range(made.store.n_rows // 2, made.store.n_rows))
-    assert order(es.TorchDataset(made.store.select(layers=0), rank=0, world_size=1)) == list(range(made.store.n_rows))
+    assert order(TorchDataset(made.store.select(layers=0), rank=0, world_size=1)) == list(range(made.store.n_rows))
 
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
@@ -269,7 +269,7 @@ def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, store
     values = torch.from_numpy(store.vectors(np.arange(store.n_rows))).transpose(0, 1)
     for layers, dtype in product((None, 5), (None, torch.float32, torch.float16, torch.bfloat16, torch.float64)):
         selection = store.select(layers=layers)
-        found = joined(es.TorchDataset(selection, dtype=dtype, batch_size=100)).vectors
+        found = joined(TorchDataset(selection, dtype=dtype, batch_size=100)).vectors
         expected = values if layers is None else values[:, -1:]
         assert found.dtype == (dtype or DTYPES[stored])
         assert torch.equal(found, expected.to(found.dtype))
@@ -277,20 +277,20 @@ def test_vectors_keep_the_dtype_that_is_stored(made: Made, tmp_path: Path, store
 
 def test_selections_of_few_rows_and_of_none(made: Made) -> None:
     rows = [300, 2, 2, 150]
-    assert order(es.TorchDataset(made.store.select(rows=rows))) == rows
-    (batch,) = es.TorchDataset(made.store.select(rows=rows), batch_size=10)
+    assert order(TorchDataset(made.store.select(rows=rows))) == rows
+    (batch,) = TorchDataset(made.store.select(rows=rows), batch_size=10)
     assert batch.labels.tolist() == [-1] * 4, "no label column"
-    few = es.TorchDataset(made.store.select(rows=[5, 6, 7]), batch_size=4)
+    few = TorchDataset(made.store.select(rows=[5, 6, 7]), batch_size=4)
     loader = DataLoader(few, batch_size=None, num_workers=2, multiprocessing_context="fork")
     assert order(loader) == [5, 6, 7], "more workers than batches"
     for shuffle in ORDERS:
-        empty = es.TorchDataset(made.store.select(rows=[]), batch_size=4, shuffle=shuffle)
+        empty = TorchDataset(made.store.select(rows=[]), batch_size=4, shuffle=shuffle)
         assert list(empty) == []
         assert len(empty) == 0
 
 
 def test_a_batch_may_be_changed(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(layers=0), label="upos", batch_size=64)
+    dataset = TorchDataset(made.store.select(layers=0), label="upos", batch_size=64)
     before = [Examples(*(part.clone() for part in batch)) for batch in dataset]
     for batch in dataset:
         for part in batch:
@@ -303,7 +303,7 @@ def test_bad_options_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) ->
     selection = made.store.select()
     for option, value in product(("batch_size", "block_rows", "window_blocks"), (0, -3)):
         with pytest.raises(InvalidValueError, match=f"{option} {value} is not allowed: give 1 or more"):
-            es.TorchDataset(selection, **{option: value})
+            TorchDataset(selection, **{option: value})
     wrong: dict[str, dict[str, Any]] = {
         "no label column 'ner': the store has upos": {"label": "ner"},
         "shuffle must be True, False or \"blocks\", not 'rows'": {"shuffle": "rows"},
@@ -314,15 +314,15 @@ def test_bad_options_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) ->
     }
     for message, options in wrong.items():
         with pytest.raises(InvalidValueError, match=message):
-            es.TorchDataset(selection, **options)
+            TorchDataset(selection, **options)
 
 
 def test_the_state_of_other_settings_is_refused(made: Made) -> None:
-    dataset = es.TorchDataset(made.store.select(), shuffle=True)
+    dataset = TorchDataset(made.store.select(), shuffle=True)
     with pytest.raises(InvalidValueError, match="the state is of a dataset with seed 1, not 0"):
-        dataset.load_state_dict(es.TorchDataset(made.store.select(), shuffle=True, seed=1).state_dict())
+        dataset.load_state_dict(TorchDataset(made.store.select(), shuffle=True, seed=1).state_dict())
     with pytest.raises(InvalidValueError, match="of a dataset with n_rows 3, not"):
-        dataset.load_state_dict(es.TorchDataset(made.store.select(rows=[1, 2, 3]), shuffle=True).state_dict())
+        dataset.load_state_dict(TorchDataset(made.store.select(rows=[1, 2, 3]), shuffle=True).state_dict())
     with pytest.raises(InvalidValueError, match="the state has no 'batch'"):
         dataset.load_state_dict({"epoch": 1})
 
@@ -331,14 +331,14 @@ def test_the_state_of_other_settings_is_refused(made: Made) -> None:
 def test_labels_from_an_array(made: Made, kind: type) -> None:
     selection = made.store.select(rows=[9, 4, 250])
     labels = np.array([3, 0, 7]).astype(kind)
-    (batch,) = es.TorchDataset(selection, label=labels, batch_size=10)
+    (batch,) = TorchDataset(selection, label=labels, batch_size=10)
     assert batch.rows.tolist() == [9, 4, 250]
     assert batch.labels.dtype == (torch.float32 if kind is np.float64 else torch.int64)
     assert batch.labels.tolist() == ([1, 0, 2] if kind is str else [1, 0, 1] if kind is bool else [3, 0, 7])
     with pytest.raises(InvalidValueError, match=r"labels of shape \(2,\) do not fit a selection of 3 rows"):
-        es.TorchDataset(selection, label=labels[:2])
+        TorchDataset(selection, label=labels[:2])
     named = selection.with_labels("tone", ["sad", None, "glad"])
-    (batch,) = es.TorchDataset(named, label="tone", batch_size=10)
+    (batch,) = TorchDataset(named, label="tone", batch_size=10)
     assert batch.labels.tolist() == [1, -1, 0]
 
 
@@ -346,9 +346,9 @@ def test_rows_not_yet_written_are_an_error_and_not_zeros(tmp_path: Path) -> None
     with pytest.warns(es.errors.UnfinishedStoreWarning):
         part = make_store(tmp_path / "part.zarr", leave_out=(1,))
     with pytest.raises(es.errors.MissingRowsError):
-        list(es.TorchDataset(part.store.select()))
+        list(TorchDataset(part.store.select()))
     written = part.store.select().written()
-    assert order(es.TorchDataset(written)) == written.rows.tolist()
+    assert order(TorchDataset(written)) == written.rows.tolist()
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_a_dataset_can_be_sent_to_workers_that_are_spawned(made: Made, tmp_path:
 import sys, torch, embstore as es
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    dataset = es.TorchDataset(es.open(sys.argv[1]).select(layers=0), batch_size=64, shuffle=True)
+    dataset = TorchDataset(es.open(sys.argv[1]).select(layers=0), batch_size=64, shuffle=True)
     dataset.set_epoch(1)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
     print(torch.cat([batch.rows for batch in loader]).tolist())
@@ -366,6 +366,6 @@ if __name__ == "__main__":
     environment = {**os.environ, "PYTHONPATH": str(Path(es.__file__).parents[1])}
     command = [sys.executable, str(tmp_path / "spawned.py"), str(made.store.path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    dataset = es.TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
+    dataset = TorchDataset(made.store.select(layers=0), batch_size=64, shuffle=True)
     dataset.set_epoch(1)
     assert done.stdout.strip() == str(order(dataset))

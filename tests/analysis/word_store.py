@@ -79,7 +79,7 @@ def write_rows(
         corpus={"name": "none"},
         extraction={"unit": "word", "pooling": "mean"},
     )
-    index = Index(
+    index = Index.of(
         type=types.astype(np.int32),
         sentence=sentence,
         position=(np.arange(rows) % sentence_words).astype(np.int32),

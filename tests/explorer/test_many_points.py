@@ -27,7 +27,7 @@ def write_many(path: Path) -> es.Store:
     random = np.random.default_rng(0)
     n_sentences, words = N_ROWS // LENGTH, [f"w{number}" for number in range(50)]
     types = random.integers(0, len(words), N_ROWS).astype(np.int32)
-    index = Index(
+    index = Index.of(
         type=types, sentence=np.repeat(np.arange(n_sentences), LENGTH),
         position=np.tile(np.arange(LENGTH, dtype=np.int32), n_sentences), subwords=np.ones(N_ROWS, np.int16),
         words=Strings.of(words), texts=Strings.of([" ".join(words[:LENGTH])] * n_sentences),

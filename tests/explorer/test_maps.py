@@ -94,7 +94,7 @@ def rewritten(path: Path, made: Made, vectors: np.ndarray) -> es.Store:
     create_store(path, metadata=made.store.metadata, index=made.store.index)
     with StoreWriter(path) as writer:
         for partition in writer.missing():
-            start, stop = made.store.layout.span(partition)
+            start, stop = made.store.source.layout.span(partition)
             writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop])})
         writer.finish()
     return open_store(path)

@@ -99,7 +99,7 @@ def test_a_concordance_is_sorted_and_paged(one: list[Explored], store: es.Store,
         run(one, "occurrences", where=where, sort=sort, descending=descending, offset=offset, limit=100)
         for offset in range(0, 400, 100)
     ]
-    chosen = store.select(where=pl.sql_expr(where))
+    chosen = store.select(where=where)
     assert {page["total"] for page in pages} == {len(chosen)}
     rows = [each for page in pages for each in page["rows"]]
     assert sorted(each["row"] for each in rows) == chosen.rows.tolist()
@@ -216,7 +216,7 @@ def test_neighbors_are_those_of_the_public_function(
     one: list[Explored], store: es.Store, query: dict[str, Any], where: str | None
 ) -> None:
     found = run(one, "neighbors", **query, layers="0,5", k=7, **({} if where is None else {"where": where}))
-    data = store if where is None else store.select(where=pl.sql_expr(where))
+    data = store if where is None else store.select(where=where)
     given: dict[str, Any] = {"occurrence": 17} if "row" in query else {"word": "bank", "pool": "mean"}
     assert [each["layer"] for each in found["layers"]] == [0, 5]
     for each in found["layers"]:
@@ -426,7 +426,7 @@ def test_a_layer_is_a_number_or_a_name(one: list[Explored], monkeypatch: pytest.
         last = answer(one, name, {**given, "layer": "last"})
         assert (last if name == "senses" else last.data)["layer"] == 5
         for wrong in ("--2", "0,2", "all"):
-            with pytest.raises(InvalidValueError, match=f"layer '{wrong}' is not"):
+            with pytest.raises(InvalidValueError, match=r"is not|give one"):
                 answer(one, name, {**given, "layer": wrong})
     asked: list[object] = []
 

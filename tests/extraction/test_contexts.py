@@ -351,7 +351,7 @@ def test_contexts_that_cannot_be(change: dict[str, Callable[[np.ndarray], np.nda
     ((name, changed),) = change.items()
     assert index.contexts is not None
     wrong = replace(index.contexts, **{name: changed(getattr(index.contexts, name))})
-    assert [line for line in index_faults(replace(index, contexts=wrong), len(index.type)) if fault in line]
+    assert [line for line in index_faults(index.changed(contexts=wrong), len(index.type)) if fault in line]
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_pairs_are_encoded_as_the_tokenizer_makes_them(name: str, tmp_path: Path
     before, between, after, _ = SHAPES[name]
     for number, (first, second) in enumerate(PAIRED):
         sides, words, states = plain(folder, first, second)
-        rows = store.select(sentences=number + 1)
+        rows = store.select(where=f"sentence = {number + 1}")
         table, vectors = rows.table(), rows.vectors()
         assert table["text"][0] == " ".join([*first, PAIR, *second])
         assert set(table["label"].to_list()) == {str(number), None}
@@ -87,7 +87,7 @@ def test_pairs_are_encoded_as_the_tokenizer_makes_them(name: str, tmp_path: Path
                 own = [row if position < 0 else len(sides) - len(after) + position - len(first) - len(second) - 1]
             np.testing.assert_allclose(vectors[:, row], states[:, own].mean(1), atol=tolerance)
         assert table["special"].drop_nulls().len() == len(before) + 1 + len(after)
-    alone = store.select(sentences=0).table()
+    alone = store.select(where="sentence = 0").table()
     assert alone["side"].to_list() == [None] * len(alone)
 
 

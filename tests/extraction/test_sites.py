@@ -87,7 +87,7 @@ def test_a_site_is_opened_by_name_and_by_path(tmp_path: Path) -> None:
 def test_without_the_residual_stream(tmp_path: Path, suffix: str) -> None:
     store = es.extract(plan(sites="value, query", layers="1-2"), tmp_path / f"x{suffix}")
     assert store.sites == ("query", "value")
-    assert store.layout.site == "query"
+    assert store.source.layout.site == "query"
     assert store.hidden_size == 6
     assert es.verify(store.path).ok
     assert store.finished
@@ -121,8 +121,10 @@ def test_interrupted_between_the_sites_of_a_partition(
         with pytest.warns(es.errors.UnfinishedStoreWarning):
             store = es.open(path)
         assert not store.finished
-        assert store.site("query").committed.tolist() == [True] + [False] * (store.layout.n_partitions - 1)
-        assert not store.site("value").committed.any()
+        assert store.site("query").source.committed.tolist() == [True] + [False] * (
+            store.source.layout.n_partitions - 1
+        )
+        assert not store.site("value").source.committed.any()
         with pytest.raises(MissingRowsError):
             store.site("value").vectors([0], layers=1)[0]
     counted: list[tuple[int, int | None]] = []
@@ -138,12 +140,12 @@ def test_interrupted_between_the_sites_of_a_partition(
 def test_damage_of_one_site_is_named_and_repaired(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x{suffix}"
     store = es.extract(plan(), path)
-    n_parts = store.layout.n_partitions
+    n_parts = store.source.layout.n_partitions
     target, before = path, store.site("query").vectors([0], layers=1)[0]
     if suffix == ".zarr":
         target = path / "query" / "c" / "0" / "1" / "0"
         assert target.exists()
-    row = store.site("query").vectors([store.layout.partition_rows], layers=1)[0].tobytes()
+    row = store.site("query").vectors([store.source.layout.partition_rows], layers=1)[0].tobytes()
     flip(target, target.read_bytes().find(row))
     report = es.verify(path)
     assert report.damaged_partitions == [n_parts + 1]

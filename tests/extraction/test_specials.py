@@ -68,7 +68,7 @@ def test_special_tokens_have_rows(folders: Path, name: str, unit: str, tmp_path:
     before, after = ADDED[name]
     for sentence, text in enumerate(TEXTS):
         tokens, states = plain(folders / name, text)
-        rows = store.select(sentences=sentence, specials=True)
+        rows = store.select(where=f"sentence = {sentence} AND special IS NOT NULL")
         table = rows.table()
         assert table["word"].to_list() == table["special"].to_list() == [*before, *after]
         n_words = len(text.split())
@@ -76,7 +76,7 @@ def test_special_tokens_have_rows(folders: Path, name: str, unit: str, tmp_path:
         assert table["position"].to_list() == places
         close(rows.vectors(), states[:, [*range(len(before)), *range(len(tokens) - len(after), len(tokens))]])
         if unit == "subword":  # the rows of a sentence are its tokens, in order
-            every = store.select(sentences=sentence)
+            every = store.select(where=f"sentence = {sentence}")
             assert every.table()["word"].to_list() == tokens
             close(every.vectors(), states)
 
@@ -85,13 +85,13 @@ def test_special_tokens_have_rows(folders: Path, name: str, unit: str, tmp_path:
 def test_words_are_the_same_with_and_without_specials(folders: Path, tmp_path: Path) -> None:
     alone = extracted(folders / "bert", tmp_path / "alone.zarr")
     store = extracted(folders / "bert", tmp_path / "x.h5", specials=True)
-    words = store.select(specials=False)
+    words = store.select(where="special IS NULL")
     assert len(words) == alone.n_rows
-    assert len(store.select(specials=True)) == 2 * len(TEXTS) == store.n_rows - alone.n_rows
+    assert len(store.select(where="special IS NOT NULL")) == 2 * len(TEXTS) == store.n_rows - alone.n_rows
     np.testing.assert_array_equal(words.vectors(), alone.select().vectors())
     assert words.table(columns=["word", "position"]).rows() == alone.table(columns=["word", "position"]).rows()
     assert store.metadata.corpus["sha256"] == alone.metadata.corpus["sha256"]
-    assert len(alone.select(specials=False)) == alone.n_rows
+    assert len(alone.select()) == alone.n_rows
     assert store.select(labels={"special": "[CLS]"}).rows.tolist() == store.select(words="[CLS]").rows.tolist()
     found = es.neighbors(store, "[CLS]", layer=3, k=len(TEXTS) + 3)
     marked = found.filter(found["special"].is_not_null())["marked"].to_list()
@@ -120,7 +120,7 @@ def test_special_tokens_of_a_sentence_in_blocks_are_the_first_and_the_last(folde
     runs = [words[start:stop] for start, stop in zip(contexts.start, contexts.stop, strict=True)]
     assert len(runs) > 1
     first, last = (plain(folders / "bert", " ".join(runs[at]))[1][:, at] for at in (0, -1))
-    close(store.select(specials=True).vectors(), np.stack([first, last], 1))
+    close(store.select(where="special IS NOT NULL").vectors(), np.stack([first, last], 1))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", *(pytest.param(one, marks=SLOW) for one in ("first", "last"))])

@@ -321,7 +321,7 @@ def test_columns_are_compressed_and_the_same(
     monkeypatch.setattr("embstore.store.zarr.format.PACKED_NBYTES", nbytes)
     monkeypatch.setattr("embstore.store.virtual.recomputed.SMALL_NBYTES", nbytes)
     full, virtual = virtual_store(place, model)
-    expected, found = ({**store.index.arrays(), "": store.occurrences[1]} for store in (full, es.open(virtual.path)))
+    expected, found = ({**store.index.arrays(), "": store.index.by_type[1]} for store in (full, es.open(virtual.path)))
     assert sorted(found) == sorted(expected)
     for name, column in expected.items():
         assert found[name].dtype == column.dtype

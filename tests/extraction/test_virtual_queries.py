@@ -154,7 +154,7 @@ QUERIES: dict[str, Callable[[es.Store], Any]] = {
         store.select(words=word_of(store)).concordance(),
     ),
     "to_torch": batches,
-    "to_xarray": lambda store: store.select(sentences=3).to_xarray().load(),
+    "to_xarray": lambda store: store.select(where="sentence = 3").to_xarray().load(),
     "export": exported,
     "explorer": explored,
     "report": report,

@@ -269,7 +269,7 @@ def test_int8_windows_are_those_of_each_alone(tmp_path: Path) -> None:
     for width, store in extract_windows(plan, tmp_path / "x.zarr").items():
         alone = plan_of(FAKE_SENTENCES, model=FakeEncoder(), dtype="int8", context_window=width)
         single = es.extract(alone, tmp_path / f"alone{width}.zarr")
-        np.testing.assert_array_equal(store.center, single.center)
+        np.testing.assert_array_equal(store.source.center, single.source.center)
         np.testing.assert_array_equal(vectors_of(store), vectors_of(single))
 
 

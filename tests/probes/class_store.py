@@ -91,7 +91,7 @@ def make(
         vectors[layers.index(planted)] += places[codes].astype(np.float32)
     sentence = np.arange(count, dtype=np.int64) // 3
     sentences = int(sentence[-1]) + 1
-    index = Index(
+    index = Index.of(
         type=types,
         sentence=sentence,
         position=(np.arange(count) % 3).astype(np.int32),

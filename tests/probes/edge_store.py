@@ -120,7 +120,7 @@ def write_store(
     sentence, position = (np.array(column) for column in zip(*placed, strict=True))
     forms = [words[number][place] + ("#" if unit == "subword" else "") for number, place in placed]
     distinct = sorted(set(forms))
-    index = Index(
+    index = Index.of(
         type=np.array([distinct.index(form) for form in forms], np.int32),
         sentence=sentence.astype(np.int64),
         position=position.astype(np.int32),

@@ -89,7 +89,7 @@ def write_store(
     places = {word: number for number, word in enumerate(words)}
     sentence = np.array([number for number, _, _ in table], np.int64)
     sizes = [np.cumsum([0] + [word.count(" ") + 1 for word in tree.words]) for tree in trees]
-    index = Index(
+    index = Index.of(
         type=np.array([places[word] for _, _, word in table], np.int32),
         sentence=sentence,
         position=np.array([sizes[number][place] for number, place, _ in table], np.int32),

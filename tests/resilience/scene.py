@@ -119,25 +119,25 @@ def assert_honest(path: Path | str, reference: Reference) -> str:
     store, warned = open_quietly(path)
     report = es.verify(path)
     assert [str(fault) for fault in report.faults] == []
-    assert list(report.missing) == np.flatnonzero(~store.committed).tolist()
-    if store.committed.all():
+    assert list(report.missing) == np.flatnonzero(~store.source.committed).tolist()
+    if store.source.committed.all():
         assert warned == []
     else:
         missing = store.n_rows - store.n_committed_rows
-        count = int((~store.committed).sum())
+        count = int((~store.source.committed).sum())
         assert len(warned) == 1
         assert f"{missing:,} of {store.n_rows:,} rows ({count} of 5 partitions) are not written yet" in warned[0]
         assert "resume the extraction" in warned[0]
     assert_rows(store, reference)
     if store.finished:
         return "finished"
-    return f"{int(store.committed.sum())} of 5 partitions"
+    return f"{int(store.source.committed.sum())} of 5 partitions"
 
 
 def assert_rows(store: Store, reference: Reference) -> None:
     """Committed rows are the reference's; the others raise, or are NaN where asked for, and are never zeros."""
-    for partition, committed in enumerate(store.committed.tolist()):
-        start, stop = store.layout.span(partition)
+    for partition, committed in enumerate(store.source.committed.tolist()):
+        start, stop = store.source.layout.span(partition)
         rows = np.arange(start, stop)
         if committed:
             found = store.vectors(rows)
@@ -151,7 +151,7 @@ def assert_rows(store: Store, reference: Reference) -> None:
             assert np.isnan(store.vectors(rows, layers=layer, missing="nan")[0]).all()
     layer = store.layers[-1]
     seen = [np.arange(first, first + len(block)) for first, block in store.scan(layer, missing="skip")]
-    spans = [np.arange(*store.layout.span(k)) for k in np.flatnonzero(store.committed)]
+    spans = [np.arange(*store.source.layout.span(k)) for k in np.flatnonzero(store.source.committed)]
     np.testing.assert_array_equal(np.concatenate([*seen, []]), np.concatenate([*spans, []]))
 
 

@@ -233,7 +233,7 @@ def _append(corpus: int, *, second: bool = False) -> Scene:
     def assert_part(part: Path) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnfinishedStoreWarning)
-            return f"{int(es.open(part).committed.sum())} of 5 partitions"
+            return f"{int(es.open(part).source.committed.sum())} of 5 partitions"
 
     return Scene(append, state, before, store=(".zarr", "float32"))
 

@@ -77,7 +77,7 @@ def require_survives(scene: str, whole: Whole, folder: Path, done: int, found: T
         assert state in SCENES[scene].final
     elif done and not scene.startswith("append"):  # what an append has committed is in a part that is not listed yet
         assert whole.reference is not None
-        assert es.open(folder / whole.reference.path.name).committed.sum() >= done
+        assert es.open(folder / whole.reference.path.name).source.committed.sum() >= done
     if resume:
         SCENES[scene].assert_resumes(folder, whole)
     return state

@@ -13,7 +13,8 @@ import pytest
 
 import embstore as es
 from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
-from embstore.store import Collection, StoreWriter, create_store
+from embstore.store import StoreWriter, create_store
+from embstore.store.collection import JoinedSource
 from tests.privileges import reachable_folder, without_privileges
 from tests.resilience.running import Running
 from tests.resilience.scene import (
@@ -59,7 +60,7 @@ APPENDS = ("append", "append of another corpus")
 def parts_of(path: Path) -> list[dict[str, bytes | None]]:
     """The bytes of the store at `path` and of each of its parts, without order."""
     store = es.open(path)
-    assert isinstance(store, Collection)
+    assert isinstance(store.source, JoinedSource)
     found = [tree(each.path) for each in store.stores()]
     return [{name: data for name, data in each.items() if not name.startswith("appended")} for each in found]
 
@@ -118,19 +119,19 @@ def test_a_reader_sees_what_is_committed_and_more_on_refresh(tmp_path: Path, ref
     assert len(warned) == 1
     seen = {store.n_committed_rows}
     while done is not None:
-        before = store.committed.copy()
+        before = store.source.committed.copy()
         assert_rows(store, whole)
-        assert (store.committed == before).all()  # nothing changes but by `refresh`
+        assert (store.source.committed == before).all()  # nothing changes but by `refresh`
         limit = time.monotonic() + 600
         while store.n_committed_rows < (done - 1) // 256 * 256:  # another thread writes
             assert time.monotonic() < limit
-            store.refresh()
-        assert (store.committed >= before).all()
+            store.source.refresh()
+        assert (store.source.committed >= before).all()
         seen.add(store.n_committed_rows)
         done = running.go_on()
     assert running.join() == 0
     assert len(seen) >= 3
-    store.refresh()
+    store.source.refresh()
     assert_rows(store, whole)
     assert store.finished
     assert store.n_committed_rows == store.n_rows

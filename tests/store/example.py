@@ -106,7 +106,7 @@ def an_index(random: np.random.Generator, rows: int, *, labels: bool) -> Index:
             "upos": Labels(random.integers(-1, 3, rows).astype(np.int32), Strings.of(["NOUN", "VERB", "ADJ"])),
             "nothing": Labels(np.full(rows, -1, np.int32), Strings.of([])),
         }
-    return Index(
+    return Index.of(
         type=random.integers(0, len(FORMS), rows).astype(np.int32),
         sentence=np.repeat(np.arange(len(lengths)), lengths).astype(np.int64),
         position=np.concatenate([np.arange(length) for length in lengths]).astype(np.int32),

@@ -35,8 +35,10 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.executors import Processes
-from embstore.store import Collection, StoreWriter, merged
+from embstore.store import StoreWriter, merged
+from embstore.store.collection import JoinedSource
 from embstore.store.storage.lock import StoreLock
+from embstore.store.vectors import VALUE_DTYPE
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.object_server import Bucket
@@ -108,8 +110,8 @@ KINDS = pytest.mark.parametrize("kind", ["list", "file", "grown"])
 
 def vectors_of(store: es.Store) -> np.ndarray:
     """The vectors of all rows, where each member of int8 has its own center those of the members."""
-    if isinstance(store, Collection) and store.dtype == "int8":
-        return np.concatenate([each.select().vectors() for each in store.stores()], axis=1)
+    if isinstance(store.source, JoinedSource) and store.dtype == "int8":
+        return np.concatenate([es.Store(each).select().vectors() for each in store.source.members()], axis=1)
     return store.select().vectors()
 
 
@@ -125,7 +127,7 @@ def test_rows_words_and_tables_are_those_of_the_one_store(made: dict[str, es.Sto
     for name, column in whole.index.arrays().items():
         if not name.startswith("documents/fields/"):
             np.testing.assert_array_equal(store.index.arrays()[name], column, err_msg=name)
-    for found, column in zip(store.occurrences, whole.occurrences, strict=True):
+    for found, column in zip(store.index.by_type, whole.index.by_type, strict=True):
         np.testing.assert_array_equal(found, column)
     assert list(store.index.words) == list(whole.index.words)
     tolerance = 0.01 if store.dtype == "int8" else 0  # int8 is relative to the mean of each member
@@ -136,27 +138,28 @@ def test_rows_words_and_tables_are_those_of_the_one_store(made: dict[str, es.Sto
 @KINDS
 @pytest.mark.quick(2)
 def test_every_selection_is_that_of_the_one_store(made: dict[str, es.Store], kind: str) -> None:
-    whole, store = made["whole"], made[kind].reopened(verify=None)
+    whole, store = made["whole"], es.Store(made[kind].source.again(verify=None, site="residual"))
     chosen: list[dict[str, Any]] = [
         *({"words": word} for word in WORDS),
-        {"types": [2, 5]},
         {"labels": {"pos": "b"}},
         {"labels": {"place": "a"}, "words": "bank"},
-        {"where": pl.col("year") < 1890},
-        {"sentences": [39, 40, 41, 99]},
+        {"where": "year < 1890"},
+        {"where": "sentence IN (39, 40, 41, 99)"},
+        {"where": "pos IS NULL AND lower(word) LIKE 'b%'"},
+        {"where": "pos_position > 0"},
         {"rows": slice(30, 300)},
         {"rows": np.random.default_rng(1).permutation(whole.n_rows)},
     ]
     for options in chosen:
         found, expected = store.select(**options), whole.select(**options)
         assert found.table().drop("member").equals(expected.table()), options
-    second = store.select(where=pl.col("member") == store.table()["member"].unique(maintain_order=True)[1])
+    second = store.select(where=f"member = '{store.table()['member'].unique(maintain_order=True)[1]}'")
     assert second.table()["sentence"].unique(maintain_order=True).to_list() == [40]
     assert store.select(labels={"member": second.table()["member"][0]}).rows.tolist() == second.rows.tolist()
     with pytest.raises(InvalidValueError, match="'bonk': did you mean 'bank'"):
         store.select(words="bonk")
     with pytest.raises(InvalidValueError, match=r"no type 11"):
-        store.occurrences_of(11)
+        store.index.rows_of(11)
 
 
 @KINDS
@@ -176,10 +179,10 @@ def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str) -> 
         blocks = [(row, block.copy()) for row, block in store.scan(2, start, stop, block_rows=size)]
         assert [row for row, _ in blocks] == list(range(start, stop, size)), "all but the last have the size asked for"
         seen = [block for copy in (True, False) for _, block in store.scan(2, start, stop, block_rows=size, copy=copy)]
-        both = np.concatenate([np.empty((0, 8), store.vector_dtype), *seen])
+        both = np.concatenate([np.empty((0, 8), VALUE_DTYPE[store.dtype]), *seen])
         np.testing.assert_array_equal(both, np.tile(expected[2, start:stop], (2, 1)))
     rows = np.random.default_rng(2).integers(0, store.n_rows, 500)
-    out = np.empty((500, 8), np.uint16 if store.dtype == "bfloat16" else store.vector_dtype)
+    out = np.empty((500, 8), np.uint16 if store.dtype == "bfloat16" else VALUE_DTYPE[store.dtype])
     found = store.vectors(rows, layers=-1, out=out[None])[0]
     assert found.base is out or found is out or np.shares_memory(found, out)
     if store.dtype == "bfloat16":
@@ -204,11 +207,11 @@ def require_close(found: pl.DataFrame, expected: pl.DataFrame) -> None:
 
 
 ANALYSES: dict[str, Callable[[es.Store], pl.DataFrame]] = {
-    "geometry": lambda store: es.geometry(store, progress=False),
+    "geometry": lambda store: es.geometry(store),
     "neighbors": lambda store: es.neighbors(store, "bank", layer=1, k=9, metric="l2"),
-    "cka": lambda store: es.analysis.linear_cka(store, progress=False),
+    "cka": lambda store: es.analysis.linear_cka(store),
     "senses": lambda store: es.senses(store, "bank", layer=2).occurrences,
-    "labels": lambda store: es.analysis.knn_labels(store, label="pos", layers=1, progress=False).frame,
+    "labels": lambda store: es.analysis.knn_labels(store, label="pos", layers=1).frame,
     "sql of groups": lambda store: es.sql(
         store, "select word, count(*) n, selfsim(h1) s, centroid(h2) c from occurrences group by word order by word"
     ).explode("c"),
@@ -222,7 +225,7 @@ ANALYSES: dict[str, Callable[[es.Store], pl.DataFrame]] = {
         "select s.*, o.position from sentences s join occurrences o using (sentence) where o.word = 'bank' "
         "order by s.sentence, o.position",
     ),
-    "static": lambda store: pl.DataFrame(es.static_vectors(store, layer=1, min_contexts=1, progress=False).vectors),
+    "static": lambda store: pl.DataFrame(es.static_vectors(store, layers=1, min_contexts=1).vectors),
 }
 
 
@@ -271,7 +274,7 @@ def test_workers_open_the_same_collection(made: dict[str, es.Store], kind: str) 
     assert again.digest == store.digest
     assert again.select(labels={"odd": "true"}).rows.tolist()[:2] == [1, 3]
     with Processes(1) as pool:
-        one, other = (es.geometry(store, executor=given, progress=False) for given in (pool, None))
+        one, other = (es.geometry(store, executor=given) for given in (pool, None))
     assert one.equals(other)
 
 
@@ -318,7 +321,7 @@ def test_labels_and_fields_of_some_members(tmp_path: Path) -> None:
     for order in (paths[:2], paths[1::-1]):
         years = es.open(order).table(columns=["year"])["year"]
         assert (years.dtype, set(years)) == (pl.Float64, {1900.0, 1900.5})
-        assert es.open(order).select(where=pl.col("year") == 1900).rows.size == 1
+        assert es.open(order).select(where="year = 1900").rows.size == 1
     assert table["by"].to_list() == [None, None, "B", None]
     assert table["pos"].to_list() == ["N", None, None, None]
     assert table["tag"].to_list() == [None, None, "x", None]
@@ -333,17 +336,20 @@ def test_labels_added_to_a_collection_are_with_its_members(tmp_path: Path) -> No
     odd = ["xyz"[row % 3] for row in range(store.n_rows)]
     assert store.with_labels("odd", odd, save=True).table()["odd"].to_list() == odd
     assert es.open(paths).table()["odd"].to_list() == odd
-    assert es.open(paths[1]).table()["odd"].to_list() == odd[store.members[0].n_rows :][: store.members[1].n_rows]
+    assert (
+        es.open(paths[1]).table()["odd"].to_list()
+        == odd[store.source.described[0].n_rows :][: store.source.described[1].n_rows]
+    )
     with pytest.raises(InvalidValueError, match="has labels 'odd' already"):
         store.with_labels("odd", odd, save=True)
-    es.open(paths[0]).remove_labels("odd")
-    assert es.open(paths).table()["odd"].to_list()[: store.members[0].n_rows + 1] == [
-        *[None] * store.members[0].n_rows,
-        odd[store.members[0].n_rows],
+    es.open(paths[0]).with_labels("odd", save=True)
+    assert es.open(paths).table()["odd"].to_list()[: store.source.described[0].n_rows + 1] == [
+        *[None] * store.source.described[0].n_rows,
+        odd[store.source.described[0].n_rows],
     ]
-    assert "odd" not in es.open(paths).remove_labels("odd").table().columns
+    assert "odd" not in es.open(paths).with_labels("odd", save=True).table().columns
     with pytest.raises(InvalidValueError, match="no added labels 'odd'"):
-        store.remove_labels("odd")
+        store.with_labels("odd", save=True)
 
 
 def test_members_of_one_name_have_that_of_their_folder(tmp_path: Path) -> None:
@@ -459,7 +465,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
     assert not store.finished
     assert store.n_committed_rows == n_before + made.store.n_committed_rows
     missing = np.arange(n_before + 256, n_before + min(512, made.store.n_rows))
-    assert store.is_written(np.arange(store.n_rows)).nonzero()[0].tolist() == [
+    assert store.source.is_written(np.arange(store.n_rows)).nonzero()[0].tolist() == [
         row for row in range(store.n_rows) if row not in missing
     ]
     with pytest.raises(MissingRowsError, match=r"b\.zarr"):
@@ -479,7 +485,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
         writer.write(1, {"hidden_states": np.ascontiguousarray(made.vectors[:, 256:512])})
         writer.finish()
     for one in (store, es.open(tmp_path / "collection.json")):
-        one.refresh()
+        one.source.refresh()
         assert one.finished
         assert one.n_committed_rows == one.n_rows
         np.testing.assert_array_equal(one.select(layers=0).vectors()[0, missing], made.vectors[0, missing - n_before])
@@ -517,7 +523,7 @@ def test_other_sites_of_a_collection(tmp_path: Path) -> None:
     query, expected = store.site("query"), whole.site("query").select().vectors()
     np.testing.assert_array_equal(query.select().vectors(), expected)
     np.testing.assert_array_equal(
-        es.open([*(each.path for each in store.members)], site="query").select().vectors(), expected
+        es.open([*(each.path for each in store.source.described)], site="query").select().vectors(), expected
     )
     scanned = [block.vectors for block in query.source.stored_blocks(1, 0, query.n_rows, block_rows=50)]
     np.testing.assert_array_equal(np.concatenate(scanned), expected[0])
@@ -536,18 +542,18 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr("embstore.store.storage.files.IN_MEMORY_NBYTES", 0)
     again = es.open(tmp_path / "collection.json")
-    again._members._most = 2
-    assert not again._members.opened()
+    again.source.opened._most = 2
+    assert not again.source.opened.opened()
     assert not read
     again.vectors([0], layers=0)[0]
-    assert len(again._members.opened()) == 1
+    assert len(again.source.opened.opened()) == 1
     assert not read
     assert again.select(words="bank").rows.tolist() == expected[0].filter(word="bank")["occurrence"].to_list()
     assert {name.split("/")[0] for name in read} == {"types"}
     assert again.table().equals(expected[0])
     assert isinstance(again.index.type.base, np.memmap)
     np.testing.assert_array_equal(again.select().vectors(), expected[1])
-    assert len(again._members.opened()) == 2
+    assert len(again.source.opened.opened()) == 2
 
 
 def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,9 +563,9 @@ def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest
     both, opened = threading.Barrier(2, timeout=600), merged.Members._opened
     monkeypatch.setattr(merged.Members, "_opened", lambda *given: (opened(*given), both.wait())[0])
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(store._members.__getitem__, range(2)))
+        found = list(pool.map(store.source.opened.__getitem__, range(2)))
     assert [each.path for each in found] == paths
-    assert store._members[0] is found[0]
+    assert store.source.opened[0] is found[0]
 
 
 def test_members_are_opened_when_their_rows_are_read(tmp_path: Path) -> None:
@@ -590,7 +596,7 @@ def test_members_in_a_bucket(bucket: Bucket, tmp_path: Path) -> None:
     expected = es.open(local)
     for paths in (urls, [urls[0], local[1], urls[2]]):
         store = es.open(paths)
-        assert store.is_remote
+        assert store.source.is_remote
         assert store.table().equals(expected.table())
         np.testing.assert_array_equal(store.select().vectors(), expected.select().vectors())
         np.testing.assert_array_equal(

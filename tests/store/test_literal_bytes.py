@@ -19,7 +19,7 @@ ABSENT = b"\xff" * 8
 
 def tiny(path: Path) -> Path:
     """Two rows of two features at layers 0 and 4: "a" and "b" in the sentence "a b"."""
-    index = Index(
+    index = Index.of(
         type=np.array([0, 1], np.int32),
         sentence=np.array([0, 0]),
         position=np.array([0, 1], np.int32),

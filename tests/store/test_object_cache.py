@@ -69,7 +69,7 @@ def test_a_store_that_was_replaced_is_never_served_stale(bucket: Bucket, tmp_pat
     assert np.array_equal(far.vectors([1], layers=0)[0], before.arrays["hidden_states"][0][[1]])
     bucket.upload(tmp_path / "after.zarr", KEY)
     for store in (far, open_store(url, cache=tmp_path / "cache")):
-        store.refresh()
+        store.source.refresh()
         assert np.array_equal(store.vectors([1], layers=0)[0], after.arrays["hidden_states"][0][[1]])
 
 

@@ -143,8 +143,8 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
         "zarr.json",
     ]
     bucket.proxy.reset()
-    rows = far.occurrences_of(0)
-    assert len(bucket.proxy.requests) == 2
+    rows = far.index.rows_of(0)
+    assert len(bucket.proxy.requests) == 19, "each column once"
     bucket.proxy.reset()
     far.vectors(rows[:1], layers=0)[0]
     assert len(bucket.proxy.requests) == 3, "an index, whether the store is still the one opened, and a row"
@@ -188,7 +188,7 @@ def test_rows_not_written_are_missing(bucket: Bucket, tmp_path: Path) -> None:
     assert sum(len(block) for _, block in far.scan(0, missing="skip")) == 444
     made.fill(tmp_path / "x.zarr", [1])
     bucket.upload(tmp_path / "x.zarr", KEY)
-    far.refresh()
+    far.source.refresh()
     assert np.array_equal(far.vectors([300], layers=0)[0], made.values[0][[300]])
 
 

@@ -165,7 +165,7 @@ def test_commits_are_written_every_few_seconds(memory: MemoryBucket, monkeypatch
             writer.write(partition, made.partition(partition))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                assert open_store(URL).committed.tolist() == committed
+                assert open_store(URL).source.committed.tolist() == committed
 
 
 def test_workers_write_and_one_process_commits(memory: MemoryBucket, tmp_path: Path) -> None:

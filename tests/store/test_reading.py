@@ -31,6 +31,7 @@ from embstore.store import Store, StoreWriter, open_store
 from embstore.store.arrays import ArraySpec
 from embstore.store.reading import mapped
 from embstore.store.storage.files import _POPULATE_READ, MappedFile
+from embstore.store.vectors import VALUE_DTYPE
 from embstore.store.zarr import reader as zarr_reader
 from tests.store.example import DTYPES, SUFFIXES, Example, example
 
@@ -72,7 +73,7 @@ def test_gather_is_indexing(folder: Path, data: st.DataObject, case: tuple[str, 
     places = [store.layers.index(layer) for layer in layers]
     expected = made.values[places][:, rows]
     np.testing.assert_array_equal(store.vectors(rows, layers=layers), expected)
-    out = np.full((len(rows), store.hidden_size), 7, store.vector_dtype)
+    out = np.full((len(rows), store.hidden_size), 7, VALUE_DTYPE[store.dtype])
     assert store.vectors(np.array(rows, np.uint16), layers=layers[0], out=out[None])[0] is not None
     np.testing.assert_array_equal(out, expected[0])
 
@@ -193,16 +194,16 @@ def test_readers_see_what_a_writer_commits(tmp_path: Path) -> None:
             store = open_store(path)
         for partition in (1, 0, 2):
             made.fill(path, [partition])
-            assert not store.committed[partition]
-            store.refresh()
-            assert store.committed[partition]
-            start, stop = store.layout.span(partition)
+            assert not store.source.committed[partition]
+            store.source.refresh()
+            assert store.source.committed[partition]
+            start, stop = store.source.layout.span(partition)
             np.testing.assert_array_equal(
                 store.vectors(np.arange(start, stop), layers=5)[0], made.values[2, start:stop]
             )
         assert not (store.finished and suffix == ".zarr")
         made.fill(path)
-        store.refresh()
+        store.source.refresh()
         assert store.finished
 
 
@@ -216,7 +217,7 @@ def test_refresh_sees_a_partition_that_was_written_again(tmp_path: Path, suffix:
         writer.write(1, other.partition(1))
         writer.finish()
     digest = store.digest
-    store.refresh()
+    store.source.refresh()
     assert store.digest != digest
     np.testing.assert_array_equal(store.vectors(np.arange(256, 512), layers=0)[0], other.values[0, 256:512])
 
@@ -246,19 +247,14 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path: Path) -> None:
         (lambda: store.select(words=3), "words 3 is not allowed: give a text or Iterable"),  # type: ignore[arg-type]
         (lambda: store.select(words=["bank", None]), "a member of words None is not allowed"),  # type: ignore[list-item]
         (lambda: store.select(words="\ud800"), "words '\\ud800' is not text"),
-        (lambda: store.select(types="bank"), "types 'bank' is not allowed"),  # type: ignore[arg-type]
-        (lambda: store.select(types=[True]), "a member of types True is not allowed"),
-        (lambda: store.select(sentences=[0.5]), "a member of sentences 0.5 is not allowed"),  # type: ignore[list-item]
         (lambda: store.select(labels="NOUN"), "labels 'NOUN' is not allowed: give Mapping"),  # type: ignore[arg-type]
         (lambda: store.select(labels={"upos": 3}), "no occurrence has upos '3'"),  # type: ignore[dict-item]
-        (lambda: store.select(where=[3]), "where must be a condition in SQL"),  # type: ignore[list-item]
-        (lambda: store.select(where=3), "or a Polars expression, such as"),  # type: ignore[arg-type]
         (lambda: store.select(layers=object()), "layer"),  # type: ignore[arg-type]
         (lambda: store.select().vectors(dtype="float99"), "dtype 'float99' is not"),
         (lambda: list(store.select().scan(block_rows="all")), "block_rows 'all' is not"),  # type: ignore[arg-type]
         (lambda: store.table(columns="word"), "columns 'word' is not allowed"),
-        (lambda: store.type_of(3), "a word must be a string, not 3"),  # type: ignore[arg-type]
-        (lambda: store.occurrences_of("bank"), "there is no type bank"),  # type: ignore[arg-type]
+        (lambda: store.index.type_of(3), "a word must be a string, not 3"),  # type: ignore[arg-type]
+        (lambda: store.index.rows_of("bank"), "there is no type bank"),  # type: ignore[arg-type]
         (lambda: store.with_labels("x", 3), "3 are not labels of 'x'"),
         (lambda: open_store(3), "a store is named by its path or URL, not by 3"),  # type: ignore[arg-type]
         (lambda: open_store("a\0b"), "'a\\x00b' cannot be the path of a store"),
@@ -311,7 +307,7 @@ def test_more_shards_than_are_mapped_at_a_time(tmp_path: Path) -> None:
     made = example(rows=256 * 12 - 100, layers=(0, 4), hidden_size=24, labels=False)
     path = made.make(tmp_path / "s.zarr").path
     store = open_store(path)
-    store._reader._max_shards = 3  # type: ignore[union-attr]
+    store.source.reader._max_shards = 3  # type: ignore[union-attr]
     gc.collect()
     before = _descriptors()
 

@@ -32,8 +32,8 @@ def reads_of(store: Store) -> list[Callable[[], object]]:
         lambda: list(store.scan(0, copy=False)),
         lambda: store.select(words="bank").rows,
         store.table,
-        lambda: store.occurrences_of(0),
-        store.refresh,
+        lambda: store.index.rows_of(0),
+        store.source.refresh,
     ]
 
 
@@ -88,7 +88,7 @@ def test_a_file_that_was_replaced(tmp_path: Path) -> None:
     os.replace(tmp_path / "other.h5", tmp_path / "s.h5")
     np.testing.assert_array_equal(store.vectors(ROWS, layers=0)[0], made.values[0])
     np.testing.assert_array_equal(np.concatenate([block for _, block in store.scan(0)]), made.values[0])
-    assert is_refused(store.refresh)
+    assert is_refused(store.source.refresh)
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -130,7 +130,7 @@ def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path
         "for file in sys.argv[2:]: os.truncate(file, 100)\n"
         "for work in (lambda: opened.vectors(np.arange(5000), layers=3), lambda: list(opened.scan(0)), opened.table,\n"
         "             lambda: list(opened.scan(0, copy=False)),\n"
-        "             lambda: opened.occurrences_of(0), lambda: opened.select(words='bank')):\n"
+        "             lambda: opened.index.rows_of(0), lambda: opened.select(words='bank')):\n"
         "    try: work(); print('read')\n"
         "    except RuntimeError as error: print(error)\n"
     )

@@ -10,6 +10,7 @@ import pytest
 
 from embstore.errors import InvalidValueError
 from embstore.store import Index, Metadata, Strings, create_store, open_store, verify
+from embstore.store.vectors import VALUE_DTYPE
 from tests.store.example import DTYPES, FORMS, SUFFIXES, all_files, example
 
 
@@ -22,11 +23,11 @@ def test_every_row(tmp_path: Path, suffix: str, dtype: str, rows: int, partition
     store = made.make(tmp_path / f"s{suffix}")
     assert store.finished
     assert (store.n_rows, store.layers, store.dtype) == (rows, (0, 3, 5), dtype)
-    assert store.committed.all()
+    assert store.source.committed.all()
     assert store.n_committed_rows == rows
     for place, layer in enumerate(store.layers):
         got = store.vectors(np.arange(rows), layers=layer)[0]
-        assert got.dtype == store.vector_dtype == made.values.dtype
+        assert got.dtype == VALUE_DTYPE[store.dtype] == made.values.dtype
         np.testing.assert_array_equal(got, made.values[place])
         scanned = np.concatenate([block.copy() for _, block in store.scan(layer)])
         np.testing.assert_array_equal(scanned, made.values[place])
@@ -56,13 +57,13 @@ def test_words_lead_to_their_rows(tmp_path: Path, suffix: str) -> None:
     store = made.make(tmp_path / f"s{suffix}")
     for _ in range(2):  # the first lookups search the bytes, later ones use a table
         for number, form in enumerate(FORMS):
-            assert store.type_of(form) == number
-            rows = store.occurrences_of(number)
+            assert store.index.type_of(form) == number
+            rows = store.index.rows_of(number)
             assert rows.tolist() == [row for row, type_id in enumerate(made.index.type) if type_id == number]
-        assert store.type_of("banks") is None
-        assert store.type_of("ban") is None
+        assert store.index.type_of("banks") is None
+        assert store.index.type_of("ban") is None
     with pytest.raises(InvalidValueError, match="there is no type 8"):
-        store.occurrences_of(8)
+        store.index.rows_of(8)
 
 
 @pytest.mark.slow
@@ -80,7 +81,7 @@ def test_large_columns_are_chunked_and_mapped(tmp_path: Path, suffix: str) -> No
 def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
     """Columns of no bytes at all: one type spelled "", one sentence that reads ""."""
     zero = np.zeros(3, np.int32)
-    index = Index(
+    index = Index.of(
         type=zero,
         sentence=zero.astype(np.int64),
         position=np.arange(3, dtype=np.int32),

@@ -16,6 +16,7 @@ import torch
 import embstore as es
 from embstore.errors import InvalidValueError, MissingRowsError, StorageError, UnfinishedStoreWarning
 from embstore.store.convert import tables
+from embstore.store.convert.torch_dataset import TorchDataset
 from embstore.store.framed import Framed
 from tests.store.example import DTYPES, SUFFIXES, example
 
@@ -74,20 +75,20 @@ def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch:
         assert len(batches) > 2
         check(pl.concat(batches), selection)
         check(pl.DataFrame(selection.to_arrow()), selection)  # through the Arrow C stream
-    check(pl.DataFrame(store.to_arrow()), store.select())
+    check(pl.DataFrame(store.select().to_arrow()), store.select())
     read: list[Any] = []
     vectors = es.Store.vectors
     monkeypatch.setattr(
         es.Store, "vectors", lambda self, rows, *, layers: read.append(layers) or vectors(self, rows, layers=layers)
     )
-    frame = pl.DataFrame(store.to_arrow(columns=["word", "layer_3"]))
+    frame = pl.DataFrame(store.select().to_arrow(columns=["word", "layer_3"]))
     assert frame.columns == ["word", "layer_3"]
     assert {tuple(layers) for layers in read} == {(3,)}
     read.clear()
-    assert pl.DataFrame(store.to_arrow(columns=["position"])).height == store.n_rows
+    assert pl.DataFrame(store.select().to_arrow(columns=["position"])).height == store.n_rows
     assert read == []
     with pytest.raises(InvalidValueError, match="there is no column 'layer_4': the store has occurrence"):
-        store.to_arrow(columns=["layer_4"])
+        store.select().to_arrow(columns=["layer_4"])
 
 
 @pytest.mark.quick(3)
@@ -115,15 +116,15 @@ def test_xarray_reads_what_is_indexed(store: es.Store, monkeypatch: pytest.Monke
         assert np.array_equal(states.values, expected)
         assert data.word.values.tolist() == selection.table()["word"].to_list()
         assert data.occurrence.values.tolist() == selection.rows.tolist()
-    assert store.to_xarray().sizes["occurrence"] == store.n_rows
+    assert store.select().to_xarray().sizes["occurrence"] == store.n_rows
 
 
 @pytest.mark.quick(3)
 def test_torch_is_the_same_dataset(store: es.Store) -> None:
     made = store.to_torch(batch_size=100, shuffle=True, seed=3)
-    same = es.TorchDataset(store.select(), batch_size=100, shuffle=True, seed=3)
+    same = TorchDataset(store.select(), batch_size=100, shuffle=True, seed=3)
     assert all(torch.equal(one.vectors, other.vectors) for one, other in zip(made, same, strict=True))
-    assert isinstance(store.select(layers=-1).to_torch(), es.TorchDataset)
+    assert isinstance(store.select(layers=-1).to_torch(), TorchDataset)
 
 
 @pytest.mark.parametrize("method", ["write_parquet", "sink_parquet"])

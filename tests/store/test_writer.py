@@ -18,7 +18,7 @@ from embstore.errors import (
     StoreNotFoundError,
     UnfinishedStoreWarning,
 )
-from embstore.store import Index, Metadata, StoreWriter, Strings, create_store, open_store, verify
+from embstore.store import Metadata, StoreWriter, Strings, create_store, open_store, verify
 from embstore.store.arrays import commit_record, committed, record_crc32c
 from embstore.store.storage.local import LocalStorage
 from embstore.store.writer import PartitionWriter
@@ -72,7 +72,8 @@ def refused(tmp_path: Path, **changes: Any) -> str:
     """The message that creating a store with changed metadata, index columns or center is refused with."""
     made = example(labels=False)
     metadata = Metadata(**{name: changes.get(name, value) for name, value in vars(made.metadata).items()})
-    index = Index(**{name: changes.get(name, value) for name, value in vars(made.index).items()})
+    parts = {name: value for name, value in changes.items() if name not in {*vars(made.metadata), "center"}}
+    index = made.index.changed(**parts)
     for suffix in SUFFIXES:
         with pytest.raises(InvalidValueError) as caught:
             create_store(tmp_path / f"s{suffix}", metadata=metadata, index=index, center=changes.get("center"))
@@ -173,8 +174,8 @@ def test_discarding_in_a_finished_store(tmp_path: Path, suffix: str) -> None:
     with StoreWriter(store.path) as writer:
         writer.discard([1])
         assert writer.missing() == [1]
-    store.refresh()
-    assert store.committed.tolist() == [True, False, True]
+    store.source.refresh()
+    assert store.source.committed.tolist() == [True, False, True]
     assert verify(store.path).missing == (1,)
     assert verify(store.path).ok
     made.fill(store.path)
@@ -256,7 +257,7 @@ def test_a_partition_is_discarded_by_its_record_first(tmp_path: Path, monkeypatc
 
     def observed(storage: LocalStorage, key: str) -> None:
         with pytest.warns(UnfinishedStoreWarning):
-            seen.append(bool(open_store(path).committed[1]))
+            seen.append(bool(open_store(path).source.committed[1]))
         delete(storage, key)
 
     monkeypatch.setattr(LocalStorage, "delete", observed)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from embstore.analysis.scan import Batch, Scope, beyond_float32, gather_finite
 from embstore.analysis.words import count_codes
 from embstore.arguments import Count, checked
+from embstore.errors import InvalidValueError
 from embstore.kernels import add_cosines
 from embstore.store import Store
 from embstore.store.layout import Layers
@@ -281,7 +282,9 @@ def sentence_similarity(data: Store, *, sentence: Count, layers: Layers = None) 
     `sentence`: a row of the store's sentences, as in the column `sentence` of a table of occurrences. Only words that
     are stored are compared. Raises InvalidValueError (no such sentence or layer), MissingRowsError, NonFiniteError.
     """
-    selection = data.select(sentences=sentence, layers=layers)
+    if sentence >= len(data.index.texts):
+        raise InvalidValueError(f"there is no sentence {sentence}: the store has 0 to {len(data.index.texts) - 1}")
+    selection = data.select(rows=slice(*data.index.indptr[sentence : sentence + 2].tolist()), layers=layers)
     index = data.index
     vectors = np.stack([gather_finite(data, selection.rows, layer) for layer in selection.layers]).astype(np.float64)
     norms = np.linalg.norm(vectors, axis=2, keepdims=True)

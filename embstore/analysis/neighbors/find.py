@@ -184,7 +184,7 @@ class _Candidates:
             words = [word] if isinstance(word, str) else list(word)
             selections = [self.store.select(words=one, layers=self.layer) for one in words]
             means = np.array([selection.vectors(dtype="float64")[0].mean(0) for selection in selections])
-            types = np.array([self.store.type_of(one) for one in words], np.int64)
+            types = np.array([self.store.index.type_of(one) for one in words], np.int64)
             return Queries(words, means, np.full(len(words), -1), types)
         rows = self.store.select(words=word, rows=None if occurrence is None else np.atleast_1d(occurrence)).rows
         if not len(rows):
@@ -395,7 +395,7 @@ def encode_word(
     start, stop = (int(tokenized.word_indptr[number]) for number in (position, position + 1))
     options: dict[str, Any] = {"layers": list(layers), "pooling": made["pooling"]}
     options["attention_window"] = made.get("attention_window")
-    options["sites"] = [store.layout.site]
+    options["sites"] = [store.source.layout.site]
     spans = Spans(*(np.array([number], np.int64) for number in (0, start, stop)))
     if stop == start or encoder.without_vector(tokenized, spans)[0]:
         raise InvalidValueError(

@@ -399,7 +399,7 @@ def find_sketch(data: Store, layer: int) -> LayerSketch | None:
 def _stored_sketch(data: Store, name: str) -> LayerSketch:
     """Open a sketch in a bucket, of which only the parts that a search needs are read."""
     storage = zarr_storage(data.path)
-    site = () if data.layout.site == RESIDUAL else (f".{data.layout.site}",)
+    site = () if data.source.layout.site == RESIDUAL else (f".{data.source.layout.site}",)
     folder = "/".join((INDEXES, *site, checked_name(name)))
     try:
         document = storage.get_versioned(f"{folder}/{METADATA}")[0]
@@ -418,7 +418,7 @@ def _stored_sketch(data: Store, name: str) -> LayerSketch:
 
 
 def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: Rotation, codes: Codes) -> LayerSketch:
-    vector_nbytes = data.layout.row_nbytes // len(data.layout.layers)
+    vector_nbytes = data.source.layout.row_nbytes // len(data.layers)
     sketch = Sketch(rotation, codes, codes.layout, info.longest, vector_nbytes)
     return LayerSketch(data, info, Space("cosine", rotation.mean), path, None, sketch)
 

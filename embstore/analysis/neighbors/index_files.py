@@ -35,7 +35,7 @@ from embstore.errors import (
     SearchIndexNotFoundError,
     quoted,
 )
-from embstore.store import Collection, Store
+from embstore.store import Store
 from embstore.store.backend import is_file
 from embstore.store.layout import RESIDUAL
 from embstore.store.metadata import canonical, document_crc32c
@@ -115,7 +115,7 @@ class IndexState:
 
 def folder_of(store: Store) -> Path:
     """The folder of the indexes of a store: inside an array of a Zarr store, where no tool looks, or next to a file."""
-    if isinstance(store, Collection) and not store.is_stored:
+    if not store.source.is_stored:
         raise InvalidValueError(
             f"{store.path} is a list of stores, which has no place for an index: write it into a file NAME.json, "
             "and open that"
@@ -125,7 +125,7 @@ def folder_of(store: Store) -> Path:
             f"{store.path} cannot have an index, which needs a store on a disk: search without one, or copy the store"
         )
     folder = store.path.with_name(f"{store.path.name}.index") if is_file(store.path) else store.path / INDEXES
-    return folder if store.layout.site == RESIDUAL else folder / f".{store.layout.site}"
+    return folder if store.source.layout.site == RESIDUAL else folder / f".{store.source.layout.site}"
 
 
 def building_folder(folder: Path) -> Path:
@@ -164,7 +164,7 @@ def default_name(settings: IndexSettings) -> str:
 def list_indexes(data: Store) -> list[IndexState]:
     """List the indexes of a store by name, finished or not; reads only their metadata and the sizes of files."""
     found: dict[str, IndexState] = {}
-    if not isinstance(data.path, Path) or (isinstance(data, Collection) and not data.is_stored):
+    if not isinstance(data.path, Path) or not data.source.is_stored:
         return []
     root = folder_of(data)
     for entry in sorted(os.listdir(root)) if root.is_dir() else []:
@@ -369,7 +369,7 @@ def ensure_index(
     with building(folder) as new, kinds.faiss_threads(threads), storing(new):
         try:
             _Build(store, settings, new, checkpoint_seconds, progress).run(name)
-            store.refresh()
+            store.source.refresh()
             if not store.finished or store.digest != settings.digest:
                 raise SearchIndexError(f"{store.path} changed while it was indexed: run the same command again")
         except (InvalidValueError, NonFiniteError, SearchIndexError):  # resuming would fail in the same way

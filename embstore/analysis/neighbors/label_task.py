@@ -233,7 +233,7 @@ def _by_words(
 
 
 def _types_of(store: Store, words: set[str]) -> list[int]:
-    found = (store.type_of(word) for word in words)
+    found = (store.index.type_of(word) for word in words)
     return [number for number in found if number is not None]
 
 

@@ -402,7 +402,7 @@ class LabelledOccurrences:
 @checked
 def labelled_occurrences(data: Store, word: str, *, label: str) -> LabelledOccurrences:
     """Read the labelled occurrences of a word, for figures; raises InvalidValueError if there are none."""
-    selection = data.select(words=word, where=pl.col(label).is_not_null())
+    selection = data.select(words=word, where=f'"{label}" IS NOT NULL')
     if not len(selection.rows):
         raise InvalidValueError(f"{word!r} has no occurrence labelled in {label!r}: choose another word or column")
     return LabelledOccurrences(

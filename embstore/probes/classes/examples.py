@@ -19,6 +19,7 @@ from embstore.probes.splits import SPLITS, WordSplit
 from embstore.probes.training import READ_AHEAD, digest_of
 from embstore.store import Selection, Store
 from embstore.store.reading.ahead import read_ahead
+from embstore.store.vectors import VALUE_DTYPE
 
 
 class Examples(Protocol):
@@ -44,7 +45,7 @@ class StoredExamples:
     def __init__(self, store: Store, rows: NDArray[np.int64]) -> None:
         self._store, self._rows = store, rows
         self.width = store.hidden_size
-        self.dtype = store.vector_dtype
+        self.dtype = VALUE_DTYPE[store.dtype]
 
     def __len__(self) -> int:
         return len(self._rows)

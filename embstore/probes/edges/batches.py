@@ -16,7 +16,7 @@ from embstore.errors import NonFiniteError
 from embstore.probes.training import READ_AHEAD, VERIFY
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
-from embstore.store.vectors import all_finite
+from embstore.store.vectors import VALUE_DTYPE, all_finite
 
 GROUP_NBYTES = 2**21  # small batches are read this many bytes at a time, which takes fewer calls
 
@@ -295,9 +295,9 @@ def iter_batches(
         return
     plan = split.plan.batches(batch_sentences(order, batch_size))
     sizes = np.diff(plan.first_row) * len(layers) * store.hidden_size
-    groups = _groups(sizes, GROUP_NBYTES // store.vector_dtype.itemsize)
+    groups = _groups(sizes, GROUP_NBYTES // VALUE_DTYPE[store.dtype].itemsize)
     size = max(int(sizes[group].sum()) for group in groups)
-    dtype = torch.from_numpy(np.empty(0, store.vector_dtype)).dtype
+    dtype = torch.from_numpy(np.empty(0, VALUE_DTYPE[store.dtype])).dtype
     buffers = [torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda") for _ in range(READ_AHEAD + 1)]
     first_row, first_target = plan.first_row.tolist(), plan.first_target.tolist()
     columns = [PlannedColumns(plan, kind, device) for kind in range(len(plan.spans))]

@@ -19,6 +19,7 @@ from embstore.probes.edges.tasks import EdgeTask
 from embstore.probes.training import READ_AHEAD, Schedule, Trained, Trainer, digest_of, train
 from embstore.progress import Progress
 from embstore.store import Store
+from embstore.store.vectors import VALUE_DTYPE
 
 B = TypeVar("B", bound=EdgeBank)
 FLOAT = 4
@@ -88,7 +89,7 @@ class EdgeStream:
         sizes = [split.plan.largest(self.schedule.batch_size) for split in splits if split]
         largest = LargestBatch(*map(max, *sizes, sizes[0]))
         row = shape.layers * shape.width
-        itemsize = self.store.vector_dtype.itemsize
+        itemsize = VALUE_DTYPE[self.store.dtype].itemsize
         buffer = max(largest.rows * row * itemsize, min(largest.all_rows * row * itemsize, GROUP_NBYTES))
         fixed = buffer * (READ_AHEAD + 1) + FLOAT * (largest.rows * row + STORED * n_probes * _n_parameters(shape))
         words = 2 * largest.rows * (shape.width + shape.spans) + largest.entries

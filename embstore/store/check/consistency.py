@@ -20,7 +20,7 @@ MAX_SPECIALS = 2**15  # before the words of a sentence
 
 def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[str]:
     """Yield a line for each inconsistency of all columns of a store, by name, with its metadata and each other."""
-    index = Index.of_arrays(columns, metadata.fields)
+    index = Index(columns, metadata.fields)
     found = list(index_faults(index, metadata.n_rows))
     if set(index.fields) != set(metadata.fields):
         found.append("documents/fields are not those that the metadata name")

@@ -64,7 +64,8 @@ def export(
     path = parse_location(out)
     given = data.store if isinstance(data, Selection) else data
     opened = given if isinstance(given, Store) else open_store(given)
-    source = opened.reopened(verify="lazy" if check else None)
+    verified = opened.source.again(verify="lazy" if check else None, site=opened.source.layout.site)
+    source = Store(verified, opened._added_labels)
     missing = max(source.n_rows - source.site(site).n_committed_rows for site in source.sites)
     if missing:
         raise MissingRowsError(
@@ -162,7 +163,7 @@ class _Copy:
     @property
     def _has_many_centers(self) -> bool:
         """Whether the source is a collection of int8, whose codes mean other values in each member."""
-        return self._source.dtype == "int8" and self._source.center is None
+        return self._source.dtype == "int8" and self._source.source.center is None
 
     def _copy(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
         vectors = self._layout.vectors
@@ -177,7 +178,7 @@ class _Copy:
                 values = self._source.vectors(rows, layers=self._source.layers[self._layers[layer]])[0]
                 buffer.put(layer, first - start, values, where=self._namer(rows))
             return
-        dtype, center = self._source.dtype, self._source.center
+        dtype, center = self._source.dtype, self._source.source.center
         center = None if center is None else center[self._layers[layer]]
         vectors = self._layout.vectors
         with self._sequential(vectors, layer, stop) as codes, self._sequential("scale", layer, stop) as scales:
@@ -196,7 +197,7 @@ class _Copy:
 
     def _sequential(self, array: str, layer: int, stop: int) -> RowReader:
         end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
-        return self._source.sequential(array, self._layers[layer], end)
+        return self._source.source.sequential(array, self._layout.layers[layer], end)
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
         """Yield rows `[start, stop)` of the copy in batches: (first row, the same rows of the source)."""
@@ -209,8 +210,8 @@ class _Copy:
         """Return the center of an int8 copy: the source's own, else the mean of a sample of the rows."""
         if self._layout.dtype != "int8":
             return None
-        if self._source.center is not None:
-            return self._source.center[self._layers]
+        if self._source.source.center is not None:
+            return self._source.source.center[self._layers]
         sample = sample_rows(self._layout.n_rows)
         rows = sample if self._rows is None else self._rows[sample]
         means = []

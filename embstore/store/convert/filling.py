@@ -18,6 +18,7 @@ from embstore.store.index import Index
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.opening import open_store
+from embstore.store.source import FileSource
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.location import ObjectPath
 from embstore.store.store import Store
@@ -118,7 +119,7 @@ def _exists_already(path: Path | ObjectPath) -> InvalidValueError:
 def _unfinished(path: Path | ObjectPath) -> Reader | None:
     try:
         reader = open_reader(path)
-        return None if Store(reader).finished else reader
+        return None if FileSource(reader).finished else reader
     except EmbstoreError:
         return None
 

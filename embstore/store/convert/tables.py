@@ -18,6 +18,7 @@ from embstore.progress import Progress, reporting
 from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing_table, write_file
 from embstore.store.storage.safetensors import header
+from embstore.store.vectors import VALUE_DTYPE
 
 if TYPE_CHECKING:
     import xarray
@@ -35,7 +36,7 @@ def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: 
     Only the columns that a query needs are read. Raises InvalidValueError for a column that does not exist.
     """
     store = selection.store
-    kind = pl.Array(pl.Float16 if store.vector_dtype == np.float16 else pl.Float32, store.hidden_size)
+    kind = pl.Array(pl.Float16 if VALUE_DTYPE[store.dtype] == np.float16 else pl.Float32, store.hidden_size)
     layers = {f"layer_{layer}": layer for layer in dict.fromkeys(selection.layers)}
     schema = {**store.select(rows=[]).table().schema, **dict.fromkeys(layers, kind)}
     listed = list(schema if columns is None else columns)
@@ -70,7 +71,7 @@ def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: 
 
 
 def _batch_rows(selection: Any, n_layers: int) -> int:
-    row_nbytes = selection.store.hidden_size * selection.store.vector_dtype.itemsize * max(n_layers, 1)
+    row_nbytes = selection.store.hidden_size * VALUE_DTYPE[selection.store.dtype].itemsize * max(n_layers, 1)
     return max(1, BATCH_NBYTES // row_nbytes) if n_layers else TABLE_ROWS
 
 
@@ -110,7 +111,7 @@ def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progre
     total = len(selection) * (1 if is_parquet else len(selection.layers))
     with replacing_table(path) as partial, reporting(progress, total=total, label="export") as report:
         if is_parquet:
-            row_nbytes = store.hidden_size * store.vector_dtype.itemsize * len(selection.layers)
+            row_nbytes = store.hidden_size * VALUE_DTYPE[store.dtype].itemsize * len(selection.layers)
             group = max(1024, min(TABLE_ROWS, GROUP_NBYTES // row_nbytes))
             lazy_table(selection, report=report).sink_parquet(
                 partial, compression="lz4", row_group_size=group, statistics=False, metadata=about
@@ -132,11 +133,11 @@ def _safetensors(selection: Any, about: dict[str, str], report: Any) -> Iterator
             some = store.select(rows=selection.rows_at(first, min(first + TABLE_ROWS, n_rows)))
             yield some.table(columns=[name])[name].to_numpy().astype("<i8")
     size, done = _batch_rows(selection, 1), 0
+    kind = np.dtype(np.uint16) if dtype == "bfloat16" else VALUE_DTYPE[store.dtype]
     for layer in layers:
         for first in range(0, n_rows, size):
             rows = store.select(rows=selection.rows_at(first, min(first + size, n_rows))).rows
-            out = np.empty((len(rows), store.hidden_size), np.uint16 if dtype == "bfloat16" else store.vector_dtype)
-            yield store.vectors(rows, layers=layer, out=out[None])[0]
+            yield store.vectors(rows, layers=layer, out=np.empty((1, len(rows), store.hidden_size), kind))[0]
             done += len(rows)
             report(done)
 
@@ -155,7 +156,7 @@ def xarray_dataset(selection: Any) -> xarray.Dataset:
         """Vectors [layer, occurrence, feature], read when they are indexed."""
 
         shape = (len(layers), len(rows), store.hidden_size)
-        dtype = store.vector_dtype
+        dtype = VALUE_DTYPE[store.dtype]
 
         def __getitem__(self, key: Any) -> Any:
             return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)

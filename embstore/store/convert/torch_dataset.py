@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
+from embstore.store.vectors import VALUE_DTYPE
 
 GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
 REMOTE_GROUP_NBYTES = 2**22  # many requests at the same time
@@ -161,7 +162,7 @@ class TorchDataset(IterableDataset[Examples]):
         pin = self._pin_memory and worker is None  # the DataLoader pins what its workers make
         buffers = _Buffers(pin=pin)
         row_nbytes = len(self._selection.layers) * self._selection.store.hidden_size * self._dtype.itemsize
-        nbytes = REMOTE_GROUP_NBYTES if self._selection.store.is_remote else GROUP_NBYTES
+        nbytes = REMOTE_GROUP_NBYTES if self._selection.store.source.is_remote else GROUP_NBYTES
         size = max(1, nbytes // (row_nbytes * self._batch_size))
         groups = self._groups(self._order.of_epoch(self.epoch), batches, size)
         for group in read_ahead(lambda number, _: self._read(next(groups), buffers), -(-len(batches) // size)):
@@ -197,7 +198,7 @@ class TorchDataset(IterableDataset[Examples]):
         store, layers = self._selection.store, self._selection.layers
         shape, stored = (len(layers), len(rows), store.hidden_size), STORED[store.dtype]
         if len(layers) == 1 and self._dtype == stored and stored != torch.bfloat16 and not buffers.pin:
-            held = buffers.empty(math.prod(shape) * stored.itemsize).view(store.vector_dtype)
+            held = buffers.empty(math.prod(shape) * stored.itemsize).view(VALUE_DTYPE[store.dtype])
             gathered: NDArray[Any] = store.vectors(rows, layers=layers, out=held.reshape(shape)).reshape(
                 len(rows), 1, -1
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,3 +134,17 @@ def _hub_url(address: str) -> str:
     repository, revision, path = parse_hub(address)
     endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
     return f"{endpoint}/datasets/{repository}/resolve/{revision or 'main'}/{path or HUB_STORE}"
+
+
+def member_names(paths: Sequence[Path | ObjectPath]) -> list[str]:
+    """Return the names of members: those of their files without the ending, with as many folders as they differ in.
+
+    Where only the endings distinguish two members, as a.zarr and a.h5, all names have theirs.
+    """
+    for with_ending in (False, True):
+        parts = [[*str(path).split("/")[:-1], path.name if with_ending else path.stem] for path in paths]
+        for depth in range(1, max(map(len, parts)) + 1):
+            names = ["/".join(each[-depth:]) for each in parts]
+            if len(set(names)) == len(names):
+                return names
+    return [str(path) for path in paths]

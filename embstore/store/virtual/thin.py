@@ -21,6 +21,7 @@ from embstore.store.arrays import KEPT, committed, frozen_specs, kept_positions,
 from embstore.store.layout import Layers, resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
+from embstore.store.source import FileSource
 from embstore.store.storage.base import Storage
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.local import LocalStorage
@@ -96,7 +97,7 @@ def thin(
             _thin(storage, keep, check, model)
         finally:
             storage.finish()
-    return Store(ZarrReader(storage))
+    return Store(FileSource(ZarrReader(storage)))
 
 
 def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None) -> None:
