@@ -80,7 +80,7 @@ def test_many_points_are_seen_selected_and_followed_through_layers(many: Opened,
     page = many(view="map", layer=0, sample=1_000_000, color="word", lasso=outline)
     for layer in store.layers:
         expect(page.get_by_text(f"{N_ROWS:,} of {N_ROWS:,} occurrences")).to_be_visible()
-        found = es.analysis.project(store, layer=layer, sample=None)
+        found = es.analysis.project(store, layers=layer, sample=None)
         points = found.points / np.percentile(np.abs(found.points[::3]), 99.8)
         inside = (points[:, 0] < 0.2) & (np.abs(points) < 1.5).all(1)
         expect(page.locator(".map-box")).to_have_attribute("aria-label", re.compile(f"Map of {N_ROWS} points"))

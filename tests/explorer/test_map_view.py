@@ -39,7 +39,7 @@ def drawn(page: Any, most: float = float("inf")) -> int:
 
 def lonely(store: es.Store, layer: int) -> tuple[int, np.ndarray]:
     """The row whose point is farthest from all others but inside the picture, and where it is, from -1 to 1."""
-    found = es.analysis.project(store, layer=layer)
+    found = es.analysis.project(store, layers=layer)
     points = found.points / np.percentile(np.abs(found.points), 99.8)
     near = np.linalg.norm(points[:, None] - points, axis=2) + 9 * np.eye(len(points))
     chosen = int(np.where(np.abs(points).max(1) < 0.95, near.min(1), 0).argmax())
@@ -88,7 +88,7 @@ def test_the_lasso_fills_the_table_and_is_shared(view: Opened, stores: list[Path
     heading = page.get_by_role("heading", name=re.compile(r"^\d+ selected$"))
     heading.wait_for()
     loaded(page)
-    found = es.analysis.project(store.select(words="bank"), layer=1)
+    found = es.analysis.project(store.select(words="bank"), layers=1)
     points = found.points / np.percentile(np.abs(found.points), 99.8)
     inside = (points[:, 0] < 0) & (np.abs(points) < 1.04).all(1)
     near = int((np.abs(points[:, 0]) < 0.02).sum())
@@ -137,7 +137,7 @@ def test_colours_hide_points_and_layers_keep_them(view: Opened) -> None:
 
 def test_the_keyboard_moves_the_map_and_it_is_saved(view: Opened, stores: list[Path]) -> None:
     page = view(view="map", layer=2, row=3)
-    found = es.analysis.project(es.open(stores[0]), layer=2)
+    found = es.analysis.project(es.open(stores[0]), layers=2)
     point = found.points[found.rows == 3][0] / np.percentile(np.abs(found.points), 99.8)
     circle, box = page.locator(".map-box .found"), page.locator(".map-box").bounding_box()
     at = place(point, box["width"], box["height"])[0]

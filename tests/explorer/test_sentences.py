@@ -98,7 +98,7 @@ def test_a_parse_is_what_the_probe_predicts(explored: Explored, made: Made, prob
     words = [str(row["word"]) for row in words_of(made, number)]
     upos = [row["upos"] for row in words_of(made, number)]
     assert "PUNCT" not in upos
-    expected = probe.predict(chain(words), data=made.store, layer=layer)
+    expected = probe.predict(chain(words), data=made.store, layers=layer)
     params = {"sentence": number, "probe": "trees", **({} if layer is None else {"layer": layer})}
     found = answer([explored], "parse", params)
     assert {(one, other) for one, other, _ in found["edges"]} == expected.found

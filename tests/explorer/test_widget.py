@@ -117,7 +117,7 @@ window.listening = () => Object.values(listeners).flat().length;
 
 @pytest.fixture
 def page(browser: Any, store: es.Store, widget: Any, tmp_path: Path) -> Iterator[Any]:
-    values = {"state": widget.state, "queries": widget.queries, "height": 500, "rows": None}
+    values = {"state": widget.state, "height": 500, "rows": None}
     (tmp_path / "index.html").write_text(PAGE.replace("VALUES", json.dumps(values)), "utf-8")
     (tmp_path / "explorer.js").write_bytes(notebook.CODE.read_bytes())
 
