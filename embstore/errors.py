@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 
@@ -47,14 +46,6 @@ class ModelError(InputError, ValueError):
 
 class WordVectorsError(InputError, ValueError):
     """A file of word vectors cannot be read or written; the message names file and line."""
-
-
-class WordVectorsNotFoundError(WordVectorsError, FileNotFoundError):
-    """The path of a file of word vectors does not exist."""
-
-
-class BenchmarkError(InputError, ValueError):
-    """A word benchmark cannot be read; the message names file and line."""
 
 
 class DeviceMemoryError(EmbstoreError, MemoryError):
@@ -95,10 +86,6 @@ class SearchIndexNotFoundError(SearchIndexError, FileNotFoundError):
 
 class SavedProbesError(InputError, ValueError):
     """Saved probes are damaged or of a newer format; the message says what to do."""
-
-
-class SavedProbesNotFoundError(SavedProbesError, FileNotFoundError):
-    """The path does not hold saved probes."""
 
 
 class MissingRowsError(EmbstoreError, LookupError):
@@ -144,18 +131,6 @@ class EmbstoreWarning(UserWarning):
     """Base class of all warnings that embstore issues."""
 
 
-class SkippedRowsWarning(EmbstoreWarning):
-    """Rows of a table have no text and are left out of a corpus."""
-
-
-class RenamedWordsWarning(EmbstoreWarning):
-    """Words were written to a file under another spelling, because the format cannot hold theirs."""
-
-
-class IgnoredFilesWarning(EmbstoreWarning):
-    """Some files of a benchmark folder are not of a known format and are ignored."""
-
-
 class WorkerWarning(EmbstoreWarning):
     """A worker could not start, differs from the others, or failed at a task that another worker has done."""
 
@@ -184,11 +159,6 @@ def quoted(value: object) -> str:
         text = f"<{type(value).__name__}>"
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= 80 else f"{text[:76]}...{text[-1]}"
-
-
-def one_line(path: str | Path) -> str:
-    """Return a path for an error message, without line breaks."""
-    return " ".join(str(path).splitlines())
 
 
 def check_type(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:

@@ -21,7 +21,7 @@ from embstore.corpus.formats.rows import FILE, read_rows
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence, distinct_sentences, read_items
 from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, one_line, quoted
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, quoted
 
 SENTENCES = "sentences"
 NORMALIZATIONS: dict[str, Callable[[str], str]] = {
@@ -287,9 +287,9 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
         try:
             if not path.is_dir():
                 if not path.exists():
-                    raise CorpusNotFoundError(f"no corpus at {one_line(path)}: give an existing file or folder")
+                    raise CorpusNotFoundError(f"no corpus at {path}: give an existing file or folder")
                 if not (path.is_file() or path.is_fifo()):
-                    raise CorpusError(f"{one_line(path)}: is a device, not a file: give a file, a folder or a pipe")
+                    raise CorpusError(f"{path}: is a device, not a file: give a file, a folder or a pipe")
                 files.append(path)
                 continue
             inside = [file for file in sorted(_shown(path)) if format or has_format(file)]
@@ -297,9 +297,9 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
             raise
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            raise CorpusError(f"{one_line(path)}: cannot be read: {reason}") from None
+            raise CorpusError(f"{path}: cannot be read: {reason}") from None
         if not inside:
-            raise CorpusError(f"{one_line(path)}: no file of a known format in this folder")
+            raise CorpusError(f"{path}: no file of a known format in this folder")
         files.extend(inside)
     return tuple(files)
 

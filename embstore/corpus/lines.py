@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from embstore.arguments import checked
-from embstore.errors import CorpusError, CorpusNotFoundError, one_line
+from embstore.errors import CorpusError, CorpusNotFoundError
 
 BLOCK_NBYTES = 2**18
 ZSTD_NBYTES = 2**10  # of compressed data at a time: they may expand to 32,000 times their size
@@ -66,11 +66,11 @@ class Lines:
 
     def error(self, number: int, message: str) -> CorpusError:
         """Return the error to raise for a line; lines count from 1."""
-        return CorpusError(f"{one_line(self.path)}:{number}: {message}")
+        return CorpusError(f"{self.path}:{number}: {message}")
 
     def file_error(self, message: str) -> CorpusError:
         """Return the error to raise for the whole file."""
-        return CorpusError(f"{one_line(self.path)}: {message}")
+        return CorpusError(f"{self.path}: {message}")
 
     def texts(self) -> Iterator[str]:
         """Yield the text of the file block by block."""
@@ -96,7 +96,7 @@ class Lines:
         try:
             yield from read_blocks(self.path)
         except FileNotFoundError:
-            raise CorpusNotFoundError(f"no {self.kind} at {one_line(self.path)}: give an existing file") from None
+            raise CorpusNotFoundError(f"no {self.kind} at {self.path}: give an existing file") from None
         except IsADirectoryError:
             raise self.file_error("is a folder, not a file") from None
         except PermissionError:
@@ -170,12 +170,12 @@ def _zstd_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def _cut_off(path: Path, kind: str) -> CorpusError:
-    return CorpusError(f"{one_line(path)}: the {kind} data end too early: download or compress the file again")
+    return CorpusError(f"{path}: the {kind} data end too early: download or compress the file again")
 
 
 def _damaged(path: Path, kind: str, error: Exception) -> CorpusError:
     reason = " ".join(str(error).split())
-    return CorpusError(f"{one_line(path)}: damaged {kind} data ({reason}); download or compress the file again")
+    return CorpusError(f"{path}: damaged {kind} data ({reason}); download or compress the file again")
 
 
 @checked

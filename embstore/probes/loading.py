@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from embstore.arguments import checked
-from embstore.errors import SavedProbesError, SavedProbesNotFoundError
+from embstore.errors import SavedProbesError
 from embstore.probes.classes.probe import ClassProbe
 from embstore.probes.edges.probe import EdgeProbe
 from embstore.probes.saved import read_tensors
@@ -18,11 +18,11 @@ from embstore.probes.training import Training
 def load(path: str | Path) -> ClassProbe | EdgeProbe | StructuralProbe:
     """Read fitted probes that were saved with their `save`, to score and predict on other stores.
 
-    Raises SavedProbesNotFoundError if there are none, SavedProbesError if they are damaged or of a newer version.
+    Raises SavedProbesError if there are none, SavedProbesError if they are damaged or of a newer version.
     """
     file = Path(path)
     if not file.is_file():
-        raise SavedProbesNotFoundError(f"{file} is not a file of saved probes: give one that save or --save wrote")
+        raise SavedProbesError(f"{file} is not a file of saved probes: give one that save or --save wrote")
     try:
         document, tensors = read_tensors(file)
         kept = document["settings"]

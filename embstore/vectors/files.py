@@ -20,12 +20,11 @@ from embstore.corpus.lines import GZIP_MAGIC, ZSTD_MAGIC, read_blocks
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import (
     CorpusError,
+    EmbstoreWarning,
     InvalidValueError,
     MissingPackageError,
-    RenamedWordsWarning,
     StorageError,
     WordVectorsError,
-    WordVectorsNotFoundError,
 )
 from embstore.store.storage.files import regular_file, replacing, storing
 from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_repeated
@@ -90,7 +89,7 @@ def _open(path: Path, format: str, limit: int | None) -> VectorTable:
     except WordVectorsError:
         raise
     except FileNotFoundError:
-        raise WordVectorsNotFoundError(f"no word vectors at {path}: give an existing file") from None
+        raise WordVectorsError(f"no word vectors at {path}: give an existing file") from None
     except IsADirectoryError:
         raise WordVectorsError(f"{path}: is a folder, not a file of word vectors") from None
     except OSError as error:
@@ -160,7 +159,7 @@ def _read_npy(path: Path, limit: int | None) -> WordVectors:
         words = regular_file(vocabulary).read_text("utf-8").removesuffix("\n").split("\n")
     except FileNotFoundError:
         message = f"no words at {vocabulary}: this file must hold the words of {path.name}, one a line"
-        raise WordVectorsNotFoundError(message) from None
+        raise WordVectorsError(message) from None
     except UnicodeDecodeError as error:
         raise WordVectorsError(f"{vocabulary}: {error}") from None
     if len(words) != len(stored):
@@ -219,7 +218,7 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
     ----------
     vectors
         The words and their vectors. A space ends a word in text and binary files, so the spaces of phrases are written
-        as "_" with a RenamedWordsWarning; npy keeps them.
+        as "_" with a EmbstoreWarning; npy keeps them.
     path
         The file.
     format
@@ -270,7 +269,7 @@ def _without_spaces(words: tuple[str, ...], path: Path) -> list[str]:
         example = next(word for word in words if " " in word)
         phrases = "1 word" if count == 1 else f"{count} words"
         message = f"{path}: the spaces of {phrases} such as {example!r} are written as '_'"
-        warnings.warn(message, RenamedWordsWarning, stacklevel=4)
+        warnings.warn(message, EmbstoreWarning, stacklevel=4)
     return renamed
 
 

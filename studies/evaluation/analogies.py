@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import BenchmarkError, quoted
+from embstore.errors import CorpusError, quoted
 from embstore_studies.evaluation.lexicon import IntArray, Lexicon, Oov, Score, line_error, read_lines
 
 EPSILON = 0.001  # Levy and Goldberg 2014
@@ -104,7 +104,7 @@ class _Best:
 
 
 def read_analogies(path: Path, *, name: str) -> Analogies:
-    """Read lines of `a b c d`, under lines `: section` if there are sections. Raises BenchmarkError with the line."""
+    """Read lines of `a b c d`, under lines `: section` if there are sections. Raises CorpusError with the line."""
     questions: list[tuple[str, str, str, str]] = []
     starts: list[tuple[str, int]] = []
     for number, line in read_lines(path):
@@ -121,11 +121,11 @@ def read_analogies(path: Path, *, name: str) -> Analogies:
             raise line_error(path, number, f"{quoted(line)}: give four words, or a section's name after a colon")
         questions.append((fields[0], fields[1], fields[2], fields[3]))
     if not questions or (starts and starts[-1][1] == len(questions)):
-        raise BenchmarkError(
+        raise CorpusError(
             f"{path}: no question in {'its last section' if questions else 'it'}: give four words a line"
         )
     if starts and starts[0][1] > 0:
-        raise BenchmarkError(
+        raise CorpusError(
             f"{path}: there are questions before the first section, {starts[0][0]!r}: name theirs in a line before them"
         )
     stops = [start for _, start in starts[1:]] + [len(questions)]

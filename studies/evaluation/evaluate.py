@@ -14,8 +14,8 @@ import polars as pl
 from embstore.arguments import checked
 from embstore.corpus.lines import finite_number
 from embstore.errors import (
-    BenchmarkError,
-    IgnoredFilesWarning,
+    CorpusError,
+    EmbstoreWarning,
     InvalidValueError,
     check_choice,
     check_whole,
@@ -114,8 +114,8 @@ def evaluate(
 
     Returns one row for each system, benchmark, task and metric: `value` (null if undefined), `count` of the items
     scored, and `coverage`, the share of items of which every word has a vector. `task` is similarity, analogy,
-    relations or categorisation; a section or relation follows after a slash. Raises BenchmarkError for files that break
-    their format; files of no known format are named in an IgnoredFilesWarning.
+    relations or categorisation; a section or relation follows after a slash. Raises CorpusError for files that break
+    their format; files of no known format are named in an EmbstoreWarning.
     """
     check_choice("oov", oov, get_args(Oov))
     check_whole("seed", seed, 0)
@@ -147,12 +147,12 @@ def read_benchmarks(folder: str | Path) -> tuple[Benchmark, ...]:
 
     Files in folders named similarity, analogy or categorisation are of that kind; others are recognised by their lines,
     and SemEval-2012 task 2 by the files of its packages. Hidden files, licences and read-me files are skipped; files of
-    no known kind are named in an IgnoredFilesWarning. Raises BenchmarkError for a file that breaks its format, and if
+    no known kind are named in an EmbstoreWarning. Raises CorpusError for a file that breaks its format, and if
     there is no benchmark.
     """
     root = Path(folder)
     if not root.exists():
-        raise BenchmarkError(f"no benchmarks at {root}: give an existing folder or file")
+        raise CorpusError(f"no benchmarks at {root}: give an existing folder or file")
     files = [root] if root.is_file() else sorted(_iter_files(root))
     packages = _relation_packages(files)
     benchmarks: list[Benchmark] = [read_relations(packages, name=RELATIONS_NAME)] if packages else []
@@ -169,12 +169,12 @@ def read_benchmarks(folder: str | Path) -> tuple[Benchmark, ...]:
         benchmarks.append(READERS[kind](path, name=name))
     if not benchmarks:
         others = f" ({len(ignored)} files of other formats)" if ignored else ""
-        raise BenchmarkError(f"{root}: no benchmark in it{others}: see the formats in the documentation")
+        raise CorpusError(f"{root}: no benchmark in it{others}: see the formats in the documentation")
     if ignored:
         names = ", ".join(str(path.relative_to(root)) for path in ignored[:5])
         more = f" and {len(ignored) - 5} more" if len(ignored) > 5 else ""
         count = "1 file is" if len(ignored) == 1 else f"{len(ignored)} files are"
-        warnings.warn(f"{root}: {count} not of a known format: {names}{more}", IgnoredFilesWarning, stacklevel=3)
+        warnings.warn(f"{root}: {count} not of a known format: {names}{more}", EmbstoreWarning, stacklevel=3)
     return tuple(benchmarks)
 
 
@@ -206,7 +206,7 @@ def _kind_by_folder(path: Path, root: Path) -> Kind | None:
 def _kind_by_lines(path: Path) -> Kind | None:
     try:
         lines = [line for _, line in read_lines(path)[:SAMPLE_LINES]]
-    except BenchmarkError:
+    except CorpusError:
         return None
     if not lines:
         return None

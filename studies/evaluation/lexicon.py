@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from embstore.arguments import checked
 from embstore.corpus.lines import read_blocks
-from embstore.errors import BenchmarkError, CorpusError, InvalidValueError
+from embstore.errors import CorpusError, InvalidValueError
 from embstore.store.storage.files import regular_file
 from embstore.vectors.linalg import unit_rows
 from embstore.vectors.word_vectors import WordVectors
@@ -139,26 +139,26 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float | None:
 def read_lines(path: Path) -> list[tuple[int, str]]:
     """Return the numbered lines of a text file that are neither blank nor comments ("#" alone or before a space).
 
-    Raises BenchmarkError if the file cannot be read or is not UTF-8.
+    Raises CorpusError if the file cannot be read or is not UTF-8.
     """
     try:
         content = b""
         for block in read_blocks(regular_file(path)):
             content += block
             if len(content) > MAX_NBYTES:
-                raise BenchmarkError(f"{path}: more than {MAX_NBYTES:,} bytes, too many for a benchmark")
+                raise CorpusError(f"{path}: more than {MAX_NBYTES:,} bytes, too many for a benchmark")
         text = content.decode("utf-8-sig")
     except OSError as error:
-        raise BenchmarkError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise CorpusError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         number = error.object.count(b"\n", 0, error.start) + 1
         raise line_error(path, number, f"byte 0x{error.object[error.start]:02x} is not UTF-8") from None
     except CorpusError as error:
-        raise BenchmarkError(str(error)) from None
+        raise CorpusError(str(error)) from None
     lines = ((number, line.rstrip("\r")) for number, line in enumerate(text.split("\n"), 1))
     return [(number, line) for number, line in lines if line.strip() and not f"{line} ".startswith("# ")]
 
 
-def line_error(path: Path, number: int, message: str) -> BenchmarkError:
+def line_error(path: Path, number: int, message: str) -> CorpusError:
     """Return the error to raise for a line of a file."""
-    return BenchmarkError(f"{path}:{number}: {message}")
+    return CorpusError(f"{path}:{number}: {message}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import BenchmarkError, quoted
+from embstore.errors import CorpusError, quoted
 from embstore.vectors.linalg import unit_rows
 from embstore_studies.evaluation.lexicon import Lexicon, Oov, Score, line_error, read_lines, spearman
 
@@ -82,13 +82,13 @@ def read_relations(folders: Sequence[Path], *, name: str) -> Relations:
     """Read the test relations of the task from the folders of its packages.
 
     The gold ratings (`Testing/GoldRatings-*.txt`) and `subcategories-paradigms.txt` are required. Raises
-    BenchmarkError, with the line if there is one.
+    CorpusError, with the line if there is one.
     """
     files = sorted(path for folder in folders for path in folder.rglob("*.txt"))
     paradigm_file = next((path for path in files if path.name == PARADIGMS), None)
     gold = [path for path in files if GOLD.fullmatch(path.name) and path.parent.name == "Testing"]
     if paradigm_file is None or not gold:
-        raise BenchmarkError(f"{folders[0]}: not SemEval-2012 task 2: {PARADIGMS} and Testing/GoldRatings-* are needed")
+        raise CorpusError(f"{folders[0]}: not SemEval-2012 task 2: {PARADIGMS} and Testing/GoldRatings-* are needed")
     paradigms = {}
     for number, line in read_lines(paradigm_file):
         fields = [field.strip() for field in line.split(",")]
@@ -101,13 +101,13 @@ def read_relations(folders: Sequence[Path], *, name: str) -> Relations:
     for path in gold:
         identity = path.stem.removeprefix("GoldRatings-")
         if identity not in paradigms:
-            raise BenchmarkError(f"{paradigm_file}: no paradigm pair of the relation {identity} of {path.name}")
+            raise CorpusError(f"{paradigm_file}: no paradigm pair of the relation {identity} of {path.name}")
         relations.append(Relation(identity, paradigms[identity], *read_ratings(path)))
     return Relations(name, tuple(sorted(relations, key=lambda relation: (int(relation.name[:-1]), relation.name))))
 
 
 def read_ratings(path: Path) -> tuple[tuple[Pair, ...], tuple[float, ...]]:
-    """Read pairs and their ratings, one `50.0 "weapon:spear"` a line. Raises BenchmarkError with the line."""
+    """Read pairs and their ratings, one `50.0 "weapon:spear"` a line. Raises CorpusError with the line."""
     pairs, ratings = [], []
     for number, line in read_lines(path):
         match = _RATED.fullmatch(line)
@@ -116,5 +116,5 @@ def read_ratings(path: Path) -> tuple[tuple[Pair, ...], tuple[float, ...]]:
         pairs.append((match[2], match[3]))
         ratings.append(float(match[1]))
     if not pairs:
-        raise BenchmarkError(f"{path}: no rated pair in it")
+        raise CorpusError(f"{path}: no rated pair in it")
     return tuple(pairs), tuple(ratings)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from embstore.corpus.lines import finite_number
-from embstore.errors import BenchmarkError, quoted
+from embstore.errors import CorpusError, quoted
 from embstore_studies.evaluation.lexicon import Lexicon, Oov, Score, line_error, read_lines, spearman
 
 _POS = re.compile(r"-[njv]$")  # BLESS writes alligator-n
@@ -41,7 +41,7 @@ class SimilarityPairs:
 def read_similarity(path: Path, *, name: str) -> SimilarityPairs:
     """Read lines of `word1 word2 rating`, separated by tabs, commas or spaces.
 
-    A first line without a number is a heading; fields after the rating are ignored. Raises BenchmarkError.
+    A first line without a number is a heading; fields after the rating are ignored. Raises CorpusError.
     """
     pairs, ratings = [], []
     lines = read_lines(path)
@@ -58,7 +58,7 @@ def read_similarity(path: Path, *, name: str) -> SimilarityPairs:
         pairs.append((fields[0], fields[1]))
         ratings.append(rating)
     if not pairs:
-        raise BenchmarkError(f"{path}: no pair in it: give two words and their rating a line")
+        raise CorpusError(f"{path}: no pair in it: give two words and their rating a line")
     return SimilarityPairs(name, tuple(pairs), tuple(ratings))
 
 
@@ -101,7 +101,7 @@ def purity(clusters: NDArray[np.int64], classes: NDArray[np.int64]) -> float:
 def read_categories(path: Path, *, name: str) -> Categories:
     """Read lines of `word class`, or of BLESS (`word-n class relation relatum`), where each word counts once.
 
-    Raises BenchmarkError with the line.
+    Raises CorpusError with the line.
     """
     classes: dict[str, str] = {}
     lines = read_lines(path)
@@ -116,5 +116,5 @@ def read_categories(path: Path, *, name: str) -> Categories:
             message = f"{word!r} is of the class {fields[1]!r} here and of {known!r} before: give one"
             raise line_error(path, number, message)
     if not classes:
-        raise BenchmarkError(f"{path}: no word in it: give a word and its class a line")
+        raise CorpusError(f"{path}: no word in it: give a word and its class a line")
     return Categories(name, tuple(classes), tuple(classes.values()))

@@ -12,7 +12,7 @@ import numpy as np
 from embstore.corpus import Sentence, open_corpus
 from embstore.corpus.formats import format_of
 from embstore.corpus.lines import Lines
-from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, one_line, quoted
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, quoted
 from embstore_studies.finetuning.settings import FineTuneTask
 
 SPLIT_NAMES = {"train": ("train",), "dev": ("dev", "valid"), "test": ("test",)}
@@ -55,19 +55,19 @@ def find_splits(data: DataSource) -> dict[str, Path]:
     found = {split: named[split] for split in SPLIT_NAMES if split in named}
     where = ""
     if (folder := named.get("folder")) is not None:
-        where = f" in {one_line(folder)}"
+        where = f" in {folder}"
         if not folder.exists():
-            raise CorpusNotFoundError(f"no data at {one_line(folder)}: give a folder with train and dev files")
+            raise CorpusNotFoundError(f"no data at {folder}: give a folder with train and dev files")
         if not folder.is_dir():
             raise InvalidValueError(
-                f"{one_line(folder)} is a file: give a folder with train and dev files, or a file for each split"
+                f"{folder} is a file: give a folder with train and dev files, or a file for each split"
             )
         files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
         for split in SPLIT_NAMES.keys() - found.keys():
             matching = [path for path in files if any(name in path.name.lower() for name in SPLIT_NAMES[split])]
             if len(matching) > 1:
                 names = ", ".join(path.name for path in matching[:3])
-                raise InvalidValueError(f"{one_line(folder)} has several {split} files ({names}): name one of them")
+                raise InvalidValueError(f"{folder} has several {split} files ({names}): name one of them")
             if matching:
                 found[split] = matching[0]
     for split in ("train", "dev"):
@@ -86,11 +86,11 @@ def read_items(task: FineTuneTask, path: Path, *, label: str | None = None, colu
         _labeled_words(path, label, columns) if task.labels_words else _labeled_texts(path, task.n_sentences)
     )
     if not items:
-        raise CorpusError(f"{one_line(path)} contains no sentence")
+        raise CorpusError(f"{path} contains no sentence")
     if task.metric == "f1":
         other = next((name for item in items for name in labels_of(item) if not _BIO.fullmatch(name)), None)
         if other is not None:
-            raise CorpusError(f"{one_line(path)}: the label {quoted(other)} is not O, B- or I- with a type (BIO)")
+            raise CorpusError(f"{path}: the label {quoted(other)} is not O, B- or I- with a type (BIO)")
     return items
 
 
@@ -103,13 +103,13 @@ def _labeled_words(path: Path, label: str | None, columns: str | None) -> Iterat
         if column not in sentence.labels:
             has = ", ".join(sentence.labels) or "none"
             raise CorpusError(
-                f"{one_line(path)}: no label column {quoted(column)}; it has {has}: name one with --label"
+                f"{path}: no label column {quoted(column)}; it has {has}: name one with --label"
             )
         labels = _at_last_words(sentence, sentence.labels[column])
         found = found or any(label is not None for label in labels)
         yield LabeledWords(sentence.words, labels)
     if not found:
-        raise CorpusError(f"{one_line(path)}: no word has a label in the column {quoted(column)}")
+        raise CorpusError(f"{path}: no word has a label in the column {quoted(column)}")
 
 
 def _at_last_words(sentence: Sentence, labels: Sequence[str | None]) -> Sequence[str | None]:
@@ -156,7 +156,7 @@ def label_names(files: Mapping[str, Path], items: Mapping[str, Sequence[Item]]) 
     found = {split: {label for item in part for label in labels_of(item)} for split, part in items.items()}
     names = sorted(found["train"])
     if len(names) < 2:
-        raise CorpusError(f"{one_line(files['train'])}: every label is {quoted(names[0])}; training needs two or more")
+        raise CorpusError(f"{files['train']}: every label is {quoted(names[0])}; training needs two or more")
     return names, sorted(set().union(*found.values()) - found["train"])
 
 

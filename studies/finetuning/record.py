@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from safetensors import safe_open
 
-from embstore.errors import InvalidValueError, one_line
+from embstore.errors import InvalidValueError
 from embstore.models.checkpoint import WEIGHTS, make_durable
 from embstore.store.storage.files import fsync_folder, make_folders, read_json, replacing, storing
 from embstore.store.storage.lock import ProcessLock
@@ -32,13 +32,13 @@ def stage_of(out: Path) -> Stage:
     if (out / TRAINING / PLAN).is_file():
         return "begun"
     if out.exists() and not out.is_dir():
-        raise InvalidValueError(f"{one_line(out)} is a file: give the folder that the model is to be written to")
+        raise InvalidValueError(f"{out} is a file: give the folder that the model is to be written to")
     if out.is_dir() and any(path.name != TRAINING for path in out.iterdir()):
         raise InvalidValueError(
-            f"the folder {one_line(out)} contains something other than a fine-tuned model: choose another --out"
+            f"the folder {out} contains something other than a fine-tuned model: choose another --out"
         )
     if not out.absolute().parent.is_dir():
-        raise InvalidValueError(f"cannot make {one_line(out)}: there is no folder {one_line(out.absolute().parent)}")
+        raise InvalidValueError(f"cannot make {out}: there is no folder {out.absolute().parent}")
     return "new"
 
 
@@ -47,9 +47,9 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = read_json(path)
     except (OSError, ValueError) as error:
-        raise InvalidValueError(f"{one_line(path)} cannot be read ({error}): choose another --out") from None
+        raise InvalidValueError(f"{path} cannot be read ({error}): choose another --out") from None
     if not isinstance(record, dict) or any(name not in record for name in COMPARED):
-        raise InvalidValueError(f"{one_line(path)} is not a record of fine-tuning: choose another --out")
+        raise InvalidValueError(f"{path} is not a record of fine-tuning: choose another --out")
     return record
 
 
@@ -59,7 +59,7 @@ def require_same(out: Path, recorded: Mapping[str, Any], wanted: Mapping[str, An
     for name in [*second, *first]:
         if first.get(name) != second.get(name):
             raise InvalidValueError(
-                f"{one_line(out)} was fine-tuned with {name} {_short(first.get(name))}, this command has "
+                f"{out} was fine-tuned with {name} {_short(first.get(name))}, this command has "
                 f"{_short(second.get(name))}: choose another --out, or use the recorded value"
             )
 
@@ -95,7 +95,7 @@ def begin(out: Path, plan: Mapping[str, Any]) -> None:
 
 def lock_of(out: Path) -> ProcessLock:
     """Return the lock next to the folder, which one process that trains in it holds."""
-    busy = f"another process is training {one_line(out)}; wait until it ends, or stop it"
+    busy = f"another process is training {out}; wait until it ends, or stop it"
     return ProcessLock(out.absolute().with_name(f"{out.absolute().name}.lock"), busy)
 
 

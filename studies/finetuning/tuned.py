@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embstore.errors import InvalidValueError, one_line
+from embstore.errors import InvalidValueError
 from embstore.models.checkpoint import Checkpoint, open_checkpoint
 from embstore.models.names import public_name
 from embstore_studies.finetuning.data import Item, labels_of, read_items, sampled
@@ -53,7 +53,7 @@ def load_tuned(model: str | Path) -> Tuned:
     """Load a model that `finetune` saved, on the CPU; raises InvalidValueError for a folder without its record."""
     folder = Path(model)
     if not (folder / RECORD).is_file():
-        raise InvalidValueError(f"{one_line(model)} has no {RECORD}: give the folder that finetune has written")
+        raise InvalidValueError(f"{model} has no {RECORD}: give the folder that finetune has written")
     record = read_record(folder / RECORD)
     checkpoint = open_checkpoint(folder, revision=None)
     labels = tuple(record["labels"])

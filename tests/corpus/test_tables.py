@@ -18,7 +18,7 @@ import zstandard
 
 from embstore.corpus import Sentence, open_corpus
 from embstore.corpus.formats.rows import with_spans
-from embstore.errors import CorpusError, InvalidValueError, SkippedRowsWarning
+from embstore.errors import CorpusError, EmbstoreWarning, InvalidValueError
 from tests.corpus.test_errors import complaint
 
 ROWS: list[dict[str, Any]] = [
@@ -145,7 +145,7 @@ def test_columns_of_every_table_are_renamed() -> None:
 def test_rows_without_text_are_counted() -> None:
     rows = [{"text": "one"}, {"text": None}, {"text": ""}, {"text": float("nan")}, {"text": "two"}]
     with pytest.warns(
-        SkippedRowsWarning, match=r"^rows: 3 rows have no text in 'text' and are left out \(the first is number 1"
+        EmbstoreWarning, match=r"^rows: 3 rows have no text in 'text' and are left out \(the first is number 1"
     ):
         assert len(list(open_corpus(rows))) == 2
     with warnings.catch_warnings():

@@ -15,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from embstore.errors import InvalidValueError, SavedProbesError, SavedProbesNotFoundError
+from embstore.errors import InvalidValueError, SavedProbesError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, load, require_free, split_words
 from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store.metadata import document_crc32c
@@ -109,7 +109,7 @@ def saved(stores: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_other_files_are_not_overwritten(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(SavedProbesNotFoundError, match=r"nowhere is not a file of saved probes: give one that save"):
+    with pytest.raises(SavedProbesError, match=r"nowhere is not a file of saved probes: give one that save"):
         load(tmp_path / "nowhere")
     thesis = tmp_path / "thesis.tex"
     thesis.write_text("x")

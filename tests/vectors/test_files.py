@@ -20,7 +20,7 @@ from gensim.models.fasttext import load_facebook_vectors, save_facebook_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.errors import InvalidValueError, RenamedWordsWarning, StorageError, WordVectorsError
+from embstore.errors import EmbstoreWarning, InvalidValueError, StorageError, WordVectorsError
 from embstore.vectors import WordVectors, read_vectors, write_vectors
 from embstore.vectors.files import open_vector_table
 from embstore.vectors.linalg import unit_rows
@@ -96,7 +96,7 @@ def test_gensim_reads_what_is_written(format: str, tmp_path: Path) -> None:
     models = pytest.importorskip("gensim.models")
     words = (*ODD_WORDS[:-1], "new york")
     given_ = WordVectors(words, any_float32(len(words), 7))
-    with pytest.warns(RenamedWordsWarning, match="1 word such as 'new york'"):
+    with pytest.warns(EmbstoreWarning, match="1 word such as 'new york'"):
         write_vectors(given_, tmp_path / "v", format=format)
     loaded = models.KeyedVectors.load_word2vec_format(str(tmp_path / "v"), binary=format == "binary")
     assert loaded.index_to_key == [*ODD_WORDS[:-1], "new_york"]

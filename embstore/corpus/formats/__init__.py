@@ -14,7 +14,7 @@ from embstore.corpus.formats.parquet import PARQUET
 from embstore.corpus.formats.pse import PSE
 from embstore.corpus.formats.text import PAIRS, STS, TEXT
 from embstore.corpus.lines import COMPRESSED_SUFFIXES, Lines
-from embstore.errors import CorpusError, InvalidValueError, one_line, quoted
+from embstore.errors import CorpusError, InvalidValueError, quoted
 
 FORMATS: dict[str, Format] = {
     form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS, PAIRS, JSONL, PARQUET, CSV)
@@ -50,13 +50,13 @@ def common_format(paths: tuple[Path, ...]) -> Format:
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
             raise CorpusError(
-                f"{one_line(path)}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}"
+                f"{path}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}"
             )
         found.setdefault(form.name, path)
     if len(found) > 1:
         (one, path), (other, other_path) = list(found.items())[:2]
         raise CorpusError(
-            f"{one_line(path)} is {one} and {one_line(other_path)} is {other}: a corpus has one format; "
+            f"{path} is {one} and {other_path} is {other}: a corpus has one format; "
             f"name the files, or give --format"
         )
     return FORMATS[next(iter(found))]

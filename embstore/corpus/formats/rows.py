@@ -16,7 +16,7 @@ from embstore.corpus.formats.base import ReadOptions
 from embstore.corpus.formats.chat import is_chat, read_chat
 from embstore.corpus.formats.located import Located, located, sentence_of
 from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
-from embstore.errors import COLUMNS, CorpusError, InvalidValueError, SkippedRowsWarning, quoted
+from embstore.errors import COLUMNS, CorpusError, EmbstoreWarning, InvalidValueError, quoted
 from embstore.spacing import ATTACHED
 
 Row = Mapping[str, Any]
@@ -51,7 +51,7 @@ def read_rows(
         rows_have = f"1 row has {what} and is" if n_empty == 1 else f"{n_empty:,} rows have {what} and are"
         warnings.warn(
             f"{name}: {rows_have} left out (the first is number {first_empty})",
-            SkippedRowsWarning,
+            EmbstoreWarning,
             stacklevel=2,
         )
 

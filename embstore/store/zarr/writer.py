@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,42 +109,12 @@ def _exists(storage: Storage) -> InvalidValueError:
     return InvalidValueError(f"{storage.path} exists already: choose another address, or remove it first")
 
 
-class CommitTable:
-    """The commit records of a Zarr store, in memory and in the store; for the one process that commits.
-
-    On a disk each record is written in place at once. A bucket's object is rewritten every few seconds and by
-    `flush`; whatever it does not name yet is found again by its shards.
-    """
-
-    def __init__(self, storage: Storage, n_partitions: int) -> None:
-        self._storage = storage
-        self.records = read_records(storage, n_partitions)
-        self._is_changed = False
-        self._written = time.monotonic()
-
-    def set(self, partitions: Iterable[int], record: Records) -> None:
-        """Set the records of partitions, durably on a disk."""
-        numbers = list(partitions)
-        self.records[numbers] = record
-        if self._storage.is_in_place and self._storage.size(COMMITS_CHUNK) == self.records.nbytes:
-            for number in numbers:
-                self._storage.write_at(COMMITS_CHUNK, record.astype(COMMIT_DTYPE).tobytes(), number * record.nbytes)
-            return
-        self._is_changed = True
-        if self._storage.is_in_place or time.monotonic() - self._written > COMMIT_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write all records at once, where some are only in memory."""
-        if self._is_changed:
-            self._storage.put(COMMITS_CHUNK, [self.records.astype(COMMIT_DTYPE)])
-            self._is_changed, self._written = False, time.monotonic()
-
-
 class ZarrWriter:
     """The parts of a Zarr store that change: shards and commit records.
 
-    Any number of processes may call `write`. The methods below it are for the one process that commits.
+    Any number of processes may call `write`; `recover` and the methods below it are for the one process that commits.
+    On a disk each record is written in place at once. A bucket's object is rewritten every few seconds and by `flush`;
+    whatever it does not name yet is found again by its shards.
     """
 
     def __init__(self, storage: Storage, metadata: Metadata | None = None) -> None:
@@ -154,7 +125,8 @@ class ZarrWriter:
             metadata = reader.metadata
         self.metadata = metadata
         self._storage = storage
-        self._table: CommitTable | None = None
+        self._is_changed = False  # whether some records are only in memory
+        self._flushed = time.monotonic()
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
         """Create the shards of a partition, durably, and return the CRC32C of their bytes, one after the other.
@@ -237,9 +209,8 @@ class ZarrWriter:
         In a bucket, where records are written with a delay, such shards are checked and committed. On a disk they
         are rare, and removed to be written again.
         """
-        table = self._table = CommitTable(self._storage, self.metadata.n_partitions)
         self._storage.finish()
-        missing = np.flatnonzero(~committed(table.records, self.metadata.layout)).tolist()
+        missing = np.flatnonzero(~committed(self._records, self.metadata.layout)).tolist()
         if self._storage.is_in_place:
             self._delete_shards(missing)
             return
@@ -251,26 +222,41 @@ class ZarrWriter:
                     start, stop = self.metadata.layout.span(partition)
                     self.commit(partition, commit_record(stop - start, crc))
 
+    @cached_property
+    def _records(self) -> Records:
+        return read_records(self._storage, self.metadata.n_partitions)
+
     def commits(self) -> Records:
         """Return the commit records [partition, 2], with those not yet written to a bucket."""
-        return self._open_table().records.copy()
+        return self._records.copy()
 
     def commit(self, partition: int, record: Records) -> None:
         """Record that a partition is written."""
-        self._open_table().set([partition], record)
+        self._set([partition], record)
 
     def discard(self, partitions: Iterable[int]) -> None:
         """Remove partitions: first their records, durably, then their shards."""
         numbers = list(partitions)
-        table = self._open_table()
-        table.set(numbers, no_records(1)[0])
-        table.flush()
+        self._set(numbers, no_records(1)[0])
+        self.flush()
         self._delete_shards(numbers)
+
+    def _set(self, partitions: list[int], record: Records) -> None:
+        """Set the records of partitions, durably on a disk."""
+        self._records[partitions] = record
+        if self._storage.is_in_place and self._storage.size(COMMITS_CHUNK) == self._records.nbytes:
+            for number in partitions:
+                self._storage.write_at(COMMITS_CHUNK, record.astype(COMMIT_DTYPE).tobytes(), number * record.nbytes)
+            return
+        self._is_changed = True
+        if self._storage.is_in_place or time.monotonic() - self._flushed > COMMIT_SECONDS:
+            self.flush()
 
     def flush(self) -> None:
         """Write the records that are only in memory."""
-        if self._table is not None:
-            self._table.flush()
+        if self._is_changed:
+            self._storage.put(COMMITS_CHUNK, [self._records.astype(COMMIT_DTYPE)])
+            self._is_changed, self._flushed = False, time.monotonic()
 
     def finish(self) -> None:
         """End writing: write all records, and remove what is temporary."""
@@ -279,11 +265,6 @@ class ZarrWriter:
 
     def close(self) -> None:
         """Nothing is held open."""
-
-    def _open_table(self) -> CommitTable:
-        if self._table is None:
-            self._table = CommitTable(self._storage, self.metadata.n_partitions)
-        return self._table
 
     def _delete_shards(self, partitions: Iterable[int]) -> None:
         for partition in partitions:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from embstore.errors import BenchmarkError, IgnoredFilesWarning
+from embstore.errors import CorpusError, EmbstoreWarning
 from embstore_studies.evaluation.analogies import Analogies, read_analogies
 from embstore_studies.evaluation.evaluate import read_benchmarks
 from embstore_studies.evaluation.relations import Relations
@@ -100,7 +100,7 @@ def test_a_folder_of_everything(tmp_path: Path) -> None:
         "empty": "",
     }
     write(tmp_path, files)
-    with pytest.warns(IgnoredFilesWarning, match="3 files are not of a known format: binary, empty, notes.md"):
+    with pytest.warns(EmbstoreWarning, match="3 files are not of a known format: binary, empty, notes.md"):
         found = read_benchmarks(tmp_path)
     kinds = {benchmark.name: type(benchmark).__name__ for benchmark in found}
     assert kinds == {
@@ -158,7 +158,7 @@ BAD: dict[str, tuple[str, str | bytes, str]] = {
 @pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
 def test_bad_files(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
     write(tmp_path, {**(SEMEVAL if name in SEMEVAL else {}), name: content})
-    with pytest.raises(BenchmarkError, match=message):
+    with pytest.raises(CorpusError, match=message):
         read_benchmarks(tmp_path)
-    with pytest.raises(BenchmarkError, match=r"no benchmarks at .*gone"):
+    with pytest.raises(CorpusError, match=r"no benchmarks at .*gone"):
         read_benchmarks(tmp_path / "gone")
