@@ -165,6 +165,11 @@ class Field:
         return [KINDS[self.kind](name) for name in self.names]
 
 
+def _column(name: str) -> Any:
+    """Return a property that reads a column of an index when it is first used."""
+    return cached_property(lambda index: index._columns[name])
+
+
 class Index:
     """All columns of a store except its vectors; arrays may be memory-mapped, and are read when they are first used.
 
@@ -180,6 +185,13 @@ class Index:
     the unit is the subword, forms are spellings of subwords, and the subwords of one word follow each other with the
     word's position.
     """
+
+    type: cached_property[NDArray[np.int32]] = _column("occurrences/type")
+    sentence: cached_property[NDArray[np.int64]] = _column("occurrences/sentence")
+    position: cached_property[NDArray[np.int32]] = _column("occurrences/position")
+    subwords: cached_property[NDArray[np.int16]] = _column("occurrences/subwords")
+    indptr: cached_property[NDArray[np.int64]] = _column("sentences/indptr")
+    source: cached_property[NDArray[np.int64]] = _column("sentences/source")
 
     def __init__(
         self,
@@ -243,7 +255,7 @@ class Index:
 
     def changed(self, **parts: Any) -> Index:
         """Return the index with other parts, named as in `of`."""
-        names = ("type", "sentence", "position", "subwords", "words", "texts", "indptr", "source")
+        names: tuple[str, ...] = ("type", "sentence", "position", "subwords", "words", "texts", "indptr", "source")
         names += ("document", "fields", "contexts")
         return Index.of(**{"labels": self.own_labels, **{name: getattr(self, name) for name in names}, **parts})
 
@@ -256,36 +268,12 @@ class Index:
         return f"<Index of {counts}, labels {[*self.labels]}>"
 
     @cached_property
-    def type(self) -> NDArray[np.int32]:
-        return self._columns["occurrences/type"]
-
-    @cached_property
-    def sentence(self) -> NDArray[np.int64]:
-        return self._columns["occurrences/sentence"]
-
-    @cached_property
-    def position(self) -> NDArray[np.int32]:
-        return self._columns["occurrences/position"]
-
-    @cached_property
-    def subwords(self) -> NDArray[np.int16]:
-        return self._columns["occurrences/subwords"]
-
-    @cached_property
     def words(self) -> Strings:
         return self._strings("types/form")
 
     @cached_property
     def texts(self) -> Strings:
         return self._strings("sentences/text")
-
-    @cached_property
-    def indptr(self) -> NDArray[np.int64]:
-        return self._columns["sentences/indptr"]
-
-    @cached_property
-    def source(self) -> NDArray[np.int64]:
-        return self._columns["sentences/source"]
 
     @cached_property
     def document(self) -> NDArray[np.int64] | None:

@@ -27,7 +27,6 @@ from embstore.store.vectors import VALUE_DTYPE
 
 if TYPE_CHECKING:
     import polars as pl
-    import xarray
 
     from embstore.store.convert.torch_dataset import TorchDataset
 
@@ -472,15 +471,6 @@ class Selection:
         from embstore.store.convert.tables import arrow_stream
 
         return arrow_stream(self, columns=columns)
-
-    def to_xarray(self) -> xarray.Dataset:
-        """Return an xarray Dataset: `hidden_states` (layer, occurrence, feature) and the columns of `table` but `text`.
-
-        Vectors are read when they are indexed, computed with or loaded; the columns are coordinates, in memory.
-        """
-        from embstore.store.convert.tables import xarray_dataset
-
-        return xarray_dataset(self)
 
     def to_torch(self, **options: Any) -> TorchDataset:
         """Return a dataset for training in PyTorch, `TorchDataset(self, **options)`: label, batch_size, shuffle, ..."""

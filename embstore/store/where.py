@@ -66,15 +66,12 @@ def rows_where(
 
     Besides the columns of `Selection.table`, all text as strings, there are those of PLACES, and of each label column x
     `x_position` and `x_from_end`; a label or field of the same name comes first. Raises InvalidValueError for a column
-    that does not exist and a condition that cannot be used on the values, or whose whole numbers, which are computed in
-    128 bits, do not fit into these.
+    that does not exist and a condition that cannot be used on the values. Whole numbers are computed in 128 bits.
     """
     parsed, columns = parse(condition), _Columns(index)
-    node = json.loads(_serialized(parsed))
-    operations = [(operator, _expression(left), _expression(right)) for operator, left, right in _arithmetic(node)]
     names = sorted(set(parsed.meta.root_names()) - {"occurrence"})
     columns.require(names, condition)
-    if set(parsed.meta.root_names()) == {*names[:1]} and columns.is_coded(names[0]) and not operations:
+    if set(parsed.meta.root_names()) == {*names[:1]} and columns.is_coded(names[0]):
         yield from columns.rows_with_values(names[0], parsed, rows, condition)
         return
     if rows is not None and any(columns.is_place(name) for name in names):  # which is found from the rows before it
@@ -88,10 +85,6 @@ def rows_where(
         frame = pl.DataFrame([columns.read(name, block) for name in ("occurrence", *names)])
         wide = frame.cast({selectors.integer(): pl.Int128})
         try:
-            if any(_greatest(wide, *operation) >= 2**127 for operation in operations):
-                raise InvalidValueError(
-                    f"where {quoted(condition)}: a product or sum has more than 128 bits: cast one to DOUBLE"
-                )
             yield wide.filter(parsed)["occurrence"].cast(pl.Int64).to_numpy()
         except pl.exceptions.PolarsError as error:
             raise InvalidValueError(f"where {quoted(condition)} cannot be used: {_first_line(error)}") from None
@@ -266,28 +259,6 @@ def _wide(node: Any) -> Any:
         if made in ("LenChars", "LenBytes") or (isinstance(made, dict) and "Find" in made):
             return {"Cast": {"expr": node, "dtype": {"Literal": _WIDE}, "options": "Strict"}}
     return node
-
-
-def _arithmetic(node: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each product, sum and difference in a serialized expression: the operator and what it is of."""
-    if isinstance(node, dict):
-        value: Any
-        kind, value = next(iter(node.items()), ("", None))
-        if kind == "BinaryExpr" and value["op"] in ("Plus", "Minus"):
-            yield value["op"], value["left"], value["right"]
-        if kind == "Function" and value["function"] == {"Sql": {"Binary": "Mul"}}:
-            yield "Mul", *value["input"]
-    for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _arithmetic(each)
-
-
-def _greatest(frame: pl.DataFrame, operator: str, left: pl.Expr, right: pl.Expr) -> int:
-    """Return the greatest size that the result of whole numbers may have; 0 for other values."""
-    sizes = []
-    for each in (left, right):
-        ends = frame.select(low=each.min(), high=each.max()).row(0)
-        sizes.append(max((abs(end) for end in ends if type(end) is int), default=0))
-    return sizes[0] * sizes[1] if operator == "Mul" else sum(sizes)
 
 
 def _serialized(parsed: pl.Expr) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -138,10 +137,6 @@ def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Ma
     assert same(found, dataset)
     assert len(loader) == len(found)
     hold(joined(found), made, made.store.layers)
-    dataset.load_state_dict({"epoch": 0, "batch": 4})
-    resumed = list(loader)
-    assert same(resumed, found[4:]), "they resume with the same batches too"
-    assert same(dataset, resumed)
     assert sorted(order(dataset)) == list(range(made.store.n_rows))
 
 
@@ -158,66 +153,10 @@ def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
     assert epochs[0] != epochs[1]
 
 
-@pytest.mark.parametrize("shuffle", ORDERS)
-@pytest.mark.parametrize("done", [0, 1, 5, 14, 15])
-@pytest.mark.quick(9)
-def test_a_pass_resumes_with_the_remaining_batches(made: Made, shuffle: Any, done: int) -> None:
-    def dataset() -> TorchDataset:
-        return TorchDataset(made.store.select(), label="upos", batch_size=48, shuffle=shuffle, block_rows=16, seed=4)
-
-    first = dataset()
-    first.set_epoch(3)
-    batches = iter(first)
-    assert len(list(islice(batches, done))) == done
-    state = pickle.loads(pickle.dumps(first.state_dict()))
-    resumed = dataset()
-    resumed.load_state_dict(state)
-    assert resumed.state_dict() == state
-    assert resumed.epoch == 3
-    assert same(list(resumed), list(batches))
-    assert len(order(resumed)) == made.store.n_rows, "the pass after it is a whole one"
-
-
-def test_a_finished_pass_resumes_with_the_next_epoch(made: Made) -> None:
-    dataset = TorchDataset(made.store.select(layers=0), shuffle=True)
-    order(dataset)
-    resumed = TorchDataset(made.store.select(layers=0), shuffle=True)
-    resumed.load_state_dict(dataset.state_dict())
-    rows = []
-    for epoch in range(resumed.epoch, 2):
-        resumed.set_epoch(epoch)
-        rows.append(order(resumed))
-    dataset.set_epoch(1)
-    assert rows == [[], order(dataset)]
-
-
 def test_an_abandoned_pass_begins_again(made: Made) -> None:
     dataset = TorchDataset(made.store.select(layers=0), batch_size=8)
     assert order(islice(dataset, 3)) == list(range(24))
-    assert dataset.state_dict()["batch"] == 3
     assert order(dataset) == list(range(made.store.n_rows))
-    dataset.set_epoch(1)
-    assert dataset.state_dict()["batch"] == 0, "none of the new epoch"
-
-
-class _Worker:
-    """What torch reports in a worker process."""
-
-    def __init__(self, number: int, count: int) -> None:
-        self.id, self.num_workers = number, count
-
-
-def test_the_workers_of_a_stateful_loader_resume_by_themselves(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loaders such as torchdata's save and load the state in each worker."""
-    whole = list(TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True))
-    for number, done in product(range(3), (0, 1, 4)):
-        monkeypatch.setattr(torch_dataset, "get_worker_info", lambda number=number: _Worker(number, 3))
-        first = TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
-        batches = iter(first)
-        assert len(list(islice(batches, done))) == done
-        resumed = TorchDataset(made.store.select(layers=0), batch_size=32, shuffle=True)
-        resumed.load_state_dict(first.state_dict())
-        assert same(list(resumed), whole[number + 3 * done :: 3])
 
 
 @pytest.mark.parametrize("shuffle", ORDERS)
@@ -315,16 +254,6 @@ def test_bad_options_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) ->
     for message, options in wrong.items():
         with pytest.raises(InvalidValueError, match=message):
             TorchDataset(selection, **options)
-
-
-def test_the_state_of_other_settings_is_refused(made: Made) -> None:
-    dataset = TorchDataset(made.store.select(), shuffle=True)
-    with pytest.raises(InvalidValueError, match="the state is of a dataset with seed 1, not 0"):
-        dataset.load_state_dict(TorchDataset(made.store.select(), shuffle=True, seed=1).state_dict())
-    with pytest.raises(InvalidValueError, match="of a dataset with n_rows 3, not"):
-        dataset.load_state_dict(TorchDataset(made.store.select(rows=[1, 2, 3]), shuffle=True).state_dict())
-    with pytest.raises(InvalidValueError, match="the state has no 'batch'"):
-        dataset.load_state_dict({"epoch": 1})
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float64, bool, str])

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-import xarray as xr
 
 import embstore as es
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
@@ -154,7 +153,6 @@ QUERIES: dict[str, Callable[[es.Store], Any]] = {
         store.select(words=word_of(store)).concordance(),
     ),
     "to_torch": batches,
-    "to_xarray": lambda store: store.select(where="sentence = 3").to_xarray().load(),
     "export": exported,
     "explorer": explored,
     "report": report,
@@ -165,8 +163,6 @@ QUICK = ("lookup", "to_torch")
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, pl.DataFrame):
         return one.drop("store", strict=False).equals(other.drop("store", strict=False))
-    if isinstance(one, xr.Dataset):
-        return one.equals(other)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)

@@ -78,11 +78,9 @@ def test_added_labels_are_a_column_like_any_other(made: Made, tmp_path: Path, su
 @pytest.mark.parametrize(
     "on", ["occurrence", "sentence,position", "source,position", "sentence", "source", "document", "word"]
 )
-@pytest.mark.parametrize("batch", [5, 1 << 18])
 @pytest.mark.quick(3)
-def test_every_key_labels_the_rows_it_names(made: Made, on: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "BATCH_ROWS", batch)
-    monkeypatch.setattr("embstore.store.storage.files.IN_MEMORY_NBYTES", batch)  # codes in a mapped file
+def test_every_key_labels_the_rows_it_names(made: Made, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.store.storage.files.IN_MEMORY_NBYTES", 5)  # codes in a mapped file
     keys = on.split(",")
     frame = pl.DataFrame(made.table).select(keys).unique(maintain_order=True)[::2]
     frame = frame.with_columns(mark=pl.Series(np.arange(len(frame)) % 11)).sample(fraction=1, shuffle=True, seed=1)
@@ -156,8 +154,7 @@ def test_bad_tables_are_refused(made: Made, frame: Any, on: str, message: str) -
     assert not folder_of(made.store.path).exists()
 
 
-def test_two_labels_of_a_row_in_different_batches(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "BATCH_ROWS", 1)
+def test_two_labels_of_a_row(made: Made) -> None:
     frame = pl.DataFrame({"occurrence": [1, 2, 1], "x": ["a", None, "a"]})
     assert made.store.with_labels(frame).select(labels={"x": "a"}).rows.tolist() == [1]
     with pytest.raises(InvalidValueError, match="two different"):

@@ -1,4 +1,4 @@
-"""Stored rows in other tools, equal to `vectors()` to the bit: Arrow, Parquet, safetensors, xarray, torch."""
+"""Stored rows in other tools, equal to `vectors()` to the bit: Arrow, Parquet, safetensors, torch."""
 
 from __future__ import annotations
 
@@ -89,34 +89,6 @@ def test_arrow_streams_read_only_what_is_asked_for(store: es.Store, monkeypatch:
     assert read == []
     with pytest.raises(InvalidValueError, match="there is no column 'layer_4': the store has occurrence"):
         store.select().to_arrow(columns=["layer_4"])
-
-
-@pytest.mark.quick(3)
-def test_xarray_reads_what_is_indexed(store: es.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors, read = es.Store.vectors, []
-
-    def counted(self: es.Store, rows: Any, *, layers: Any) -> Any:
-        read.append(len(rows) * len(layers))
-        return vectors(self, rows, layers=layers)
-
-    for selection in selections(store):
-        expected = selection.vectors()
-        with monkeypatch.context() as patch:
-            patch.setattr(es.Store, "vectors", counted)
-            data = selection.to_xarray()
-            assert read == []
-            states = data.hidden_states
-            assert states.dims == ("layer", "occurrence", "feature")
-            last = selection.layers[-1]
-            assert np.array_equal(states.sel(layer=last)[7:9, 3], expected[-1, 7:9, 3])
-            assert read == [2]
-            assert np.array_equal(states[:, [5, 2], ::2], expected[:, [5, 2], ::2])
-            assert np.array_equal(states[0, 4].values, expected[0, 4])
-            read.clear()
-        assert np.array_equal(states.values, expected)
-        assert data.word.values.tolist() == selection.table()["word"].to_list()
-        assert data.occurrence.values.tolist() == selection.rows.tolist()
-    assert store.select().to_xarray().sizes["occurrence"] == store.n_rows
 
 
 @pytest.mark.quick(3)

@@ -1,4 +1,4 @@
-"""Hand stored rows over to other tools: Arrow batches, Parquet and safetensors files, xarray."""
+"""Hand stored rows over to other tools: Arrow batches, Parquet and safetensors files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,9 +19,6 @@ from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing_table, write_file
 from embstore.store.storage.safetensors import header
 from embstore.store.vectors import VALUE_DTYPE
-
-if TYPE_CHECKING:
-    import xarray
 
 FILES = (".parquet", ".safetensors")
 BATCH_NBYTES = 2**23  # of vectors that are read at a time
@@ -140,37 +137,3 @@ def _safetensors(selection: Any, about: dict[str, str], report: Any) -> Iterator
             yield store.vectors(rows, layers=layer, out=np.empty((1, len(rows), store.hidden_size), kind))[0]
             done += len(rows)
             report(done)
-
-
-def xarray_dataset(selection: Any) -> xarray.Dataset:
-    """Return what `Selection.to_xarray` describes."""
-    try:
-        import xarray
-        from xarray.backends import BackendArray
-        from xarray.core import indexing
-    except ImportError:
-        raise InvalidValueError("to_xarray needs the package xarray: pip install xarray") from None
-    store, rows, layers = selection.store, selection.rows, np.array(selection.layers)
-
-    class Vectors(BackendArray):
-        """Vectors [layer, occurrence, feature], read when they are indexed."""
-
-        shape = (len(layers), len(rows), store.hidden_size)
-        dtype = VALUE_DTYPE[store.dtype]
-
-        def __getitem__(self, key: Any) -> Any:
-            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
-
-        def _read(self, key: tuple[Any, ...]) -> Any:
-            wanted, some = np.atleast_1d(layers[key[0]]), np.atleast_1d(rows[key[1]])
-            found = store.vectors(some, layers=wanted.tolist())[..., key[2]]
-            one = tuple(0 if isinstance(each, int | np.integer) else slice(None) for each in key[:2])
-            return found[one]
-
-    table = selection.table()
-    coordinates = {name: ("occurrence", table[name].to_numpy()) for name in table.columns if name != "text"}
-    return xarray.Dataset(
-        {"hidden_states": (("layer", "occurrence", "feature"), indexing.LazilyIndexedArray(Vectors()))},
-        coords={"layer": layers, **coordinates},
-        attrs={"store": str(store.path), "model": store.metadata.model["name"]},
-    )

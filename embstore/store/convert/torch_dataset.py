@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -95,8 +95,6 @@ class TorchDataset(IterableDataset[Examples]):
         self._rank, self._world_size = _share(rank, world_size)
         self._epoch = torch.zeros((), dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # with workers that live longer than an epoch
-        self._batch = 0
-        self._resumes = False
 
     def __repr__(self) -> str:
         return f"<TorchDataset of {self._selection!r}: batches of {self._batch_size}>"
@@ -107,38 +105,9 @@ class TorchDataset(IterableDataset[Examples]):
         return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass; another one than before begins with its first batch."""
+        """Set the epoch of the next pass."""
         check_whole("epoch", epoch, 0, 2**63 - 1)
-        if epoch != self.epoch:
-            self._epoch.fill_(epoch)
-            self._batch, self._resumes = 0, False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the epoch, how many of its batches were handed out, and the settings that the order depends on.
-
-        The workers of a DataLoader count their own batches; give `load_state_dict` the `batch` that the loop has
-        reached.
-        """
-        return {"epoch": self.epoch, "batch": self._batch, **self._settings()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next pass with the batch that follows those of `state`, of which `epoch` and `batch` are required.
-
-        Raises InvalidValueError for the state of a dataset with other settings.
-        """
-        for name, value in self._settings().items():
-            if state.get(name, value) != value:
-                raise InvalidValueError(f"the state is of a dataset with {name} {state[name]!r}, not {value!r}")
-        try:
-            epoch, batch = state["epoch"], state["batch"]
-        except KeyError as error:
-            raise InvalidValueError(f"the state has no {error}: give what state_dict returned") from None
-        self.set_epoch(epoch)
-        self._batch, self._resumes = check_whole("batch", batch, 0), True
-
-    def _settings(self) -> dict[str, Any]:
-        own = {"batch_size": self._batch_size, "drop_last": self._drop_last, "world_size": self._world_size}
-        return {**asdict(self._order), **own}
+        self._epoch.fill_(epoch)
 
     def _span(self) -> tuple[int, int]:
         """Return the share `[start, stop)` of this process in the order of all rows."""
@@ -153,12 +122,9 @@ class TorchDataset(IterableDataset[Examples]):
         return -(-(stop - start) // self._batch_size)
 
     def __iter__(self) -> Iterator[Examples]:
-        if not self._resumes:
-            self._batch = 0
-        self._resumes = False
         worker = get_worker_info()
         turn, n_turns = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        batches = range(self._batch + turn, len(self), n_turns)
+        batches = range(turn, len(self), n_turns)
         pin = self._pin_memory and worker is None  # the DataLoader pins what its workers make
         buffers = _Buffers(pin=pin)
         row_nbytes = len(self._selection.layers) * self._selection.store.hidden_size * self._dtype.itemsize
@@ -167,7 +133,6 @@ class TorchDataset(IterableDataset[Examples]):
         groups = self._groups(self._order.of_epoch(self.epoch), batches, size)
         for group in read_ahead(lambda number, _: self._read(next(groups), buffers), -(-len(batches) // size)):
             for batch in zip(*(_batches(part, self._batch_size) for part in group), strict=True):
-                self._batch += n_turns
                 yield Examples(*batch)
 
     def _groups(

@@ -22,7 +22,6 @@ KEYS = (
     *(("occurrence",), ("sentence", "position"), ("source", "position")),
     *(("sentence",), ("source",), ("document",), ("word",)),
 )
-BATCH_ROWS = 1 << 18
 _READERS: dict[str, Callable[..., pl.LazyFrame]] = {
     ".csv": partial(pl.scan_csv, infer_schema_length=None),
     ".tsv": partial(pl.scan_csv, separator="\t", infer_schema_length=None, quote_char=None),
@@ -71,46 +70,29 @@ def label_column(name: str, values: Any, rows: Rows | None, n_rows: int) -> Labe
     rows = np.arange(n_rows) if rows is None else rows
     if len(labels) != len(rows):
         raise InvalidValueError(f"{len(labels):,} values of {name!r} do not fit {len(rows):,} rows: give one for each")
-    column = _Column(name, labels.drop_nulls().unique().sort(), n_rows)
-    column.put(rows, labels)
-    return Labels(column.codes, column.names)
+    return _coded(name, rows, labels, n_rows)
 
 
-class _Column:
-    """The codes of a label column while it is made, one for each row or group of rows; -1 for no label yet."""
-
-    def __init__(self, name: str, names: pl.Series, n_rows: int) -> None:
-        if names.dtype.is_float() or names.dtype.is_nested():
-            raise InvalidValueError(
-                f"{name!r} has values of type {names.dtype}: a label is a string, integer or boolean"
-            )
-        self.name = name
-        self.names = Strings.of(names.cast(pl.String).to_list())
-        self.codes = _no_codes(n_rows)
-        self._known = names
-
-    def put(self, numbers: Rows, labels: pl.Series) -> None:
-        """Set the labels of some rows, null for none; raises InvalidValueError for a second, different label."""
-        present = np.flatnonzero(labels.is_not_null().to_numpy())
-        numbers, labels = numbers[present], labels.gather(present)
-        codes = labels.replace_strict(
-            self._known, pl.int_range(len(self._known), eager=True), return_dtype=pl.Int32
-        ).to_numpy()
-        before = self.codes[numbers]
-        self.codes[numbers] = codes
-        if ((before >= 0) & (before != codes)).any() or not np.array_equal(self.codes[numbers], codes):
-            raise InvalidValueError(f"a row is given two different labels of {self.name!r}")
+def _coded(name: str, numbers: Rows, labels: pl.Series, n_rows: int) -> Labels:
+    """Make a label column of `n_rows` rows from the labels of some of them, null for none."""
+    names = labels.drop_nulls().unique().sort()
+    if names.dtype.is_float() or names.dtype.is_nested():
+        raise InvalidValueError(f"{name!r} has values of type {names.dtype}: a label is a string, integer or boolean")
+    present = np.flatnonzero(labels.is_not_null().to_numpy())
+    numbers, labels = numbers[present], labels.gather(present)
+    places = pl.int_range(len(names), eager=True)
+    coded = labels.replace_strict(names, places, return_dtype=pl.Int32).to_numpy()
+    codes = new_column(n_rows, np.int32)
+    codes.fill(-1)
+    codes[numbers] = coded
+    if not np.array_equal(codes[numbers], coded):
+        raise InvalidValueError(f"a row is given two different labels of {name!r}")
+    return Labels(codes, Strings.of(names.cast(pl.String).to_list()))
 
 
 def _listed(values: Iterable[Any]) -> list[Any]:
     """Return values as a list, None for NaN, which pandas has for missing strings: Polars would make it a string."""
     return [None if isinstance(value, float) and value != value else value for value in values]
-
-
-def _no_codes(n_rows: int) -> NDArray[np.int32]:
-    codes = new_column(n_rows, np.int32)
-    codes.fill(-1)
-    return codes
 
 
 def _keys(on: str | Sequence[str]) -> tuple[str, ...]:
@@ -158,91 +140,31 @@ def _frame(given: Any) -> tuple[pl.LazyFrame, str]:
 def _joined(
     index: Index, frame: pl.LazyFrame, keys: tuple[str, ...], columns: Sequence[str], rows: Rows | None, where: str
 ) -> dict[str, Labels]:
-    """Read a table in batches, find the rows or groups of rows that its keys name, and set their labels."""
-    by_document = keys == ("document",)
-    group = None if keys == ("occurrence",) or len(keys) == 2 else index.type if keys == ("word",) else index.sentence
-    n_groups = {"word": len(index.words), "document": index.n_documents}.get(keys[0], len(index.texts))
-    chosen = rows if rows is None or group is None else np.unique(group[rows]).astype(np.int64)
-    if chosen is not None and by_document:
-        chosen = np.unique(index.document_of(chosen))
-    find = _Finder(index, keys)
-    made = {}
-    for name in columns:
-        names = frame.select(pl.col(name).drop_nulls().unique().sort()).collect(engine="streaming")[name]
-        made[name] = _Column(name, names, len(index.type) if group is None else n_groups)
-    first = 1
-    for batch in frame.select(*keys, *columns).collect_batches(chunk_size=BATCH_ROWS, maintain_order=True):
-        numbers, at = find(batch)
-        wrong = numbers < 0
-        if chosen is not None:
-            wrong |= ~np.isin(numbers, chosen)
-        if wrong.any():
-            line = int(at[wrong.argmax()])
-            named = ", ".join(f"{key} {value!r}" for key, value in batch.select(keys).row(line, named=True).items())
-            whose = "store" if rows is None else "selection"
-            raise InvalidValueError(f"{where}, row {first + line} of its data: the {whose} has no {named}")
-        for name, column in made.items():
-            column.put(numbers, batch[name].gather(at))
-        first += len(batch)
-    of_sentence = index.document_of(np.arange(len(index.texts))) if by_document else slice(None)
-    return {name: Labels(_of_rows(each.codes[of_sentence], group, rows), each.names) for name, each in made.items()}
-
-
-class _Finder:
-    """Finds the rows, words or sentences that the keys of a table name."""
-
-    def __init__(self, index: Index, keys: tuple[str, ...]) -> None:
-        self._index, self._keys = index, keys
-        if keys[0] == "word":
-            self._words = pl.DataFrame({"word": list(index.words), "number": np.arange(len(index.words))})
-        if keys[0] == "source":
-            self._order = np.argsort(index.source, kind="stable")
-            self._sources = index.source[self._order]
-
-    def __call__(self, batch: pl.DataFrame) -> tuple[Rows, Rows]:
-        """Return the numbers, -1 for what does not exist, and the line of the batch that names each."""
-        key, index = self._keys[0], self._index
-        if key == "word":
-            words = batch.select(pl.col("word").cast(pl.String))
-            found = words.join(self._words, on="word", how="left", maintain_order="left")
-            numbers = found["number"].fill_null(-1).to_numpy()
-        else:
-            numbers = _integers(batch, key)
-            if key == "source":
-                at = np.minimum(np.searchsorted(self._sources, numbers), len(self._sources) - 1)
-                numbers = np.where(self._sources[at] == numbers, self._order[at], -1)
-            limit = {"occurrence": len(index.type), "document": index.n_documents}.get(key, len(index.texts))
-            numbers = np.where((numbers >= 0) & (numbers < limit), numbers, -1)
-        if len(self._keys) == 1:
-            return numbers, np.arange(len(numbers))
-        positions = _integers(batch, "position")
-        sentences = np.unique(numbers[numbers >= 0])
-        starts, stops = index.indptr[sentences], index.indptr[sentences + 1]
-        counts = stops - starts
-        rows = np.arange(counts.sum()) + np.repeat(starts - np.cumsum(counts) + counts, counts)
-        stored = pl.DataFrame(
-            {"sentence": index.sentence[rows], "position": index.position[rows].astype(np.int64), "row": rows}
-        )
-        given = pl.DataFrame({"sentence": numbers, "position": positions, "at": np.arange(len(numbers))})
-        joined = given.join(stored, on=["sentence", "position"], how="left", maintain_order="left")
-        return joined["row"].fill_null(-1).to_numpy(), joined["at"].to_numpy()
-
-
-def _integers(batch: pl.DataFrame, key: str) -> Rows:
-    """Return a key as int64, -(2**63) where it is missing."""
-    if not batch.schema[key].is_integer() and batch.schema[key] != pl.Null:
-        raise InvalidValueError(f"the key {key!r} must be whole numbers, not {batch.schema[key]}")
-    return batch[key].cast(pl.Int64, strict=False).fill_null(-(2**63)).to_numpy()
-
-
-def _of_rows(codes: NDArray[np.int32], group: NDArray[Any] | None, rows: Rows | None) -> NDArray[np.int32]:
-    """Return the code of each row from those of the groups; -1 for rows that are not selected."""
-    if group is None:
-        return codes
-    found = _no_codes(len(group))
-    if rows is not None:
-        found[rows] = codes[group[rows]]
-        return found
-    for start in range(0, len(group), BATCH_ROWS):
-        found[start : start + BATCH_ROWS] = codes[group[start : start + BATCH_ROWS]]
-    return found
+    """Find the rows that each line of a table names by its keys, and make its labels theirs."""
+    table = frame.select(*keys, *columns).collect()
+    lines = table.select(keys).with_row_index("_line")
+    if keys == ("word",):
+        types = pl.DataFrame({"word": list(index.words), "_type": np.arange(len(index.words))})
+        lines = lines.cast({"word": pl.String}).join(types, on="word", how="left", maintain_order="left")
+        lines = lines.select("_line", word="_type")
+    for key in keys:
+        if not lines.schema[key].is_integer() and lines.schema[key] != pl.Null:
+            raise InvalidValueError(f"the key {key!r} must be whole numbers, not {lines.schema[key]}")
+    numbers = np.arange(len(index.type)) if rows is None else np.unique(rows)
+    sentence = index.sentence[numbers]
+    known: dict[str, Callable[[], NDArray[Any]]] = {
+        "occurrence": lambda: numbers,
+        "word": lambda: index.type[numbers],
+        "sentence": lambda: sentence,
+        "position": lambda: index.position[numbers],
+        "source": lambda: index.source[sentence],
+        "document": lambda: index.document_of(sentence),
+    }
+    stored = pl.DataFrame({**{key: known[key]().astype(np.int64) for key in keys}, "_row": numbers})
+    found = lines.cast(dict.fromkeys(keys, pl.Int64), strict=False).join(stored, on=keys, how="left")
+    if wrong := found.filter(pl.col("_row").is_null())["_line"].sort().to_list()[:1]:
+        named = ", ".join(f"{key} {value!r}" for key, value in table.select(keys).row(wrong[0], named=True).items())
+        whose = "store" if rows is None else "selection"
+        raise InvalidValueError(f"{where}, row {1 + wrong[0]} of its data: the {whose} has no {named}")
+    at, named_rows = found["_line"].to_numpy(), found["_row"].to_numpy()
+    return {name: _coded(name, named_rows, table[name].gather(at), len(index.type)) for name in columns}
