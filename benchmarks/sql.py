@@ -115,8 +115,8 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
 
     typed = encode_word(store, TEXT, layers=[layer], model=model)[0]
 
-    def neighbours(**options: Any) -> pl.DataFrame:
-        return es.neighbors(store, layer=layer, k=10, **options).select("occurrence", pl.col("word").cast(pl.String),
+    def neighbours(query: Any) -> pl.DataFrame:
+        return es.neighbors(store, query, layers=layer, k=10).select("occurrence", pl.col("word").cast(pl.String),
                                                                         s="score")  # fmt: skip
 
     def selfsim() -> pl.DataFrame:
@@ -162,7 +162,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
         Question(
             "nearest occurrences",
             f"select occurrence, word, {scored} from occurrences where occurrence <> {row} order by s desc limit 10",
-            lambda: neighbours(occurrence=row),
+            lambda: neighbours(store.select(rows=[row])),
             {"DuckDB on Parquet": nearest(f"where occurrence <> {row}"), **searched(query)},
         ),
         Question(
@@ -211,7 +211,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
         Question(
             "nearest occurrences of a typed sentence",
             f"select occurrence, word, cos({h}, vec('{TEXT}', {layer})) s from occurrences order by s desc limit 10",
-            lambda: neighbours(text=TEXT, model=model),
+            lambda: neighbours(TEXT),
             {"DuckDB on Parquet": lambda: (encode_word(store, TEXT, layers=[layer], model=model), nearest("")()),
              "LanceDB": lambda: (encode_word(store, TEXT, layers=[layer], model=model), searched(typed)["LanceDB"]())}
             if lance is not None else {},

@@ -108,7 +108,7 @@ def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:
     )
     words = senses["word"].cast(pl.String).to_list()
     scores = [
-        es.analysis.knn_labels(store.select(words=word), label=LABEL, split="within-word", progress=False)
+        es.analysis.knn_labels(store.select(words=word), label=LABEL, split="within-word")
         .frame.filter(pl.col("metric") == "accuracy")
         .with_columns(pl.lit(word).alias("item"))
         for word in words
@@ -139,7 +139,7 @@ def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
     for number, word in enumerate(words[:N_QUERIES]):
         occurrences = store.select(words=word, rows=labelled)
         query = int(occurrences.rows[number % len(occurrences.rows)])
-        (nearest,) = es.neighbors(occurrences, occurrence=query, k=1).to_dicts()
+        (nearest,) = es.neighbors(occurrences, store.select(rows=[query]), k=1).to_dicts()
         (own,) = store.select(rows=[query]).table().to_dicts()
         for score, row in (("query", own), (f"{nearest['score']:.2f}", nearest)):
             rows.append({"": score, "word": word, "sense": row[LABEL], "sentence": row["text"]})

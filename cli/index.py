@@ -8,13 +8,12 @@ import typer
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import check_whole
+from embstore.errors import InvalidValueError
 from embstore_cli.output import Output, print_json, print_table
 
 if TYPE_CHECKING:
     from embstore.analysis import IndexState
 
-SETTINGS = {"name": str, "train_sample": int, "seed": int, "memory": str, "threads": int, "k": int, "n_queries": int}
 Kind = Annotated[
     str,
     opt.option(
@@ -28,47 +27,42 @@ Kind = Annotated[
 def index(
     store: opt.StorePath,
     *,
-    layer: opt.Layer = "last",
+    layers: opt.Layers = "last",
     kind: Kind = "auto",
     metric: opt.Metric = "cosine",
     centered: opt.Centered = False,
     components: opt.Components = 0,
+    name: Annotated[str | None, opt.option("NAME", "Its name; by default made of the layer, kind and space.")] = None,
     recall: Annotated[bool, typer.Option("--recall", help="Measure recall and speed against exact search.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List the store's indexes; build none.")] = False,
     remove: Annotated[str | None, opt.option("NAME", "Remove this index; build none.")] = None,
-    settings: Annotated[dict[str, Any], opt.Config(lambda: SETTINGS)],
     output: Output,
 ) -> None:
     """Build a search index of a layer, stored next to the store.
 
-    Run the same command again to resume. An index is refused once its store has changed, until it is built again.
-    --set memory=2GiB limits its size; --set k=10 and n_queries=1000 are of --recall.
+    An index is refused once its store has changed, until it is built again.
     """
-    chosen = settings
-    measured: dict[str, Any] = {"k": chosen.pop("k", 10), "n_queries": chosen.pop("n_queries", 1000)}
-    for key, value in measured.items():
-        check_whole(key, value, 1)
+    if output.out is not None and not recall:
+        raise InvalidValueError("--out FILE is for the table of --recall: give that too")
     opened = es.open(store)
     if remove is not None:
         es.analysis.remove_index(opened, remove)
     if list_ or remove is not None:
         _print_list(store, es.analysis.list_indexes(opened), output.as_json)
         return
-    number = opt.layer_of(layer, opened.layers)
     space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
-    built = es.build_index(opened, layer=number, kind=kind, **space, **chosen)
+    built = es.build_index(opened, opt.layers_of(layers), kind=kind, name=name, **space)
     state = next(each for each in es.analysis.list_indexes(opened) if each.name == built.name)
     described = _described(state)
     if recall:
-        options = {key: chosen[key] for key in ("seed", "threads") if key in chosen}
-        table = es.analysis.measure_recall(built, **measured, **options)
+        table = es.analysis.measure_recall(built)
         described["recall"] = table.to_dicts()
         Output(output.out).deliver(table)
     if output.as_json:
         print_json([described])
         return
     size = f"{described['n_rows']:,} rows, {described['nbytes'] / 2**20:,.1f} MiB"
-    print(f"{built.path}: {described['factory']} over layer {built.layer}, {built.metric}, {size}")
+    print(f"{built.path}: {described['factory']} over layer {built.layer}, {described['metric']}, {size}")
     rows = [{f"recall@{row['k']}": row["recall"], **row} for row in described.get("recall", [])]
     print_table([{key: value for key, value in row.items() if key not in ("k", "recall")} for row in rows])
 

@@ -99,12 +99,10 @@ COMMANDS = (
     Entry(
         "attention", "attention.attention", MEASURES, "attention dev.conllu -m bert-base-uncased --plot attention.png"
     ),
-    Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layer 6 -k 5"),
+    Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layers 6 -k 5"),
     Entry("sql", "sql.sql", MEASURES, 'sql ewt.zarr "select word, count from types order by count desc limit 5"'),
-    Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layer 6 --label class --plot bank.png"),
-    Entry("knn", "neighbors.knn", MEASURES, "knn semcor.zarr --label class --train train.tsv --test test.tsv"),
-    Entry("hubness", "neighbors.hubness", MEASURES, "hubness ewt.zarr --layers 0,6,12 -k 10"),
-    Entry("index", "index.index", MEASURES, "index ewt.zarr --layer 6 --kind ivf --recall"),
+    Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layers 6 --label class --plot bank.png"),
+    Entry("index", "index.index", MEASURES, "index ewt.zarr --layers 6 --kind ivf --recall"),
     Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),

@@ -15,14 +15,14 @@ def report(
     *,
     out: Annotated[Path, opt.option("FILE.html", "The page to write.", "--out", "-o")] = Path("report.html"),
     sections: Annotated[
-        str, opt.option("LIST", "all, or some of contents, geometry, words, senses, hubs, similarity, probes.")
+        str, opt.option("LIST", "all, or some of contents, geometry, words, senses, similarity, probes.")
     ] = "all",
     seed: Annotated[int, opt.option("N", "Seed of samples, intervals, clusters and probes.", min=0)] = 0,
 ) -> None:
     """Describe a store and its vectors on one HTML page.
 
     What it holds, geometry by layer, the most and least contextual words, senses of ambiguous words with sentences,
-    hubs, similarity of layers, and probes of its labels; each with its method, numbers, limits and the Python that
+    similarity of layers, and probes of its labels; each with its method, numbers, limits and the Python that
     computes the same. Stores of more than 250,000 rows are sampled.
     """
     require_file(out, "--out", (".html", ".htm"))

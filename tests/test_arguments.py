@@ -99,7 +99,6 @@ def test_matrices() -> None:
     ("function", "options"),
     [
         (es.geometry, {"metrics": "anisotropy"}),
-        (es.analysis.hubness, {"k": 2}),
         (es.analysis.knn_labels, {"label": "upos"}),
         (es.analysis.linear_cka, {}),
         (es.analysis.sentence_similarity, {"sentence": 0}),

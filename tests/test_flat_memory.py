@@ -43,7 +43,7 @@ def test_reading_takes_as_much_for_any_number_of_rows(tmp_path: Path, suffix: st
         works = {
             "verify": lambda path=path: es.verify(path),
             "scan": lambda path=path: sum(len(block) for _, block in es.open(path).scan(0)),
-            "search": lambda path=path: es.neighbors(es.open(path), vectors=queries, threads=1, progress=False),
+            "search": lambda path=path: es.neighbors(es.open(path), queries),
             "geometry": lambda path=path: es.geometry(
                 es.open(path), metrics=("selfsim", "anisotropy"), threads=1, progress=False
             ),

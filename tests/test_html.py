@@ -31,7 +31,7 @@ def test_a_report_counts_in_words(tmp_path: Path) -> None:
 def test_results_in_a_terminal_are_a_line(tmp_path: Path) -> None:
     make_store(tmp_path / "labels.zarr")
     store = es.open(tmp_path / "labels.zarr")
-    found = es.analysis.knn_labels(store, label="upos", layers=[0, 5], k=(1, 3))
+    found = es.analysis.knn_labels(store, "upos", layers=[0, 5], k=(1, 3))
     count = found.frame["count"][0]
     expected = f"KnnLabels of upos: {count:,} occurrences, leave-one-word-out, layers [0, 5], k [1, 3]"
     assert repr(found) == f"<{expected}>"

@@ -92,5 +92,5 @@ def test_a_store_that_is_written_is_valid(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.quick(2)
 def test_an_index_that_is_built_is_valid(tmp_path: Path, kind: str) -> None:
     store = hard_store(tmp_path / "s.zarr").store
-    index = build_index(store, layer=LAYER, kind=kind, n_components=1, threads=1)
+    index = build_index(store, LAYER, kind=kind, n_components=1)
     validator_of("index_file").validate(load(index.path / "index.json"))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from embstore.analysis.neighbors.labels import LabelledOccurrences
     from embstore.analysis.neighbors.senses import Clusters
 
-NO_CLUSTER, NO_LABEL = "no cluster", "no label"  # drawn in grey
+NO_LABEL = "no label"  # drawn in grey
 GREY, FRAME = "#999999", "#bbbbbb"
 MAX_WRITTEN_CELLS = 16  # layers up to which the cells of a map of layers have their values written in them
 
@@ -94,9 +94,7 @@ def cluster_map(clusters: Clusters) -> Figure:
     check_drawable(clusters, ("vectors", "occurrences"), "what senses returns")
     points = principal_plane(clusters.vectors)
     numbers, labels = (clusters.occurrences[name].to_list() for name in ("cluster", "label"))
-    panels = [
-        (f"by cluster ({clusters.method})", [NO_CLUSTER if number < 0 else f"cluster {number}" for number in numbers])
-    ]
+    panels = [("by cluster", [f"cluster {number}" for number in numbers])]
     if any(label is not None for label in labels):
         panels.append(("by label", [NO_LABEL if label is None else str(label) for label in labels]))
     figure, axes = subplots(1, len(panels), figsize=(3.9 * len(panels) + 0.4, 4.1))
@@ -112,7 +110,7 @@ def cluster_map(clusters: Clusters) -> Figure:
 
 def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> None:
     """Draw points in color and shape by name, the most frequent first; names beyond the palette share one."""
-    counts = Counter(name for name in names if name not in (NO_CLUSTER, NO_LABEL))
+    counts = Counter(name for name in names if name != NO_LABEL)
     shown = [name for name, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     if len(shown) > len(PALETTE):
         shown = shown[: len(PALETTE) - 1]

@@ -86,7 +86,7 @@ class _Searches:
         vectors, most = np.stack([each.vector for each in some]), max(each.k for each in some)
         try:
             with es.config(progress=report, device="cpu"):
-                found = es.neighbors(data, vectors=vectors, layer=layer, k=min(most, len(data)))
+                found = es.neighbors(data, vectors, layers=layer, k=min(most, len(data)))
         except Exception as error:
             for each in some:
                 each.error = error
@@ -142,7 +142,7 @@ def neighbors(
         pairs = zip(described(one.store, others["occurrence"]), others["score"].to_list(), strict=True)
         found.append({"layer": layer, "neighbors": [{**each, "similarity": score} for each, score in pairs]})
     data = "store" if where is None else f"store.select(where={where!r})"
-    call = f"es.neighbors({data}, {query.python}, layer=layer, k={k})"
+    call = f"es.neighbors({data}, {query.python}, layers=layer, k={k})"
     return {
         "query": query.shown,
         "layers": found,
@@ -164,17 +164,20 @@ def _query(one: Explored, row: int | None, word: str | None, text: str | None, l
         left, _, rest = text.partition("[")
         marked, _, right = rest.partition("]")
         shown = {"word": marked, "left": left, "right": right, "count": 1}
-        return _Query(shown, f"text={text!r}", vectors.astype(np.float64))
+        return _Query(shown, repr(text), vectors.astype(np.float64))
     if row is not None:
         if row >= one.store.n_rows:
             raise NotFoundError(f"there is no row {row}: the store has rows 0 to {one.store.n_rows - 1}")
         (own,) = described(one.store, [row])
         shown = {name: own[name] for name in ("word", "left", "right")} | {"count": 1}
-        return _Query(shown, f"occurrence={row}", one.store.vectors([row], layers=layers)[:, 0].astype(np.float64))
+        return _Query(
+            shown, f"store.select(rows=[{row}])", one.store.vectors([row], layers=layers)[:, 0].astype(np.float64)
+        )
     assert word is not None
     rows = np.asarray(found_rows(one, word, None))
     means = one.once(("mean", word, layers), lambda: _means(one, rows, layers))
-    return _Query({"word": word, "left": "", "right": "", "count": len(rows)}, f"{word!r}, pool='mean'", means)
+    shown = {"word": word, "left": "", "right": "", "count": len(rows)}
+    return _Query(shown, f"store.select(words={word!r}, layers=layer).vectors().mean(1)", means)
 
 
 def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> NDArray[np.float64]:

@@ -35,10 +35,10 @@ def senses(
 def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
     one = asked.store(store)
     asked.report(0, None)
-    found = es.senses(one.store, word, layer=layer, n_clusters=clusters, sample=SAMPLE)
+    found = es.senses(one.store, word, layers=layer, n_clusters=clusters, sample=SAMPLE)
     asked.report(1, None)
     table = found.occurrences
-    numbers = [number for number in found.frame["cluster"].to_list() if number >= 0]
+    numbers = found.frame["cluster"].to_list()
     markers = found.markers(MARKERS)
     given = "" if clusters is None else f", n_clusters={clusters}"
     return {
@@ -56,7 +56,7 @@ def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | Non
         ],
         "rows": table["occurrence"].to_list(),
         "codes": table["cluster"].to_list(),
-        "python": one.python(f"es.senses(store, {word!r}, layer={layer}{given}, sample={SAMPLE})"),
+        "python": one.python(f"es.senses(store, {word!r}, layers={layer}{given}, sample={SAMPLE})"),
     }
 
 

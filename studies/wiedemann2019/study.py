@@ -88,13 +88,11 @@ def disambiguate(run: Run, name: str, store: Store) -> pl.DataFrame:
                 k=settings.ks,
                 capped=True,
                 averaged=averaged,
-                device=run.device,
-                progress=run.folder.bars,
             )
             for layer in (None,) if averaged else layers:
                 for k in settings.ks:
                     own = {"layer": pl.lit(layer, pl.Int64), "k": pl.lit(k, pl.Int64)}
-                    parts.append(found.by_word(layer=layer, k=k).sort("word").with_columns(**own))
+                    parts.append(found.by_word(layers=layer, k=k).sort("word").with_columns(**own))
         return pl.concat(parts)
 
     return run.folder.table(f"{name}-senses", made_from, make)

@@ -73,6 +73,6 @@ def test_senses_of_distinct_contexts_have_each_once(made: Made, tmp_path: Path) 
     assert distinct_contexts(store, rows, None, random).tolist() == first
     some = distinct_contexts(store, rows, 10, random)
     assert len(set(contexts(store, some))) == len(some) == 10
-    found = es.senses(store, "bank", layer=2, distinct=True)
+    found = es.senses(store, "bank", layers=2, distinct=True)
     assert sorted(found.occurrences["occurrence"]) == first
     assert len(found.markers()) == len(found.frame)

@@ -56,7 +56,7 @@ def brute(store: es.Store, row: int, layer: int, allowed: Callable[[int], bool],
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
 @pytest.mark.quick(2)
 def test_each_occurrence_of_a_word(store: es.Store, metric: str) -> None:
-    table = es.neighbors(store, "bank", layer=2, k=4, metric=metric)
+    table = es.neighbors(store, "bank", layers=2, k=4, metric=metric)
     rows = store.select(words="bank").rows.tolist()
     assert table["query"].unique(maintain_order=True).to_list() == rows
     for row in rows:
@@ -68,7 +68,7 @@ def test_each_occurrence_of_a_word(store: es.Store, metric: str) -> None:
 
 
 def test_what_the_table_says(store: es.Store) -> None:
-    table = es.neighbors(store, occurrence=1, k=3)
+    table = es.neighbors(store, store.select(rows=[1]), k=3)
     assert table["layer"][0] == store.layers[-1]
     contexts = store.select(rows=table["occurrence"].to_numpy()).table()
     for column in ("word", "sentence", "position", "upos", "text"):
@@ -83,14 +83,13 @@ def test_filters_hold_exactly(store: es.Store) -> None:
     index, row = store.index, int(store.select(words="bank").rows[1])
     nouns = store.select(labels={"upos": "NOUN"})
     cases: list[tuple[Any, dict[str, Any], Callable[[int], bool]]] = [
-        (store, {"same_word": False}, lambda other: index.type[other] != index.type[row]),
-        (store, {"same_sentence": False}, lambda other: index.sentence[other] != index.sentence[row]),
-        (store, {"labels": {"upos": "NOUN"}}, lambda other: other in nouns.rows),
+        (store, {"exclude": "word"}, lambda other: index.type[other] != index.type[row]),
+        (store, {"exclude": "sentence"}, lambda other: index.sentence[other] != index.sentence[row]),
         (nouns, {}, lambda other: other in nouns.rows),
         (store.select(rows=slice(3, 60)), {}, lambda other: 3 <= other < 60),
         (
             nouns,
-            {"same_word": False, "same_sentence": False},
+            {"exclude": "both"},
             lambda other: (
                 other in nouns.rows
                 and index.type[other] != index.type[row]
@@ -99,20 +98,21 @@ def test_filters_hold_exactly(store: es.Store) -> None:
         ),
     ]
     for source, options, allowed in cases:
-        found = es.neighbors(source, occurrence=row, layer=1, k=6, **options)["occurrence"].to_list()
+        found = es.neighbors(source, store.select(rows=[row]), layers=1, k=6, **options)["occurrence"].to_list()
         assert found == brute(store, row, 1, allowed, 6, Space())
 
 
-def test_the_mean_of_a_word(store: es.Store) -> None:
-    table = es.neighbors(store, ["bank", "river"], layer=0, k=3, pool="mean", same_word=False)
+def test_vectors_and_several_words(store: es.Store) -> None:
     held = store.vectors(np.arange(store.n_rows), layers=0)[0].astype(np.float64)
-    for word in ("bank", "river"):
-        own = store.select(words=word).rows
-        scores = Space().scores(held[own].mean(0), held)[0]
-        scores[own] = -np.inf
-        part = table.filter(pl.col("query") == word)
+    means = [held[store.select(words=word).rows].mean(0) for word in ("bank", "river")]
+    table = es.neighbors(store, means, layers=0, k=3)
+    for number, mean in enumerate(means):
+        scores = Space().scores(mean, held)[0]
+        part = table.filter(pl.col("query") == number)
         assert part["occurrence"].to_list() == np.argsort(-scores, kind="stable")[:3].tolist()
         np.testing.assert_allclose(part["score"], np.sort(scores)[::-1][:3])
+    rows = store.select(words=["bank", "river"]).rows
+    assert es.neighbors(store, ["bank", "river"], k=1)["query"].to_list() == rows.tolist()
 
 
 @pytest.mark.parametrize("options", [{"centered": True}, {"n_components": 2}])
@@ -125,33 +125,32 @@ def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) 
     unit = placed / np.linalg.norm(placed, axis=1, keepdims=True)
     scores = unit @ unit[4]
     scores[4] = -np.inf
-    table = es.neighbors(store, occurrence=4, layer=1, k=5, **options)
+    table = es.neighbors(store, store.select(rows=[4]), layers=1, k=5, **options)
     assert table["occurrence"].to_list() == np.argsort(-scores)[:5].tolist()
     np.testing.assert_allclose(table["score"], np.sort(scores)[::-1][:5], atol=1e-6)
 
 
 @pytest.mark.quick(1)
 def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, model: Path) -> None:
-    for text, word in (("the bank of the [river] was steep", None), ("the bank of the river was steep", "river")):
-        found = es.neighbors(store, word, text=text, layer=2, k=2, model=model)
-        assert found["marked"][0] == "the bank of the [river] was steep"
-        assert found["score"][0] == pytest.approx(1, abs=1e-6)
-        assert found["query"].to_list() == [0, 0]
+    found = es.neighbors(store, "the bank of the [river] was steep", layers=2, k=2, model=model)
+    assert found["marked"][0] == "the bank of the [river] was steep"
+    assert found["score"][0] == pytest.approx(1, abs=1e-6)
+    assert found["query"].to_list() == [0, 0]
     with pytest.raises(InvalidValueError, match=r"the model .bert. is not in this folder"):
-        es.neighbors(store, text="the [bank] closed", k=1)
+        es.neighbors(store, "the [bank] closed", k=1)
     copied = Path(str(store.path)).parent / model.name
     shutil.copytree(model, copied)
-    assert es.neighbors(store, text="the [bank] closed", k=1)["rank"].to_list() == [1]
+    assert es.neighbors(store, "the [bank] closed", k=1)["rank"].to_list() == [1]
     shutil.rmtree(copied)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
 @pytest.mark.slow
 def test_encoding_a_sentence_leaves_no_file_open(store: es.Store, model: Path) -> None:
-    es.neighbors(store, text="the [bank] closed", k=1, model=model)
+    es.neighbors(store, "the [bank] closed", k=1, model=model)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        es.neighbors(store, text="the [bank] closed", k=1, model=model)
+        es.neighbors(store, "the [bank] closed", k=1, model=model)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -165,43 +164,34 @@ def test_words_of_a_table() -> None:
         scores[int(word[1:])] = -np.inf
         expected = [f"w{row}" for row in np.argsort(-scores)[:4]]
         assert found.filter(pl.col("query") == word)["word"].to_list() == expected
-    assert es.neighbors(table, vectors=table.vectors[5], k=1)["word"].to_list() == ["w5"]
+    assert es.neighbors(table, table.vectors[5], k=1)["word"].to_list() == ["w5"]
     centred = es.neighbors(table, "w3", k=4, centered=True, metric="l2")
     assert centred["score"].is_sorted()
 
 
 @pytest.mark.parametrize(
-    ("options", "match"),
+    ("query", "options", "match"),
     [
-        ({"word": "bnak"}, "no word 'bnak': did you mean 'bank'"),
-        ({"word": "bank", "k": 0}, "k 0 is not allowed"),
-        ({"word": "bank", "k": 500}, "k 500 is more than the 33 occurrences"),
-        ({"word": "bank", "layer": 9}, "layer 9 is not stored"),
-        ({"word": "bank", "metric": "dot"}, "unknown metric 'dot'"),
-        ({"word": "bank", "pool": "sum"}, "unknown pool 'sum'"),
-        ({"word": "bank", "n_components": -1}, "n_components -1 is not allowed"),
-        ({"word": "bank", "n_components": 32}, "n_components 32 is not allowed"),
-        ({"word": "bank", "labels": {"upos": "VERB"}}, "no occurrence has upos 'VERB'"),
-        ({"word": "bank", "occurrence": 3}, "give one kind of query, not word and occurrence"),
-        ({}, "no query is given: give a word"),
-        ({"occurrence": 999}, "there is no row 999"),
-        ({"vectors": np.ones(3)}, r"queries must be \[q, 32\]"),
-        ({"vectors": np.ones(32), "same_word": False}, "same_word needs a query that is a word or an occurrence"),
-        ({"word": "bank", "pool": "mean", "same_sentence": False}, "same_sentence needs queries that are occurrences"),
-        ({"text": "no mark"}, r"0 words of the text are in \[brackets\]"),
-        ({"text": "the bank of the bank", "word": "bank"}, "'bank' occurs 2 times in the text"),
-        ({"word": "bank", "model": "x"}, "give the text too"),
+        ("bnak", {}, "no word 'bnak': did you mean 'bank'"),
+        ("bank", {"k": 500}, "k 500 is more than the 33 occurrences"),
+        ("bank", {"layers": 9}, "layer 9 is not stored"),
+        ("bank", {"layers": [0, 1]}, "are 2 layers: give one"),
+        ("bank", {"n_components": 32}, "n_components 32 is not allowed"),
+        (np.ones(3), {}, r"queries must be \[q, 32\]"),
+        (np.ones(32), {"exclude": "word"}, "exclude 'word' needs queries that are words or occurrences"),
+        ("two [marked] [words]", {}, r"2 words of the text are in \[brackets\]"),
+        ("bank", {"model": "x"}, r"give one with a word in \[brackets\]"),
     ],
 )
-def test_bad_input_in_one_line(store: es.Store, options: dict[str, Any], match: str) -> None:
+def test_bad_input_in_one_line(store: es.Store, query: Any, options: dict[str, Any], match: str) -> None:
     with pytest.raises(InvalidValueError, match=match):
-        es.neighbors(store, **options)
+        es.neighbors(store, query, **options)
 
 
 def test_another_model_is_refused(store: es.Store, tmp_path: Path) -> None:
     other = tiny.save("bert", tmp_path / "other", seed=1)
     with pytest.raises(InvalidValueError, match="is not the one that made"):
-        es.neighbors(store, text="the [bank]", model=other)
+        es.neighbors(store, "the [bank]", model=other)
 
 
 def test_no_candidate_is_left(store: es.Store) -> None:
@@ -216,21 +206,20 @@ def test_an_unknown_word_of_a_table() -> None:
         es.neighbors(table, "bnak", k=1)
     with pytest.raises(InvalidValueError, match="k 2 is more than the 1 words"):
         es.neighbors(table, "bank", k=2)
-    with pytest.raises(InvalidValueError, match="no layers, labels or occurrences"):
-        es.neighbors(table, "bank", layer=1)
+    with pytest.raises(InvalidValueError, match="no layers, occurrences, index or model"):
+        es.neighbors(table, "bank", layers=1)
 
 
 def test_through_an_index(store: es.Store) -> None:
     pytest.importorskip("faiss", reason="indexes need faiss")
-    from embstore.analysis.neighbors.index import build_index
-
-    build_index(store, layer=2, kind="flat", name="flat2")
-    for options in ({}, {"same_word": False}, {"labels": {"upos": "NOUN"}}):
-        exact = es.neighbors(store, "bank", layer=2, k=5, **options)
-        found = es.neighbors(store, "bank", layer=2, k=5, index="flat2", **options)
+    es.build_index(store, 2, kind="flat", name="flat2")
+    nouns = store.select(labels={"upos": "NOUN"})
+    for data, options in ((store, {}), (store, {"exclude": "word"}), (nouns, {})):
+        exact = es.neighbors(data, "bank", layers=2, k=5, **options)  # type: ignore[arg-type]
+        found = es.neighbors(data, "bank", layers=2, k=5, index="flat2", **options)  # type: ignore[arg-type]
         np.testing.assert_allclose(found["score"], exact["score"], rtol=1e-12)
         assert found.drop("score", "search").equals(exact.drop("score", "search"))
     with pytest.raises(InvalidValueError, match="the index flat2 has layer 2, not 1"):
-        es.neighbors(store, "bank", layer=1, k=5, index="flat2")
+        es.neighbors(store, "bank", layers=1, k=5, index="flat2")
     with pytest.raises(InvalidValueError, match="the index flat2 has centered False, not True"):
-        es.neighbors(store, "bank", layer=2, k=5, index="flat2", centered=True)
+        es.neighbors(store, "bank", layers=2, k=5, index="flat2", centered=True)

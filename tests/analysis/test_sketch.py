@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
 import embstore as es
-from embstore.analysis.neighbors import exact, find, sketch, sketch_codes
+from embstore import kernels
+from embstore.analysis.neighbors import exact, sketch, sketch_codes
 from embstore.analysis.neighbors.exact import Exclusion, Search, checked_queries
+from embstore.analysis.neighbors.find import find_neighbors
 from embstore.analysis.neighbors.index import LayerSketch, build_index, find_sketch, open_index
+from embstore.analysis.neighbors.sketch import SearchLimits
 from embstore.analysis.neighbors.sketch_codes import Layout, MappedCodes, Rotation, Sketch, write_codes
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Space
 from embstore.errors import (
@@ -22,34 +27,49 @@ from embstore.errors import (
     SearchIndexError,
     SearchIndexNotFoundError,
 )
-from embstore.kernels.compiled import limit_target
 from tests.analysis.test_exact import brute, require_same
 from tests.analysis.word_store import write_words
 from tests.object_server import Bucket
 from tests.store.example import flip
 
+compiled = pytest.importorskip("embstore.kernels.compiled", reason="sketches are searched by the extension")
+if kernels.compiled_name() is None:
+    pytest.skip("sketches are searched by the extension", allow_module_level=True)
+limit_target = compiled.limit_target
 D = 150  # three levels, the last one not full
 THREADS = 2
 
 
+# Small searches go through the sketch, in several parts, however many rows it cannot decide.
+SMALL = SearchLimits(
+    few_rows=0,
+    features_a_query=1,
+    part_scores=300,
+    least_rows=64,
+    piece=48,
+    pending=50,
+    undecided=1,
+    least_undecided=10**9,
+)
+
+
 @pytest.fixture(autouse=True)
-def small_is_not_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small searches go through the sketch, in several parts, however many rows it cannot decide."""
-    few = {
-        "FEW_ROWS": 0,
-        "LEAST_ROWS": 64,
-        "PART_SCORES": 300,
-        "PIECE": 48,
-        "PENDING": 50,
-        "UNDECIDED": 1,
-        "LEAST_UNDECIDED": 10**9,
-    }
-    for name, value in few.items():
-        monkeypatch.setattr(sketch, name, value)
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sketches of short segments, of several clusters each, and two threads."""
     monkeypatch.setattr(sketch_codes, "CLUSTER_ROWS", 32)
-    monkeypatch.setattr(find, "FEATURES_A_QUERY", 1)
     for module in (sketch, sketch_codes):
         monkeypatch.setattr(module, "SEGMENT", 256)
+
+
+def near(
+    data: es.Store | es.Selection, rows: int | list[int], layer: int, *, limits: SearchLimits = SMALL, **options: Any
+) -> pl.DataFrame:
+    """The 7 neighbours of some rows."""
+    store = data if isinstance(data, es.Store) else data.store
+    space = {"metric": "cosine", "centered": False, "n_components": 0}
+    space = {name: options.pop(name, default) for name, default in space.items()}
+    query = store.select(rows=np.atleast_1d(rows))
+    return find_neighbors(data, query, space, k=7, layers=layer, limits=limits, **options)
 
 
 def clouds(seed: int) -> dict[str, np.ndarray]:
@@ -87,11 +107,18 @@ def sketched(vectors: np.ndarray, path: Path) -> Sketch:
 
 
 def searched(
-    made: Sketch, vectors: np.ndarray, queries: np.ndarray, k: int, space: Space, rows: Rows, *exclude: Exclusion
+    made: Sketch,
+    vectors: np.ndarray,
+    queries: np.ndarray,
+    k: int,
+    space: Space,
+    rows: Rows,
+    *exclude: Exclusion,
+    limits: SearchLimits = SMALL,
 ) -> sketch.SketchHits:
     compared = checked_queries(queries, vectors.shape[1], space)
     search = Search(ArrayVectors(vectors), compared, k, space, rows, exclude, None, threads=THREADS)
-    return sketch.sketch_search(search, made)
+    return sketch.sketch_search(search, made, limits)
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
@@ -142,7 +169,7 @@ def lost(made: Sketch, vectors: np.ndarray, level: int, metric: str, factors: di
     queries = checked_queries(rest @ rotation.directions, D, space)
     for query, row in zip(queries, range(60), strict=True):
         search = Search(ArrayVectors(vectors), query[None], 1, space, range(n + 1), (), None)
-        one = sketch._SketchSearch(search, made)
+        one = sketch._SketchSearch(search, made, SMALL)
         for term, factor in factors.items():
             one.terms[term] *= factor
         score = search.rescored(np.array([[row]]))
@@ -209,7 +236,7 @@ def test_every_length_in_a_bound_is_large_enough(tmp_path: Path) -> None:
     rotated = (vectors - made.rotation.mean) @ directions.T
     queries = np.random.default_rng(9).normal(size=(20, D))
     search = Search(ArrayVectors(vectors), queries, 3, Space("ip"), range(300), (), None)
-    terms_of = sketch._SketchSearch(search, made)
+    terms_of = sketch._SketchSearch(search, made, SMALL)
     turned = queries @ directions.T
     for level, (codes, lengths) in enumerate(made.rotation.encode(vectors).levels):
         part, rest = slice(64 * level, 64 * level + 64), slice(64 * level + 64, None)
@@ -252,12 +279,10 @@ def test_what_cannot_be_decided_is_read_and_said(tmp_path: Path, monkeypatch: py
     vectors = np.random.default_rng(5).normal(size=(3000, D)).astype(np.float32)
     vectors[100:110] = vectors[0] * 1.01
     made = sketched(vectors, tmp_path / "sketch")
-    monkeypatch.setattr(sketch, "PART_SCORES", 8000)
     monkeypatch.setattr(f"{__name__}.THREADS", 1)  # what is not decided depends on which part is read first
-    monkeypatch.setattr(sketch, "LEAST_UNDECIDED", 40)
-    monkeypatch.setattr(sketch, "UNDECIDED", 50)
+    limits = replace(SMALL, part_scores=8000, least_undecided=40, undecided=50)
     queries = np.stack([vectors[0], vectors[1]])
-    found = searched(made, vectors, queries, 5, Space(), range(3000))
+    found = searched(made, vectors, queries, 5, Space(), range(3000), limits=limits)
     require_same(found, brute(queries, vectors, 5, Space(), np.ones((2, 3000), bool)))
     assert found.scanned.tolist() == [False, True]
     assert 0 < found.nbytes < 3 * vectors.nbytes
@@ -310,24 +335,23 @@ def word_store(path: Path, dtype: str = "float16") -> es.Store:
 def test_neighbors_are_the_same_with_a_sketch(
     suffix: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "FEW_ROWS", 0)
     store = word_store(tmp_path / f"store.{suffix}", dtype)
     rows = store.select(words=[f"w{number}" for number in range(0, 40, 2)])
     cases = [
-        (data, {"metric": metric, "centered": centered, "same_sentence": False})
+        (data, {"metric": metric, "centered": centered, "exclude": "sentence"})
         for data in (store, rows)
         for metric in METRICS
         for centered in (False, True)
     ]
-    expected = [es.neighbors(data, occurrence=[3, 500], layer=5, k=7, **options) for data, options in cases]
+    expected = [near(data, [3, 500], 5, **options) for data, options in cases]
     assert {how for table in expected for how in table["search"]} == {"scan"}
-    built = build_index(store, layer=5, kind="sketch")
+    built = build_index(store, 5, kind="sketch")
     assert isinstance(built, LayerSketch)
     assert built.name == "layer5-sketch"
-    assert isinstance(open_index(store, layer=5), LayerSketch)
+    assert isinstance(open_index(store, 5), LayerSketch)
     for (data, options), table in zip(cases, expected, strict=True):
         for index in (None, built, built.name):
-            found = es.neighbors(data, occurrence=[3, 500], layer=5, k=7, index=index, **options)
+            found = near(data, [3, 500], 5, index=index, **options)
             assert found.drop("search", "score").equals(table.drop("search", "score"))
             np.testing.assert_allclose(found["score"], table["score"], rtol=1e-12, atol=1e-13)
             searched_by = "scan" if options["centered"] and data is rows else "sketch"
@@ -336,36 +360,35 @@ def test_neighbors_are_the_same_with_a_sketch(
     assert one is not None
     assert other is not None
     assert one.sketch.rotation is other.sketch.rotation  # read once
-    monkeypatch.setattr(find, "FEATURES_A_QUERY", 40)  # of 80: two queries, not three
-    for occurrence, how in (([3, 500], "sketch"), ([3, 500, 700], "scan")):
-        found = es.neighbors(store, occurrence=occurrence, layer=5, k=7)
+    limits = replace(SMALL, features_a_query=40)  # of 80: two queries, not three
+    for rows_of, how in (([3, 500], "sketch"), ([3, 500, 700], "scan")):
+        found = near(store, rows_of, 5, limits=limits)
         assert found["search"].unique().to_list() == [how]
-    without = es.neighbors(store, occurrence=3, layer=5, k=7, n_components=1)
+    without = near(store, 3, 5, n_components=1)
     assert without["search"].unique().to_list() == ["scan"]
-    many = es.neighbors(store, occurrence=range(20), layer=5, k=7)
+    many = near(store, list(range(20)), 5, limits=limits)
     assert many["search"].unique().to_list() == ["scan"]
     with pytest.raises(InvalidValueError, match="has layer 5, not 2"):
-        es.neighbors(store, occurrence=3, layer=2, index=built)
+        near(store, 3, 2, index=built)
     measured = es.analysis.measure_recall(built, k=5, n_queries=20)
     assert measured["recall"].to_list() == [1.0, 1.0]
 
 
 def test_a_sketch_of_another_state_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "FEW_ROWS", 0)
     store, other = word_store(tmp_path / "store.zarr"), word_store(tmp_path / "other.zarr", "float32")
     for given in ({"n_components": 1}, {"metric": "l2"}, {"centered": True}):  # its search would not take them
-        with pytest.raises(InvalidValueError, match="{} {} is not for a sketch".format(*next(iter(given.items())))):
-            build_index(store, layer=2, kind="sketch", **given)
-    build_index(store, layer=2, kind="sketch")
+        with pytest.raises(InvalidValueError, match="are not for a sketch"):
+            build_index(store, 2, kind="sketch", **given)  # type: ignore[arg-type]
+    build_index(store, 2, kind="sketch")
     before = (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").read_bytes()
-    build_index(store, layer=2, kind="sketch")
+    build_index(store, 2, kind="sketch")
     assert (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").read_bytes() == before
     shutil.copytree(store.path / "hidden_states/.index", other.path / "hidden_states/.index")
     assert find_sketch(other, 2) is None
     assert find_sketch(store, 5) is None
-    assert es.neighbors(other, occurrence=1, layer=2, k=3)["search"][0] == "scan"
+    assert near(other, 1, 2)["search"][0] == "scan"
     with pytest.raises(SearchIndexError, match="is stale"):
-        es.neighbors(other, occurrence=1, layer=2, k=3, index="layer2-sketch")
+        near(other, 1, 2, index="layer2-sketch")
     (tmp_path / "store.zarr/hidden_states/.index/layer2-sketch/sketch.bin").write_bytes(before[:-1])
     assert find_sketch(store, 2) is None
     vectors = np.ones((40, D), np.float32)
@@ -407,34 +430,32 @@ def test_a_flipped_bit_is_found_where_it_is_read(part: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["sketch.bin", "space.npz"])
 @pytest.mark.quick(1)
 def test_a_damaged_sketch_is_not_used_and_said(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "FEW_ROWS", 0)
     store = word_store(tmp_path / "store.zarr")
-    expected = es.neighbors(store, occurrence=3, layer=2, k=7)
-    build_index(store, layer=2, kind="sketch")
-    assert es.neighbors(store, occurrence=3, layer=2, k=7)["search"][0] == "sketch"
+    expected = near(store, 3, 2)
+    build_index(store, 2, kind="sketch")
+    assert near(store, 3, 2)["search"][0] == "sketch"
     flip(store.path / "hidden_states/.index/layer2-sketch" / name, 2000)
     with pytest.warns(EmbstoreWarning, match="is damaged.*; this search reads the layer instead"):
-        found = es.neighbors(store, occurrence=3, layer=2, k=7)
+        found = near(store, 3, 2)
     assert found.equals(expected)
     with pytest.raises(SearchIndexError, match="is damaged"):
-        es.neighbors(store, occurrence=3, layer=2, k=7, index="layer2-sketch")
-    build_index(store, layer=2, kind="sketch")
-    assert es.neighbors(store, occurrence=3, layer=2, k=7)["search"][0] == "sketch"
+        near(store, 3, 2, index="layer2-sketch")
+    build_index(store, 2, kind="sketch")
+    assert near(store, 3, 2)["search"][0] == "sketch"
 
 
 @pytest.mark.slow
 def test_a_sketch_is_read_from_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find, "FEW_ROWS", 0)
     monkeypatch.setattr(sketch_codes, "MAX_GAP", 100)
     monkeypatch.setattr(sketch_codes, "CHECKED_ROWS", 32)
     store = word_store(tmp_path / "store.zarr")
-    build_index(store, layer=5, kind="sketch")
-    expected = es.neighbors(store, occurrence=[3, 500], layer=5, k=7)
+    build_index(store, 5, kind="sketch")
+    expected = near(store, [3, 500], 5)
     there = es.open(bucket.upload(store.path, "store.zarr"))
-    found = es.neighbors(there, occurrence=[3, 500], layer=5, k=7)
+    found = near(there, [3, 500], 5)
     assert found["search"].unique().to_list() == ["sketch"]
     assert found.drop("store").equals(expected.drop("store"))
     with pytest.raises(SearchIndexNotFoundError, match="has no index 'layer2-sketch'"):
         open_index(there, name="layer2-sketch")
-    assert es.neighbors(there, occurrence=3, layer=2, k=7)["search"].to_list() == ["scan"] * 7
+    assert near(there, 3, 2)["search"].to_list() == ["scan"] * 7
     assert isinstance(found, pl.DataFrame)

@@ -25,24 +25,21 @@ def word_of(work: Work) -> str:
 
 def test_it_prints_each_query_with_its_sentence(work: Work) -> None:
     word = word_of(work)
-    ran = work.run("neighbors", "store.zarr", word, "-k", "3", "--layer", "1", "--queries", "1")
+    ran = work.run("neighbors", "store.zarr", word, "-k", "3", "--layers", "1", "--queries", "1")
     assert (ran.status, ran.err) == (0, "")
     row = int(es.open(work / "store.zarr").select(words=word).rows[0])
     assert ran.out.startswith(f"layer 1, row {row}: ")
     assert f"[{word}]" in ran.out.splitlines()[0]
     assert f"more occurrences of {word}: see --queries" in ran.out
-    found = es.neighbors(es.open(work / "store.zarr"), occurrence=row, layer=1, k=3)
+    store = es.open(work / "store.zarr")
+    found = es.neighbors(store, store.select(rows=[row]), layers=1, k=3)
     for score in found["score"]:
         assert f"{score:.3f}" in ran.out
 
 
-@pytest.mark.parametrize(
-    "command", [("neighbors", "-k", "1", "--queries", "1"), ("hubness", "-k", "1", "--layers", "1")]
-)
-def test_a_site_is_named_after_the_store(work: Work, command: tuple[str, ...]) -> None:
-    name, *options = command
-    words = [word_of(work)] if name == "neighbors" else []
-    named, plain = (work.run(name, path, *words, *options) for path in ("store.zarr#residual", "store.zarr"))
+def test_a_site_is_named_after_the_store(work: Work) -> None:
+    options = (word_of(work), "-k", "1", "--queries", "1")
+    named, plain = (work.run("neighbors", path, *options) for path in ("store.zarr#residual", "store.zarr"))
     assert (named.status, named.err, named.out) == (0, "", plain.out)
 
 
@@ -55,7 +52,7 @@ def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
     validator_of("neighbors").validate(rows)
     assert (
         rows
-        == es.neighbors(es.open(work / "store.zarr"), word, k=4, same_word=False)
+        == es.neighbors(es.open(work / "store.zarr"), word, k=4, exclude="word")
         .with_columns(store=pl.lit("store.zarr"))
         .to_dicts()
     )
@@ -72,13 +69,11 @@ def test_fields_of_documents_are_of_their_kind_in_json(work: Work) -> None:
     assert {each["year"] for each in printed} <= {1900, 1901, 1902}
 
 
-def test_a_new_sentence_and_the_mean(work: Work) -> None:
+def test_a_new_sentence(work: Work) -> None:
     word = word_of(work)
-    ran = work.run("neighbors", "store.zarr", "--text", f"so [{word}] it {{is}}", "-k", "2")
+    ran = work.run("neighbors", "store.zarr", f"so [{word}] it {{is}}", "-k", "2")
     assert (ran.status, ran.err) == (0, "")
     assert f"so [{word}] it {{is}}" in ran.out
-    ran = work.run("neighbors", "store.zarr", word, "--mean", "-k", "2")
-    assert f"{word}, the mean of its occurrences" in ran.out
 
 
 def test_a_file_of_word_vectors(work: Work) -> None:
@@ -88,7 +83,7 @@ def test_a_file_of_word_vectors(work: Work) -> None:
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.splitlines()[0] == "c"
     assert len(ran.out.strip().splitlines()) == 4
-    ran = work.run("neighbors", "vectors.txt", "c", "--layer", "1")
+    ran = work.run("neighbors", "vectors.txt", "c", "--layers", "1")
     assert (ran.status, ran.out) == (2, "")
 
 
@@ -101,12 +96,8 @@ def test_a_batch_of_words_or_vectors(work: Work) -> None:
     rows = [row for word in words for row in store.select(words=word).rows.tolist()]
     assert (
         json.loads(ran.out)
-        == es.neighbors(store, occurrence=rows, k=2).with_columns(store=pl.lit("store.zarr")).to_dicts()
+        == es.neighbors(store, store.select(rows=rows), k=2).with_columns(store=pl.lit("store.zarr")).to_dicts()
     )
-    assert [line for line in work.run("neighbors", "store.zarr", "--batch", "words.txt", "--mean").out.splitlines()
-            if line.endswith("the mean of its occurrences")] == [
-        f"layer {store.layers[-1]}, {word}, the mean of its occurrences" for word in words
-    ]  # fmt: skip
     vectors = store.vectors(np.array([3, 5]), layers=store.layers[-1])[0]
     np.save(work / "vectors.npy", vectors)
     ran = work.run("neighbors", "store.zarr", "--batch", "vectors.npy", "-k", "1", "--json")
@@ -117,7 +108,7 @@ def test_a_batch_of_words_or_vectors(work: Work) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "there is no query"),
+        ((), "no query: give one of WORD, --row, --batch"),
         (("--batch", "none.txt"), "--batch none.txt: there is no such file"),
         (("the", "--queries", "-1"), "--queries"),
         (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),
@@ -133,7 +124,7 @@ def test_bad_input(arguments: tuple[str, ...], says: str, work: Work) -> None:
 def test_a_few_queries_load_neither_torch_nor_transformers(work: Work) -> None:
     code = (
         "import sys; import embstore as es\n"
-        f"es.neighbors(es.open({str(work / 'store.zarr')!r}), occurrence=[0, 1], k=3)\n"
+        f"store = es.open({str(work / 'store.zarr')!r}); es.neighbors(store, store.select(rows=[0, 1]), k=3)\n"
         "assert not {'torch', 'transformers', 'faiss', 'zarr'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

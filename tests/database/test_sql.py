@@ -133,7 +133,8 @@ def test_what_is_kept_between_statements_is_no_answer(made: Made) -> None:
 
 def test_scores_are_those_of_neighbors(made: Made) -> None:
     for metric, name, order in (("cosine", "cos", "desc"), ("ip", "ip", "desc"), ("l2", "l2", "asc")):
-        near = es.neighbors(made.store, occurrence=20, layer=2, k=40, metric=metric).select("occurrence", "score")
+        query = made.store.select(rows=[20])
+        near = es.neighbors(made.store, query, layers=2, k=40, metric=metric).select("occurrence", "score")
         query = f"select occurrence, {name}(h2, vec(20, 2)) score from occurrences where occurrence <> 20 "
         assert_frame_equal(es.sql(made.store, f"{query} order by score {order} limit 40"), near, abs_tol=1e-12)
         joined = es.sql(made.store, "select occurrence, score from near join occurrences using (occurrence)", near=near)

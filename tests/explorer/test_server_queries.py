@@ -218,10 +218,11 @@ def test_neighbors_are_those_of_the_public_function(
 ) -> None:
     found = run(one, "neighbors", **query, layers="0,5", k=7, **({} if where is None else {"where": where}))
     data = store if where is None else store.select(where=where)
-    given: dict[str, Any] = {"occurrence": 17} if "row" in query else {"word": "bank", "pool": "mean"}
     assert [each["layer"] for each in found["layers"]] == [0, 5]
     for each in found["layers"]:
-        expected = es.neighbors(data, **given, layer=each["layer"], k=7)
+        bank = store.select(words="bank", layers=each["layer"])
+        asked = store.select(rows=[17]) if "row" in query else bank.vectors(dtype="float64")[0].mean(0)
+        expected = es.neighbors(data, asked, layers=each["layer"], k=7)
         assert [hit["row"] for hit in each["neighbors"]] == expected["occurrence"].to_list()
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-12)
 
@@ -231,7 +232,7 @@ def test_equal_vectors_do_not_find_the_query_itself(tmp_path: Path) -> None:
     twins = np.flatnonzero((made.vectors(np.arange(made.n_rows), layers=0)[0] == made.vectors([0], layers=0)[0]).all(1))
     row = int(twins[-1])
     (found,) = run(explored([made]), "neighbors", row=row, layers="0", k=5)["layers"]
-    assert [each["row"] for each in found["neighbors"]] == es.neighbors(made, occurrence=row, layer=0, k=5)[
+    assert [each["row"] for each in found["neighbors"]] == es.neighbors(made, made.select(rows=[row]), layers=0, k=5)[
         "occurrence"
     ].to_list()
 
@@ -286,7 +287,7 @@ def test_a_new_sentence_is_encoded_by_the_model_of_the_store(stores: list[Path])
     assert found["query"] == {"word": "bank", "left": "the ", "right": " is old", "count": 1}
     for each in found["layers"]:
         expected = es.neighbors(
-            opened[0].store, text=text, layer=each["layer"], k=4, model=stores[0].parent / "model-first"
+            opened[0].store, text, layers=each["layer"], k=4, model=stores[0].parent / "model-first"
         )
         assert [hit["row"] for hit in each["neighbors"]] == expected["occurrence"].to_list()
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-6)
@@ -303,7 +304,7 @@ def test_a_model_that_cannot_be_loaded_is_named_once_and_for_all(stores: list[Pa
 
 def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.Store) -> None:
     found = run(one, "senses", word="bank", layer="2", clusters=3)
-    expected = es.senses(store, "bank", layer=2, n_clusters=3)
+    expected = es.senses(store, "bank", layers=2, n_clusters=3)
     assert found["rows"] == expected.occurrences["occurrence"].to_list()
     assert found["codes"] == expected.occurrences["cluster"].to_list()
     assert [each["count"] for each in found["clusters"]] == expected.frame["count"].to_list()
@@ -483,7 +484,8 @@ def test_exported_tables_are_read_back(one: list[Explored], store: es.Store, suf
         assert whole[name].to_list() == table[name].to_list()
     near = read("neighbors", row=5, layers="0,5", k=3)
     assert near["layer"].to_list() == [0, 0, 0, 5, 5, 5]
-    assert near["row"][:3].to_list() == es.neighbors(store, occurrence=5, layer=0, k=3)["occurrence"].to_list()
+    expected = es.neighbors(store, store.select(rows=[5]), layers=0, k=3)
+    assert near["row"][:3].to_list() == expected["occurrence"].to_list()
     assert near.columns[-2:] == ["upos", "similarity"]
     by_layer = read("word", word="bank")
     assert by_layer["layers"].to_list() == [0, 2, 5]

@@ -177,7 +177,7 @@ def test_neighbors_of_a_word_an_occurrence_and_a_typed_sentence(view: Opened, st
     expect(columns).to_have_count(3)
     for layer, column in zip((0, 2, 3), columns.all(), strict=True):
         expect(column.locator("select")).to_have_value(str(layer))
-        found = es.neighbors(store, occurrence=row, layer=layer, k=10)
+        found = es.neighbors(store, store.select(rows=[row]), layers=layer, k=10)
         expect(column.locator(".neighbors .number")).to_have_count(10)
         shown = [float(each) for each in column.locator(".neighbors .number").all_inner_texts()]
         assert shown == pytest.approx(found["score"].to_list(), abs=6e-4)

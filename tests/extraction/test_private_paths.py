@@ -52,7 +52,7 @@ def test_no_file_names_a_folder_or_a_user(home: Path) -> None:
         assert store.metadata.model["name"] == "small"
         assert store.metadata.corpus["name"] == "novel.conllu"
         es.export(store, made / f"copy-of-{store.path.name}.zarr")  # type: ignore[union-attr]
-    es.build_index(stores[0], layer=1, progress=False)
+    es.build_index(stores[0], 1)
     words = {word: {"NOUN": 1} if number % 2 else {"X": 1} for number, word in enumerate(stores[0].index.words)}
     first = sorted(words)[: len(words) // 2]
     split = es.probes.split_words(

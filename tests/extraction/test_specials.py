@@ -93,7 +93,7 @@ def test_words_are_the_same_with_and_without_specials(folders: Path, tmp_path: P
     assert store.metadata.corpus["sha256"] == alone.metadata.corpus["sha256"]
     assert len(alone.select()) == alone.n_rows
     assert store.select(labels={"special": "[CLS]"}).rows.tolist() == store.select(words="[CLS]").rows.tolist()
-    found = es.neighbors(store, "[CLS]", layer=3, k=len(TEXTS) + 3)
+    found = es.neighbors(store, "[CLS]", layers=3, k=len(TEXTS) + 3)
     marked = found.filter(found["special"].is_not_null())["marked"].to_list()
     assert marked
     assert all(text.startswith("[[CLS]] ") or text.endswith(" [[SEP]]") for text in marked)
@@ -147,7 +147,7 @@ def test_a_row_for_each_sentence(folders: Path, name: str, pooling: str, tmp_pat
         }
         close(store.select(rows=[row]).vectors()[:, 0], expected[pooling])
         assert table["subwords"][row] == (1 if pooling == "cls" else body.shape[1])
-    assert es.neighbors(store, TEXTS[0], layer="last", k=2)["word"].len() == 2
+    assert es.neighbors(store, TEXTS[0], layers="last", k=2)["word"].len() == 2
 
 
 def test_a_cut_sentence_is_pooled_within_the_limit(folders: Path, tmp_path: Path) -> None:

@@ -136,17 +136,16 @@ def report(store: es.Store) -> Any:
 
 QUERIES: dict[str, Callable[[es.Store], Any]] = {
     "geometry": lambda store: es.geometry(store, min_contexts=2, progress=False),
-    "neighbors": lambda store: es.neighbors(store, word_of(store), layer=1, k=5),
+    "neighbors": lambda store: es.neighbors(store, word_of(store), layers=1, k=5),
     "sql": lambda store: es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
-    "senses": lambda store: es.senses(store, word_of(store), layer=1, n_clusters=2).frame,
+    "senses": lambda store: es.senses(store, word_of(store), layers=1, n_clusters=2).frame,
     "class probe": class_probe,
     "edge probe": edge_probe,
     "structural probe": structural_probe,
     "change": change,
     "cka": lambda store: es.analysis.linear_cka(store, progress=False),
     "static vectors": lambda store: es.static_vectors(store, layer=2, progress=False).vectors.tobytes(),
-    "nearest labels": lambda store: es.analysis.knn_labels(store, label="upos", k=3, progress=False).frame,
-    "hubness": lambda store: es.analysis.hubness(store, k=3, progress=False),
+    "nearest labels": lambda store: es.analysis.knn_labels(store, "upos", k=3).frame,
     "projection": lambda store: es.analysis.project(store, layer=2, progress=False).frame,
     "lookup": lambda store: (
         store.select(words=word_of(store)).table(),

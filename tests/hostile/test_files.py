@@ -68,7 +68,7 @@ def written(name: str, content: bytes | str | object, **beside: bytes) -> Callab
 
 def make_index(folder: Path) -> Path:
     store = hard_store(folder / "store.zarr").store
-    es.build_index(store, layer=2, kind="flat", name="x", centered=True)
+    es.build_index(store, 2, kind="flat", name="x", centered=True)
     return Path(store.path) / "hidden_states/.index/x"
 
 

@@ -262,20 +262,20 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
         write_tree(get(".zarr").tree, folder / "store.zarr")
         if stale:
             write_tree(get(".zarr", "bfloat16").tree, folder / "other.zarr")
-            es.build_index(es.open(folder / "other.zarr"), layer=1, kind="flat", name="x", threads=1)
+            with es.config(threads=1):
+                es.build_index(es.open(folder / "other.zarr"), 1, kind="flat", name="x")
             shutil.move(folder / "other.zarr" / INDEX, folder / "store.zarr" / INDEX)
             shutil.rmtree(folder / "other.zarr")
 
     def work(folder: Path) -> None:
         store = es.open(folder / "store.zarr")
-        es.build_index(store, layer=1, kind=kind, name="x")
+        es.build_index(store, 1, kind=kind, name="x")
 
     def state(folder: Path, whole: Whole) -> str:
-        """The index is that of before or after, but for the progress of its building, or it is absent."""
+        """The index is that of before or after, or it is absent."""
         assert es.verify(folder / "store.zarr").ok
         found, *others = (
-            {name: data for name, data in _below(each, f"store.zarr/{INDEX}").items() if "progress.json" not in name}
-            for each in (tree(folder), whole.before, whole.after, {})
+            _below(each, f"store.zarr/{INDEX}") for each in (tree(folder), whole.before, whole.after, {})
         )
         assert found in others
         return ("old", "new", "absent")[others.index(found)]

@@ -208,10 +208,10 @@ def require_close(found: pl.DataFrame, expected: pl.DataFrame) -> None:
 
 ANALYSES: dict[str, Callable[[es.Store], pl.DataFrame]] = {
     "geometry": lambda store: es.geometry(store),
-    "neighbors": lambda store: es.neighbors(store, "bank", layer=1, k=9, metric="l2"),
+    "neighbors": lambda store: es.neighbors(store, "bank", layers=1, k=9, metric="l2"),
     "cka": lambda store: es.analysis.linear_cka(store),
-    "senses": lambda store: es.senses(store, "bank", layer=2).occurrences,
-    "labels": lambda store: es.analysis.knn_labels(store, label="pos", layers=1).frame,
+    "senses": lambda store: es.senses(store, "bank", layers=2).occurrences,
+    "labels": lambda store: es.analysis.knn_labels(store, "pos", layers=1).frame,
     "sql of groups": lambda store: es.sql(
         store, "select word, count(*) n, selfsim(h1) s, centroid(h2) c from occurrences group by word order by word"
     ).explode("c"),
@@ -283,12 +283,12 @@ def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str
     store = made[kind]
     if kind == "list":
         with pytest.raises(InvalidValueError, match="has no place for an index"):
-            es.build_index(store, layer=1, progress=False)
+            es.build_index(store, 1)
         assert es.analysis.list_indexes(store) == []
         return
-    es.build_index(store, layer=1, kind="flat", progress=False)
-    found = es.neighbors(store, "bank", layer=1, k=5, index=es.open_index(store, layer=1))
-    require_close(found.drop("search"), es.neighbors(store, "bank", layer=1, k=5).drop("search"))
+    es.build_index(store, 1, kind="flat")
+    found = es.neighbors(store, "bank", layers=1, k=5, index=es.open_index(store, 1))
+    require_close(found.drop("search"), es.neighbors(store, "bank", layers=1, k=5).drop("search"))
     es.analysis.remove_index(store, es.analysis.list_indexes(store)[0].name)
 
 

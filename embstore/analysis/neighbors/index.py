@@ -1,261 +1,509 @@
-"""Search through an index of a layer that is stored with its store; hits are scored again from the stored vectors."""
+"""Search indexes of a layer, stored with its store: those of faiss, and sketches, by which exact search reads less.
+
+An index is a folder that appears whole: the file of faiss or of the sketch, the space in which vectors are compared,
+and index.json, which has a checksum of both and of itself.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
+from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.analysis.neighbors import index_kinds as kinds
-from embstore.analysis.neighbors.exact import (
-    MAX_K,
-    Exclusion,
-    Hits,
-    Search,
-    checked_queries,
-    checked_rows,
-    exact_search,
+from embstore import kernels
+from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, checked_queries, checked_rows, exact_search
+from embstore.analysis.neighbors.sketch import SearchLimits, SketchHits, sketch_search
+from embstore.analysis.neighbors.sketch_codes import (
+    Codes,
+    Layout,
+    MappedCodes,
+    Rotation,
+    Sketch,
+    StoredCodes,
+    write_codes,
 )
-from embstore.analysis.neighbors.index_files import (
-    FAISS,
-    METADATA,
-    SKETCH,
-    SPACE,
-    IndexInfo,
-    IndexSettings,
-    StoredFile,
-    check_files,
-    checked_name,
-    ensure_index,
-    folder_of,
-    list_indexes,
-    not_found,
-    read_info,
-    read_space,
-    remedy,
-    require_fresh,
-)
-from embstore.analysis.neighbors.sketch import SketchHits, sketch_search
-from embstore.analysis.neighbors.sketch_codes import Codes, Layout, MappedCodes, Rotation, Sketch, StoredCodes
-from embstore.analysis.neighbors.space import MAX_SEED, METRICS, Rows, Space, StoreVectors
-from embstore.arguments import checked
+from embstore.analysis.neighbors.space import Metric, Rows, Seed, Space, StoreVectors, space_of
+from embstore.arguments import Count, Positive, checked
+from embstore.config import settings as configured
 from embstore.devices import thread_count
 from embstore.errors import (
     InvalidValueError,
+    MissingPackageError,
     MissingRowsError,
+    NonFiniteError,
     SearchIndexError,
     SearchIndexNotFoundError,
     StorageError,
     StoreDamagedError,
-    check_choice,
-    check_whole,
+    quoted,
 )
 from embstore.html import html_table
-from embstore.progress import Progress, reporting
-from embstore.sizes import parse_nbytes
+from embstore.progress import reporting
 from embstore.store import Store
-from embstore.store.backend import zarr_storage
-from embstore.store.layout import RESIDUAL, Layer, resolve_layer
+from embstore.store.backend import is_file, zarr_storage
+from embstore.store.layout import RESIDUAL, Layers, one_layer
+from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.files import crc32c, reading, regular_file
+from embstore.store.storage.files import crc32c, crc32c_of_file, make_folders, read_json, remove, replacing, storing
 from embstore.store.zarr.format import INDEXES
+from embstore.vectors.linalg import unit_rows
 
-FEW_ROWS = 10_000  # up to this number of candidates, all are compared
-ANY_METRIC = "any"  # of a sketch
+FORMAT_VERSION = 1
+METADATA, SPACE, FAISS, SKETCH_FILE = "index.json", "space.npz", "index.faiss", "sketch.bin"
+SKETCH = "sketch"  # the kind that needs no faiss
+KINDS = ("flat", "ivf", "ivfpq", "rabitq", "hnsw", SKETCH)
+BLOCK_ROWS = 8192  # rows added at a time; the links of an HNSW graph depend on it
+FLAT_ROWS = 50_000  # up to this number a flat index answers in a few milliseconds
+SKETCH_SAMPLE, SKETCH_POINTS = 20_000, 16  # rows that principal components are learned from at least, and a feature
+HALF_LIMIT = 65504.0  # the largest float16
+LINKS, EF_CONSTRUCTION = 32, 128  # of an HNSW graph; faiss's 40 builds in a third of the time and finds less
+RABITQ_BITS = 4  # of a code of each feature; with fewer, recall falls below that of ivfpq
+POINTS_PER_LIST, LEAST_POINTS = 50, 39  # of the training sample for each list of an IVF index; faiss requires 39
+POINTS_PER_CODE = 64  # of the training sample for each code of ivfpq; 256 would dominate the build time
+MIN_PROBED, EF = 8, 64  # the default effort of a search: lists of an IVF index at least, candidates of an HNSW one
+FEW_ROWS = 10_000  # up to this number of allowed rows, all are compared
 MAX_FETCHED = 2048  # candidates of a query; beyond it, reading the layer is as fast
-EXTRA = 2  # candidates beyond k
-EXTRA_TO_PROVE = 64  # candidates beyond k if they are to prove that nothing nearer was missed
+EXTRA = 2  # candidates beyond k of an index that keeps vectors; of one that keeps codes, 4 k
+EFFORTS = (0.25, 0.5, 1, 2, 4)  # of the default effort, for `measure_recall`
+EQUAL = 1e-12  # scores that differ by less are equal up to rounding
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, StoreDamagedError)
+
+
+@dataclass(frozen=True)
+class IndexSettings:
+    """Everything that determines an index: the state of the store (`digest`), the space and the parameters."""
+
+    digest: str
+    layer: int
+    kind: str
+    factory: str
+    metric: str
+    centered: bool
+    n_components: int
+    n_rows: int
+    hidden_size: int
+    n_train: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """What index.json says; `files`: of each its `nbytes` and `crc32c`; `longest`: the length of the longest vector."""
+
+    name: str
+    settings: IndexSettings
+    parameters: Mapping[str, int]
+    longest: float
+    files: Mapping[str, Mapping[str, int]]
+    software: Mapping[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file["nbytes"] for file in self.files.values())
+
+
+@dataclass(frozen=True)
+class IndexState:
+    """An index of a store: `state` is ready, stale or damaged; `reason` says why it is not ready."""
+
+    name: str
+    state: str
+    reason: str
+    info: IndexInfo | None
+
+
+def folder_of(store: Store) -> Path:
+    """The folder of the indexes of a store: inside an array of a Zarr store, where no tool looks, or next to a file."""
+    if not store.source.is_stored:
+        raise InvalidValueError(
+            f"{store.path} is a list of stores, which has no place for an index: write it into a file NAME.json, "
+            "and open that"
+        )
+    if not isinstance(store.path, Path):
+        raise InvalidValueError(
+            f"{store.path} cannot have an index, which needs a store on a disk: search without one, or copy the store"
+        )
+    folder = store.path.with_name(f"{store.path.name}.index") if is_file(store.path) else store.path / INDEXES
+    return folder if store.source.layout.site == RESIDUAL else folder / f".{store.source.layout.site}"
+
+
+def checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name):
+        raise InvalidValueError(
+            f"name {name!r} is not allowed: give up to 100 letters, digits, _, ., + or -, not starting with . + or -"
+        )
+    return name
 
 
 @checked
 def build_index(
     data: Store,
+    layers: Layers = -1,
     *,
-    layer: Layer = -1,
     kind: str = "auto",
-    metric: str = "cosine",
+    metric: Metric = "cosine",
     centered: bool = False,
-    n_components: int = 0,
+    n_components: Count = 0,
     name: str | None = None,
-    train_sample: int | None = None,
-    seed: int = 0,
-    memory: int | str | None = None,
-    threads: int | None = None,
-    checkpoint_seconds: float = 60.0,
-    device: str = "cpu",
-    progress: Progress = None,
+    train_sample: Positive | None = None,
+    seed: Seed = 0,
 ) -> LayerIndex:
     """Build an index of a layer for fast search, store it with the store, and open it; an existing one is only opened.
 
-    `kind`: auto, flat, ivf, ivfpq, rabitq, hnsw, or a string of faiss's index_factory; or sketch, by which exact search
-    reads a small part of the layer (any metric, as stored or centered; without faiss). `centered`, `n_components`:
-    subtract the mean of the layer and remove its first principal components. `train_sample`: rows that it is trained
-    on, drawn with `seed`. `memory`: what the index may take, bytes or a text such as "4GiB" (default half of the
-    machine's). An interrupted build resumes from its last checkpoint, written every `checkpoint_seconds`; that of a
-    sketch starts again. With one thread the same call always writes the same bytes; with more, an HNSW graph differs.
-    `progress(done, total)` counts rows.
+    Parameters
+    ----------
+    data : Store
+        A finished store on a disk.
+    layers : int or str
+        One layer.
+    kind : str
+        "auto" (flat for up to 50,000 rows, else ivf), "flat", "ivf", "ivfpq", "rabitq", "hnsw", or a string of faiss's
+        index_factory; or "sketch", by which exact search reads a small part of the layer, without faiss.
+    metric : str
+        "cosine", "ip" or "l2"; a sketch serves all.
+    centered, n_components
+        Subtract the mean of the layer, and remove its first principal components.
+    name : str, optional
+        By default made of the layer, the kind and the space.
+    train_sample : int, optional
+        Rows that the index is trained on, drawn with `seed`.
 
-    Example::
+    Returns
+    -------
+    LayerIndex
+        With one thread the same call always writes the same bytes; with more, an HNSW graph differs.
 
-        es.build_index(store, layer=4, kind="sketch")
-        es.neighbors(store, occurrence=17, layer=4)  # reads a part of the layer, where that is enough
-
-    Raises MissingRowsError for an unfinished store, InvalidValueError, NonFiniteError, StoreBusyError, StorageError,
-    MissingPackageError.
+    Raises
+    ------
+    MissingRowsError, InvalidValueError, NonFiniteError, StorageError, MissingPackageError
     """
-    thread_count(threads)
-    settings = _settings_of(data, layer, kind, metric, centered, n_components, train_sample, seed, memory)
-    with reporting(progress, total=data.n_rows, unit="rows", label="index") as report:
-        name = ensure_index(
-            data, settings, name, threads=threads, checkpoint_seconds=checkpoint_seconds, progress=report
-        )
-    return open_index(data, name=name, check=False, device=device)  # checked as it was built or found
+    settings = _settings_of(
+        data, one_layer(layers, data.layers), kind, metric, centered, n_components, train_sample, seed
+    )
+    space = f"-less{n_components}" if n_components else "-centered" if centered else ""
+    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "-", kind if kind != "auto" else settings.kind).strip("-.")
+    default = f"layer{settings.layer}-{SKETCH if kind == SKETCH else f'{plain}-{metric}{space}'}"
+    name = checked_name(default[:100] if name is None else name)
+    folder = folder_of(data) / name
+    if _is_built(data, folder, settings):
+        return open_index(data, name=name, check=False)
+    with (
+        storing(folder),
+        reporting(configured().progress, total=data.n_rows, unit="rows", label="index") as report,
+        _faiss_threads() if settings.kind != SKETCH else nullcontext(),
+    ):
+        make_folders(folder.parent)
+        try:
+            with replacing(folder, move=_replace_folder) as new:
+                new.mkdir()
+                build = _write_sketch if settings.kind == SKETCH else _write_faiss
+                parameters, longest = build(data, settings, new, report)
+                software = {"embstore": version("embstore")}
+                if settings.kind != SKETCH:
+                    software["faiss"] = str(_faiss().__version__)
+                files = {file.name: _measured(file) for file in new.iterdir()}
+                data.source.refresh()
+                if not data.finished or data.digest != settings.digest:
+                    raise SearchIndexError(f"{data.path} changed while it was indexed: run the same command again")
+                document = json.loads(
+                    canonical(asdict(IndexInfo(name, settings, parameters, longest, files, software)))
+                )
+                document["crc32c"] = document_crc32c(document)
+                (new / METADATA).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", "utf-8")
+        finally:
+            if not os.listdir(folder.parent):
+                folder.parent.rmdir()
+    return open_index(data, name=name, check=False)
+
+
+def _replace_folder(new: Path, folder: Path) -> None:
+    remove(folder)  # a folder that is not empty cannot be replaced in one step
+    os.rename(new, folder)
 
 
 def _settings_of(
-    data: Store,
-    layer: Layer,
-    kind: str,
-    metric: str,
-    centered: bool,
-    n_components: int,
-    train_sample: int | None,
-    seed: int,
-    memory: int | str | None,
+    data: Store, layer: int, kind: str, metric: str, centered: bool, n_components: int, train: int | None, seed: int
 ) -> IndexSettings:
     """Check the options of `build_index` and choose the parameters of the index."""
-    check_whole("seed", seed, 0, MAX_SEED)
-    if train_sample is not None:
-        check_whole("train_sample", train_sample, 1)
-    check_choice("metric", metric, METRICS)
-    check_whole("n_components", n_components, 0, data.hidden_size - 1)
-    number = resolve_layer(layer, data.layers)
-    if kind == kinds.SKETCH:
-        given = {"metric": (metric, "cosine"), "centered": (centered, False), "n_components": (n_components, 0)}
-        for option, (value, default) in given.items():
-            if value != default:
-                raise InvalidValueError(
-                    f"{option} {value} is not for a sketch, which serves any metric, as stored or centered: leave it "
-                    "out, and name the space when you search"
-                )
-        metric, centered = ANY_METRIC, True
+    rows, size = data.n_rows, data.hidden_size
+    if n_components >= size:
+        raise InvalidValueError(f"n_components {n_components} is not allowed: give 0 to {size - 1:,}")
+    if kind == SKETCH and (metric, centered, n_components) != ("cosine", False, 0):
+        raise InvalidValueError(
+            "metric, centered and n_components are not for a sketch, which serves any metric, as stored or centered: "
+            "leave them out, and name the space when you search"
+        )
     if not data.finished:
         raise MissingRowsError(
             f"{data.path} is not finished, and only a finished store can have an index: "
             "run the same `embstore extract` command again to resume"
         )
     centered = centered or n_components > 0
-    nbytes = None if memory is None else parse_nbytes(memory, name="memory")
-    chosen = kinds.choose_kind(
-        data, kind=kind, metric=metric, centered=centered, train_sample=train_sample, memory=nbytes
+    if kind == SKETCH:
+        n_train = min(rows, train or max(SKETCH_SAMPLE, SKETCH_POINTS * size))
+        return IndexSettings(data.digest, layer, SKETCH, SKETCH, "any", True, 0, rows, size, n_train, seed)
+    if kind == "auto":
+        kind = "flat" if rows <= FLAT_ROWS else "ivf"
+    half = metric == "cosine" or (data.dtype == "float16" and not centered)
+    codes, nlist = "SQfp16" if half else "Flat", max(1, min(round(4 * rows**0.5), rows // LEAST_POINTS))
+    bits, n_points = 8 if rows >= LEAST_POINTS * 2**8 else 4, POINTS_PER_LIST * nlist
+    if kind == "ivfpq" and rows < LEAST_POINTS * 2**bits:
+        raise InvalidValueError(
+            f"{data.path} has too few rows to train ivfpq: {rows:,} of {LEAST_POINTS * 2**bits} or more; "
+            "choose flat or ivf"
+        )
+    code_nbytes = next((parts for parts in range(max(1, size // 4), 0, -1) if size % parts == 0), 1)
+    factory = {
+        "flat": codes,
+        "ivf": f"IVF{nlist},{codes}",
+        "ivfpq": f"IVF{nlist},PQ{code_nbytes}x{bits}",
+        "rabitq": f"IVF{nlist},RaBitQ{RABITQ_BITS}",
+        "hnsw": f"HNSW{LINKS},SQfp16" if half else f"HNSW{LINKS}",
+    }.get(kind, kind)
+    index = _new_index(factory, size, metric)
+    if index.is_trained and train is not None:
+        raise InvalidValueError(f"train_sample {train} is not for {factory}, which needs no training")
+    if kind == "ivfpq" or kind == factory:
+        n_points = max(POINTS_PER_LIST * _parameters_of(index).get("nlist", 0), 2 * LEAST_POINTS * 2**8, n_points)
+    most = max(LEAST_POINTS, configured().nbytes // (4 * 4 * size))
+    n_train = 0 if index.is_trained else min(rows, train or min(n_points, most))
+    return IndexSettings(data.digest, layer, kind, factory, metric, centered, n_components, rows, size, n_train, seed)
+
+
+def _is_built(store: Store, folder: Path, settings: IndexSettings) -> bool:
+    """Whether a usable index exists; raises InvalidValueError if it was built with other settings."""
+    try:
+        info = _require_fresh(store, _read_info(folder, folder / METADATA))
+        _check_files(folder, info, checksums=True)
+    except SearchIndexError:
+        return False
+    for key, value in asdict(settings).items():
+        if (existing := getattr(info.settings, key)) != value:
+            raise InvalidValueError(
+                f"{store.path} has an index {folder.name} with another {key} ({existing}, not {value}): "
+                f"choose another name, or remove it first (--remove {folder.name})"
+            )
+    return True
+
+
+def _write_sketch(
+    store: Store, settings: IndexSettings, folder: Path, progress: Callable[[int], object]
+) -> tuple[dict[str, int], float]:
+    """Write the files of a sketch; returns its parameters and the length of the longest vector."""
+    mean = space_of(store, settings.layer, centered=True).mean
+    assert mean is not None
+    rows = np.random.default_rng(settings.seed).choice(store.n_rows, settings.n_train, replace=False)
+    rotation = Rotation.learn(StoreVectors(store, settings.layer).gather(np.sort(rows).astype(np.int64)), mean)
+    (folder / SPACE).write_bytes(rotation.as_bytes())
+
+    def blocks() -> Iterator[tuple[int, NDArray[np.floating]]]:
+        for start, vectors in store.scan(settings.layer, block_rows=BLOCK_ROWS):
+            yield start, vectors
+            progress(start + len(vectors))
+
+    longest = write_codes(folder / SKETCH_FILE, blocks(), settings.n_rows, rotation, f"layer {settings.layer}")
+    return {"levels": rotation.n_levels}, longest
+
+
+def _write_faiss(
+    store: Store, settings: IndexSettings, folder: Path, progress: Callable[[int], object]
+) -> tuple[dict[str, int], float]:
+    """Train, fill and write an index of faiss; returns its parameters and the length of the longest vector."""
+    faiss, longest, vectors_of = _faiss(), 0.0, StoreVectors(store, settings.layer)
+    space = space_of(
+        store, settings.layer, metric=settings.metric, centered=settings.centered, n_components=settings.n_components
     )
-    if train_sample is not None and not chosen.n_train:
-        raise InvalidValueError(f"train_sample {train_sample} is not for {chosen.factory}, which needs no training")
-    return IndexSettings(
-        digest=data.digest,
-        layer=number,
-        kind=chosen.kind,
-        factory=chosen.factory,
-        metric=metric,
-        centered=centered,
-        n_components=n_components,
-        n_rows=data.n_rows,
-        hidden_size=data.hidden_size,
-        n_train=chosen.n_train,
-        seed=seed,
-    )
+    if space.mean is not None:
+        components = {} if space.components is None else {"components": space.components}
+        np.savez(folder / SPACE, mean=space.mean, **components)  # type: ignore[arg-type]
+
+    def compared(vectors: NDArray[np.floating], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        with np.errstate(over="ignore"):
+            values = vectors if space.metric != "cosine" and space.mean is None else space.transform(vectors)
+            values = np.ascontiguousarray(unit_rows(values) if space.metric == "cosine" else values, np.float32)
+        if not np.isfinite(values).all():
+            row = int(rows[~np.isfinite(values).all(1)][0])
+            raise NonFiniteError(
+                f"layer {settings.layer}, row {row} holds a value that is not finite or too large for float32: "
+                "run embstore verify"
+            )
+        return values
+
+    index = _new_index(settings.factory, settings.hidden_size, settings.metric)
+    lists, graph = faiss.try_extract_index_ivf(index), _graph(index)
+    if settings.kind == "hnsw":
+        graph.hnsw.efConstruction = EF_CONSTRUCTION
+    codes = None if lists is None else getattr(faiss.downcast_index(lists), "pq", None)
+    for part in (lists, codes):
+        if part is not None:
+            part.cp.seed = settings.seed % 2**31
+            part.cp.min_points_per_centroid = 1  # faiss would only warn of fewer than 39
+    if lists is not None:
+        # The default of faiss is spherical for ip too, which puts most vectors of an anisotropic layer in a few lists.
+        lists.cp.spherical = settings.metric == "cosine"
+    if codes is not None:
+        codes.cp.max_points_per_centroid = POINTS_PER_CODE
+    with _refused(InvalidValueError, f"faiss cannot build {settings.factory} of {settings.n_rows:,} rows"):
+        if not index.is_trained:
+            rng = np.random.default_rng(settings.seed)
+            drawn = np.sort(rng.choice(settings.n_rows, settings.n_train, replace=False)).astype(np.int64)
+            parts = np.split(drawn, range(BLOCK_ROWS, len(drawn), BLOCK_ROWS))
+            index.train(np.concatenate([compared(vectors_of.gather(part), part) for part in parts]))
+        for start, vectors in store.scan(settings.layer, block_rows=BLOCK_ROWS):
+            block = compared(vectors, np.arange(start, start + len(vectors)))
+            if "SQfp16" in settings.factory and float(np.abs(block).max()) > HALF_LIMIT:
+                raise InvalidValueError(
+                    f"layer {settings.layer} holds values beyond {HALF_LIMIT:,.0f}, the limit of float16: "
+                    f"give {settings.factory.replace('SQfp16', 'Flat')!r} as the kind"
+                )
+            if graph is not None:  # random numbers that depend on the position and the seed alone
+                graph.hnsw.rng = faiss.RandomGenerator((settings.seed * 1_000_003 + index.ntotal) % 2**31)
+            index.add(block)
+            longest = max(longest, float(np.sqrt(np.square(block, dtype=np.float64).sum(1).max())))
+            progress(start + len(block))
+    if index.ntotal != settings.n_rows:
+        raise InvalidValueError(f"kind {settings.factory!r} is not allowed: such an index does not hold all rows")
+    # Through Python's file: of a disk that is full at the last bytes faiss's own would only print a line.
+    with _refused(StorageError, f"cannot write {folder / FAISS}"), open(folder / FAISS, "wb") as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 2**24))
+    return _parameters_of(index), longest
 
 
 @checked
-def open_index(
-    data: Store,
-    *,
-    layer: Layer | None = None,
-    name: str | None = None,
-    kind: str | None = None,
-    metric: str | None = None,
-    device: str = "cpu",
-    check: bool = True,
-) -> LayerIndex:
-    """Open an index by name, or the only one with this layer, kind and metric; it is mapped into memory.
+def open_index(data: Store, layers: Layers = None, *, name: str | None = None, check: bool = True) -> LayerIndex:
+    """Open an index by its name, or the only one of a layer; faiss maps it into memory.
 
-    `check`: compare its files with their checksums before faiss reads them; False saves reading a large index that was
-    checked before. An index is trusted data: one that was made by hand can stop or crash the process even so.
-    `device`: cpu, auto, cuda or cuda:N.
+    Parameters
+    ----------
+    data : Store
+        The store; of one in a bucket, only sketches can be opened.
+    layers : int or str, optional
+        One layer.
+    name : str, optional
+        The name of the index.
+    check : bool
+        Compare its files with their checksums before faiss reads them. An index is trusted data: one that was made by
+        hand can stop or crash the process even so.
 
-    Raises SearchIndexNotFoundError, SearchIndexError (stale, damaged, of another store).
+    Raises
+    ------
+    SearchIndexNotFoundError
+    SearchIndexError
+        For an index that is stale, damaged or of another store.
     """
-    number = None if layer is None else resolve_layer(layer, data.layers)
-    wanted = {
-        option: value for option, value in (("layer", number), ("kind", kind), ("metric", metric)) if value is not None
-    }
+    number = None if layers is None else one_layer(layers, data.layers)
     if name is None:
-        name = _only_index(data, wanted)
+        name = _only_index(data, number)
     if not isinstance(data.path, Path):
         return _stored_sketch(data, name)
     folder = folder_of(data) / checked_name(name)
-    with reading(folder):
-        if not folder.is_dir():
-            raise not_found(data, name)
-    info = read_info(folder)
-    if info.name != name:
-        raise SearchIndexError(f"the index {folder} was built as {info.name}: rename its folder to that")
+    if not folder.is_dir():
+        names = ", ".join(state.name for state in list_indexes(data))
+        raise SearchIndexNotFoundError(f"{data.path} has no index {name!r}: it has {names or 'none'}")
+    info = _require_fresh(data, _read_info(folder, folder / METADATA))
     settings = info.settings
-    for option, value in wanted.items():
-        if value != getattr(settings, option):
-            raise InvalidValueError(
-                f"the index {name} has {option} {getattr(settings, option)}, not {value}: give another name"
-            )
-    require_fresh(data, info)
-    check_files(folder, info, checksums=check)
-    if settings.kind == kinds.SKETCH:
-        layout = Layout(settings.n_rows, info.parameters["levels"])
-        if info.files[SKETCH].nbytes != layout.nbytes:
-            raise SearchIndexError(f"the index {folder} is damaged: {SKETCH} has another size; {remedy(folder)}")
-        file = regular_file(folder / SPACE)
-        state = file.stat()
-        with _not_damaged(folder):
-            rotation = _read_rotation(
-                file, state.st_ino, state.st_mtime_ns, info.files[SPACE], data.hidden_size, layout
-            )
-        return _sketch_of(data, info, folder, rotation, MappedCodes(folder / SKETCH, layout))
-    index = kinds.on_device(kinds.read_index(str(folder / FAISS), mapped=True), device)
-    if (index.ntotal, index.d) != (settings.n_rows, settings.hidden_size):
-        raise SearchIndexError(f"the index {folder} is damaged: it holds {index.ntotal:,} vectors of {index.d}")
-    made = kinds.new_index(settings.factory, settings.hidden_size, settings.metric)
-    if index.metric_type != made.metric_type:
-        raise SearchIndexError(f"the index {folder} is damaged: its metric is not {settings.metric}")
-    return LayerIndex(data, info, read_space(folder / SPACE, settings), folder, index)
+    if number not in (None, settings.layer):
+        raise InvalidValueError(f"the index {name} has layer {settings.layer}, not {number}: give another name")
+    _check_files(folder, info, checksums=check)
+    if settings.kind == SKETCH:
+        with _damaged(folder):
+            layout = Layout(settings.n_rows, info.parameters["levels"])
+            state = (folder / SPACE).stat()
+            rotation = _read_rotation(folder / SPACE, state.st_ino, state.st_mtime_ns, data.hidden_size, layout)
+            return _sketch_of(data, info, folder, rotation, MappedCodes(folder / SKETCH_FILE, layout))
+    faiss = _faiss()
+    with _refused(SearchIndexError, f"the index {folder} is damaged: {_remedy(name)}"):
+        index = faiss.read_index(str(folder / FAISS), getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP))
+    expected = _new_index(settings.factory, settings.hidden_size, settings.metric).metric_type
+    if (index.ntotal, index.d, index.metric_type) != (settings.n_rows, settings.hidden_size, expected):
+        raise SearchIndexError(f"the index {folder} is damaged: it holds other vectors; {_remedy(name)}")
+    arrays: dict[str, NDArray[np.float64]] = {}
+    if settings.centered:
+        shapes = {"mean": (settings.hidden_size,), "components": (settings.n_components, settings.hidden_size)}
+        with _damaged(folder), np.load(folder / SPACE, allow_pickle=False) as stored:
+            arrays = {key: np.asarray(stored[key], np.float64) for key in stored.files}
+            if any(array.shape != shapes[key] or not np.isfinite(array).all() for key, array in arrays.items()):
+                raise ValueError(f"{SPACE} is of another shape")
+    return LayerIndex(data, info, Space(settings.metric, **arrays), folder, index)
 
 
-def _only_index(store: Store, wanted: dict[str, Any]) -> str:
-    """The name of the one index that fits; if only unusable ones do, raises the error of the first."""
-    fitting = [
-        state
-        for state in list_indexes(store)
-        if state.info is not None
-        and all(getattr(state.info.settings, option) == value for option, value in wanted.items())
-    ]
-    ready = [state.name for state in fitting if state.state == "ready"]
-    others = [state.name for state in fitting if state.info is not None and state.info.settings.kind != kinds.SKETCH]
-    ready = [name for name in ready if name in others] or ready
+@checked
+def list_indexes(data: Store) -> list[IndexState]:
+    """List the indexes of a store by name; reads only their metadata and the sizes of files."""
+    if not isinstance(data.path, Path) or not data.source.is_stored:
+        return []
+    states, root = [], folder_of(data)
+    for entry in sorted(os.listdir(root)) if root.is_dir() else []:
+        if entry.startswith(".") or not (root / entry).is_dir():
+            continue
+        info, state, reason = None, "ready", ""
+        try:
+            info = _read_info(root / entry, root / entry / METADATA)
+            _check_files(root / entry, _require_fresh(data, info), checksums=False)
+        except SearchIndexError as error:
+            state = "damaged" if info is None or info.settings.digest == data.digest else "stale"
+            reason = str(error)
+        states.append(IndexState(entry, state, reason, info))
+    return states
+
+
+@checked
+def remove_index(data: Store, name: str) -> None:
+    """Remove an index of a store. Raises SearchIndexNotFoundError, StorageError."""
+    folder = folder_of(data) / checked_name(name)
+    if not folder.is_dir():
+        names = ", ".join(state.name for state in list_indexes(data))
+        raise SearchIndexNotFoundError(f"{data.path} has no index {name!r}: it has {names or 'none'}")
+    with storing(folder):
+        remove(folder)
+        if not os.listdir(folder.parent):
+            folder.parent.rmdir()
+
+
+def find_sketch(data: Store, layer: int) -> LayerSketch | None:
+    """The sketch of a layer, if there is one of the present state of the store, and the extension that reads it."""
+    if not data.finished or kernels.compiled_name() is None:
+        return None
+    if not isinstance(data.path, Path):
+        with suppress(SearchIndexError, StorageError):
+            return _stored_sketch(data, f"layer{layer}-{SKETCH}")
+        return None
+    for state in list_indexes(data):
+        own = state.info.settings if state.info is not None and state.state == "ready" else None
+        if own is not None and (own.kind, own.layer) == (SKETCH, layer):
+            index = open_index(data, name=state.name, check=False)
+            return index if isinstance(index, LayerSketch) else None
+    return None
+
+
+def _only_index(store: Store, layer: int | None) -> str:
+    """The name of the one index of a layer, a sketch only if there is no other."""
+    states = [each for each in list_indexes(store) if each.info is not None]
+    states = [each for each in states if layer is None or each.info.settings.layer == layer]  # type: ignore[union-attr]
+    ready = [each for each in states if each.state == "ready"]
+    others = [each for each in ready if each.info.settings.kind != SKETCH]  # type: ignore[union-attr]
+    ready = others or ready
     if len(ready) > 1:
-        raise InvalidValueError(f"{store.path} has several such indexes: give the name, one of {', '.join(ready)}")
-    if not ready and fitting:
-        raise SearchIndexError(fitting[0].reason)
+        names = ", ".join(each.name for each in ready)
+        raise InvalidValueError(f"{store.path} has several such indexes: give the name, one of {names}")
+    if not ready and states:
+        raise SearchIndexError(states[0].reason)
     if not ready:
-        of = ", ".join(f"{option} {value}" for option, value in wanted.items())
-        raise SearchIndexNotFoundError(f"{store.path} has no index{of and f' of {of}'}: build one with embstore index")
-    return ready[0]
+        of = "" if layer is None else f" of layer {layer}"
+        raise SearchIndexNotFoundError(f"{store.path} has no index{of}: build one with embstore index")
+    return ready[0].name
 
 
 @dataclass(repr=False)
@@ -271,18 +519,13 @@ class LayerIndex:
     def __repr__(self) -> str:
         settings = self.info.settings
         return (
-            f"<LayerIndex {self.name} of {self.store.path}: layer {self.layer}, {settings.factory}, {self.metric}, "
+            f"<LayerIndex {self.name} of {self.store.path}: layer {self.layer}, {settings.factory}, {settings.metric}, "
             f"{settings.n_rows:,} rows>"
         )
 
     def _repr_html_(self) -> str:
-        settings = self.info.settings
-        cells = {
-            "layer": str(self.layer),
-            "kind": settings.factory,
-            "metric": self.metric,
-            "rows": f"{settings.n_rows:,}",
-        }
+        own = self.info.settings
+        cells = {"layer": str(own.layer), "kind": own.factory, "metric": own.metric, "rows": f"{own.n_rows:,}"}
         return html_table(cells.items(), f"Index {self.name} of {self.store.path}")
 
     @property
@@ -293,60 +536,110 @@ class LayerIndex:
     def layer(self) -> int:
         return self.info.settings.layer
 
-    @property
-    def kind(self) -> str:
-        return self.info.settings.kind
-
-    @property
-    def metric(self) -> str:
-        return self.info.settings.metric
-
     @cached_property
     def vectors(self) -> StoreVectors:
         """The stored vectors that the index is over."""
         return StoreVectors(self.store, self.layer)
 
-    def effort(self, *, nprobe: int | None = None, ef: int | None = None) -> kinds.Effort:
-        """How much of the index to search, with its defaults; raises InvalidValueError for a foreign option."""
-        own = self.info.parameters
-        for option, value, names in (("nprobe", nprobe, "ivf and ivfpq"), ("ef", ef, "hnsw")):
-            if value is not None and option not in own:
-                raise InvalidValueError(
-                    f"{option} is for {names}: the index {self.name} is {self.info.settings.factory}"
-                )
-            if value is not None:
-                check_whole(option, value, 1)
-        probed = own.get("nprobe") if nprobe is None else min(nprobe, own["nlist"])
-        return kinds.Effort(probed, None if probed is not None else own.get("ef") if ef is None else ef)
-
+    @checked
     def search(
         self,
         queries: ArrayLike,
         *,
-        k: int = 10,
-        nprobe: int | None = None,
-        ef: int | None = None,
-        rows: npt.NDArray[np.int64] | None = None,
+        k: Positive = 10,
+        nprobe: Positive | None = None,
+        ef: Positive | None = None,
+        rows: Rows | None = None,
         exclude: Sequence[Exclusion] = (),
-        rescore: bool = True,
-        threads: int | None = None,
     ) -> Hits:
-        """Find k near vectors of each query: the nearest for flat and for ivf with all lists, otherwise most of them.
+        """Find k near vectors of each query; their scores are of the stored vectors, in float64.
 
         `queries`: [q, feature] or [feature], as stored. `nprobe`: lists to search (ivf, ivfpq). `ef`: candidates to
         keep (hnsw). `rows` (ascending) and `exclude` hold exactly: if the index finds fewer than k allowed rows, the
-        search widens and finally reads the layer; -1 where there are no more rows. `rescore`: score the candidates in
-        float64 from the stored vectors and order by that; without it, scores and order are those of the index, which
-        saves reading k vectors per query.
+        search widens and finally reads the layer; -1 where there are no more rows.
 
         Raises InvalidValueError, NonFiniteError.
         """
-        effort = self.effort(nprobe=nprobe, ef=ef)
-        check_whole("k", k, 1, MAX_K)
-        compared = checked_queries(queries, self.store.hidden_size, self.space)
-        given = np.asarray(queries).reshape(compared.shape)
-        with kinds.faiss_threads(threads):
-            return _IndexSearch(self, given, compared, k, rows, tuple(exclude), rescore, threads).run(effort)
+        own = self.info.parameters
+        for option, value in (("nprobe", nprobe), ("ef", ef)):
+            if value is not None and option not in own:
+                raise InvalidValueError(
+                    f"{option} is not for the index {self.name}: it is {self.info.settings.factory}"
+                )
+        nprobe = own.get("nprobe") if nprobe is None else nprobe
+        ef = None if nprobe is not None else own.get("ef") if ef is None else ef
+        compared, n_rows = checked_queries(queries, self.store.hidden_size, self.space), self.store.n_rows
+        allowed = None if rows is None else checked_rows(self.vectors, rows)
+        mask: NDArray[np.bool_] | None = None
+        if allowed is not None and len(allowed) < n_rows:
+            mask = np.zeros(n_rows, bool)
+            mask[allowed] = True
+        n_allowed = n_rows if allowed is None else len(allowed)
+        keeps_vectors = re.fullmatch(r"((IVF|HNSW)\d+(,|$))?(Flat|SQfp16)?", self.info.settings.factory)
+        # Where all rows are compared by their vectors, reading the layer is as fast, and nothing is rounded.
+        is_exhaustive = bool(keeps_vectors) and ef is None and (nprobe or 0) >= own.get("nlist", 0)
+        n_fetched = min(k + (EXTRA if keeps_vectors else 4 * k) + (EXTRA if exclude else 0), n_allowed)
+        out = Hits(np.full((len(compared), k), -1), np.full((len(compared), k), np.nan))
+        pending = np.arange(len(compared))
+        reads = is_exhaustive or k >= n_allowed or (mask is not None and n_allowed <= FEW_ROWS)
+        with _faiss_threads():
+            while len(pending) and n_fetched <= min(MAX_FETCHED, n_allowed) and not reads:
+                some = tuple(Exclusion(each.of_rows, each.of_queries[pending]) for each in exclude)
+                candidates = self._candidates(compared[pending], n_fetched, nprobe, ef, mask)
+                if candidates is None:
+                    break
+                for group in some:
+                    query = group.of_queries[:, None]
+                    candidates = np.where((group.of_rows[candidates] == query) & (query >= 0), -1, candidates)
+                scoring = Search(self.vectors, compared[pending], k, self.space, range(n_rows), some, None)
+                hits = scoring.hits(candidates)
+                enough = hits.rows[:, -1] >= 0
+                out.rows[pending[enough]], out.scores[pending[enough]] = hits.rows[enough], hits.scores[enough]
+                pending = pending[~enough]
+                n_fetched, nprobe, ef = 4 * n_fetched, nprobe and 2 * nprobe, ef and 2 * ef
+        if len(pending):
+            hits = exact_search(
+                self.vectors,
+                np.asarray(queries).reshape(compared.shape)[pending],
+                k=k,
+                space=self.space,
+                rows=allowed,
+                exclude=[Exclusion(each.of_rows, each.of_queries[pending]) for each in exclude],
+                device="cpu",
+                threads=configured().threads,
+            )
+            out.rows[pending], out.scores[pending] = hits.rows, hits.scores
+        assert mask is None or mask[out.rows[out.rows >= 0]].all(), "a row filter is never ignored"
+        return out
+
+    def _candidates(
+        self,
+        queries: NDArray[np.float64],
+        n_fetched: int,
+        nprobe: int | None,
+        ef: int | None,
+        mask: NDArray[np.bool_] | None,
+    ) -> NDArray[np.int64] | None:
+        """Rows [q, n_fetched] by the index, -1 for none and those not allowed; None if it cannot search among some."""
+        faiss, options = _faiss(), {}
+        if mask is not None:
+            options["sel"] = faiss.IDSelectorBitmap(np.packbits(mask, bitorder="little"))
+        parameters = faiss.SearchParameters(**options) if options else None
+        if nprobe is not None:
+            parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, self.info.parameters["nlist"]), **options)
+        elif ef is not None:
+            parameters = faiss.SearchParametersHNSW(efSearch=max(ef, n_fetched), **options)
+        outer = faiss.downcast_index(self._faiss)
+        if parameters is not None and hasattr(outer, "base_index"):
+            parameters = faiss.IndexRefineSearchParameters(k_factor=outer.k_factor, base_index_params=parameters)
+        try:
+            with _refused(SearchIndexError, f"faiss cannot search the index {self.name}: {_remedy(self.name)}"):
+                rows = self._faiss.search(queries.astype(np.float32), n_fetched, params=parameters)[1]
+        except SearchIndexError:
+            if mask is None:
+                raise
+            return None
+        return rows if mask is None else np.where(mask[rows] & (rows >= 0), rows, -1)
 
 
 @dataclass(repr=False)
@@ -363,37 +656,18 @@ class LayerSketch(LayerIndex):
         space: Space | None = None,
         rows: Rows | None = None,
         exclude: Sequence[Exclusion] = (),
-        threads: int | None = None,
+        limits: SearchLimits | None = None,
     ) -> SketchHits:
         """Find the k nearest vectors of each query, exactly, as `embstore.neighbors` does without a sketch.
 
         `space`: how they are compared, cosine by default; one with a mean that is not that of the layer, or with
-        components, is searched by reading the layer, and `scanned` of the result says so. Others: as for LayerIndex.
+        components, is searched by reading the layer, and `scanned` of the result says so.
         """
         space = Space() if space is None else space
-        check_whole("k", k, 1, MAX_K)
-        candidates = checked_rows(self.vectors, rows)
         compared = checked_queries(queries, self.store.hidden_size, space)
-        search = Search(
-            self.vectors, compared, k, space, candidates, tuple(exclude), None, threads=thread_count(threads)
-        )
-        return sketch_search(search, self.sketch)
-
-
-def find_sketch(data: Store, layer: int) -> LayerSketch | None:
-    """The sketch of a layer, if there is one that belongs to the present state of the store."""
-    if not data.finished:
-        return None
-    if not isinstance(data.path, Path):
-        with suppress(SearchIndexError, StorageError):
-            return _stored_sketch(data, f"layer{layer}-{kinds.SKETCH}")
-        return None
-    for state in list_indexes(data):
-        own = state.info.settings if state.info is not None and state.state == "ready" else None
-        if own is not None and (own.kind, own.layer) == (kinds.SKETCH, layer):
-            found = open_index(data, name=state.name, check=False)
-            return found if isinstance(found, LayerSketch) else None
-    return None
+        candidates, threads = checked_rows(self.vectors, rows), thread_count(configured().threads)
+        search = Search(self.vectors, compared, k, space, candidates, tuple(exclude), None, threads=threads)
+        return sketch_search(search, self.sketch, limits or SearchLimits())
 
 
 def _stored_sketch(data: Store, name: str) -> LayerSketch:
@@ -405,182 +679,211 @@ def _stored_sketch(data: Store, name: str) -> LayerSketch:
         document = storage.get_versioned(f"{folder}/{METADATA}")[0]
     except KeyNotFoundError:
         raise SearchIndexNotFoundError(f"{data.path} has no index {name!r}") from None
-    info = read_info(data.path / folder, lambda: json.loads(document))
-    require_fresh(data, info)
-    settings = info.settings
-    layout = Layout(settings.n_rows, info.parameters.get("levels", 0))
-    if settings.kind != kinds.SKETCH or info.files[SKETCH].nbytes != layout.nbytes:
+    info = _require_fresh(data, _read_info(data.path / folder, bytes(document)))
+    if info.settings.kind != SKETCH:
         raise SearchIndexError(f"the index {name} of {data.path} is no sketch, and others are not read from a bucket")
-    content = bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE].nbytes))
-    with _not_damaged(data.path / folder):
-        rotation = _checked_rotation(content, info.files[SPACE], data.hidden_size, layout)
-    return _sketch_of(data, info, data.path / folder, rotation, StoredCodes(storage, f"{folder}/{SKETCH}", layout))
+    with _damaged(data.path / folder):
+        layout = Layout(info.settings.n_rows, info.parameters["levels"])
+        content = bytes(storage.get_range(f"{folder}/{SPACE}", 0, info.files[SPACE]["nbytes"]))
+        if crc32c(content) != info.files[SPACE]["crc32c"]:
+            raise ValueError(f"{SPACE} was changed")
+        rotation = Rotation.read(BytesIO(content), data.hidden_size, layout.n_levels)
+        codes = StoredCodes(storage, f"{folder}/{SKETCH_FILE}", layout)
+        return _sketch_of(data, info, data.path / folder, rotation, codes)
 
 
 def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: Rotation, codes: Codes) -> LayerSketch:
+    if info.files[SKETCH_FILE]["nbytes"] != codes.layout.nbytes:
+        raise ValueError(f"{SKETCH_FILE} has another size")
     vector_nbytes = data.source.layout.row_nbytes // len(data.layers)
-    sketch = Sketch(rotation, codes, codes.layout, info.longest, vector_nbytes)
+    sketch = Sketch(rotation, codes, codes.layout, float(info.longest), vector_nbytes)
     return LayerSketch(data, info, Space("cosine", rotation.mean), path, None, sketch)
 
 
 @lru_cache(4)
-def _read_rotation(
-    path: Path, inode: int, modified: int, expected: StoredFile, hidden_size: int, layout: Layout
-) -> Rotation:
-    """The rotation in this state of a file: reading and checking it takes milliseconds, which each search would."""
-    return _checked_rotation(path.read_bytes(), expected, hidden_size, layout)
+def _read_rotation(path: Path, inode: int, modified: int, hidden_size: int, layout: Layout) -> Rotation:
+    """The rotation in this state of a file: reading it takes milliseconds, which each search would."""
+    crc = read_json(path.with_name(METADATA))["files"][SPACE]["crc32c"]
+    if crc32c_of_file(path)[0] != crc:
+        raise ValueError(f"{SPACE} was changed")
+    return Rotation.read(BytesIO(path.read_bytes()), hidden_size, layout.n_levels)
 
 
-def _checked_rotation(content: bytes, expected: StoredFile, hidden_size: int, layout: Layout) -> Rotation:
-    if crc32c(content) != expected.crc32c:
-        raise StoreDamagedError(f"{SPACE} was changed")
-    return Rotation.read(BytesIO(content), hidden_size, layout.n_levels)
+def _read_info(folder: Any, document: Path | bytes) -> IndexInfo:
+    """Parse index.json; raises SearchIndexError if it is damaged or of a newer format."""
+    with _damaged(folder):
+        fields = read_json(document) if isinstance(document, Path) else json.loads(document)
+        if fields["format_version"] > FORMAT_VERSION:
+            raise SearchIndexError(
+                f"the index {folder} has format {fields['format_version']}; this version reads up to "
+                f"{FORMAT_VERSION}: upgrade embstore"
+            )
+        if document_crc32c(fields) != fields.pop("crc32c"):
+            raise ValueError(f"the checksum of {METADATA} differs")
+        info = IndexInfo(**{**fields, "settings": IndexSettings(**fields["settings"])})
+        if not all(isinstance(value, int) for value in info.parameters.values()):
+            raise ValueError(f"its parameters are {quoted(info.parameters)}")
+        expected = {SKETCH_FILE, SPACE} if info.settings.kind == SKETCH else {FAISS}
+        if set(info.files) != expected | ({SPACE} if info.settings.centered else set()) or info.name != folder.name:
+            raise ValueError(f"it was built as {quoted(info.name)}, with files {', '.join(info.files) or 'none'}")
+    return info
+
+
+def _require_fresh(store: Store, info: IndexInfo) -> IndexInfo:
+    """The metadata again; raises SearchIndexError unless the index is of the present state of this store."""
+    own = info.settings
+    if (own.n_rows, own.hidden_size) != (store.n_rows, store.hidden_size) or own.layer not in store.layers:
+        what = f"is of another store ({own.n_rows} rows of {own.hidden_size}, layer {own.layer})"
+    elif own.digest != store.digest:
+        what = f"is stale: {store.path} has changed since, or is another store"
+    else:
+        return info
+    raise SearchIndexError(f"the index {info.name} {what}: {_remedy(info.name)}")
+
+
+def _measured(path: Path) -> dict[str, int]:
+    crc, nbytes = crc32c_of_file(path)
+    return {"nbytes": nbytes, "crc32c": crc}
+
+
+def _check_files(folder: Path, info: IndexInfo, *, checksums: bool) -> None:
+    """Check the sizes of the files of an index and, with `checksums`, their bytes. Raises SearchIndexError."""
+    for name, expected in info.files.items():
+        with _damaged(folder):
+            path = folder / name
+            nbytes = path.stat().st_size
+            if nbytes != expected["nbytes"] or (checksums and _measured(path) != expected):
+                raise ValueError(f"{name} was changed: it has {nbytes:,} bytes of {expected['nbytes']:,}")
 
 
 @contextmanager
-def _not_damaged(path: Any) -> Iterator[None]:
-    """Raise SearchIndexError for the index at a path where its rotation is damaged."""
+def _damaged(folder: Any) -> Iterator[None]:
+    """Raise SearchIndexError for an index whose files cannot be read as they were written."""
     try:
         yield
-    except StoreDamagedError as error:
-        raise SearchIndexError(f"the index {path} is damaged ({error}): {remedy(path)}") from None
+    except SearchIndexError:
+        raise
+    except _DAMAGE as error:
+        reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
+        raise SearchIndexError(f"the index {folder} is damaged ({reason}): {_remedy(folder.name)}") from None
 
 
-class _IndexSearch:
-    """One search: rounds with more and more candidates for the queries that have fewer than k allowed rows."""
+def _remedy(name: str) -> str:
+    return f"build it again with embstore index (--name {name}), or remove it (--remove {name})"
 
-    def __init__(
-        self,
-        index: LayerIndex,
-        given: NDArray[Any],
-        queries: NDArray[np.float64],
-        k: int,
-        rows: NDArray[np.int64] | None,
-        exclude: tuple[Exclusion, ...],
-        rescore: bool,
-        threads: int | None,
-    ) -> None:
-        self.index, self.given, self.queries = index, given, queries
-        self.k, self.exclude, self.rescore, self.threads = k, exclude, rescore, threads
-        self.rows = None if rows is None else np.asarray(rows, np.int64)
-        self.n_allowed = index.store.n_rows if self.rows is None else len(self.rows)
-        self.queries32 = queries.astype(np.float32)
-        self.keeps_vectors = kinds.keeps_vectors(index._faiss)
-        self.mask: NDArray[np.bool_] | None = None
-        if self.rows is not None:
-            self.mask = np.zeros(index.store.n_rows, bool)
-            self.mask[self.rows] = True
 
-    def run(self, effort: kinds.Effort) -> Hits:
-        n_queries = len(self.queries)
-        out = Hits(np.full((n_queries, self.k), -1), np.full((n_queries, self.k), np.nan))
-        pending = np.arange(n_queries)
-        n_fetched = self.first_fetch(effort)
-        if self.k >= self.n_allowed or (self.rows is not None and self.n_allowed <= FEW_ROWS):
-            self.read_layer(pending, out)
-            return out
-        while len(pending) and n_fetched <= min(MAX_FETCHED, self.n_allowed):
-            found = self.candidates(pending, n_fetched, effort)
-            if found is None:
-                break
-            hits, enough = self.choose(pending, *found, exhaustive=self.is_exhaustive(effort))
-            out.rows[pending[enough]], out.scores[pending[enough]] = hits.rows[enough], hits.scores[enough]
-            pending = pending[~enough]
-            n_fetched, effort = 4 * n_fetched, effort.doubled()
-        if len(pending):
-            self.read_layer(pending, out)
-        return out
+@contextmanager
+def _refused(kind: type[Exception], message: str) -> Iterator[None]:
+    """Raise an error of ours for a RuntimeError of faiss."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        cause = " ".join(str(error).rpartition("Error: ")[2].split())[:120] or "no cause given"
+        raise kind(f"{message} ({cause})") from None
 
-    def first_fetch(self, effort: kinds.Effort) -> int:
-        """The number of candidates of the first round."""
-        extra = 0
-        if self.rescore:
-            extra = EXTRA_TO_PROVE if self.is_exhaustive(effort) else EXTRA if self.keeps_vectors else 4 * self.k
-        if self.exclude:
-            extra += EXTRA
-        return min(self.k + extra, self.n_allowed)
 
-    def is_exhaustive(self, effort: kinds.Effort) -> bool:
-        """Whether this effort compares every row by its vector, and not by a code of it."""
-        n_lists = self.index.info.parameters.get("nlist", 0)
-        return self.rescore and self.keeps_vectors and effort.ef is None and (effort.nprobe or 0) >= n_lists
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise MissingPackageError(
+            "indexes need faiss, which is not installed: pip install 'embstore[faiss-cpu]', or search without an index"
+        ) from None
+    return faiss
 
-    def candidates(
-        self, pending: NDArray[np.int64], n_fetched: int, effort: kinds.Effort
-    ) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
-        """The scores and rows of the index [q, n_fetched]; None if it cannot search among chosen rows."""
-        if effort.ef is not None:
-            effort = kinds.Effort(ef=max(effort.ef, n_fetched))
-        queries = self.queries32 if len(pending) == len(self.queries) else self.queries32[pending]
-        parameters = kinds.search_parameters(self.index._faiss, effort, self.mask)
-        try:
-            scores, rows = self.index._faiss.search(queries, n_fetched, params=parameters)
-        except RuntimeError as error:
-            if self.mask is not None:
-                return None
-            raise SearchIndexError(
-                f"faiss cannot search the index {self.index.name} ({kinds.cause_of(error)}): {remedy(self.index.path)}"
-            ) from None
-        return scores, rows
 
-    def choose(
-        self, pending: NDArray[np.int64], scores: NDArray[np.float32], rows: NDArray[np.int64], *, exhaustive: bool
-    ) -> tuple[Hits, NDArray[np.bool_]]:
-        """The k best of the allowed candidates, and the queries for which these are enough."""
-        last, is_exhausted = scores[:, -1].astype(np.float64), rows[:, -1] < 0
-        for group in self.exclude:
-            own = group.of_queries[pending][:, None]
-            rows = np.where((group.of_rows[rows] == own) & (own >= 0), -1, rows)
-        if not self.rescore:
-            return self.as_found(scores, rows)
-        exclude = tuple(Exclusion(group.of_rows, group.of_queries[pending]) for group in self.exclude)
-        candidates = np.empty(0, np.int64) if self.rows is None else self.rows
-        scoring = Search(self.index.vectors, self.queries[pending], self.k, self.index.space, candidates, exclude, None)
-        hits = scoring.hits(rows)
-        enough = hits.rows[:, -1] >= 0
-        if exhaustive:
-            enough = is_exhausted | (enough & self.is_proven(pending, hits, last))
-        return hits, enough
+def _new_index(factory: str, size: int, metric: str) -> Any:
+    """An empty index; raises InvalidValueError if faiss cannot make one of this factory string and metric."""
+    faiss = _faiss()
+    with _refused(InvalidValueError, f"unknown kind {factory!r}: allowed are auto, {', '.join(KINDS)} and strings of "
+                  f"faiss's index_factory for {size} features and {metric}"):  # fmt: skip
+        return faiss.index_factory(size, factory, faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT)
 
-    def as_found(self, scores: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[Hits, NDArray[np.bool_]]:
-        """Hits with the scores and the order of the index."""
-        values = scores.astype(np.float64)
-        if self.index.space.ascending:
-            values = np.sqrt(np.maximum(values, 0))
-        if self.exclude:
-            order = np.argsort(rows < 0, axis=1, kind="stable")
-            rows, values = np.take_along_axis(rows, order, 1), np.take_along_axis(values, order, 1)
-        rows, values = rows[:, : self.k], values[:, : self.k]
-        values[rows < 0] = np.nan
-        return Hits(rows, values), rows[:, -1] >= 0
 
-    def is_proven(self, pending: NDArray[np.int64], hits: Hits, last: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """For which queries no row that was not fetched can be as near as the k-th, given the rounding of the index.
+def _graph(index: Any) -> Any:
+    """The HNSW index inside an index; None without one."""
+    faiss = _faiss()
+    index = faiss.downcast_index(index)
+    while hasattr(index, "base_index") or isinstance(index, faiss.IndexPreTransform):
+        index = faiss.downcast_index(index.base_index if hasattr(index, "base_index") else index.index)
+    return index if hasattr(index, "hnsw") else None
 
-        `last`: the score in the index of the last row fetched, [q]; a squared distance for l2.
-        """
-        size, longest = self.index.store.hidden_size, self.index.info.longest
-        lengths = np.linalg.norm(self.queries[pending], axis=1)
-        rounding = (size + 16) * 2.0**-23
-        error = 0.0
-        if kinds.is_float16(self.index._faiss):
-            error = 2 * (2.0**-11 * longest + size**0.5 * 2.0**-25)  # twice: lists hold differences from their center
-        kth = hits.scores[:, -1]
-        if self.index.space.ascending:
-            slack = error * (2 * (lengths + longest) + error) + 2 * rounding * (lengths + longest) ** 2
-            return np.asarray(np.square(kth) < last - slack)
-        return np.asarray(kth > last + lengths * (error + rounding * longest))
 
-    def read_layer(self, pending: NDArray[np.int64], out: Hits) -> None:
-        """Search exactly for some queries."""
-        hits = exact_search(
-            self.index.vectors,
-            self.given[pending],
-            k=self.k,
-            space=self.index.space,
-            rows=self.rows,
-            exclude=[Exclusion(group.of_rows, group.of_queries[pending]) for group in self.exclude],
-            device="cpu",
-            threads=self.threads,
-        )
-        out.rows[pending], out.scores[pending] = hits.rows, hits.scores
+def _parameters_of(index: Any) -> dict[str, int]:
+    """The parameters of an index, including the default effort of a search."""
+    lists, graph = _faiss().try_extract_index_ivf(index), _graph(index)
+    parameters: dict[str, int] = {}
+    if lists is not None:
+        parameters |= {"nlist": lists.nlist, "nprobe": min(lists.nlist, max(MIN_PROBED, lists.nlist // 32))}
+    if graph is not None:
+        links = graph.hnsw.nb_neighbors(1)
+        parameters |= {"links": links, "ef_construction": graph.hnsw.efConstruction, "ef": EF}
+    return parameters
+
+
+@contextmanager
+def _faiss_threads() -> Iterator[None]:
+    """Let faiss use the threads of `es.config` inside the block."""
+    faiss = _faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(thread_count(configured().threads))
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+@checked
+def measure_recall(
+    index: LayerIndex,
+    *,
+    k: Positive = 10,
+    n_queries: Positive = 1000,
+    seed: Seed = 0,
+    nprobe: Sequence[int] | None = None,
+    ef: Sequence[int] | None = None,
+) -> Any:
+    """Compare an index with exact search over the same vectors: `setting, recall, queries_per_second, k`.
+
+    The queries are `n_queries` occurrences drawn with `seed`, which do not find themselves. `recall` is the mean share
+    of the k nearest that are found; a row as near as the k-th counts. `nprobe`, `ef`: the settings to try (by default a
+    quarter of the index's own to four times it). The last row is exact search.
+    """
+    import time
+
+    import polars as pl
+
+    data, own = index.store, index.info.parameters
+    if data.n_rows < 2:
+        raise InvalidValueError(f"{data.path} has a single row: there is nothing to find")
+    option = "nprobe" if "nprobe" in own else "ef"
+    efforts = {min(own.get("nlist", 2**20), max(1, round(own.get(option, 0) * effort))) for effort in EFFORTS}
+    tried = [{option: value} for value in sorted(efforts)] if option in own else [{}]
+    if nprobe is not None or ef is not None:
+        tried = [{"nprobe": value} for value in nprobe or ()] + [{"ef": value} for value in ef or ()]
+    drawn = np.random.default_rng(seed).choice(data.n_rows, min(n_queries, data.n_rows), replace=False)
+    rows = np.sort(drawn).astype(np.int64)
+    queries, k = index.vectors.gather(rows), min(k, data.n_rows - 1)
+    exclude, threads = (Exclusion(np.arange(data.n_rows), rows),), configured().threads
+    exact_search(index.vectors, queries[:1], k=1, space=index.space, device="cpu")  # maps the files
+    began = time.perf_counter()
+    exact = exact_search(index.vectors, queries, k=k, space=index.space, exclude=exclude, device="cpu", threads=threads)
+    measured = [("exact search", 1.0, len(rows) / (time.perf_counter() - began), k)]
+    for setting in reversed(tried):
+        index.search(queries[:1], k=1, **setting)
+        began = time.perf_counter()
+        hits = index.search(queries, k=k, exclude=exclude, **setting)
+        seconds = time.perf_counter() - began
+        name = ", ".join(f"{key}={value}" for key, value in setting.items()) or index.info.settings.kind
+        measured.append((name, recall_of(hits, exact, ascending=index.space.ascending), len(rows) / seconds, k))
+    columns = ["setting", "recall", "queries_per_second", "k"]
+    return pl.DataFrame(measured[::-1], schema=columns, orient="row")
+
+
+def recall_of(hits: Hits, exact: Hits, *, ascending: bool) -> float:
+    """The mean share of the exact hits that were found, or replaced by rows no farther than the last of them."""
+    sign = 1 if ascending else -1  # lower is nearer
+    is_hit = exact.rows >= 0
+    limit = np.where(is_hit, sign * exact.scores, -np.inf).max(1, keepdims=True)
+    near = (sign * hits.scores <= limit + EQUAL * np.maximum(1, np.abs(limit))) & (hits.rows >= 0)
+    return float((np.minimum(near.sum(1), is_hit.sum(1)) / is_hit.sum(1)).mean())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any
 
 import numpy as np
 import polars as pl
@@ -12,23 +12,15 @@ from numpy.typing import NDArray
 
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.markers import contexts, distinct_contexts, marker_words
-from embstore.analysis.neighbors.space import MAX_SEED, space_of
-from embstore.analysis.scan import layer_of
-from embstore.arguments import as_matrix, checked
-from embstore.errors import (
-    InvalidValueError,
-    MissingPackageError,
-    NonFiniteError,
-    check_choice,
-    check_whole,
-)
+from embstore.analysis.neighbors.space import Seed, space_of
+from embstore.arguments import Positive, Range, as_matrix, checked
+from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
 from embstore.progress import Report
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
-from embstore.store.layout import Layer
+from embstore.store.layout import Layers, one_layer
 from embstore.vectors.linalg import unit_rows
 
-Method = Literal["kmeans", "hdbscan"]
 MAX_CLUSTERS = 8
 N_RESTARTS = 10  # of k-means; one ends in a local optimum for a few words in a hundred
 TIE = 1e-9  # silhouettes that differ by less are equal up to rounding
@@ -38,9 +30,9 @@ MANY, EPOCHS = 10_000, 200  # of UMAP: for more vectors than these, as it choose
 
 @dataclass(frozen=True, eq=False)
 class Clusters(Framed):
-    """The clusters of the occurrences of a word in a layer, numbered from 0, the largest first; -1 is no cluster.
+    """The clusters of the occurrences of a word in a layer, numbered from 0, the largest first.
 
-    `occurrences`: one row per occurrence, by cluster and rank, those in no cluster last: `word, layer, cluster, rank,
+    `occurrences`: one row per occurrence, by cluster and rank: `word, layer, cluster, rank,
     score, silhouette, occurrence, sentence, position, label, text, marked`. `score` is the cosine with the center of
     the cluster, `rank` 1 the nearest to it, `text` the sentence, and `marked` the sentence with the word in brackets.
     `frame`: one row per cluster: `word, layer, cluster, count, share, silhouette, label, n_labelled, purity`; `label`
@@ -53,7 +45,6 @@ class Clusters(Framed):
 
     word: str
     layer: int
-    method: str
     occurrences: pl.DataFrame
     frame: pl.DataFrame
     tried: pl.DataFrame
@@ -63,7 +54,7 @@ class Clusters(Framed):
 
     def nearest(self, count: int) -> pl.DataFrame:
         """The `count` occurrences of each cluster nearest to its center."""
-        return self.occurrences.filter((pl.col("cluster") >= 0) & (pl.col("rank") <= count))
+        return self.occurrences.filter(pl.col("rank") <= count)
 
     def markers(self, count: int = 8) -> list[list[str]]:
         """The words that mark the contexts of each cluster, five words on each side: none of a single cluster.
@@ -71,14 +62,13 @@ class Clusters(Framed):
         Those that the cluster has significantly more of than the others, in the order of class-based tf-idf
         (Grootendorst 2022); equal contexts count once.
         """
-        inside = self.occurrences.filter(pl.col("cluster") >= 0)
-        words = list(contexts(self.store, inside["occurrence"]))
-        return marker_words(words, inside["cluster"].to_list(), inside["cluster"].n_unique(), count=count)
+        words = list(contexts(self.store, self.occurrences["occurrence"]))
+        return marker_words(words, self.occurrences["cluster"].to_list(), len(self.frame), count=count)
 
     @property
     def purity(self) -> float | None:
         """The share of the labelled occurrences in clusters that have the most frequent label of their cluster."""
-        known = self.frame.filter((pl.col("cluster") >= 0) & pl.col("purity").is_not_null())
+        known = self.frame.drop_nulls("purity")
         if known.is_empty():
             return None
         return float(np.average(known["purity"].to_numpy(), weights=known["n_labelled"].to_numpy()))
@@ -86,7 +76,7 @@ class Clusters(Framed):
     @property
     def baseline(self) -> float | None:
         """The purity of a single cluster: the share of the most frequent label."""
-        labels = self.occurrences.filter(pl.col("cluster") >= 0)["label"].drop_nulls()
+        labels = self.occurrences["label"].drop_nulls()
         return None if labels.is_empty() else float(labels.value_counts()["count"].to_numpy().max() / len(labels))
 
     def _written(self) -> pl.DataFrame:
@@ -94,10 +84,10 @@ class Clusters(Framed):
 
     def __repr__(self) -> str:
         silhouette = "" if self.silhouette is None else f", silhouette {self.silhouette:.2f}"
-        n_clusters = int((self.frame["cluster"] >= 0).sum())
+        n_clusters = len(self.frame)
         return (
             f"<Clusters of {self.word!r} in layer {self.layer}: {len(self.occurrences):,} occurrences, "
-            f"{n_clusters} cluster{'' if n_clusters == 1 else 's'} ({self.method}){silhouette}>"
+            f"{n_clusters} cluster{'' if n_clusters == 1 else 's'}{silhouette}>"
         )
 
 
@@ -106,80 +96,121 @@ def senses(
     data: Store | Selection,
     word: str,
     *,
-    layer: Layer = -1,
-    method: str = "kmeans",
-    n_clusters: int | None = None,
-    min_size: int = 5,
+    layers: Layers = -1,
+    n_clusters: Positive | None = None,
+    min_size: Annotated[int, Range(2)] = 5,
     centered: bool = False,
-    n_components: int = 0,
     label: str | None = None,
-    sample: int | None = None,
+    sample: Annotated[int, Range(2)] | None = None,
     distinct: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Clusters:
-    """Find the senses of a word: cluster its occurrences by the cosine of their vectors in a layer.
+    """Find the senses of a word: cluster its occurrences by the cosine of their vectors in a layer, by k-means.
 
-    `kmeans`: k-means of unit vectors with `n_clusters` clusters, fewer if fewer are distinct; needs scikit-learn (the
-    extra `clusters`), as all of this. By default, their number is the one from 2 to 8 with the
-    highest mean silhouette (cosine distance; Rousseeuw 1987) among those whose clusters all have `min_size` occurrences
-    or more; it is one if there is no such number, or no silhouette above 0. `hdbscan`: dense clusters of `min_size` or
-    more unit vectors, which leaves occurrences out.
-    `centered`, `n_components`: subtract the mean of the layer and remove its first principal components, learned from
-    everything that `data` selects. `label`: the column that clusters are compared with. `sample`: at most this many
-    occurrences, drawn with `seed`, which also initializes k-means. `distinct`: of equal contexts of five words on each
-    side, one occurrence, so that repeated sentences are no cluster.
+    Needs scikit-learn (the extra `clusters`).
 
-    Example::
+    Parameters
+    ----------
+    data : Store or Selection
+        Where the word occurs.
+    word : str
+    layers : int or str
+        One layer.
+    n_clusters : int, optional
+        Fewer if fewer vectors are distinct. By default the number from 2 to 8 with the highest mean silhouette (cosine
+        distance; Rousseeuw 1987) among those whose clusters all have `min_size` occurrences or more; one if there is no
+        such number, or no silhouette above 0.
+    min_size : int
+        Occurrences of the smallest cluster.
+    centered : bool
+        Subtract the mean of everything that `data` selects in the layer.
+    label : str, optional
+        The column that clusters are compared with.
+    sample : int, optional
+        At most this many occurrences, drawn with `seed`, which also initializes k-means.
+    distinct : bool
+        Of equal contexts of five words on each side, one occurrence, so that repeated sentences are no cluster.
 
-        clusters = es.senses(store, "bank", n_clusters=2)
-        clusters.nearest(3).select("cluster", "marked")
+    Returns
+    -------
+    Clusters
 
-    Raises InvalidValueError (unknown word, method, label or layer; a single occurrence; more clusters than
-    occurrences), MissingPackageError, MissingRowsError, NonFiniteError.
+    Raises
+    ------
+    InvalidValueError
+        For an unknown word, label or layer, a single occurrence, and more clusters than occurrences.
+    MissingPackageError, MissingRowsError, NonFiniteError
+
+    Examples
+    --------
+    >>> clusters = es.senses(store, "bank", n_clusters=2)
+    >>> clusters.nearest(3).select("cluster", "marked")
     """
-    check_whole("seed", seed, 0, MAX_SEED)
-    number = layer_of(data, layer)
-    selection = _occurrences_of(data, word, number)
-    _check(method, n_clusters, min_size, sample, label, selection.store)
+    store = data if isinstance(data, Store) else data.store
+    number = one_layer(layers, data.layers if layers in (-1, "last") else store.layers)
+    if label is not None and label not in store.index.labels:
+        known = ", ".join(store.index.labels) or "none"
+        raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
+    selection = store.select(words=word, layers=number)
+    if isinstance(data, Selection):
+        some = np.intersect1d(selection.rows, data.rows)
+        if not len(some):
+            raise InvalidValueError(f"no occurrence of {word!r} is in this selection of {store.path}: choose others")
+        selection = Selection(store, rows=some, layers=selection.layers)
     rows, random = np.unique(selection.rows), np.random.default_rng(seed)
     if distinct:
-        rows = distinct_contexts(selection.store, rows, sample, random)
+        rows = distinct_contexts(store, rows, sample, random)
     elif sample is not None and sample < len(rows):
         rows = np.sort(random.choice(rows, sample, replace=False))
-    _check_count(word, len(rows), method, n_clusters, min_size)
-    stored = selection.store.vectors(rows, layers=number)[0]
+    if len(rows) < 2:
+        raise InvalidValueError(f"{word!r} has one occurrence: clusters need two or more")
+    if n_clusters is not None and n_clusters > len(rows):
+        raise InvalidValueError(
+            f"{n_clusters} clusters are more than the {len(rows)} occurrences of {word!r}: give fewer"
+        )
+    stored = store.vectors(rows, layers=number)[0]
     if not np.isfinite(stored).all():
         row = int(rows[~np.isfinite(stored).all(1)][0])
         raise NonFiniteError(f"layer {number}, row {row} holds a value that is not finite: run embstore verify")
-    vectors = space_of(data, number, centered=centered, n_components=n_components).transform(stored)
+    vectors = space_of(data, number, centered=centered).transform(stored)
     unit = unit_rows(vectors)
     tried: dict[int, float | None] = {}
-    if method == "hdbscan":
-        found = _hdbscan(unit, min_size)
-    elif n_clusters is None:
+    if n_clusters is None:
         found, tried = _best_kmeans(unit, min_size, seed)
     else:
         found = kmeans(unit, n_clusters, seed=seed)
-    return _clusters(selection, word, method, rows, vectors, _largest_first(found), tried, label)
+    found = _largest_first(found)
+    center = np.array([unit_rows(unit[found == cluster].mean(0)) for cluster in range(int(found.max()) + 1)])
+    scores, values = np.einsum("ij,ij->i", unit, center[found]), silhouettes(unit, found)
+    order = np.lexsort((rows, -scores, found))
+    table = _occurrence_table(store, rows[order], found[order], scores[order], values[order], label)
+    key = pl.lit(word).alias("word"), pl.lit(number).alias("layer")
+    tried = tried or {int(found.max()) + 1: _mean(values)}
+    schema = {"n_clusters": pl.Int64, "silhouette": pl.Float64}
+    return Clusters(
+        word=word,
+        layer=number,
+        occurrences=table.select(*key, pl.all()),
+        frame=_cluster_table(table).select(*key, pl.all()),
+        tried=pl.DataFrame(list(tried.items()), schema=schema, orient="row"),
+        vectors=vectors[order],
+        silhouette=_mean(values),
+        store=store,
+    )
 
 
 @checked
-def sense_support(clusters: Clusters, *, draws: int = 19, seed: int = 0) -> float:
+def sense_support(clusters: Clusters, *, draws: Positive = 19, seed: Seed = 0) -> float:
     """The p-value of a clustering of `senses`: how often vectors without clusters are clustered as well, by silhouette.
 
     As many vectors are drawn from one normal distribution with the mean and the covariance of the word's vectors, and
     clustered into each number of clusters that was tried, `draws` times; (1 + b) / (1 + draws), where b counts those
     whose highest silhouette is as high (as in SigClust; Liu et al. 2008). 1 for fewer than two clusters.
-
-    Raises InvalidValueError for draws of 0.
     """
-    check_whole("draws", draws, 1)
-    check_whole("seed", seed, 0, MAX_SEED)
     tried = clusters.tried.drop_nulls("silhouette")["n_clusters"].to_list()
     if clusters.silhouette is None or not tried:
         return 1.0
-    inside = clusters.occurrences["cluster"].to_numpy() >= 0
-    vectors, random, n_higher = clusters.vectors[inside], np.random.default_rng(seed), 0
+    vectors, random, n_higher = clusters.vectors, np.random.default_rng(seed), 0
     mean, count = vectors.mean(0), len(vectors)
     for _ in range(draws):
         unit = unit_rows(mean + random.standard_normal((count, count)) @ (vectors - mean) / np.sqrt(count - 1))
@@ -188,94 +219,24 @@ def sense_support(clusters: Clusters, *, draws: int = 19, seed: int = 0) -> floa
     return (1 + n_higher) / (1 + draws)
 
 
-def _clusters(
-    selection: Selection,
-    word: str,
-    method: str,
-    rows: NDArray[np.int64],
-    vectors: NDArray[np.float64],
-    found: NDArray[np.int64],
-    tried: dict[int, float | None],
-    label: str | None,
-) -> Clusters:
-    """Describe clusters of the occurrences `rows`, numbered by `found`."""
-    unit, (number,) = unit_rows(vectors), selection.layers
-    scores, values = _center_scores(unit, found), silhouettes(unit, found)
-    order = np.lexsort((rows, -scores, np.where(found < 0, len(rows), found)))
-    table = _occurrence_table(selection.store, rows[order], found[order], scores[order], values[order], label)
-    tried = tried or {int(found.max()) + 1: _mean(values)}
-    key = pl.lit(word).alias("word"), pl.lit(number).alias("layer")
-    schema = {"n_clusters": pl.Int64, "silhouette": pl.Float64}
-    return Clusters(
-        word=word,
-        layer=number,
-        method=method,
-        occurrences=table.select(*key, pl.all()),
-        frame=_cluster_table(table).select(*key, pl.all()),
-        tried=pl.DataFrame(list(tried.items()), schema=schema, orient="row"),
-        vectors=vectors[order],
-        silhouette=_mean(values),
-        store=selection.store,
-    )
-
-
 def silhouettes(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
     """The exact silhouette of each unit vector [n, feature] by cosine distance, without forming pairs; float64 [n].
 
     (b - a) / max(a, b), with a the mean distance to the others of its cluster and b that to the nearest other cluster;
-    0 for a cluster of one; NaN for vectors in no cluster (-1), and for all if there are fewer than two clusters.
+    0 for a cluster of one; NaN if there are fewer than two clusters.
     """
-    out = np.full(len(unit), np.nan)
     n_clusters = int(clusters.max(initial=-1)) + 1
     if n_clusters < 2:
-        return out
-    inside = np.flatnonzero(clusters >= 0)
-    own, vectors = clusters[inside], unit[inside]
-    is_member = own[:, None] == np.arange(n_clusters)
+        return np.full(len(unit), np.nan)
+    is_member = clusters[:, None] == np.arange(n_clusters)
     sizes = is_member.sum(0)
-    sums = vectors @ (is_member.T.astype(np.float64) @ vectors).T
-    squares = np.square(vectors).sum(1)
-    n_others = np.maximum(sizes[own] - 1, 1)
-    a = 1 - (sums[is_member] - squares) / n_others
+    sums = unit @ (is_member.T.astype(np.float64) @ unit).T
+    n_others = np.maximum(sizes[clusters] - 1, 1)
+    a = 1 - (sums[is_member] - np.square(unit).sum(1)) / n_others
     b = np.where(is_member, np.inf, 1 - sums / sizes).min(1)
     larger = np.maximum(a, b)
     value = np.divide(b - a, larger, out=np.zeros_like(a), where=larger > TIE)
-    out[inside] = np.where(sizes[own] == 1, 0.0, value)
-    return out
-
-
-def _occurrences_of(data: Store | Selection, word: str, layer: int) -> Selection:
-    store = data if isinstance(data, Store) else data.store
-    chosen = store.select(words=word, layers=layer)
-    if isinstance(data, Store):
-        return chosen
-    rows = np.intersect1d(chosen.rows, data.rows)
-    if not len(rows):
-        raise InvalidValueError(f"no occurrence of {word!r} is in this selection of {store.path}: choose others")
-    return Selection(store, rows=rows, layers=chosen.layers)
-
-
-def _check(
-    method: str, n_clusters: int | None, min_size: int, sample: int | None, label: str | None, store: Store
-) -> None:
-    check_choice("method", method, get_args(Method))
-    if method == "hdbscan" and n_clusters is not None:
-        raise InvalidValueError("the number of clusters is for kmeans: hdbscan finds it by itself, give min_size")
-    for name, value, least in (("n_clusters", n_clusters, 1), ("min_size", min_size, 2), ("sample", sample, 2)):
-        if value is not None:
-            check_whole(name, value, least)
-    if label is not None and label not in store.index.labels:
-        known = ", ".join(store.index.labels) or "none"
-        raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
-
-
-def _check_count(word: str, count: int, method: str, n_clusters: int | None, min_size: int) -> None:
-    if count < 2:
-        raise InvalidValueError(f"{word!r} has one occurrence: clusters need two or more")
-    if n_clusters is not None and n_clusters > count:
-        raise InvalidValueError(f"{n_clusters} clusters are more than the {count} occurrences of {word!r}: give fewer")
-    if method == "hdbscan" and min_size > count:
-        raise InvalidValueError(f"min_size {min_size} is more than the {count} occurrences of {word!r}: give less")
+    return np.where(sizes[clusters] == 1, 0.0, value)
 
 
 def _best_kmeans(
@@ -294,40 +255,19 @@ def _best_kmeans(
 
 def kmeans(unit: NDArray[np.float64], n_clusters: int, *, seed: int) -> NDArray[np.int64]:
     """Return the cluster of each unit vector, int64 [n]; there are fewer clusters if fewer vectors are distinct."""
+    try:
+        from sklearn.cluster import KMeans
+    except ImportError as error:
+        raise MissingPackageError('senses needs scikit-learn: pip install "embstore[clusters]"') from error
     with warnings.catch_warnings(action="ignore"):  # ConvergenceWarning of equal vectors
-        model = _sklearn_cluster().KMeans(n_clusters, n_init=N_RESTARTS, random_state=seed)
+        model = KMeans(n_clusters, n_init=N_RESTARTS, random_state=seed)
         return np.unique(model.fit_predict(unit), return_inverse=True)[1].astype(np.int64)
 
 
-def _hdbscan(unit: NDArray[np.float64], min_size: int) -> NDArray[np.int64]:
-    return np.asarray(_sklearn_cluster().HDBSCAN(min_cluster_size=min_size, copy=True).fit_predict(unit), np.int64)
-
-
-def _sklearn_cluster() -> Any:
-    try:
-        import sklearn.cluster
-    except ImportError as error:
-        raise MissingPackageError('senses needs scikit-learn: pip install "embstore[clusters]"') from error
-    return sklearn.cluster
-
-
 def _largest_first(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Number clusters by size, equal ones by their first member; -1 is unchanged."""
-    names, first, sizes = np.unique(clusters, return_index=True, return_counts=True)
-    order = np.lexsort((first, -sizes))
-    order = order[names[order] >= 0]
-    numbers = np.full(int(names.max(initial=-1)) + 2, -1)
-    numbers[names[order]] = np.arange(len(order))
-    return numbers[clusters]
-
-
-def _center_scores(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The cosine of each unit vector with the mean of its cluster; NaN without a cluster."""
-    out = np.full(len(unit), np.nan)
-    for number in range(int(clusters.max(initial=-1)) + 1):
-        members = clusters == number
-        out[members] = unit[members] @ unit_rows(unit[members].mean(0))
-    return out
+    """Number clusters by size, equal ones by their first member."""
+    first, counts = np.unique(clusters, return_index=True, return_counts=True)[1:]
+    return np.argsort(np.lexsort((first, -counts)))[clusters]
 
 
 def _occurrence_table(
@@ -351,8 +291,8 @@ def _occurrence_table(
         "text",
         pl.Series("marked", mark_words(store, rows)),
     )
-    rank = pl.int_range(1, pl.len() + 1).over("cluster")
-    return table.select("cluster", pl.when(pl.col("cluster") >= 0).then(rank).alias("rank"), pl.exclude("cluster"))
+    rank = pl.int_range(1, pl.len() + 1).over("cluster").alias("rank")
+    return table.select("cluster", rank, pl.exclude("cluster"))
 
 
 def _cluster_table(occurrences: pl.DataFrame) -> pl.DataFrame:

@@ -31,18 +31,12 @@ from embstore.analysis.neighbors.sketch_codes import (
     Sketch,
     of_norms,
 )
-from embstore.kernels import pack_queries, padded_queries
+from embstore.kernels import compiled_name, pack_queries, padded_queries
 
-FEW_ROWS = 2**14  # up to this number of rows, reading them is as fast
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
-PART_SCORES, LEAST_ROWS = 2**21, 2**14  # of a part; of smaller ones, the first are read with too low a k-th score
-PIECE = 2**18  # rows of a part that are chosen from at a time
 LIKELY = 4096  # one row in this many is scored because it is likely to be near
-PENDING = 2**16  # rows that are left before the further levels are read
 MOST_QUERIES = 32  # at a time
-# A query of which the first levels leave more than 1 / OPEN of all rows, or all levels more than 1 / UNDECIDED, reads
-# the layer instead, but not up to LEAST_UNDECIDED rows.
-OPEN, UNDECIDED, LEAST_UNDECIDED = 2, 16, 2048
+OPEN = 2  # a query of which the first levels leave more than one row in this many reads the layer instead
 MOST_WEIGHT = 127, 32767  # of a query, in the first levels and in the others
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
@@ -54,6 +48,20 @@ TERMS = np.dtype(
 
 
 @dataclass(frozen=True)
+class SearchLimits:
+    """From which sizes on a search reads a sketch, and how much of it at a time; the defaults were the fastest."""
+
+    few_rows: int = 2**14  # up to this number of rows, reading them is as fast
+    features_a_query: int = 48  # with fewer, reading a layer that is in memory is faster
+    part_scores: int = 2**21  # bounds of a part, all queries together
+    least_rows: int = 2**14  # of a part; of smaller ones, the first are read with too low a k-th score
+    piece: int = 2**18  # rows of a part that are chosen from at a time
+    pending: int = 2**16  # rows that are left before the further levels are read
+    undecided: int = 16  # a query of which all levels leave more than one row in this many reads the layer instead,
+    least_undecided: int = 2048  # but not up to this number of rows
+
+
+@dataclass(frozen=True)
 class SketchHits(Hits):
     """Hits found through a sketch. `scanned` bool [q]: the queries that it could not decide, for which the layer was
     read; `nbytes`: how much of the sketch and of the vectors was read otherwise."""
@@ -62,14 +70,15 @@ class SketchHits(Hits):
     nbytes: int
 
 
-def can_decide(search: Search, sketch: Sketch) -> bool:
+def can_decide(search: Search, sketch: Sketch, limits: SearchLimits) -> bool:
     """Whether the sketch is of the space of a search, and may save time in it."""
     rows, mean = search.rows, search.space.mean
     n_rows, spread = len(rows), int(rows[-1]) - int(rows[0]) + 1 if len(rows) else 0
     longest = float(np.linalg.norm(search.queries, axis=1).max(initial=0.0))
     return (
-        n_rows > FEW_ROWS
-        and search.k <= n_rows // UNDECIDED
+        compiled_name() is not None
+        and n_rows > limits.few_rows
+        and search.k <= n_rows // limits.undecided
         and n_rows * SPARSE >= spread
         and not len(search.components)
         and not sketch.rotation.is_flat
@@ -78,19 +87,19 @@ def can_decide(search: Search, sketch: Sketch) -> bool:
     )
 
 
-def sketch_search(search: Search, sketch: Sketch) -> SketchHits:
+def sketch_search(search: Search, sketch: Sketch, limits: SearchLimits) -> SketchHits:
     """The k nearest rows of each query of a search, exactly."""
     n_queries = len(search.queries)
     if not len(search.rows):
         hits = search.hits(np.full((n_queries, 1), -1))
         return SketchHits(hits.rows, hits.scores, np.zeros(n_queries, bool), 0)
-    if not can_decide(search, sketch):
+    if not can_decide(search, sketch, limits):
         hits = search.decide(*search.candidates())
         return SketchHits(hits.rows, hits.scores, np.ones(n_queries, bool), 0)
     found = []
     for first in range(0, n_queries, MOST_QUERIES):
         part = search.part(np.arange(first, min(n_queries, first + MOST_QUERIES)))
-        found.append(_SketchSearch(part, sketch).run())
+        found.append(_SketchSearch(part, sketch, limits).run())
     rows, scores, scanned = (
         np.concatenate([getattr(each, name) for each in found]) for name in ("rows", "scores", "scanned")
     )
@@ -106,11 +115,11 @@ class _Part(NamedTuple):
     norms: NDArray[np.uint16] | None
     groups: NDArray[np.uint8]
 
-    def piece(self, at: int) -> _Part:
-        """Up to PIECE rows from number `at` on."""
-        first, own, groups = self.first + at, slice(at, at + PIECE), slice(at // GROUP, (at + PIECE) // GROUP)
+    def piece(self, at: int, size: int) -> _Part:
+        """Up to `size` rows from number `at` on."""
+        first, own, groups = self.first + at, slice(at, at + size), slice(at // GROUP, (at + size) // GROUP)
         norms = None if self.norms is None else self.norms[own]
-        return _Part(first, min(first + PIECE, self.stop), self.offsets[own], norms, self.groups[groups])
+        return _Part(first, min(first + size, self.stop), self.offsets[own], norms, self.groups[groups])
 
 
 @dataclass
@@ -122,6 +131,7 @@ class _SketchSearch:
 
     search: Search
     sketch: Sketch
+    sizes: SearchLimits
     nbytes: int = 0
     lock: Lock = field(default_factory=Lock)
 
@@ -179,7 +189,7 @@ class _SketchSearch:
         start, last = int(rows[0]) // SEGMENT * SEGMENT, -(-(int(rows[-1]) + 1) // SEGMENT) * SEGMENT
         last = min(last, search.vectors.count)
         even = -(-(last - start) // (GROUP * search.threads)) * GROUP
-        size = max(LEAST_ROWS, min(PART_SCORES // len(search.queries) // GROUP * GROUP, even))
+        size = max(self.sizes.least_rows, min(self.sizes.part_scores // len(search.queries) // GROUP * GROUP, even))
         parts = iter([(first, min(first + size, last)) for first in range(start, last, size)])
         n_workers = min(search.threads, -(-(last - start) // size))
         at_once([partial(self.read_parts, parts, size) for _ in range(n_workers)])
@@ -196,7 +206,7 @@ class _SketchSearch:
         search = self.search
         n_likely = 2 * search.n_candidates + len(search.rows) // LIKELY
         likely = Found(search, self.packed, self.least(self.limits), n_likely)
-        near = Found(search, self.packed, self.least(), PENDING + min(size, PIECE) + GROUP + 1)
+        near = Found(search, self.packed, self.least(), self.sizes.pending + min(size, self.sizes.piece) + GROUP + 1)
         bounds = np.empty((len(search.queries), size), np.float32)
         for number in count():
             with self.lock:
@@ -211,9 +221,10 @@ class _SketchSearch:
                 self.score(likely.best()[1])
                 likely.filled[:] = 0
                 likely.least[:] = self.least(self.limits)
-            for at in range(0, len(part.offsets), PIECE):
-                self.choose(near, own[:, at : at + PIECE], part.piece(at))
-                if near.filled.max() > PENDING:
+            piece = self.sizes.piece
+            for at in range(0, len(part.offsets), piece):
+                self.choose(near, own[:, at : at + piece], part.piece(at, piece))
+                if near.filled.max() > self.sizes.pending:
                     self.refine(near)
         self.refine(near)
 
@@ -258,7 +269,7 @@ class _SketchSearch:
         with self.lock:
             self.nbytes += min(n_read, len(groups) * len(further)) * GROUP_NBYTES
             self.n_left += near.filled - before
-            self.active &= self.n_left <= max(LEAST_UNDECIDED, len(search.rows) // OPEN)
+            self.active &= self.n_left <= max(self.sizes.least_undecided, len(search.rows) // OPEN)
 
     def refine(self, near: Found) -> None:
         """Leave out rows by the further levels, and score the others."""
@@ -276,7 +287,7 @@ class _SketchSearch:
         with self.lock:
             self.nbytes += nbytes
             self.n_near += near.filled
-            self.active &= self.n_near <= max(LEAST_UNDECIDED, n_rows // UNDECIDED)
+            self.active &= self.n_near <= max(self.sizes.least_undecided, n_rows // self.sizes.undecided)
         near.filled[~self.active] = 0
         new = near.rows[:, : int(near.filled.max())].copy()
         new[np.arange(new.shape[1]) >= near.filled[:, None]] = -1

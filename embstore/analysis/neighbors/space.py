@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.arguments import as_matrix
+from embstore.arguments import Range, as_matrix
 from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
 from embstore.store.layout import Layer, resolve_layer
 from embstore.store.reading.scan import DENSE, StoredRows
 from embstore.vectors.linalg import unit_rows
 
-METRICS = ("cosine", "ip", "l2")
+Metric = Literal["cosine", "ip", "l2"]  # the last two: inner product, and Euclidean distance
+METRICS = get_args(Metric)
 MAX_SEED = 2**63 - 1  # as tables hold it
+Seed = Annotated[int, Range(0, MAX_SEED)]
 
 # The numbers of dtypes in the kernels
 KINDS = {np.dtype(name): number for number, name in enumerate(("float32", "float16", "uint16", "float64", "int8"))}

@@ -49,15 +49,12 @@ def common_format(paths: tuple[Path, ...]) -> Format:
         form = format_of(path)
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
-            raise CorpusError(
-                f"{path}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}"
-            )
+            raise CorpusError(f"{path}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}")
         found.setdefault(form.name, path)
     if len(found) > 1:
         (one, path), (other, other_path) = list(found.items())[:2]
         raise CorpusError(
-            f"{path} is {one} and {other_path} is {other}: a corpus has one format; "
-            f"name the files, or give --format"
+            f"{path} is {one} and {other_path} is {other}: a corpus has one format; name the files, or give --format"
         )
     return FORMATS[next(iter(found))]
 
