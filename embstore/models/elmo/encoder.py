@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from embstore.models.batched import BatchedEncoder, Forward
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import sha256_of
-from embstore.models.elmo.network import ElmoNetwork, State, TimeMajor, plain_layers
-from embstore.models.elmo.weights import ElmoFiles, read_options, read_weights
+from embstore.models.elmo.network import ElmoNetwork, TimeMajor, plain_layers
+from embstore.models.elmo.weights import ElmoFiles, opened_weights, read_options
 from embstore.models.elmo.words import BEGIN, CHARACTERS, END, WordNumbers, spell, spelled_lengths
-from embstore.models.encoder import ModelInfo, Tokenized, check_arguments, ragged_indices
+from embstore.models.encoder import ModelInfo, Tokenized, ragged_indices
 from embstore.models.names import public_name
 from embstore.models.running import RunningBatch, SpanWork
 
@@ -28,8 +28,8 @@ class ElmoEncoder(BatchedEncoder):
     """An encoder of a biLM; made by `load_encoder`. A word is one subword, <S> and </S> surround every sentence.
 
     Layer 0 is the word from its characters, twice next to each other; layer l is the forward and the backward LSTM of
-    that layer next to each other. `encode` starts every sentence from a zero state, so that its vectors depend on
-    nothing else; `iter_batches` can carry the state from batch to batch as the published code does.
+    that layer next to each other. Every sentence starts from a zero state, so that its vectors depend on nothing else;
+    the published code carries the state from batch to batch.
     """
 
     n_specials = 2
@@ -38,8 +38,8 @@ class ElmoEncoder(BatchedEncoder):
     def __init__(self, files: ElmoFiles, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(name, device, dtype)
         self.options = read_options(files.options)
-        weights = read_weights(files.weights, self.options, largest=torch.finfo(dtype).max)
-        self.network = ElmoNetwork(self.options, weights, device=device, dtype=dtype)
+        with opened_weights(files.weights, largest=torch.finfo(dtype).max) as arrays:
+            self.network = ElmoNetwork(self.options, arrays, device=device, dtype=dtype)
         self._words = WordNumbers()
         self._cnn_words = CNN_WORDS.get(device.type, 1024)
         self._gate_rows = GATE_ROWS.get(device.type, 1024)
@@ -63,26 +63,6 @@ class ElmoEncoder(BatchedEncoder):
     def subword_text(self, index: int) -> str:
         """Return the word of an id."""
         return self._words.word(index)
-
-    def iter_batches(
-        self,
-        batches: Iterable[Sequence[Sequence[str]]],
-        *,
-        layers: Sequence[int] | None = None,
-        carry_state: bool = False,
-    ) -> Iterator[list[NDArray[np.float32]]]:
-        """Yield the vectors of each batch of sentences: per sentence a float32 [n_layers, n_words, hidden_size].
-
-        With `carry_state` sentence i of a batch starts from the state in which sentence i of the last batch with as
-        many sentences ended, in both directions, as in the published code; vectors then depend on the order of batches.
-        """
-        every = range(self.info.num_hidden_layers + 1)
-        chosen = check_arguments(self.info, every if layers is None else layers, "mean")
-        states = [layer.zero_state(0) for layer in self.network.layers]
-        for batch in batches:
-            if not carry_state:
-                states = [layer.zero_state(0) for layer in self.network.layers]
-            yield self._run_plain_batch(batch, chosen, states) if len(batch) else []
 
     def plain_states(
         self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
@@ -122,28 +102,6 @@ class ElmoEncoder(BatchedEncoder):
             )
 
         return self._run_batches(work, "padded", prepare)
-
-    @torch.inference_mode()
-    def _run_plain_batch(
-        self, batch: Sequence[Sequence[str]], layers: tuple[int, ...], states: list[State]
-    ) -> list[NDArray[np.float32]]:
-        """Run one batch from `states` and store in them where each sentence ended."""
-        tokenized = self.tokenize(batch)
-        n_words = np.diff(tokenized.sentence_indptr)
-        longest_first = np.argsort(-n_words, kind="stable")
-        text = self._text(tokenized.ids, n_words)
-        states[:] = [_with_rows(state, len(batch)) for state in states]
-        begun = [(output[:, longest_first], cell[:, longest_first]) for output, cell in states]
-        found: dict[int, torch.Tensor] = {}
-        order, index = TimeMajor.of(n_words[longest_first] + 2), text.index(longest_first)
-        self.network.run(text.vectors, index, order, layers, found.__setitem__, states=begun, rows=self._gate_rows)
-        for state, ended in zip(states, begun, strict=True):
-            for whole, part in zip(state, ended, strict=True):
-                whole[:, longest_first] = part
-        vectors = torch.stack([found[layer] for layer in layers]).float().cpu().numpy()
-        ends = np.empty(len(n_words), np.int64)
-        ends[longest_first] = np.cumsum(n_words[longest_first] + 2) - 1
-        return [vectors[:, end - many : end] for end, many in zip(ends.tolist(), n_words.tolist(), strict=True)]
 
     @torch.inference_mode()
     def _text(self, ids: NDArray[np.int32], lengths: NDArray[np.int64]) -> _Text:
@@ -188,9 +146,3 @@ class _Text:
         words = ragged_indices(self.starts[sentences], lengths)
         index[ragged_indices(ends - 1 - lengths, lengths)] = self.numbers[words]
         return index
-
-
-def _with_rows(state: State, rows: int) -> State:
-    """Add rows of zeros to a state that has fewer than `rows`."""
-    output, cell = (torch.nn.functional.pad(part, (0, 0, 0, max(0, rows - part.shape[1]))) for part in state)
-    return output, cell

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.models.elmo.weights import Array, ElmoOptions, ElmoWeights, LstmWeights
+from embstore.models.elmo.weights import CHARACTERS, Array, ElmoArrays, ElmoOptions
 from embstore.models.encoder import ragged_indices
 
 State = tuple[torch.Tensor, torch.Tensor]
 
+DIRECTIONS = ("RNN_0", "RNN_1")  # forward, backward
 _MOSTLY_REPEATED = 0.75  # distinct words per position, below which the gate inputs of a word are computed once
 
 
@@ -47,17 +48,27 @@ class TimeMajor:
 class CharacterCnn:
     """Vectors of words from their characters: convolutions, the maximum over the word, highways, a projection."""
 
-    def __init__(self, options: ElmoOptions, weights: ElmoWeights, *, device: torch.device, dtype: torch.dtype) -> None:
-        def tensor(array: Array) -> torch.Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)
+    def __init__(self, options: ElmoOptions, arrays: ElmoArrays, tensor: Callable[[Array], torch.Tensor]) -> None:
+        def pair(weight: str, bias: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return tensor(arrays.take(weight, *shape)), tensor(arrays.take(bias, shape[-1]))
 
+        n, width, dim = options.num_filters, options.projection_dim, options.character_dim
         self.width = options.max_characters
         self.reach = max(width for width, _ in options.filters)
         self.activation = torch.relu if options.activation == "relu" else torch.tanh
-        self.characters = tensor(np.concatenate([np.zeros_like(weights.characters[:1]), weights.characters]))
-        self.convolutions = [(tensor(kernel.transpose(2, 1, 0)), tensor(bias)) for kernel, bias in weights.convolutions]
-        self.highways = [tuple(map(tensor, highway)) for highway in weights.highways]
-        self.projection = None if weights.projection is None else tuple(map(tensor, weights.projection))
+        characters = arrays.take("char_embed", CHARACTERS, dim)
+        self.characters = tensor(np.concatenate([np.zeros_like(characters[:1]), characters]))
+        self.convolutions = []
+        for number, (reach, count) in enumerate(options.filters):
+            kernel = arrays.take(f"CNN/W_cnn_{number}", 1, reach, dim, count)[0]
+            bias = tensor(arrays.take(f"CNN/b_cnn_{number}", count))
+            self.convolutions.append((tensor(kernel.transpose(2, 1, 0)), bias))
+        self.highways = [
+            (*pair(f"{at}/W_carry", f"{at}/b_carry", n, n), *pair(f"{at}/W_transform", f"{at}/b_transform", n, n))
+            for at in (f"CNN_high_{number}" for number in range(options.highways))
+        ]
+        projected = n != width or "CNN_proj" in arrays
+        self.projection = pair("CNN_proj/W_proj", "CNN_proj/b_proj", n, width) if projected else None
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the vectors [n_words, projection_dim] of words spelled in `ids` [n_words, characters]."""
@@ -83,59 +94,40 @@ class BiLstm:
     """One layer in both directions: an LSTM with projected output, cell and output clipped."""
 
     def __init__(
-        self,
-        weights: tuple[LstmWeights, LstmWeights],
-        options: ElmoOptions,
-        *,
-        residual: bool,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, options: ElmoOptions, arrays: ElmoArrays, tensor: Callable[[Array], torch.Tensor], number: int
     ) -> None:
-        def both(arrays: Sequence[Array]) -> torch.Tensor:
-            return torch.from_numpy(np.stack(arrays)).to(device, dtype)
-
-        self.residual = residual
-        self.cell_dim, self.projection_dim = options.cell_dim, options.projection_dim
+        width, dim = options.projection_dim, options.cell_dim
+        self.residual = options.skip_connections and number > 0
+        self.cell_dim, self.projection_dim = dim, width
         self.cell_clip, self.projection_clip = options.cell_clip, options.projection_clip
-        kernels = [_sigmoid_gates_first(side.kernel) for side in weights]
-        self.input = both([kernel[: options.projection_dim] for kernel in kernels])
-        self.recurrent = both([kernel[options.projection_dim :] for kernel in kernels])
-        self.bias = both([_sigmoid_gates_first(_forget_bias_added(side.bias)[None]) for side in weights])
-        self.projection = both([side.projection for side in weights])
+        cells = [f"{direction}/RNN/MultiRNNCell/Cell{number}/LSTMCell" for direction in DIRECTIONS]
+        kernels = [_sigmoid_gates_first(arrays.take(f"{cell}/W_0", 2 * width, 4 * dim)) for cell in cells]
+        biases = [_forget_bias_added(arrays.take(f"{cell}/B", 4 * dim)) for cell in cells]
+        self.input = tensor(np.stack([kernel[:width] for kernel in kernels]))
+        self.recurrent = tensor(np.stack([kernel[width:] for kernel in kernels]))
+        self.bias = tensor(np.stack([_sigmoid_gates_first(bias[None]) for bias in biases]))
+        self.projection = tensor(np.stack([arrays.take(f"{cell}/W_P_0", dim, width) for cell in cells]))
 
     def zero_state(self, rows: int) -> State:
         """Return the output and the cell before the first word: [2, rows, projection_dim] and [2, rows, cell_dim]."""
         like = self.projection
         return like.new_zeros(2, rows, self.projection_dim), like.new_zeros(2, rows, self.cell_dim)
 
-    def __call__(self, words: torch.Tensor, counts: Sequence[int], state: State, *, rows: int) -> torch.Tensor:
+    def __call__(
+        self,
+        words: torch.Tensor,
+        counts: Sequence[int],
+        state: State,
+        *,
+        rows: int,
+        order: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run over words [2, positions, projection_dim] in time-major order; `state` becomes that of each row's end.
 
-        The contribution of the input to the gates is computed for about `rows` positions at a time.
+        The contribution of the input to the gates is computed for about `rows` positions at a time. With an `order`
+        int64 [2, positions] it is computed once for each of `words` [n, projection_dim], of a layer without residual.
         """
-
-        def fill(gates: torch.Tensor, start: int, stop: int) -> None:
-            torch.baddbmm(self.bias, words[:, start:stop], self.input, out=gates)
-
-        outputs = self._run(fill, counts, state, rows)
-        return outputs.add_(words) if self.residual else outputs
-
-    def over_distinct(
-        self, words: torch.Tensor, order: torch.Tensor, counts: Sequence[int], state: State, *, rows: int
-    ) -> torch.Tensor:
-        """Run over `words` [n, projection_dim] in `order` int64 [2, positions]; each word is multiplied once."""
-        inputs = torch.baddbmm(self.bias, words.expand(2, *words.shape), self.input)
-
-        def fill(gates: torch.Tensor, start: int, stop: int) -> None:
-            for given, side, gate in zip(inputs, order[:, start:stop], gates, strict=True):
-                torch.index_select(given, 0, side, out=gate)
-
-        return self._run(fill, counts, state, rows)
-
-    def _run(
-        self, fill: Callable[[torch.Tensor, int, int], None], counts: Sequence[int], state: State, rows: int
-    ) -> torch.Tensor:
-        """Run step by step; `fill` sets gates to the contribution of the input at the positions `[start, stop)`."""
+        inputs = None if order is None else torch.baddbmm(self.bias, words.expand(2, *words.shape), self.input)
         outputs = self.projection.new_empty(2, sum(counts), self.projection_dim)
         runs = _runs(counts, rows)
         buffer = self.bias.new_empty(max(map(sum, runs)) * self.bias.numel())  # reused: new memory is slow
@@ -143,10 +135,14 @@ class BiLstm:
         for steps in runs:
             stop = start + sum(steps)
             gates = buffer[: (stop - start) * self.bias.numel()].view(2, stop - start, -1)
-            fill(gates, start, stop)
+            if inputs is None or order is None:
+                torch.baddbmm(self.bias, words[:, start:stop], self.input, out=gates)
+            else:
+                for side, numbers, gate in zip(inputs, order[:, start:stop], gates, strict=True):
+                    torch.index_select(side, 0, numbers, out=gate)
             self._steps(gates, steps, state, outputs[:, start:stop])
             start = stop
-        return outputs
+        return outputs.add_(words) if self.residual else outputs
 
     def _steps(self, gates: torch.Tensor, counts: Sequence[int], state: State, outputs: torch.Tensor) -> None:
         start, sigmoids = 0, 3 * self.cell_dim
@@ -168,24 +164,17 @@ class BiLstm:
 class ElmoNetwork:
     """The whole biLM on its device; layer 0 is the words themselves, the same in both directions."""
 
-    def __init__(self, options: ElmoOptions, weights: ElmoWeights, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype = device, dtype
-        self.projection_dim = options.projection_dim
-        self.words = CharacterCnn(options, weights, device=device, dtype=dtype)
-        self.layers = [
-            BiLstm(sides, options, residual=options.skip_connections and number > 0, device=device, dtype=dtype)
-            for number, sides in enumerate(zip(*weights.lstms, strict=True))
-        ]
+    def __init__(self, options: ElmoOptions, arrays: ElmoArrays, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.nbytes = 0  # of the weights
 
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the weights."""
-        cnn = self.words
-        tensors = [cnn.characters, *(part for pair in cnn.convolutions for part in pair), *(cnn.projection or ())]
-        tensors += [part for highway in cnn.highways for part in highway]
-        for layer in self.layers:
-            tensors += [layer.input, layer.recurrent, layer.bias, layer.projection]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        def tensor(array: Array) -> torch.Tensor:
+            weights = torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)
+            self.nbytes += weights.nbytes
+            return weights
+
+        self.device, self.dtype = device, dtype
+        self.words = CharacterCnn(options, arrays, tensor)
+        self.layers = [BiLstm(options, arrays, tensor, number) for number in range(options.num_layers)]
 
     def run(
         self,
@@ -213,7 +202,7 @@ class ElmoNetwork:
                 layer = self.layers[number - 1]
                 state = layer.zero_state(order.counts[0]) if states is None else states[number - 1]
                 if number == 1 and len(distinct) <= min(2 * rows, _MOSTLY_REPEATED * len(index)):
-                    hidden = layer.over_distinct(words, word_order, order.counts, state, rows=rows)
+                    hidden = layer(words, order.counts, state, rows=rows, order=word_order)
                 else:
                     hidden = layer(hidden, order.counts, state, rows=rows)
             if number in layers:

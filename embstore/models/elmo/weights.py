@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
+import jsonschema
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +20,35 @@ from embstore.models.names import require_name
 from embstore.store.storage.files import read_json
 
 Array = NDArray[np.float32]
-Activation = Literal["relu", "tanh"]
 
 CHARACTERS = 261  # the bytes 0-255, begin and end of sentence, begin and end of word, padding
-LONGEST_WORD = 1 << 16  # characters
-DIRECTIONS = ("RNN_0", "RNN_1")  # forward, backward
+LONGEST_WORD = 1 << 16  # characters, of which each word has as many in memory
+
+
+def _section(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
+    return {"type": "object", "required": [*required], "properties": required | optional}
+
+
+_SIZE = {"type": "integer", "minimum": 1}
+_CLIP = {"type": ["number", "null"], "exclusiveMinimum": 0}
+_FILTER = {"type": "array", "minItems": 2, "maxItems": 2, "items": _SIZE}
+_LSTM = _section(
+    {"n_layers": _SIZE, "dim": _SIZE, "projection_dim": _SIZE},
+    cell_clip=_CLIP,
+    proj_clip=_CLIP,
+    use_skip_connections={"type": ["boolean", "null"]},
+)
+_CNN = _section(
+    {
+        "n_characters": {"type": "integer", "minimum": CHARACTERS, "maximum": CHARACTERS + 1},
+        "activation": {"enum": ["relu", "tanh"]},
+        "filters": {"type": "array", "minItems": 1, "items": _FILTER},
+        "embedding": _section({"dim": _SIZE}),
+        "max_characters_per_token": {"type": "integer", "minimum": 3, "maximum": LONGEST_WORD},
+    },
+    n_highway={"type": ["integer", "null"], "minimum": 0},
+)
+OPTIONS_SCHEMA = _section({"lstm": _LSTM, "char_cnn": _CNN})
 
 
 @dataclass(frozen=True)
@@ -45,7 +71,7 @@ class ElmoOptions:
     character_dim: int
     highways: int
     max_characters: int
-    activation: Activation
+    activation: str
     num_layers: int
     cell_dim: int
     projection_dim: int
@@ -56,36 +82,6 @@ class ElmoOptions:
     @property
     def num_filters(self) -> int:
         return sum(count for _, count in self.filters)
-
-
-@dataclass(frozen=True)
-class LstmWeights:
-    """One direction of one layer, as published.
-
-    `kernel` [2 * projection_dim, 4 * cell_dim]: from the input and then from the last output, to the gates input,
-    value, forget, output. `bias` [4 * cell_dim]: of the gates, without the 1 that is added to the forget gate's.
-    `projection` [cell_dim, projection_dim].
-    """
-
-    kernel: Array
-    bias: Array
-    projection: Array
-
-
-@dataclass(frozen=True)
-class ElmoWeights:
-    """The arrays of `weights.hdf5`.
-
-    `characters` [261, character_dim]. `convolutions`: kernel [width, character_dim, filters] and bias of each.
-    `highways`: carry kernel and bias, transform kernel and bias of each. `projection`: kernel and bias, None
-    if there are as many filters as the projection is wide. `lstms` [direction][layer].
-    """
-
-    characters: Array
-    convolutions: tuple[tuple[Array, Array], ...]
-    highways: tuple[tuple[Array, Array, Array, Array], ...]
-    projection: tuple[Array, Array] | None
-    lstms: tuple[tuple[LstmWeights, ...], tuple[LstmWeights, ...]]
 
 
 def find_elmo(model: str | Path) -> ElmoFiles | None:
@@ -122,98 +118,41 @@ def read_options(file: Path) -> ElmoOptions:
         raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"the options {str(file)!r} are not JSON: {reason(error)}") from error
-    lstm, cnn = _Keys(file, parsed, "").section("lstm"), _Keys(file, parsed, "").section("char_cnn")
-    cnn.number("n_characters", CHARACTERS, CHARACTERS + 1)
-    activation = cnn.value("activation")
-    if activation not in ("relu", "tanh"):
-        raise cnn.error("activation", activation, "relu or tanh")
+    for fault in jsonschema.Draft202012Validator(OPTIONS_SCHEMA).iter_errors(parsed):
+        key = ".".join(map(str, fault.absolute_path)) or "the top"
+        raise ModelError(f"the options {str(file)!r} are not those of ELMo at {key}: {fault.message[:200]}")
+    lstm, cnn = parsed["lstm"], parsed["char_cnn"]
     options = ElmoOptions(
-        filters=_filters(cnn),
-        character_dim=cnn.section("embedding").number("dim", 1),
-        highways=cnn.number("n_highway", 0) if cnn.value("n_highway", None) is not None else 0,
-        max_characters=cnn.number("max_characters_per_token", 3, LONGEST_WORD),
-        activation=activation,
-        num_layers=lstm.number("n_layers", 1),
-        cell_dim=lstm.number("dim", 1),
-        projection_dim=lstm.number("projection_dim", 1),
-        cell_clip=_clip(lstm, "cell_clip"),
-        projection_clip=_clip(lstm, "proj_clip"),
-        skip_connections=_flag(lstm, "use_skip_connections"),
+        filters=tuple((width, count) for width, count in cnn["filters"]),
+        character_dim=cnn["embedding"]["dim"],
+        highways=cnn.get("n_highway") or 0,
+        max_characters=cnn["max_characters_per_token"],
+        activation=cnn["activation"],
+        num_layers=lstm["n_layers"],
+        cell_dim=lstm["dim"],
+        projection_dim=lstm["projection_dim"],
+        cell_clip=lstm.get("cell_clip"),
+        projection_clip=lstm.get("proj_clip"),
+        skip_connections=bool(lstm.get("use_skip_connections")),
     )
     widest = max(width for width, _ in options.filters)
     if widest > options.max_characters:
-        raise cnn.error("filters", widest, f"a width of at most the {options.max_characters} characters of a word")
+        raise ModelError(
+            f"the options {str(file)!r} have char_cnn.filters {widest} wide; a word has {options.max_characters} "
+            "characters"
+        )
     return options
 
 
-_REQUIRED = object()
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """A section of the options; its errors name the file and the key."""
-
-    file: Path
-    values: Any
-    prefix: str
-
-    def value(self, key: str, default: Any = _REQUIRED) -> Any:
-        if not isinstance(self.values, Mapping):
-            raise ModelError(f"the options {str(self.file)!r} have no object at {self.prefix.rstrip('.') or 'the top'}")
-        if key not in self.values and default is _REQUIRED:
-            raise ModelError(
-                f"the options {str(self.file)!r} do not contain {self.prefix}{key}; use the published file"
-            )
-        return self.values.get(key, default)
-
-    def section(self, key: str) -> _Keys:
-        return _Keys(self.file, self.value(key), f"{self.prefix}{key}.")
-
-    def number(self, key: str, least: int, most: int | None = None) -> int:
-        value = self.value(key)
-        if type(value) is not int or value < least or (most is not None and value > most):
-            raise self.error(key, value, f"{least} or more" if most is None else f"{least} to {most}")
-        return value
-
-    def error(self, key: str, value: object, allowed: str) -> ModelError:
-        return ModelError(f"the options {str(self.file)!r} have {self.prefix}{key} {value!r}; allowed is {allowed}")
-
-
-def _filters(cnn: _Keys) -> tuple[tuple[int, int], ...]:
-    value = cnn.value("filters")
-    try:
-        pairs = tuple((width, count) for width, count in value)
-    except (TypeError, ValueError):
-        pairs = ()
-    if not pairs or not all(type(number) is int and number > 0 for pair in pairs for number in pair):
-        raise cnn.error("filters", value, "a list of [width, count], both 1 or more")
-    return pairs
-
-
-def _clip(lstm: _Keys, key: str) -> float | None:
-    value = lstm.value(key, None)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise lstm.error(key, value, "a number above 0, or null")
-    return float(value)
-
-
-def _flag(lstm: _Keys, key: str) -> bool:
-    value = lstm.value(key, False)
-    if value not in (True, False, None):
-        raise lstm.error(key, value, "true or false")
-    return bool(value)
-
-
-def read_weights(file: Path, options: ElmoOptions, *, largest: float) -> ElmoWeights:
-    """Read `weights.hdf5` as the options describe it; raises ModelError, naming the file and the array.
+@contextmanager
+def opened_weights(file: Path, *, largest: float) -> Iterator[ElmoArrays]:
+    """Open `weights.hdf5`; raises ModelError, naming the file and the array.
 
     `largest`: the largest value that the compute dtype can hold.
     """
     try:
         with h5py.File(file, "r") as opened:
-            return _weights(_Arrays(file, opened, largest), options)
+            yield ElmoArrays(file, opened, largest)
     except OSError as error:
         if error.errno:
             raise ModelError(f"the weights {str(file)!r} cannot be read: {os.strerror(error.errno)}") from error
@@ -221,23 +160,27 @@ def read_weights(file: Path, options: ElmoOptions, *, largest: float) -> ElmoWei
 
 
 @dataclass(frozen=True)
-class _Arrays:
+class ElmoArrays:
     """The arrays of an open HDF5 file, checked for shape and values."""
 
     file: Path
     opened: Any
     largest: float
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.opened
+
     def take(self, name: str, *shape: int) -> Array:
-        found = self.opened.get(name)
-        if not isinstance(found, h5py.Dataset):
+        """Return an array of that shape as float32."""
+        stored = self.opened.get(name)
+        if not isinstance(stored, h5py.Dataset):
             raise ModelError(f"the weights {str(self.file)!r} do not contain {name}; use the published file")
-        if found.shape != shape or found.dtype.kind != "f":
+        if stored.shape != shape or stored.dtype.kind != "f":
             raise ModelError(
-                f"the weights {str(self.file)!r} contain {name} as {found.dtype} {found.shape}; the options "
+                f"the weights {str(self.file)!r} contain {name} as {stored.dtype} {stored.shape}; the options "
                 f"require floats of shape {shape}"
             )
-        array = np.asarray(found[()], np.float32)
+        array = np.asarray(stored[()], np.float32)
         if not np.isfinite(array).all():
             raise ModelError(f"the weights {str(self.file)!r} contain NaN or infinity in {name}; download them again")
         if np.abs(array).max(initial=0) > self.largest:
@@ -246,46 +189,3 @@ class _Arrays:
                 "choose a wider compute dtype"
             )
         return array
-
-
-def _weights(arrays: _Arrays, options: ElmoOptions) -> ElmoWeights:
-    filters, width = options.num_filters, options.projection_dim
-    convolutions = tuple(
-        (
-            arrays.take(f"CNN/W_cnn_{number}", 1, reach, options.character_dim, count)[0],
-            arrays.take(f"CNN/b_cnn_{number}", count),
-        )
-        for number, (reach, count) in enumerate(options.filters)
-    )
-    highways = tuple(
-        (
-            arrays.take(f"CNN_high_{number}/W_carry", filters, filters),
-            arrays.take(f"CNN_high_{number}/b_carry", filters),
-            arrays.take(f"CNN_high_{number}/W_transform", filters, filters),
-            arrays.take(f"CNN_high_{number}/b_transform", filters),
-        )
-        for number in range(options.highways)
-    )
-    projection = None
-    if filters != width or "CNN_proj" in arrays.opened:
-        projection = arrays.take("CNN_proj/W_proj", filters, width), arrays.take("CNN_proj/b_proj", width)
-    forward, backward = (
-        tuple(_lstm(arrays, options, direction, layer) for layer in range(options.num_layers))
-        for direction in DIRECTIONS
-    )
-    return ElmoWeights(
-        characters=arrays.take("char_embed", CHARACTERS, options.character_dim),
-        convolutions=convolutions,
-        highways=highways,
-        projection=projection,
-        lstms=(forward, backward),
-    )
-
-
-def _lstm(arrays: _Arrays, options: ElmoOptions, direction: str, layer: int) -> LstmWeights:
-    cell = f"{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-    return LstmWeights(
-        kernel=arrays.take(f"{cell}/W_0", 2 * options.projection_dim, 4 * options.cell_dim),
-        bias=arrays.take(f"{cell}/B", 4 * options.cell_dim),
-        projection=arrays.take(f"{cell}/W_P_0", options.cell_dim, options.projection_dim),
-    )
