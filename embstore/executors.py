@@ -7,24 +7,25 @@ the same command resumes.
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import re
 import signal
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from embstore.arguments import Range, checked
+from embstore.config import settings
 from embstore.devices import n_cores
-from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError, check_whole, quoted
+from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError
 
 __all__ = ["Processes", "RayExecutor"]
 
@@ -32,11 +33,9 @@ T = TypeVar("T")
 
 DEVICE_VARIABLE = "EMBSTORE_WORKER_DEVICE"  # "cpu" or "cuda" in a worker process
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-MAX_WORKERS = 100_000
 DEFAULT_WORKERS = 8  # of an executor that does not say how many it has
-CONNECT_SECONDS = 5.0
-PLACED_SECONDS = 300.0
-OBJECT_STORE_NBYTES = 128 * 2**20  # of a Ray cluster that is started here: tasks and results are small
+CONNECT_SECONDS = 5.0  # within which any machine of a network answers
+PLACED_SECONDS = 300.0  # a cluster may have to start machines first
 
 
 class Processes(ProcessPoolExecutor):
@@ -60,9 +59,13 @@ class Processes(ProcessPoolExecutor):
         For an unknown device, or numbers of workers and devices that differ.
     """
 
-    def __init__(self, n_workers: int | None = None, *, devices: Iterable[str | int] | None = None) -> None:
-        if n_workers is not None:
-            check_whole("n_workers", n_workers, 1, MAX_WORKERS)
+    @checked
+    def __init__(
+        self,
+        n_workers: Annotated[int, Range(1, 100_000)] | None = None,
+        *,
+        devices: Iterable[str | int] | None = None,
+    ) -> None:
         names = ("cpu",) * (n_workers or n_cores()) if devices is None else tuple(map(device_name, devices))
         if not names:
             raise InvalidValueError("no device is given: name one or more, such as 0,1 or cpu")
@@ -101,7 +104,7 @@ def device_name(device: str | int) -> str:
 
 def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which a process sees its device alone and uses its share of the cores."""
-    share = str(max(1, n_cores() // len(devices)))
+    share = str(settings().threads or max(1, n_cores() // len(devices)))
     threads = {} if any(name in base for name in THREAD_VARIABLES) else dict.fromkeys(THREAD_VARIABLES, share)
     if device == "cpu":
         return {DEVICE_VARIABLE: "cpu", "CUDA_VISIBLE_DEVICES": "", **threads}
@@ -137,20 +140,18 @@ def _end_with_parent() -> None:
 
 
 class RayExecutor(Executor):
-    """Run tasks on the workers (actors) of a Ray cluster.
+    """Run tasks on the workers (actors) of a Ray cluster, each of which has a CPU, and a GPU if the cluster has any.
 
     embstore of the same version must be installed on all machines; no file of this machine is sent there. Ray restarts
     a lost worker and repeats its tasks up to three times.
 
     Parameters
     ----------
-    address:
+    address : str or None
         "host:port" of the head, "ray://host:port", "auto" for the cluster that runs on this machine, or "local" to
-        start one here; by default that of RAY_ADDRESS, else "auto" if one runs, else "local".
-    n_workers:
+        start one here; by default that of RAY_ADDRESS, else one that runs here, else a new one.
+    n_workers : int or None
         How many workers; by default as many as the cluster has GPUs, or CPUs if it has no GPU.
-    gpus_per_worker, cpus_per_worker:
-        What each worker takes; by default one CPU, and one GPU if the cluster has GPUs.
 
     Raises
     ------
@@ -160,50 +161,33 @@ class RayExecutor(Executor):
         If no cluster answers, or it has no place for the workers within five minutes.
     """
 
-    def __init__(
-        self,
-        address: str | None = None,
-        *,
-        n_workers: int | None = None,
-        gpus_per_worker: float | None = None,
-        cpus_per_worker: float = 1,
-    ) -> None:
-        if n_workers is not None:
-            check_whole("n_workers", n_workers, 1, MAX_WORKERS)
-        for name, share in (("gpus_per_worker", gpus_per_worker), ("cpus_per_worker", cpus_per_worker)):
-            if share is not None and not (isinstance(share, int | float) and 0 <= share < math.inf):
-                raise InvalidValueError(f"{name} {quoted(share)} is not allowed: give 0 or more")
+    @checked
+    def __init__(self, address: str | None = None, *, n_workers: Annotated[int, Range(1, 100_000)] | None = None):
         if find_spec("ray") is None:
             raise MissingPackageError("a Ray cluster needs the package ray: pip install 'embstore[ray]'")
-        _check_address(address)
         import ray
 
+        self._ray: Any = ray
         self._started = not ray.is_initialized()
         if self._started:
-            _connect(ray, address, n_cpus=(n_workers or 1) * cpus_per_worker)
-        api: Any = ray
-        resources: Mapping[str, float] = api.cluster_resources()
-        gpus = float(resources.get("GPU", 0) > 0) if gpus_per_worker is None else gpus_per_worker
-        self.n_workers = n_workers or _n_fitting(resources, cpus_per_worker, gpus)
-        kind: Any = ray.remote(_RayWorker).options(
-            num_cpus=cpus_per_worker,
-            num_gpus=gpus,
-            max_restarts=3,
-            max_task_retries=3,
-            scheduling_strategy="SPREAD",
-        )
-        self._ray = api
-        self._workers = [kind.remote("cuda" if gpus > 0 else "cpu") for _ in range(self.n_workers)]
+            _require_listening(address)
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            except Exception as error:
+                raise ExecutorError(f"cannot connect to a Ray cluster: {one_line(error)}") from error
+        resources = self._ray.cluster_resources()
+        kind = "GPU" if resources.get("GPU") else "CPU"
+        self.n_workers = n_workers or max(1, int(resources.get(kind, 1)))
+        options = {"num_gpus": int(kind == "GPU"), "max_restarts": 3, "max_task_retries": 3}
+        actor = self._ray.remote(_RayWorker).options(num_cpus=1, scheduling_strategy="SPREAD", **options)
+        self._workers = [actor.remote("cuda" if kind == "GPU" else "cpu") for _ in range(self.n_workers)]
         self._pending: dict[Future[Any], int] = {}
         self._closed = False
         ready = [worker.is_ready.remote() for worker in self._workers]
         placed, _ = ray.wait(ready, num_returns=len(ready), timeout=PLACED_SECONDS)
         if len(placed) < len(ready):
             self.shutdown(cancel_futures=True)
-            raise ExecutorError(
-                f"the Ray cluster has places for {len(placed)} of {len(ready)} workers with {cpus_per_worker:g} CPUs "
-                f"and {gpus:g} GPUs each: ask for fewer"
-            )
+            raise ExecutorError(f"the Ray cluster has places for {len(placed)} of {len(ready)} workers: ask for fewer")
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a function on the worker with the fewest tasks; the function and its arguments are pickled."""
@@ -211,22 +195,19 @@ class RayExecutor(Executor):
             raise RuntimeError("cannot schedule new futures after shutdown")
         loads = list(self._pending.copy().values())
         number = min(range(self.n_workers), key=loads.count)
-        call = self._ray.cloudpickle.dumps((function, args, kwargs))
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         self._pending[future] = number
         future.add_done_callback(lambda done: self._pending.pop(done, None))
-        reference = self._workers[number].call.remote(call)
+        reference = self._workers[number].call.remote(self._ray.cloudpickle.dumps((function, args, kwargs)))
         reference.future().add_done_callback(lambda answer: _hand_on(answer, future))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Release the workers, after the tasks that were submitted unless `cancel_futures`."""
         self._closed = True
-        pending = list(self._pending)
-        if wait and not cancel_futures:
-            for future in pending:
-                future.exception()
+        for future in list(self._pending) if wait and not cancel_futures else ():
+            future.exception()
         for worker in self._workers:
             self._ray.kill(worker)
         self._workers = []
@@ -235,10 +216,7 @@ class RayExecutor(Executor):
 
 
 class _RayWorker:
-    """A Ray actor that runs whatever it is given.
-
-    Calls and results are pickled here: Ray itself would return arrays that are read-only.
-    """
+    """A Ray actor that runs whatever it is given; calls and results are pickled here, as Ray's arrays are read-only."""
 
     def __init__(self, device: str) -> None:
         os.environ[DEVICE_VARIABLE] = device
@@ -254,57 +232,28 @@ class _RayWorker:
 def _hand_on(answer: Future[Any], future: Future[Any]) -> None:
     """Give a future what Ray answered; an error without the traceback that Ray adds to its text."""
     error = answer.exception()
-    if error is None:
-        try:
+    try:
+        if error is None:
             future.set_result(pickle.loads(answer.result()))
-        except Exception as failure:
-            future.set_exception(failure)
-        return
-    cause = getattr(error, "cause", None)
+            return
+    except Exception as failure:
+        error = failure
+    cause = getattr(error, "cause", error)
     future.set_exception(cause if isinstance(cause, Exception) else ExecutorError(f"a Ray worker was lost: {error}"))
 
 
-def _connect(ray: Any, address: str | None, *, n_cpus: float) -> None:
-    """Connect to the cluster, or start one; raises ExecutorError in one line."""
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if address is None and "RAY_ADDRESS" not in os.environ:
-            try:
-                ray.init(address="auto", **quiet)
-            except ConnectionError:
-                address = "local"
-        if address == "local":
-            size = max(os.cpu_count() or 1, int(n_cpus))
-            options = {"include_dashboard": False, "object_store_memory": OBJECT_STORE_NBYTES}
-            ray.init(address="local", num_cpus=size, **options, **quiet)
-        elif not ray.is_initialized():
-            ray.init(address=address, **quiet)
-    except Exception as error:
-        named = "" if address is None else f" at {address}"
-        raise ExecutorError(f"cannot connect to a Ray cluster{named}: {one_line(error)}") from error
-
-
-def _check_address(address: str | None) -> None:
-    """Refuse what is no address of a Ray cluster, and one where nothing listens, before Ray waits for it."""
+def _require_listening(address: str | None) -> None:
+    """Refuse an address where nothing listens, for which Ray would wait."""
     if address is None or address in ("auto", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in host:
-        raise InvalidValueError(
-            f"{address!r} is not the address of a Ray cluster: give host:port, ray://host:port, auto or local"
-        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise ExecutorError(
-            f"no Ray cluster answers at {address}: {error.strerror or error}; "
-            "give the address that `ray start --head` prints"
+            f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}; give host:port or "
+            "ray://host:port, as `ray start --head` prints it, auto or local"
         ) from error
-
-
-def _n_fitting(resources: Mapping[str, float], cpus: float, gpus: float) -> int:
-    fits = [resources.get(name, 0) / each for name, each in (("CPU", cpus), ("GPU", gpus)) if each > 0]
-    return max(1, int(min(fits, default=1)))
 
 
 def n_workers_of(executor: Executor) -> int:
@@ -320,35 +269,28 @@ def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_fli
     memory. Raises the error of the first call that fails, and ExecutorError if workers are lost; closing the iterator
     cancels what has not begun.
     """
-    most = in_flight or 2 * n_workers_of(executor)
-    futures: deque[Future[T]] = deque()
-    try:
-        with _naming_lost_workers():
-            for call in calls:
-                if len(futures) >= most:
-                    yield futures.popleft().result()
-                futures.append(executor.submit(_run, call))
-            while futures:
-                yield futures.popleft().result()
-    finally:
-        for future in futures:
-            future.cancel()
+    return _iter(executor, calls, in_flight, in_order=True)
 
 
 def iter_completed(executor: Executor, calls: Iterable[Callable[[], T]]) -> Generator[T]:
     """Run calls as `iter_results` does and yield their results as they complete."""
-    most = 2 * n_workers_of(executor)
-    futures: set[Future[T]] = set()
+    return _iter(executor, calls, None, in_order=False)
+
+
+def _iter(
+    executor: Executor, calls: Iterable[Callable[[], T]], in_flight: int | None, *, in_order: bool
+) -> Generator[T]:
+    most = in_flight or 2 * n_workers_of(executor)
+    futures: list[Future[T]] = []
     try:
         with _naming_lost_workers():
-            for call in calls:
-                futures.add(executor.submit(_run, call))
-                while len(futures) >= most:
-                    done, futures = wait(futures, return_when=FIRST_COMPLETED)
+            for call in chain(calls, [None]):
+                while len(futures) >= (most if call is not None else 1):
+                    done = futures[:1] if in_order else list(wait(futures, return_when=FIRST_COMPLETED).done)
+                    futures = [future for future in futures if future not in done]
                     yield from map(Future.result, done)
-            while futures:
-                done, futures = wait(futures, return_when=FIRST_COMPLETED)
-                yield from map(Future.result, done)
+                if call is not None:
+                    futures.append(executor.submit(_run, call))
     finally:
         for future in futures:
             future.cancel()

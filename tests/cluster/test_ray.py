@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.errors import ExecutorError, InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.errors import ExecutorError, MissingPackageError, NonFiniteError
 from embstore.executors import RayExecutor, iter_completed, iter_results
 from tests.cluster.ray_head import RayHead, free_port
 from tests.cluster.specs import first, use_fake_specs
@@ -90,7 +90,7 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
 @pytest.mark.parametrize("address", ["here", "host:", ":10", "host:99999", "http://host:10", "ray://host"])
 def test_a_malformed_address_is_refused(address: str) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(InvalidValueError, match="give host:port"):
+    with pytest.raises(ExecutorError, match="give host:port"):
         RayExecutor(address)
 
 
