@@ -121,9 +121,7 @@ def read_analogies(path: Path, *, name: str) -> Analogies:
             raise line_error(path, number, f"{quoted(line)}: give four words, or a section's name after a colon")
         questions.append((fields[0], fields[1], fields[2], fields[3]))
     if not questions or (starts and starts[-1][1] == len(questions)):
-        raise CorpusError(
-            f"{path}: no question in {'its last section' if questions else 'it'}: give four words a line"
-        )
+        raise CorpusError(f"{path}: no question in {'its last section' if questions else 'it'}: give four words a line")
     if starts and starts[0][1] > 0:
         raise CorpusError(
             f"{path}: there are questions before the first section, {starts[0][0]!r}: name theirs in a line before them"

@@ -102,9 +102,7 @@ def _labeled_words(path: Path, label: str | None, columns: str | None) -> Iterat
     for sentence in open_corpus(path, format=name, columns=columns):
         if column not in sentence.labels:
             has = ", ".join(sentence.labels) or "none"
-            raise CorpusError(
-                f"{path}: no label column {quoted(column)}; it has {has}: name one with --label"
-            )
+            raise CorpusError(f"{path}: no label column {quoted(column)}; it has {has}: name one with --label")
         labels = _at_last_words(sentence, sentence.labels[column])
         found = found or any(label is not None for label in labels)
         yield LabeledWords(sentence.words, labels)

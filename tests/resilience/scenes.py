@@ -274,9 +274,7 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
     def state(folder: Path, whole: Whole) -> str:
         """The index is that of before or after, or it is absent."""
         assert es.verify(folder / "store.zarr").ok
-        found, *others = (
-            _below(each, f"store.zarr/{INDEX}") for each in (tree(folder), whole.before, whole.after, {})
-        )
+        found, *others = (_below(each, f"store.zarr/{INDEX}") for each in (tree(folder), whole.before, whole.after, {}))
         assert found in others
         return ("old", "new", "absent")[others.index(found)]
 
