@@ -295,7 +295,7 @@ def test_baselines_are_those_of_an_svd() -> None:
     for count in (1, 2, 9, 40, 700):
         vectors = rng.normal(size=(count, 20)) + 3
         mean = vectors.mean(0)
-        moments = LayerMoments(mean, (vectors - mean).T @ (vectors - mean), 1.0, count)
+        moments = LayerMoments(mean, (vectors - mean).T @ (vectors - mean), count)
         for centered in (False, True):
             expected = explained(vectors, centered=centered)
             assert sample_mev(vectors, centered=centered) == pytest.approx(expected, abs=1e-9, nan_ok=True)
@@ -322,7 +322,7 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
         "'river' has no selected occurrence",
     )
     one_line(lambda: sample_mev(np.array([[1.0, np.inf]])), NonFiniteError, "vector 0")
-    moments = LayerMoments(np.ones(2), np.full((2, 2), np.nan), 1.0, 3)
+    moments = LayerMoments(np.ones(2), np.full((2, 2), np.nan), 3)
     one_line(lambda: moments.mev(centered=True), NonFiniteError, "not finite")
 
 

@@ -12,6 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
+from embstore.analysis.geometry.layer_measures import MEASURES
 from embstore.analysis.geometry.moments import Moments, MomentSums
 from embstore.analysis.geometry.spectra import explained_shares, sample_mev
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Precision, Scope, scan, selected
@@ -25,8 +26,8 @@ from embstore.store import Selection, Store
 from embstore.store.layout import Layers
 
 PAPER_METRICS = ("selfsim", "intrasim", "mev", "anisotropy")
-LAYER_METRICS = ("mean_norm", "participation_ratio", "effective_rank", "top_component")
-METRICS = (*PAPER_METRICS, *LAYER_METRICS)
+SPECTRUM_METRICS = ("participation_ratio", "effective_rank", "top_component")
+METRICS = (*PAPER_METRICS, *MEASURES, *SPECTRUM_METRICS)
 COSINE_METRICS = frozenset({"selfsim", "intrasim", "anisotropy"})
 PART_TIMES = 16  # a part is at least this many times the state that it makes, so that merging takes little
 THREAD_BLOCKS = 6  # blocks of float32 that a thread holds: as read, converted, shifted
@@ -168,18 +169,18 @@ class _Inputs:
                 )
         return cls(selection, metrics, words, sentences, centered)
 
-    def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Cosines | Moments]]]:
+    def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Any]]]:
         """Yield what is reduced in each pass: all vectors first, then words whose sums exceed the memory."""
         selection, metrics = self.selection, set(self.metrics)
         codes = selection.store.index.type[selection.rows_at(0, len(selection))]
         size = max(1, memory // 12 // (8 * selection.store.hidden_size))
         types = self.words.members if "selfsim" in metrics else self.words.members[:0]
-        reducers: dict[str, Cosines | Moments] = {}
+        reducers: dict[str, Any] = {name: MEASURES[name]() for name in self.metrics if name in MEASURES}
         if metrics & {"selfsim", "intrasim"} or (self.sample is None and metrics & COSINE_METRICS):
             words = Groups.of(codes, types[:size])
             reducers["cosines"] = Cosines(words=words, sentences=self.sentences)
-        if metrics & {*LAYER_METRICS} or ("mev" in metrics and self.sample is None):
-            reducers["moments"] = _LayerMeasures([m for m in LAYER_METRICS if m in metrics], centered=self.centered)
+        if metrics & {*SPECTRUM_METRICS} or ("mev" in metrics and self.sample is None):
+            reducers["moments"] = _LayerMeasures([m for m in SPECTRUM_METRICS if m in metrics], centered=self.centered)
         if reducers:
             yield selection, reducers
         for start in range(size, len(types), size):
@@ -209,7 +210,7 @@ class _LayerMeasures(Moments):
         return measures | {"mev": moments.mev(centered=self._centered)}
 
 
-def _limits(part: Selection, reducers: dict[str, Cosines | Moments]) -> dict[str, Any]:
+def _limits(part: Selection, reducers: dict[str, Any]) -> dict[str, Any]:
     """The limits of `scan`: half of the memory for states and half for blocks, and parts large compared with states."""
     memory, size = settings().nbytes, part.store.hidden_size
     block_rows = max(1, min(BLOCK_NBYTES, memory // 64) // (4 * size))
@@ -273,9 +274,10 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     n_rows = len(selection)
     if "anisotropy" in metrics:
         yield _layer_frame("anisotropy", layer, n_rows if drawn is None else len(drawn), anisotropy)
-    for metric in LAYER_METRICS:
+    for metric in (*MEASURES, *SPECTRUM_METRICS):
         if metric in metrics:
-            yield _layer_frame(metric, layer, n_rows, found["moments"][metric])
+            value = found[metric] if metric in MEASURES else found["moments"][metric]
+            yield _layer_frame(metric, layer, n_rows, value)
 
 
 def _frame(

@@ -19,7 +19,7 @@ _SHIFT_ROWS = 256
 
 @dataclass
 class MomentSums:
-    """Sums over vectors x minus `shift`: of x, of x x^T (both float64), of |x| without the shift, and the count.
+    """Sums over vectors x minus `shift`: of x and of x x^T (both float64), and the count.
 
     `shift` is about the mean of the first vectors, None before there are any. `product` is the buffer for x x^T of a
     block: allocating it for each block would grow the process.
@@ -29,7 +29,6 @@ class MomentSums:
     second: torch.Tensor
     product: torch.Tensor
     shift: torch.Tensor | None = None
-    norms: float = 0.0
     count: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -42,7 +41,6 @@ class LayerMoments:
 
     mean: NDArray[np.float64]
     scatter: NDArray[np.float64]
-    mean_norm: float
     count: int
 
     @cached_property
@@ -117,7 +115,6 @@ class Moments:
         shifted = batch.vectors - state.shift
         state.second += symmetric_product(shifted.T, out=state.product)
         state.sum += shifted.sum(0, dtype=torch.float64)
-        state.norms += float(batch.norms.sum(dtype=torch.float64))
         state.count += len(batch)
         return state
 
@@ -129,7 +126,6 @@ class Moments:
         state.second.addr_(difference, other.sum).addr_(other.sum, difference)
         state.second.addr_(difference, difference, alpha=other.count)
         state.sum += other.sum + other.count * difference
-        state.norms += other.norms
         state.count += other.count
         return state
 
@@ -137,4 +133,4 @@ class Moments:
         total = state.sum.cpu().numpy()
         scatter = state.second.cpu().numpy() - np.outer(total, total) / state.count
         shift = np.zeros_like(total) if state.shift is None else state.shift.double().cpu().numpy()
-        return LayerMoments(shift + total / state.count, scatter, state.norms / state.count, state.count)
+        return LayerMoments(shift + total / state.count, scatter, state.count)
