@@ -30,7 +30,7 @@ from embstore.store.check.consistency import index_faults
 from embstore.store.index import Index, rows_by_type
 from embstore.store.metadata import Metadata, check_metadata
 from embstore.store.storage.files import remove, replacing, storing
-from embstore.store.storage.location import ObjectPath, parse_location
+from embstore.store.storage.location import ObjectPath, exists_already, parse_location
 from embstore.store.storage.lock import StoreLock, new_path
 from embstore.store.vectors import INT8_FILL
 from embstore.store.zarr.format import NODE
@@ -61,7 +61,7 @@ def create_store(
         return
     with StoreLock(path):
         if os.path.lexists(path):
-            raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
+            raise exists_already(path)
         with built(path, metadata=metadata, index=index, center=center):
             pass
 

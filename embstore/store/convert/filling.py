@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, InvalidValueError, NonFiniteError, StorageError
+from embstore.errors import EmbstoreError, NonFiniteError, StorageError
 from embstore.progress import Progress, reporting
 from embstore.store.backend import Reader, exists, open_reader, require_writable
 from embstore.store.index import Index
@@ -20,7 +20,7 @@ from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.opening import open_store
 from embstore.store.source import FileSource
 from embstore.store.storage.files import crc32c, storing
-from embstore.store.storage.location import ObjectPath
+from embstore.store.storage.location import ObjectPath, exists_already
 from embstore.store.store import Store
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, bfloat16_bits, quantize
 from embstore.store.writer import StoreWriter, create_store, remove_store
@@ -86,7 +86,7 @@ def require_free_path(path: Path | ObjectPath) -> None:
     """Raise InvalidValueError where no store can be made at `path`: no folder, or a finished store or another file."""
     require_writable(path)
     if exists(path) and _unfinished(path) is None:
-        raise _exists_already(path)
+        raise exists_already(path)
 
 
 def _create_or_resume(
@@ -100,7 +100,7 @@ def _create_or_resume(
         return True
     reader = _unfinished(path)
     if reader is None or reader.metadata.provenance != metadata.provenance:
-        raise _exists_already(path)
+        raise exists_already(path)
     arrays = index.arrays()
     if center is not None:
         arrays["center"] = center
@@ -108,12 +108,8 @@ def _create_or_resume(
         reader.arrays[name] == StoredArray(array.shape, crc32c(array)) for name, array in arrays.items()
     )
     if not same:
-        raise _exists_already(path)
+        raise exists_already(path)
     return False
-
-
-def _exists_already(path: Path | ObjectPath) -> InvalidValueError:
-    return InvalidValueError(f"{path} exists already: choose another path, or remove it first")
 
 
 def _unfinished(path: Path | ObjectPath) -> Reader | None:

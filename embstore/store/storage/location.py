@@ -110,6 +110,11 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     return ObjectPath(f"{scheme}://{rest}")
 
 
+def exists_already(path: Path | ObjectPath) -> InvalidValueError:
+    """Return the error for a path at which no store can be created, since something is there."""
+    return InvalidValueError(f"{path} exists already: choose another path, or remove it first")
+
+
 def require_distinct(locations: Iterable[str | os.PathLike[str] | ObjectPath]) -> None:
     """Raise InvalidValueError if two paths or URLs of stores name one place, by whatever spelling or link."""
     known: dict[str, object] = {}

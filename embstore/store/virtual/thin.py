@@ -22,7 +22,6 @@ from embstore.store.layout import Layers, resolve_layers
 from embstore.store.metadata import Metadata
 from embstore.store.opening import members_at
 from embstore.store.source import FileSource
-from embstore.store.storage.base import Storage
 from embstore.store.storage.files import crc32c, storing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import parse_location
@@ -39,8 +38,6 @@ from embstore.store.zarr.format import (
     is_packed,
     packed,
     packed_node,
-    shard_end,
-    shard_key,
     shard_parts,
 )
 from embstore.store.zarr.reader import ZarrReader
@@ -119,7 +116,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         if crc32c(reader.column(name)) != reader.arrays[name].crc32c:
             raise StoreDamagedError(f"{name} of {storage.path} was changed: repair the store before it is thinned")
     metadata = replace(found, kept=kept)
-    whole = [number for number in range(metadata.n_partitions) if all(_whole(storage, metadata, number))]
+    whole = [number for number in range(metadata.n_partitions) if all(reader.whole_shards(number))]
     order = sorted({whole[0], whole[len(whole) // 2], whole[-1]}) if whole and check == "sample" else whole
     with reporting(settings().progress, total=len(order), unit="partitions", label="compute again") as report:
         same: set[int] = set()
@@ -136,7 +133,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
         for number in range(metadata.n_partitions):
             if number in whole:
                 writer.thin(number, _checked_arrays(reader, number))
-            elif not kept or any(_whole(storage, metadata, number)):  # interrupted
+            elif not kept or any(reader.whole_shards(number)):  # interrupted
                 writer.keep(number, _arrays(reader, number, kept_positions(metadata, number)) if kept else {})
             report(number + 1)
     storage.finish()
@@ -145,13 +142,6 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
     for folder, _, _ in os.walk(storage.path, topdown=False):
         with suppress(OSError):  # not empty
             os.rmdir(folder)
-
-
-def _whole(storage: Storage, metadata: Metadata, number: int) -> list[bool]:
-    """Return for each shard of a partition whether it has all layers."""
-    start, stop = metadata.layout.span(number)
-    specs = payload_specs(metadata, number)
-    return [storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0] for spec in specs]
 
 
 def _declare(storage: LocalStorage, reader: ZarrReader, metadata: Metadata) -> None:
@@ -209,7 +199,7 @@ def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None,
 
     def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         specs = payload_specs(reader.metadata, number)
-        if not all(_whole(reader.storage, reader.metadata, number)):
+        if not all(reader.whole_shards(number)):
             return  # it was thinned before an interruption
         stored = _checked_arrays(reader, number)
         if any(not np.array_equal(stored[name].view(np.uint8), arrays[name].view(np.uint8)) for name in stored):

@@ -337,17 +337,18 @@ class ZarrReader:
         layers = self.metadata.layers if spec.dims[0] == "layer" else self.metadata.blocks
         if size is None or layers[position] in (self.metadata.kept or ()):
             return size is not None
-        return self._is_whole(spec.first + partition % self.metadata.layout.n_partitions)
+        return all(self.whole_shards(spec.first + partition % self.metadata.layout.n_partitions))
 
     def _is_computed(self, array: str, position: int, partition: int) -> bool:
         return self._recomputed is not None and not self.is_kept(array, position, partition)
 
-    def _is_whole(self, number: int) -> bool:
+    def whole_shards(self, number: int) -> list[bool]:
+        """Return for each shard of a partition, counted over the store, whether it is there with all layers."""
         start, stop = self.metadata.layout.span(number)
-        return all(
+        return [
             self.storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0]
             for spec in payload_specs(self.metadata, number)
-        )
+        ]
 
     def _shard(self, array: str, partition: int, position: int) -> Shard:
         spec = self.specs[array]
@@ -436,12 +437,11 @@ class ZarrReader:
         records = self.commits() if self._records is None else self._records
         if not committed(records, self.metadata.layout)[number]:
             return None
-        return None if self._is_folder and self._is_whole(number) else self._expected(number)
+        return None if self._is_folder and all(self.whole_shards(number)) else self._expected(number)
 
     def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool = False) -> Shard:
+        file = MappedFile(self._shard_file(spec, partition, again=again), random=True, of=f" of partition {partition}")
         chunk_rows = self._chunk_rows[spec.path]
-        path = self._shard_file(spec, partition, again=again)
-        file = MappedFile(path, random=True, of=f" of partition {partition}")
         row_nbytes = spec.dtype.itemsize * math.prod(spec.shape[2:])
         return Shard(file, (spec.shape[0], spec.shard[1] // chunk_rows), chunk_rows * row_nbytes)
 

@@ -28,6 +28,7 @@ from embstore.store.arrays import (
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.files import crc32c, write_file
+from embstore.store.storage.location import exists_already
 from embstore.store.virtual.fingerprints import fingerprints
 from embstore.store.virtual.recomputed import crc_of, fingerprint_bytes, kept_fault, virtual_chunks
 from embstore.store.zarr.format import (
@@ -78,7 +79,7 @@ def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDA
     Resumes what an interrupted call left. Raises InvalidValueError where a store, or a part of another one, exists.
     """
     if storage.size(NODE) is not None:
-        raise _exists(storage)
+        raise exists_already(storage.path)
     objects = static_objects(metadata, frozen)
     root = objects.pop(NODE)
     first = f"{COMMITS}/{NODE}"
@@ -92,21 +93,17 @@ def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDA
     for key, parts in objects.items():
         _create(storage, key, parts)
     if not storage.put_new(NODE, root) and not storage.holds(NODE, root):
-        raise _exists(storage)
+        raise exists_already(storage.path)
 
 
 def _create(storage: Storage, key: str, parts: Parts) -> None:
     if not storage.put_new(key, parts) and not storage.holds(key, parts):
         if storage.size(NODE) is not None:
-            raise _exists(storage)
+            raise exists_already(storage.path)
         raise InvalidValueError(
             f"{storage.url(key)} belongs to another store whose creation was interrupted: remove what is below "
             f"{storage.path}, or choose another address"
         )
-
-
-def _exists(storage: Storage) -> InvalidValueError:
-    return InvalidValueError(f"{storage.path} exists already: choose another address, or remove it first")
 
 
 class ZarrWriter:
@@ -134,10 +131,11 @@ class ZarrWriter:
         A shard is created once. One that exists, from an earlier run or another worker, is checked and kept, and the
         CRC32C is that of its bytes; one that cannot be a shard of this partition is replaced.
         """
-        if self.metadata.kept is not None:
-            return self._write_virtual(partition, arrays)
-        crc = 0
-        for spec in payload_specs(self.metadata, partition):
+        specs, crc = payload_specs(self.metadata, partition), 0
+        if self.metadata.kept is not None:  # of the shards that a virtual store has not
+            self.thin(partition, arrays)
+            return crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs])
+        for spec in specs:
             parts = shard_parts(spec, arrays[spec.path])
             key = shard_key(spec, partition)
             for _ in range(_TRIES):
@@ -152,13 +150,6 @@ class ZarrWriter:
                 self._storage.delete(key)
             else:
                 raise StorageError(f"{self._storage.url(key)} is changed by another process: let only one write")
-        return crc
-
-    def _write_virtual(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Write what a virtual store keeps of a partition, and return the CRC32C of the shards that it has not."""
-        specs = payload_specs(self.metadata, partition)
-        crc = crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs])
-        self.thin(partition, arrays)
         return crc
 
     def thin(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
