@@ -100,7 +100,7 @@ def test_the_table_is_that_of_plain_python(words: list[str] | None, suffix: str,
     assert store.select(labels={"checked": True}, where="author = 'Woolf'").rows.tolist() == [
         at for at, row in enumerate(expected) if row["checked"] and row["author"] == "Woolf"
     ]
-    part = es.export(store.select(where="score < 1"), tmp_path / f"part{suffix}", progress=False)
+    part = es.export(store.select(where="score < 1"), tmp_path / f"part{suffix}")
     some = [row for row in expected if row["score"] is not None and row["score"] < 1]
     assert part.table(columns=columns[2:]).to_dicts() == [{name: row[name] for name in columns[2:]} for row in some]
     assert es.verify(part.path).ok

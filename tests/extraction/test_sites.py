@@ -197,17 +197,17 @@ def test_workers_write_all_sites(tmp_path: Path) -> None:
 @pytest.mark.quick(1)
 def test_all_sites_are_exported(tmp_path: Path, start: str, end: str) -> None:
     store = es.extract(plan(), tmp_path / f"x{start}")
-    es.export(store.site("value"), tmp_path / f"copy{end}", progress=False)
+    es.export(store.site("value"), tmp_path / f"copy{end}")
     require_all_sites(tmp_path / f"copy{end}")
-    es.export(store.select(rows=slice(10, 300), layers=[0, 2]), tmp_path / f"part{end}", progress=False)
+    es.export(store.select(rows=slice(10, 300), layers=[0, 2]), tmp_path / f"part{end}")
     require_all_sites(tmp_path / f"part{end}", layers=(0, 2))
-    half = es.export(store, tmp_path / f"half{end}", dtype="float16", progress=False).site("query")
+    half = es.export(store, tmp_path / f"half{end}", dtype="float16").site("query")
     assert half.dtype == "float16"
     assert es.verify(half.path).ok
     np.testing.assert_allclose(half.select().vectors(), store.site("query").select().vectors(), atol=1e-3)
     for dtype, layers, message in (("int8", [1], "int8 is possible"), (None, [0], "layer 0 comes before")):
         with pytest.raises(InvalidValueError, match=message):
-            es.export(store.select(layers=layers), tmp_path / "no.zarr", dtype=dtype, progress=False)
+            es.export(store.select(layers=layers), tmp_path / "no.zarr", dtype=dtype)
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:

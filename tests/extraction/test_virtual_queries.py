@@ -108,7 +108,7 @@ def exported(store: es.Store) -> Any:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        found = es.export(store, Path(folder) / "x.h5", progress=False)
+        found = es.export(store, Path(folder) / "x.h5")
         return found.digest, found.vectors(np.arange(found.n_rows)).tobytes()
 
 

@@ -245,9 +245,7 @@ def split(store: es.Store, folder: Path, count: int = 3) -> es.Store:
     folder.mkdir()
     cuts = store.index.indptr[np.linspace(0, len(store.index.texts), count + 1).astype(int)].tolist()
     parts = pairwise(cuts)
-    return es.open(
-        [es.export(store.select(rows=slice(*span)), folder / f"{span[0]}.zarr", progress=False).path for span in parts]
-    )
+    return es.open([es.export(store.select(rows=slice(*span)), folder / f"{span[0]}.zarr").path for span in parts])
 
 
 @pytest.mark.slow
@@ -296,13 +294,13 @@ def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str
 @pytest.mark.quick(1)
 def test_copies_are_one_store(made: dict[str, es.Store], kind: str, tmp_path: Path) -> None:
     store = made[kind]
-    copy = es.export(store, tmp_path / "copy.h5", progress=False)
+    copy = es.export(store, tmp_path / "copy.h5")
     assert copy.table().equals(store.table())
     assert es.verify(copy.path).ok
     tolerance = 0.01 if store.dtype == "int8" else 0
     np.testing.assert_allclose(copy.select().vectors(), vectors_of(store), rtol=0, atol=tolerance)
     part = store.select(rows=[3, 200, 201, 400], layers=[0, 2])
-    some = es.export(part, tmp_path / "some.zarr", progress=False)
+    some = es.export(part, tmp_path / "some.zarr")
     tables = [each.table().drop("occurrence", "sentence", "document").to_dicts() for each in (some.select(), part)]
     assert tables[0] == tables[1]
     np.testing.assert_allclose(some.select().vectors(), part.vectors(), rtol=0, atol=tolerance)
@@ -473,7 +471,7 @@ def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
     with pytest.raises(MissingRowsError, match=r"b\.zarr"):
         next(store.scan(0))
     with pytest.raises(MissingRowsError):
-        es.export(store, tmp_path / "copy.zarr", progress=False)
+        es.export(store, tmp_path / "copy.zarr")
     expected = np.concatenate([whole.vectors[0], made.vectors[0]])
     expected[missing] = np.nan
     np.testing.assert_array_equal(np.concatenate([each.copy() for _, each in store.scan(0, missing="nan")]), expected)

@@ -15,6 +15,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import embstore as es
 from embstore.errors import (
     InvalidValueError,
     MissingRowsError,
@@ -212,7 +213,8 @@ def test_all_words_named_is_the_whole_store(made: Made, tmp_path: Path) -> None:
 
 def test_progress_counts_rows(made: Made, tmp_path: Path) -> None:
     calls: list[tuple[int, int | None]] = []
-    export(made.store, tmp_path / "out.zarr", progress=lambda done, total: calls.append((done, total)))
+    with es.config(progress=lambda *call: calls.append(call)):
+        export(made.store, tmp_path / "out.zarr")
     count = len(made.table)
     assert calls == [*((start, count) for start in range(0, count, 256)), (count, count)]
 

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.arguments import checked
-from embstore.errors import InvalidValueError, MissingRowsError, check_choice
-from embstore.progress import Progress
+from embstore.config import settings
+from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.store.convert.filling import (
     PartitionBuffer,
     fill_store,
@@ -28,7 +28,7 @@ from embstore.store.opening import open_store
 from embstore.store.reading.scan import RowReader
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Selection, Store
-from embstore.store.vectors import DTYPES, STORAGE_DTYPE, decode
+from embstore.store.vectors import STORAGE_DTYPE, decode
 
 LEFT_OUT = "left out of an export"
 BATCH_NBYTES = 2 * 2**20
@@ -41,9 +41,8 @@ def export(
     data: str | os.PathLike[str] | ObjectPath | Store | Selection,
     out: str | os.PathLike[str] | ObjectPath,
     *,
-    dtype: str | None = None,
+    dtype: Literal["float32", "float16", "bfloat16", "int8"] | None = None,
     check: bool = True,
-    progress: Progress = None,
 ) -> Store:
     """Copy a finished store, or a selection of its rows and layers, to the new path `out` (.zarr, .h5, s3://...).
 
@@ -51,8 +50,8 @@ def export(
 
     `data`: a path, an open store, or a selection with ascending rows. `dtype`: that of the source by default; what is
     not converted is copied bit for bit, int8 codes included. `check`: compare everything that is read with its
-    checksums first. `progress`: a function of (rows written, rows in all), or False for no bar. Of a model or corpus
-    that was given by its path, the copy names the file without its folders. The same call resumes an interrupted copy.
+    checksums first. Of a model or corpus that was given by its path, the copy names the file without its folders. The
+    same call resumes an interrupted copy.
 
     Example::
 
@@ -74,7 +73,6 @@ def export(
         )
     layers = tuple(sorted(set(data.layers))) if isinstance(data, Selection) else source.metadata.layers
     dtype = source.dtype if dtype is None else dtype
-    check_choice("dtype", dtype, DTYPES)
     rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
     metadata = _metadata(_without_folders(source.metadata), layers, rows, dtype)
@@ -86,7 +84,7 @@ def export(
         index=source.index if rows is None else source.index.subset(rows),
         center=copy.center,
         fill=copy.fill,
-        progress=progress,
+        progress=settings().progress,
         label="export",
     )
 

@@ -6,19 +6,24 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
+from embstore.arguments import checked
+from embstore.config import settings
 from embstore.errors import InvalidValueError, MissingRowsError
-from embstore.progress import Progress, reporting
+from embstore.progress import reporting
 from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing_table, write_file
 from embstore.store.storage.safetensors import header
 from embstore.store.vectors import VALUE_DTYPE
+
+if TYPE_CHECKING:
+    from embstore.store.store import Selection
 
 FILES = (".parquet", ".safetensors")
 BATCH_NBYTES = 2**23  # of vectors that are read at a time
@@ -79,14 +84,14 @@ def arrow_stream(selection: Any, *, columns: Sequence[str] | None) -> Any:
     return frame.collect_batches(chunk_size=_batch_rows(selection, n_layers), maintain_order=True)
 
 
-def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progress = None) -> Path:
+@checked
+def write_table(selection: Selection, out: str | os.PathLike[str]) -> Path:
     """Write the occurrence table and vectors of a selection to a new .parquet or .safetensors file, in bounded memory.
 
     Numbers are those that `vectors()` returns, to the bit: float16 stays float16; bfloat16 becomes float32 in Parquet
     and stays in safetensors; int8 becomes float32. Parquet: the columns of `table()` and one list of fixed size a
     layer, `layer_0`. Safetensors: a tensor [occurrence, feature] a layer, and `occurrence`, `sentence`, `position`
-    and `source` as int64. The file appears once it is complete. `progress`: a function of (done, total) in rows, of
-    safetensors counted for each layer, or False for no bar.
+    and `source` as int64. The file appears once it is complete.
 
     Raises InvalidValueError for another suffix and for a path that is taken, MissingRowsError for rows not written
     yet, StorageError.
@@ -106,7 +111,7 @@ def write_table(selection: Any, out: str | os.PathLike[str], *, progress: Progre
     about = {"embstore": json.dumps(as_json(store.metadata))}
     is_parquet = path.suffix == ".parquet"
     total = len(selection) * (1 if is_parquet else len(selection.layers))
-    with replacing_table(path) as partial, reporting(progress, total=total, label="export") as report:
+    with replacing_table(path) as partial, reporting(settings().progress, total=total, label="export") as report:
         if is_parquet:
             row_nbytes = store.hidden_size * VALUE_DTYPE[store.dtype].itemsize * len(selection.layers)
             group = max(1024, min(TABLE_ROWS, GROUP_NBYTES // row_nbytes))
