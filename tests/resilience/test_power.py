@@ -113,7 +113,8 @@ def test_every_fsync_is_needed(tmp_path: Path, whole: GetWhole, record: GetRecor
         disks = replayed(run.start, run.events, without=lambda event, site=site: event.site == site)  # type: ignore[misc]
         if not any_is_lost(scene, whole(scene), tmp_path / str(number), disks):
             harmless.append(site)
-    assert harmless == []
+    of_cache = [f"{FOLDER} < files.replacing"]  # a copy whose name is lost is made again
+    assert harmless == (of_cache if scene == "computing again" else [])
 
 
 def any_is_lost(scene: str, whole: Whole, folder: Path, disks: Iterator[Disk]) -> bool:
@@ -156,8 +157,6 @@ SYNCS: dict[str, dict[str, int]] = {
     },
     "saved probes": REPLACED,
     "result": REPLACED,
-    "figure": REPLACED,
-    "word vectors": REPLACED,
 }
 
 
