@@ -97,7 +97,10 @@ def test_a_device_that_does_not_exist_is_refused_in_one_line(
 
 def test_apple_gpus_are_refused_for_what_needs_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "mps")
-    for use in (Resources.of, lambda **options: ClassProbe(label="upos", **options).schedule()):
+    for use in (
+        lambda device: Resources.of("float32", device, 2**30),
+        lambda **options: ClassProbe(label="upos", **options).schedule(),
+    ):
         with pytest.raises(InvalidValueError, match="device 'mps' has no float64, which analyses and probes need"):
             use(device="mps")
 

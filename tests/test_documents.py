@@ -225,7 +225,6 @@ def test_examples_run(
 def test_examples_of_docstrings_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(folder, tmp_path / "work", symlinks=True)
     monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr("embstore.analysis.attention.statistic.STATISTICS", {})  # what an example registers is not kept
     examples = list(examples_of_docstrings())
     assert {"es.open", "es.ClassProbe", "es.Store.select"} <= {name for name, _ in examples}
     for name, code in examples:

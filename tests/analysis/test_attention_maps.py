@@ -17,8 +17,10 @@ from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
 from embstore.analysis.attention.measure import Pass, Reader
 from embstore.analysis.attention.shares import PATTERNS, Patterns
 from embstore.analysis.attention.statistic import STATISTICS
+from embstore.analysis.attention.syntax import arborescence, plain_arborescence
 from embstore.corpus.sentence import sentence_pair
 from embstore.models.transformer.attention import load_attention_model
+from tests.analysis.attention_oracle import arborescence as oracle_arborescence
 from tests.analysis.test_attention import SENTENCES, trees, write_conllu
 from tests.extraction.test_pairs import PAIRED, model
 from tests.models import tiny
@@ -198,3 +200,15 @@ def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
     assert inputs["token_type_ids"].sum() == int(tokens.lengths[0] - tokens.pairs[0, 1]) > 3
     assert tokens.kinds["sep"].sum() == 2
     assert tokens.kinds["punctuation"].sum() == 1
+
+
+@pytest.mark.parametrize("find", [arborescence, plain_arborescence])
+def test_trees_are_those_of_networkx(find: Any) -> None:
+    rng = np.random.default_rng(4)
+    for size in (1, 2, 3, 8, 25):
+        for _ in range(5):
+            weights, root = rng.random((size, size)).astype(np.float32), int(rng.integers(size))
+            heads = find(weights, root).tolist()
+            assert heads.pop(root) == -1
+            expected = oracle_arborescence(weights.astype(np.float64), root)
+            assert heads == [expected[node] for node in range(size) if node != root]

@@ -59,7 +59,7 @@ def test_no_file_names_a_folder_or_a_user(home: Path) -> None:
         {word: words[word] for word in first}, {word: words[word] for word in words if word not in first}
     )
     es.ClassProbe(label="upos", training=es.Training(epochs=1)).fit(stores[0], split).save(made / "probe")
-    es.geometry(stores[0], progress=False).write_csv(made / "geometry.csv")
+    es.geometry(stores[0]).write_csv(made / "geometry.csv")
     found = all_files(made)
     assert len(found) > 30
     private = [str(home), home.name, os.path.expanduser("~"), "/tmp/", "somebody-else", getpass.getuser() + "/"]

@@ -135,7 +135,7 @@ def report(store: es.Store) -> Any:
 
 
 QUERIES: dict[str, Callable[[es.Store], Any]] = {
-    "geometry": lambda store: es.geometry(store, min_contexts=2, progress=False),
+    "geometry": lambda store: es.geometry(store, min_contexts=2),
     "neighbors": lambda store: es.neighbors(store, word_of(store), layers=1, k=5),
     "sql": lambda store: es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
     "senses": lambda store: es.senses(store, word_of(store), layers=1, n_clusters=2).frame,
@@ -143,10 +143,10 @@ QUERIES: dict[str, Callable[[es.Store], Any]] = {
     "edge probe": edge_probe,
     "structural probe": structural_probe,
     "change": change,
-    "cka": lambda store: es.analysis.linear_cka(store, progress=False),
-    "static vectors": lambda store: es.static_vectors(store, layer=2, progress=False).vectors.tobytes(),
+    "cka": lambda store: es.analysis.linear_cka(store),
+    "static vectors": lambda store: es.static_vectors(store, layers=2).vectors.tobytes(),
     "nearest labels": lambda store: es.analysis.knn_labels(store, "upos", k=3).frame,
-    "projection": lambda store: es.analysis.project(store, layer=2, progress=False).frame,
+    "projection": lambda store: es.analysis.project(store, layers=2).frame,
     "lookup": lambda store: (
         store.select(words=word_of(store)).table(),
         store.select(words=word_of(store)).concordance(),

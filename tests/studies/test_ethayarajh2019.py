@@ -60,7 +60,7 @@ def study(corpus: Path, settings: Ethayarajh2019, model: Path, tmp_path_factory:
 def test_geometry_is_that_of_the_words_without_punctuation(study: StudyResult, settings: Ethayarajh2019) -> None:
     store = es.open(study.folder / "stores" / "tiny.zarr")
     words = store.select(words=list(WORDS[:-1]))
-    table = es.geometry(words, baseline="sample", sample=50, seed=0)
+    table = es.geometry(words, baseline=50, seed=0)
     wanted = es.analysis.summarize_geometry(table, resamples=50, seed=0)
     assert study.frames["geometry"].drop("model").equals(wanted)
     shown = wanted.filter(pl.col("metric").cast(pl.String) == "selfsim").sort("layer")["adjusted"].to_list()
@@ -78,7 +78,7 @@ def test_table_1_is_that_of_evaluate(study: StudyResult, settings: Ethayarajh201
     store = es.open(study.folder / "stores" / "tiny.zarr")
     words = store.select(words=list(WORDS[:-1]))
     layers = [layer for layer in store.layers if layer > 0]
-    made = {f"tiny, layer {each}": es.static_vectors(words, layer=each, min_contexts=5) for each in layers}
+    made = {f"tiny, layer {each}": es.static_vectors(words, layers=each, min_contexts=5) for each in layers}
     systems = made | {"GloVe": es.vectors.read_vectors(settings.vectors["GloVe"])}
     assert settings.benchmarks is not None
     assert study.frames["evaluation"].equals(evaluate(systems, settings.benchmarks))

@@ -366,7 +366,7 @@ def test_fine_tuned_models_with_old_probes_and_new(corpus: Path, model: Path, tm
     assert sorted(attention["task"].unique()) == ["ner", "pos"]
     dev = [sentence.words for sentence in open_corpus(data["pos"] / "dev.conll", columns="word,label")]
     tuned_model = study.folder / "models" / "pos"
-    directly = attention_similarity(dev, model_a=model, model_b=tuned_model, n_sentences=4, progress=False)
+    directly = attention_similarity(dev, model_a=model, model_b=tuned_model, n_sentences=4)
     assert attention.filter(task="pos").drop("task").equals(directly), "on the dev set of the task"
     text = (study.folder / "report.md").read_text()
     assert all(f"figure{number}.png" in text for number in (6, 7))
