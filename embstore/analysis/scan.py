@@ -7,7 +7,7 @@ states are merged in the order of the parts, so that the result does not depend 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, is_dataclass
@@ -26,7 +26,7 @@ from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, qu
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
-from embstore.store.layout import Layers, resolve_layers
+from embstore.store.layout import Layers, one_layer
 
 Precision = Literal["float32", "float64"]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
@@ -375,11 +375,3 @@ def layer_of(data: Store | Selection, layers: Layers) -> int:
     """
     from_end = isinstance(layers, str) or (isinstance(layers, int) and layers < 0)
     return one_layer(layers, data.layers if from_end or isinstance(data, Store) else data.store.layers)
-
-
-def one_layer(layers: Layers, stored: Sequence[int]) -> int:
-    """The one of the stored layers that `layers` names; raises InvalidValueError for several."""
-    numbers = resolve_layers(layers, stored)
-    if len(numbers) > 1:
-        raise InvalidValueError(f"layers {quoted(layers)} are {len(numbers)} layers: give one here")
-    return numbers[0]

@@ -204,14 +204,6 @@ def layers_of(data: Store | Selection, layers: Layers) -> tuple[int, ...]:
     return resolve_layers(layers, tuple(sorted(data.layers)), ascending=True)
 
 
-def one_layer(layers: Layers, probed: Sequence[int]) -> int:
-    """Return the layer that has probes; raises InvalidValueError for another one, and for several."""
-    chosen = resolve_layers(layers, probed, absent="has no probe")
-    if len(chosen) > 1:
-        raise InvalidValueError(f"layers {quoted(layers)} are several: give one, as a prediction is that of one layer")
-    return chosen[0]
-
-
 def store_of(data: Store | Selection) -> Store:
     """Return the store of what probes read."""
     return data if isinstance(data, Store) else data.store

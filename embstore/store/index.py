@@ -165,6 +165,12 @@ class Field:
         return [KINDS[self.kind](name) for name in self.names]
 
 
+def _spread(field: Field, columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int32]:
+    """Return the value of a field for each row; holds no index, which would keep its files open until a collection."""
+    sentence, document = columns["occurrences/sentence"], columns.get("sentences/document")
+    return np.asarray(field.codes[sentence if document is None else document[sentence]])
+
+
 def _column(name: str) -> Any:
     """Return a property that reads a column of an index when it is first used."""
     return cached_property(lambda index: index._columns[name])
@@ -309,12 +315,8 @@ class Index:
 
     @cached_property
     def labels(self) -> dict[str, Labels]:
-        spread = {name: Labels(partial(self._spread, own), own.names) for name, own in self.fields.items()}
+        spread = {name: Labels(partial(_spread, own, self._columns), own.names) for name, own in self.fields.items()}
         return {**self.own_labels, **spread}
-
-    def _spread(self, field: Field) -> NDArray[np.int32]:
-        """Return the value of a field for each row."""
-        return np.asarray(field.codes[self.document_of(self.sentence)])
 
     def _strings(self, name: str) -> Strings:
         return Strings(self._columns[f"{name}_offsets"], self._columns[f"{name}_bytes"])

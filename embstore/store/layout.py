@@ -125,9 +125,9 @@ def resolve_layers(
     return tuple(sorted(set(resolved))) if ascending else resolved
 
 
-def one_layer(layers: Any, stored: Sequence[int]) -> int:
+def one_layer(layers: Any, stored: Sequence[int], *, absent: str = "is not stored") -> int:
     """Return the stored layer that is named. Raises InvalidValueError for several and for one that is not stored."""
-    resolved = resolve_layers(layers, stored)
+    resolved = resolve_layers(layers, stored, absent=absent)
     if len(resolved) > 1:
         raise InvalidValueError(f"layers {quoted(layers)} are {len(resolved)} layers: give one")
     return resolved[0]

@@ -9,10 +9,9 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import one_layer
 from embstore.arguments import Count, Positive, Range, checked
 from embstore.errors import InvalidValueError, check_columns
-from embstore.store.layout import Layers
+from embstore.store.layout import Layers, one_layer
 
 COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted")
 Resamples = Annotated[int, Range(1, 10**6)]

@@ -17,7 +17,7 @@ from embstore.analysis.scan import selected
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
-from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, one_layer, require_distinct, store_of
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
 from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
@@ -27,7 +27,7 @@ from embstore.probes.result import ProbeResult, Row
 from embstore.probes.splits import SPLITS, Words, WordSplit, split_words
 from embstore.probes.training import Schedule, Trained
 from embstore.store import Selection, Store
-from embstore.store.layout import Layers, resolve_layers
+from embstore.store.layout import Layers, one_layer, resolve_layers
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -270,7 +270,9 @@ class ClassProbe(Probe[FittedClasses]):
         if seed not in fitted.shape.seeds:
             known = ", ".join(map(str, fitted.shape.seeds))
             raise InvalidValueError(f"there are no probes of seed {seed}: there are those of {known}")
-        source, bank, _ = self._source(words, data, one_layer(layers, fitted.shape.layers), label, [split])
+        source, bank, _ = self._source(
+            words, data, one_layer(layers, fitted.shape.layers, absent="has no probe"), label, [split]
+        )
         part = source.of(split, fitted.classes)
         made = decide(bank, part).of_classes(slice(0, len(fitted.classes)))
         positives = made.positives[:, 0, bank.shape.seeds.index(seed)]

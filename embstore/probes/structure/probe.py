@@ -16,7 +16,7 @@ from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, one_layer, require_distinct, store_of
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
@@ -31,7 +31,7 @@ from embstore.probes.structure.scores import (
 from embstore.probes.structure.training import train_structure
 from embstore.probes.training import VERIFY, Schedule, Trained
 from embstore.store import Selection, Store
-from embstore.store.layout import Layers
+from embstore.store.layout import Layers, one_layer
 
 DEFAULT_RANK = 128
 BASELINE = "linear order"
@@ -261,7 +261,7 @@ class StructuralProbe(Probe[FittedStructure]):
         """
         fitted, store = self.fitted_, self._store(data)
         self._distance_task()
-        layer = self.best_layer() if layers is None else one_layer(layers, fitted.shape.layers)
+        layer = self.best_layer() if layers is None else one_layer(layers, fitted.shape.layers, absent="has no probe")
         row = fitted.shape.layers.index(layer)
         bank = SentenceFinder(store).treebank([tree])
         batch = next(iter_tree_batches(bank, [np.array([0])], [layer], torch.device("cpu")))
