@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from embstore.database.tables import Table
 
 DATABASES = 4  # kept for the next query, each with the columns of its stores
-SAFE = {  # a statement reads nothing but the tables that it is given
+SAFE: dict[str, str | bool | int | float | list[str]] = {  # a statement reads nothing but the tables that it is given
     "enable_external_access": False,
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
@@ -130,7 +130,7 @@ class Database:
         self.handles = {column: slot << SLOT_BITS for slot, column in enumerate(named)}  # what rows are numbered from
         register_functions(self._connection, slots, self._guarded)
         kinds: Any = ["VARCHAR", "VARCHAR", "VARCHAR", "BIGINT"]
-        self._connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")  # type: ignore[arg-type]
+        self._connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")
         for name, store in stores.items():
             self._create_tables(name, store)
         self.empty = self._tree("select 1")["statements"][0]["node"]
@@ -198,13 +198,13 @@ class Database:
                     text = self._written(tree["statements"][0]["node"])
                     # one thread gives the functions of groups all groups at once
                     self._connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
-                    return self._connection.sql(text).pl()
+                    return pl.DataFrame(self._connection.sql(text).pl())
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None
             try:
                 self._rows(f"explain {query}")  # whose errors have their places
-                return self._connection.sql(query).pl()
+                return pl.DataFrame(self._connection.sql(query).pl())
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
         finally:

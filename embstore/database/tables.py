@@ -119,8 +119,8 @@ def register_functions(connection: Any, slots: Sequence[tuple[Store, int]], guar
     cosine = f"list_cosine_similarity{numbers}"
     cosine = f"{both} if(isnan({cosine}), 0, {cosine}) end"  # of a zero vector
     connection.execute(f"create macro cos(a) as system.main.cos(a), (a, b) as {cosine}")
-    for name, function in (("ip", "list_inner_product"), ("l2", "list_distance")):
-        connection.execute(f"create macro {name}(a, b) as {both} {function}{numbers} end")
+    for name, own in (("ip", "list_inner_product"), ("l2", "list_distance")):
+        connection.execute(f"create macro {name}(a, b) as {both} {own}{numbers} end")
 
 
 class _Sums(WordSums):

@@ -173,7 +173,10 @@ def _read(path: Path, name: str) -> Projection:
 
 def _write(path: Path, name: str, made: Projection) -> None:
     """Save a map, and remove those that were not read for longest where all take more than the limit."""
-    arrays = {"rows": np.ascontiguousarray(made.rows), "points": np.ascontiguousarray(made.points)}
+    arrays: dict[str, NDArray[Any]] = {
+        "rows": np.ascontiguousarray(made.rows),
+        "points": np.ascontiguousarray(made.points),
+    }
     facts = {"name": name, "crc": crc32(arrays["points"], crc32(arrays["rows"]))}
     facts |= {each: getattr(made, each) for each in FACTS}
     write_file(path, save(arrays, {"json": json.dumps(facts)}))

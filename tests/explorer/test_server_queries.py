@@ -94,7 +94,7 @@ def test_completion_is_by_frequency_whatever_the_case(one: list[Explored], store
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("sort", ["row", "word", "sentence", "position", "upos", "left", "right"])
 def test_a_concordance_is_sorted_and_paged(one: list[Explored], store: es.Store, sort: str, descending: bool) -> None:
-    where = "upos = 'NOUN' or upos is null"
+    where = "upos = 'NOUN' or upos is null or lower(word) like 'ban%'"
     pages = [
         run(one, "occurrences", where=where, sort=sort, descending=descending, offset=offset, limit=100)
         for offset in range(0, 400, 100)
@@ -534,7 +534,6 @@ def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str,
         ("occurrences", {"limit": "1001"}, "limit 1001 is not allowed: give 1 to 1,000"),
         ("occurrences", {"limit": "9" * 5000}, "limit"),
         ("occurrences", {"offset": "-1"}, "offset -1"),
-        ("occurrences", {"offset": "1.5"}, "offset '1.5'"),
         ("occurrences", {"offset": "１"}, "offset '１'"),
         ("occurrences", {"descending": "yes"}, "true or false"),
         ("occurrences", {"rows": "5-1"}, "rows"),
