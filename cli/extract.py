@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 KEPT, READ, WINDOWS = "Which words are stored", "How the corpus is read", "Context"
 KEEP = ("min_contexts", "per", "seed")
 READING = ("words", "language", "normalize", "columns", "text", "spans")
-COMPUTING = ("unit", "sites", "specials", "min_left", "max_length", "batch_subwords", "seed")
-OTHERS = {"word_list": Path, "chat": str, "compute_dtype": str, "workers": int, "cluster": str}
+COMPUTING = ("unit", "max_length", "batch_subwords", "seed")
+OTHERS = {"word_list": Path, "chat": str, "compute_dtype": str, "workers": int}
 SETTINGS = opt.Config(
-    lambda: [OTHERS, {"words": str, "sites": str}, es.ExtractionOptions, es.Keep, es.open_corpus],
+    lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.Keep, es.open_corpus],
     *KEEP,
     *READING,
     *COMPUTING,
@@ -59,6 +59,14 @@ Dtype = Annotated[
     Literal["float16", "float32", "bfloat16", "int8"],
     opt.option("DTYPE", "Stored type: float16, float32, bfloat16 or int8."),
 ]
+Sites = Annotated[
+    str,
+    opt.option(
+        "LIST",
+        "residual (what a layer passes on), attention_output, head_output, mlp_output, query, key, value; or several.",
+    ),
+]
+Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
 Where = Annotated[
     str | None,
     opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
@@ -84,6 +92,10 @@ Context = Annotated[
         panel=WINDOWS,
     ),
 ]
+MinLeft = Annotated[
+    int | None,
+    opt.option("K", "Let blocks of a document overlap, so that each word has K words before it.", panel=WINDOWS),
+]
 ContextWindow = Annotated[
     str | None,
     opt.option(
@@ -103,6 +115,7 @@ AttentionWindow = Annotated[
     ),
 ]
 Devices = Annotated[str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.")]
+Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "Run on the workers of a Ray cluster.")]
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
@@ -113,6 +126,8 @@ class Extracting:
     """The options of an extraction."""
 
     layers: opt.Layers = "all"
+    sites: Sites = "residual"
+    specials: Specials = False
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
     where: Where = None
@@ -121,6 +136,7 @@ class Extracting:
     format: Format = None
     split: Split = None
     context: Context = "sentence"
+    min_left: MinLeft = None
     context_window: ContextWindow = None
     attention_window: AttentionWindow = None
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict)
@@ -154,9 +170,12 @@ class Extraction:
             )
         self.options = es.ExtractionOptions(
             layers=opt.layers_of(given.layers) or "all",
+            sites=given.sites,
+            specials=given.specials,
             pooling=given.pooling,
             dtype=given.dtype,
             context=int(given.context) if given.context.isdecimal() else given.context,
+            min_left=given.min_left,
             keep=keep,
             **of(COMPUTING),
             **{f"{self.kind}_window": self.windows[0] if len(self.windows) == 1 else None},
@@ -220,6 +239,7 @@ def extract(
     model: Model,
     extracting: Extracting,
     devices: Devices = None,
+    cluster: Cluster = None,
     append: Append = False,
     repair: Repair = False,
     virtual: Virtual = False,
@@ -235,7 +255,7 @@ def extract(
     if append:
         extraction.use_options_of(store, {name for name in ctx.params if opt.is_given(ctx, name)})
     paths = extraction.paths(store)
-    executor = opt.executor_of(extraction.settings.get("cluster"), extraction.settings.get("workers"), devices)
+    executor = opt.executor_of(cluster, extraction.settings.get("workers"), devices)
     first = None if devices is None else devices.split(",")[0]
     on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
     with on_first:

@@ -43,7 +43,11 @@ BAD: dict[str, Bad] = {
     "unknown layer": (f"{EXTRACT} --layers 0,9", ("layer 9", "0", "3"), None),
     "layers backwards": (f"{EXTRACT} --layers 3-1", ("3-1",), None),
     "unknown label column": (f"{EXTRACT} --label ner", ("--label ner", "plain text has no labels"), None),
-    "no word that occurs": (f"{EXTRACT} --word-list other.txt", NOTHING_KEPT, file("other.txt", "zebra\n")),
+    "no word that occurs": (
+        f"{EXTRACT} --config list.toml",
+        NOTHING_KEPT,
+        lambda work: (work.write("other.txt", "zebra\n"), work.write("list.toml", "word_list = 'other.txt'\n")),
+    ),
     "model not named": ("extract corpus.txt new.zarr", ("--model", "--help"), None),
     "unknown command": ("extrakt corpus.txt", ("extrakt", "extract"), None),
     "hub unreachable": ("extract corpus.txt new.zarr --model some/model", ("'some/model'", "hub"), None),

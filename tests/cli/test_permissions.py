@@ -39,7 +39,6 @@ EXTRACT = "extract corpus.txt new.zarr --model model"
 DENIED = "ermission denied"
 SHUT = {
     "corpus": (EXTRACT, "corpus.txt", ("corpus.txt", DENIED), 2),
-    "word list": (f"{EXTRACT} --word-list words.txt", "words.txt", ("words.txt", DENIED), 2),
     "folder of corpora": ("extract texts new.zarr --model model", "texts", ("texts", DENIED), 2),
     "folder of the store": ("extract corpus.txt shut/new.zarr --model model", "shut", ("shut", DENIED, "another"), 1),
     "model folder": (EXTRACT, "model", ("'model'", DENIED), 2),

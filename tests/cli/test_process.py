@@ -206,8 +206,7 @@ def test_output_to_a_full_disk_is_a_failure_in_one_line(made: Path) -> None:
         (["extract", b"\xff.txt", "new.zarr", "-m", "random:4"], "no corpus at"),
         (["geometry", "store.zarr", "--set", "seed=-1"], "seed=-1 is not allowed: give a whole number"),
         (["geometry", "store.zarr", "--metrics", b"\xff"], "metric"),
-        (["extract", "corpus.txt", "new.zarr", "-m", "random:4", "--context-window", "9" * 20], "context window 9"),
-        (["plan", "corpus.txt", "-m", "random:4", "--set", "batch_subwords=" + "9" * 20], "batch_subwords"),
+        (["extract", "corpus.txt", "new.zarr", "-m", "random:4", "--context-window", "9" * 20], "--context-window 9"),
     ],
 )  # fmt: skip
 def test_arguments_that_are_no_text_or_too_large_end_in_one_line(

@@ -38,14 +38,6 @@ def test_what_the_user_has_set_stays(
     assert variables() == {name: "7"}
 
 
-@pytest.mark.parametrize("command", [("plan", "corpus.txt"), ("extract", "corpus.txt", "new.zarr")])
-def test_the_number_of_threads_is_set_before_torch_is_imported(
-    work: Work, variables: Callable[[], dict[str, str]], command: tuple[str, ...]
-) -> None:
-    assert work.run(*command, "--model", "random:8", "--threads", 3).status == 0
-    assert variables()["OMP_NUM_THREADS"] == "3"
-
-
 @pytest.mark.parametrize("threads", ["0", "1025", "many"])
 def test_bad_numbers_of_threads(work: Work, threads: str) -> None:
-    work.refuses(f"plan corpus.txt --model random:8 --threads {threads}", "--threads", threads)
+    work.refuses(f"--threads {threads} plan corpus.txt --model random:8", "--threads", threads)
