@@ -190,7 +190,7 @@ def test_a_partition_is_computed_once_and_only_where_it_is_read(
     recomputing.register(counted)
     try:
         virtual.vectors([300, 301], layers=2)[0]
-        assert cached(place) < virtual.layout.n_partitions
+        assert cached(place) < virtual.source.layout.n_partitions
         once = len(numbers)
         for store in (virtual, es.open(virtual.path, cache=place / "cache")):
             store.vectors([257, 300], layers=0)[0]

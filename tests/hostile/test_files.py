@@ -202,7 +202,7 @@ EXAMPLES: dict[str, list[Any]] = {
         Document(("fitted", "width"), 2**62), Document(("probe",), "structural"), Document(("settings",), []),
         Document((0, "data_offsets"), [8, 0], "header"), Document((0, "shape"), [2**40, 2**22], "header"),
     ],
-    "collection": [Document(("stores",), []), Document(("stores", 0), "../../secret")],
+    "collection": [Document((0,), []), Document((0,), "../../secret"), Document((0,), REMOVED)],
     "model": [
         Document(("model_type",), "../../x"), Document(("model_type",), ["bert"]), Document(("hidden_act",), "pickle"),
         Document(("hidden_size",), 10**400), Bytes("model.safetensors", "number", 0, 2**62),

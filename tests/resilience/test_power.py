@@ -136,7 +136,7 @@ SYNCS: dict[str, dict[str, int]] = {
         f"{FOLDER} < files.fsync_tree": 57,
         f"{FOLDER} < files.replacing": 6,
         f"{FOLDER} < files.make_folders": 7,
-        "local.write_at < writer.set < writer.commit": 5,
+        "local.write_at < writer._set < writer.commit": 5,
     },
     "extraction to HDF5": {
         **REPLACED,
@@ -144,11 +144,11 @@ SYNCS: dict[str, dict[str, int]] = {
         "writer._sync < writer.commit < writer._commit": 5,
     },
     "repair of Zarr": {
-        "local.write_at < writer.set < writer.discard": 1,
+        "local.write_at < writer._set < writer.discard": 1,
         f"{TREE} < files.replacing": 2,
         f"{FOLDER} < files.replacing": 2,
         f"{FOLDER} < files.make_folders": 1,
-        "local.write_at < writer.set < writer.commit": 1,
+        "local.write_at < writer._set < writer.commit": 1,
     },
     "repair of HDF5": {
         **REPLACED,
