@@ -119,7 +119,7 @@ def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: Prob
     assert not np.array_equal(*by_seed)
     with pytest.raises(InvalidValueError, match="there are no probes of seed 7: there are those of 0, 1"):
         probe.predict(layers=0, seed=7)
-    with pytest.raises(InvalidValueError, match=r"layers \[0, 1\] are several: give one"):
+    with pytest.raises(InvalidValueError, match=r"layers \[0, 1\] are 2 layers: give one"):
         probe.predict(layers=[0, 1])
 
 

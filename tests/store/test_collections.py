@@ -418,7 +418,7 @@ def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match:
         call(tmp_path)
 
 
-SCHEMA = json.loads((resources.files("schemas") / "collection.schema.json").read_text())
+SCHEMA = json.loads((resources.files("schemas") / "appended.schema.json").read_text())
 
 
 def test_the_list_of_appended_parts(tmp_path: Path) -> None:
