@@ -67,7 +67,7 @@ def bench(
             measurements.append(extraction(model, Path(folder), rounds=max(2, rounds // 3)))
     frame = pl.DataFrame([measurement.row for measurement in measurements])
     if output.deliver(frame):
-        print(f"{rows:,} rows of 384 float16 features in 3 layers; kernels: {es.kernels.compiled_name() or 'numpy'}")
+        print(f"{rows:,} rows of 384 float16 features in 3 layers; kernels: {es.store.compiled_name() or 'numpy'}")
         times = {name: pl.col(name).map_elements(shown, pl.String) for name in ("seconds", "limit_seconds")}
         print_table(frame.with_columns(**times, ratio=pl.col("ratio").round(2)).to_dicts())
 
@@ -85,7 +85,7 @@ def random_store(path: Path, *, n_rows: int) -> es.Store:
 def store_measurements(store: es.Store, *, rounds: int) -> Iterator[Measurement]:
     """Measure what reads a store: all its pages are in memory after the first round, which is not counted."""
     layer = 1
-    held = store.vectors(layers=layer)
+    held = store.vectors(layers=layer)[0]
     draw = np.random.default_rng(1)
     rows = draw.integers(0, store.n_rows, (rounds + 1, SHARED, N_GATHERED))
     queries = held[draw.integers(0, len(held), 32)].astype(np.float32)

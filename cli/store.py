@@ -58,6 +58,8 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     }
     for name, value in lines.items():
         print(f"{name + ':':<12}{value}")
+    if es.store.compiled_name() is None:
+        print("searches and measures run in numpy, slower: install embstore where a C compiler is, such as gcc")
 
 
 def _readable(described: dict[str, Any]) -> dict[str, Any]:

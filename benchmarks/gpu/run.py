@@ -176,7 +176,7 @@ def queries(setting: Setting) -> dict[str, Any]:
     """Geometry and exact neighbors of the store, on the device and on the CPU: seconds, and values compared."""
     store = es.open(setting.figures["storing"]["store"])
     rows = np.sort(np.random.default_rng(0).choice(store.n_rows, min(1024, store.n_rows), replace=False))
-    asked = store.vectors(rows, layers=store.layers[-1]).astype(np.float32)
+    asked = store.vectors(rows, layers=store.layers[-1])[0].astype(np.float32)
     calls: dict[str, Callable[[], Any]] = {
         "geometry": lambda: es.geometry(store)["value"].to_numpy(),
         "neighbors": lambda: es.neighbors(store, asked, k=10)["score"].to_numpy(),

@@ -1,3 +1,4 @@
+from ..kernels import compiled_name as compiled_name
 from .check.findings import Fault as Fault
 from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
