@@ -1,4 +1,3 @@
-from ..kernels import compiled_name as compiled_name
 from .check.findings import Fault as Fault
 from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
@@ -19,6 +18,7 @@ from .store import Block as Block
 from .store import Selection as Selection
 from .store import Store as Store
 from .vectors import bfloat16_bits as bfloat16_bits
+from .vectors import compiled_name as compiled_name
 from .vectors import float32_of_bfloat16 as float32_of_bfloat16
 from .vectors import quantize as quantize
 from .virtual.thin import thin as thin

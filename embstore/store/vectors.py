@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from embstore import kernels
 from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.kernels import compiled_name as compiled_name
 from embstore.store.layout import ITEM_NBYTES
 
 DTYPES = tuple(ITEM_NBYTES)
