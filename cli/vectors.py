@@ -26,16 +26,11 @@ def static(
     out: Annotated[Path, opt.argument("OUT", "To write: .txt, .vec, .bin, .npy, .zarr or .h5.")],
     layers: opt.Layers = "last",
     method: Annotated[
-        Literal["pc1", "mean", "medoid", "abtt"],
-        opt.option(
-            "NAME",
-            "pc1, the first principal component of a word's vectors; mean; medoid, the occurrence most similar to "
-            "the others; abtt, the mean without the top components of all means.",
-        ),
+        Literal["pc1", "mean"], opt.option("NAME", "pc1, the first principal component of a word's vectors, or mean.")
     ] = "pc1",
     min_contexts: opt.MinContexts = 1,
     *,
-    settings: Annotated[dict[str, Any], opt.Config(lambda: es.static_vectors, "scale", "n_components", "precision")],
+    settings: Annotated[dict[str, Any], opt.Config(lambda: es.static_vectors, "scale", "precision")],
     as_json: opt.AsJson = False,
 ) -> None:
     """Make static vectors: one for each word, from one layer.
@@ -48,7 +43,6 @@ def static(
     vectors: Any = es.static_vectors(opened, layers=number, method=method, min_contexts=min_contexts, **settings)
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     made |= {"scale": settings.get("scale", "unit")} if method == "pc1" else {}
-    made |= {"n_components": settings.get("n_components")} if method == "abtt" else {}
     if form == "store":
         es.analysis.write_static_store({number: vectors}, out, source=opened, made=made)
     else:

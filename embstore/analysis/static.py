@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from embstore.analysis.geometry.spectra import largest_eigenpairs, word_grams, word_moment
 from embstore.analysis.scan import Precision, layer_of, selected
@@ -24,7 +24,7 @@ from embstore.analysis.words import (
     eligible_types,
     rows_of_words,
 )
-from embstore.arguments import Count, Positive, checked
+from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.progress import reporting
@@ -34,9 +34,7 @@ from embstore.store.convert.words import fill_words, word_metadata
 from embstore.store.layout import Layers
 from embstore.vectors import WordVectors
 
-_TIE = 1e-12  # mean cosines that differ by less are equal up to rounding
 _ORTHOGONAL = 1e-8  # the cosine with the mean below which rounding may decide its sign
-_BLOCK_ROWS = 4096  # of vectors of words, which all_but_the_top copies in float64
 
 
 @checked
@@ -44,11 +42,10 @@ def static_vectors(
     data: Store | Selection,
     *,
     layers: Layers = -1,
-    method: Literal["pc1", "mean", "medoid", "abtt"] = "pc1",
+    method: Literal["pc1", "mean"] = "pc1",
     min_contexts: Positive = 1,
     types: ArrayLike | None = None,
     scale: Literal["unit", "rms"] = "unit",
-    n_components: Count | None = None,
     precision: Precision = "float64",
     executor: Executor | None = None,
 ) -> WordVectors:
@@ -60,21 +57,17 @@ def static_vectors(
         The occurrences.
     layers : int
         One layer.
-    method : {"pc1", "mean", "medoid", "abtt"}
+    method : {"pc1", "mean"}
         Of the vectors X [n, feature] of a word, not normalized. `pc1`: their first principal component, not centered
         (Ethayarajh 2019, section 4.3), the unit vector v that maximizes |X v|, with the sign that points towards their
-        mean (or, if it is orthogonal to the mean, a positive largest component). `mean`: their mean. `medoid`: the
-        occurrence with the highest mean cosine with the others, the first of equals. `abtt`: the mean, minus the mean
-        of all these words and their top `n_components` principal components (Mu & Viswanath 2018). A word whose vectors
-        are all zero gets zeros.
+        mean (or, if it is orthogonal to the mean, a positive largest component); zeros for a word of zeros. `mean`:
+        their mean.
     min_contexts : int
         Only words that occur in this many different sentences.
     types : array_like of int, optional
         These words instead: positions in `index.words`.
     scale : {"unit", "rms"}
         "rms" gives `pc1` the length sigma_1 / sqrt(n), which keeps words with one occurrence unchanged.
-    n_components : int, optional
-        Of `abtt`; by default one for every hundred features.
     precision : {"float64", "float32"}
         Of products of vectors.
     executor : concurrent.futures.Executor, optional
@@ -92,12 +85,8 @@ def static_vectors(
     MissingRowsError, NonFiniteError
         For rows that are not written yet or not finite.
     """
-    for name, is_given, owner in (
-        ("scale", scale != "unit", "pc1"),
-        ("n_components", n_components is not None, "abtt"),
-    ):
-        if is_given and method != owner:
-            raise InvalidValueError(f"{name} applies to the method {owner} only, not to {method}: leave it out")
+    if scale != "unit" and method != "pc1":
+        raise InvalidValueError(f"scale applies to the method pc1 only, not to {method}: leave it out")
     selection = selected(data, layer_of(data, layers))
     store = selection.store
     if types is None:
@@ -119,8 +108,6 @@ def static_vectors(
             executor=executor,
             progress=report,
         )
-    if method == "abtt":
-        vectors = all_but_the_top(vectors, n_components=n_components)
     return WordVectors(tuple(store.index.words[int(number)] for number in words.types), vectors)
 
 
@@ -173,81 +160,12 @@ def _with_sign(
     return directions * (values.clamp(min=0) / counts).sqrt()[:, None] if rms else directions
 
 
-def _medoids(batch: WordBatch, resources: Resources) -> torch.Tensor:
-    vectors = batch.vectors.to(resources.device)
-    own = (
-        torch.arange(vectors.shape[1], device=vectors.device)
-        < torch.from_numpy(batch.counts).to(vectors.device)[:, None]
-    )
-    units = _units(vectors)
-    scores = _summed_cosines(units, units.sum(1))
-    scores = torch.where(own, scores, torch.full_like(scores, -torch.inf))
-    equal = scores >= scores.amax(1, keepdim=True) - _TIE * vectors.shape[1]
-    first = equal.to(torch.uint8).argmax(1)
-    return vectors[torch.arange(len(vectors), device=vectors.device), first].double()
-
-
-def _medoid_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
-    parts = [(len(block), _units(block.to(resources.device)).sum(0)) for block in blocks()]
-    count = sum(rows for rows, _ in parts)
-    total = torch.stack([part for _, part in parts]).sum(0)
-    highest, best = -torch.inf, None
-    for block in blocks():
-        vectors = block.to(resources.device)
-        scores = _summed_cosines(_units(vectors), total)
-        number = int((scores >= scores.max() - _TIE * count).to(torch.uint8).argmax())
-        if best is None or float(scores[number]) > highest + _TIE * count:
-            highest, best = float(scores[number]), vectors[number].double()
-    if best is None:
-        raise InvalidValueError("a word without occurrences has no medoid")
-    return best[None]
-
-
-def _units(vectors: torch.Tensor) -> torch.Tensor:
-    vectors = vectors.double()
-    lengths = vectors.norm(dim=-1, keepdim=True)
-    return vectors / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-
-
-def _summed_cosines(units: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """The sum of the cosines of each vector with the others of its word; those of a zero vector are 0."""
-    return (units @ sums[..., None])[..., 0] - units.square().sum(-1)
-
-
-def all_but_the_top(given: NDArray[Any], *, n_components: int | None = None) -> NDArray[np.float32]:
-    """Remove the mean and the top principal components of vectors [n, feature], which often improves them; float32.
-
-    Mu & Viswanath 2018, algorithm 1. Raises InvalidValueError for too few vectors.
-    """
-    count, size = given.shape
-    n_components = max(1, size // 100) if n_components is None else n_components
-    if n_components >= size:
-        raise InvalidValueError(f"n_components {n_components} is not allowed: give fewer than the {size} features")
-    if count < n_components + 2:
-        raise InvalidValueError(
-            f"nothing is left of {count:,} vectors without their mean and {n_components} components: give more vectors"
-        )
-    mean = given.mean(0, dtype=np.float64)
-    scatter = np.zeros((size, size))
-    for start in range(0, count, _BLOCK_ROWS):
-        block = given[start : start + _BLOCK_ROWS] - mean
-        scatter += block.T @ block
-    top = np.linalg.eigh(scatter)[1][:, size - n_components :]
-    out = np.empty(given.shape, np.float32)
-    for start in range(0, count, _BLOCK_ROWS):
-        block = given[start : start + _BLOCK_ROWS] - mean
-        out[start : start + _BLOCK_ROWS] = block - (block @ top) @ top.T
-    return out
-
-
 # How a method makes float64 vectors [w, feature]: of a batch of words, and of one word read in blocks.
 _RMS = (partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True))
 _METHODS = {
     "pc1 unit": PerWord(_first_components, _first_component_of_blocks, np.float32),
     "pc1 rms": PerWord(*_RMS, np.float32),
     "mean": PerWord(_means, _mean_of_blocks, np.float32),
-    "medoid": PerWord(_medoids, _medoid_of_blocks, np.float32),
-    "abtt": PerWord(_means, _mean_of_blocks, np.float32),
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.analysis.static import all_but_the_top, static_vectors, write_static_store
+from embstore.analysis.static import static_vectors, write_static_store
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store.convert.words import word_metadata
 from embstore.vectors import WordVectors, read_vectors, write_vectors
@@ -31,18 +31,6 @@ def component(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, values, directions = np.linalg.svd(vectors, full_matrices=False)
     first = directions[0]
     return (-first if first @ vectors.mean(0) < 0 else first), values
-
-
-def medoid_of(vectors: np.ndarray) -> int:
-    """The first occurrence with the largest mean cosine to the others, by a loop over pairs."""
-
-    def cosine(one: np.ndarray, other: np.ndarray) -> float:
-        lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-        return float(one @ other) / lengths if lengths else 0.0
-
-    count = len(vectors)
-    means = [sum(cosine(vectors[i], vectors[j]) for j in range(count) if j != i) for i in range(count)]
-    return next(i for i in range(count) if means[i] >= max(means) - 1e-12)
 
 
 @pytest.mark.parametrize("memory", ["1GiB", 2_000])
@@ -78,35 +66,11 @@ def test_the_sign_of_pc1_where_the_mean_says_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", ["1GiB", 2_000])
 @pytest.mark.quick(1)
-def test_mean_and_medoid_are_those_of_loops(written: Written, memory: int | str) -> None:
+def test_means_are_those_of_a_loop(written: Written, memory: int | str) -> None:
     with es.config(memory=memory):
-        means, medoids = (static_vectors(written.store, layers=4, method=method) for method in ("mean", "medoid"))
-    for place, word in enumerate(means.words):
-        vectors = written.of(word, 4)
-        np.testing.assert_allclose(means.vectors[place], vectors.mean(0), rtol=1e-6, atol=1e-6)
-        np.testing.assert_array_equal(medoids.vectors[place], vectors[medoid_of(vectors)].astype(np.float32))
-
-
-def test_a_zero_vector_is_the_medoid_of_opposites(tmp_path: Path) -> None:
-    few = np.array([[1.0, 2, 0, 0], [-1, -2, 0, 0], [0, 0, 0, 0]])
-    words = [(f"w{number}", np.repeat(few, 1 + number // 4, 0)) for number in range(12)]  # each in another order
-    store = write_words(tmp_path / "s.zarr", words).store
-    assert (static_vectors(store, layers=2, method="medoid").vectors == 0).all()
-
-
-@pytest.mark.slow
-def test_all_but_the_top_is_that_of_an_svd(written: Written) -> None:
-    means = np.array([written.of(word, 4).mean(0) for word in written.store.index.words])
-    rest = means - means.mean(0)
-    directions = np.linalg.svd(rest, full_matrices=False)[2]
-    for components in (None, 0, 3):
-        top = directions[: 1 if components is None else components]
-        found = static_vectors(written.store, layers=4, method="abtt", n_components=components)
-        np.testing.assert_allclose(found.vectors, rest - rest @ top.T @ top, atol=1e-5)
-    wide = np.random.default_rng(0).normal(size=(5000, 250)) * np.arange(1, 251) + 5
-    rest = wide - wide.mean(0)
-    top = np.linalg.svd(rest, full_matrices=False)[2][:2]
-    np.testing.assert_allclose(all_but_the_top(wide), rest - rest @ top.T @ top, atol=1e-3)
+        means = static_vectors(written.store, layers=4, method="mean")
+    for word, vector in zip(means.words, means.vectors, strict=True):
+        np.testing.assert_allclose(vector, written.of(word, 4).mean(0), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -186,16 +150,10 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     one_line(lambda: static_vectors(store, layers=2, min_contexts=999), InvalidValueError, "999 different sentences")
     one_line(lambda: static_vectors(store, layers=[0, 2]), InvalidValueError, "layers [0, 2] are 2 layers")
     one_line(lambda: static_vectors(store, layers=2, method="mean", scale="rms"), InvalidValueError, "pc1")
-    one_line(lambda: static_vectors(store, layers=2, n_components=3), InvalidValueError, "abtt")
-    one_line(
-        lambda: static_vectors(store, layers=2, method="abtt", n_components=6), InvalidValueError, "the 6 features"
-    )
-    one_line(lambda: static_vectors(store, layers=2, method="abtt", types=[0, 1]), InvalidValueError, "2 vectors")
-    one_line(lambda: all_but_the_top(np.eye(5), n_components=4), InvalidValueError, "5 vectors", "4 components")
     assert isinstance(static_vectors(store, layers=2), WordVectors)
 
 
-@pytest.mark.parametrize("method", ["pc1", "mean", "medoid", "abtt"])
+@pytest.mark.parametrize("method", ["pc1", "mean"])
 def test_bad_rows_are_refused(tmp_path: Path, method: str) -> None:
     rng = np.random.default_rng(0)
     for count in (4, 40):

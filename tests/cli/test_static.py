@@ -26,8 +26,8 @@ def test_a_virtual_store_says_that_no_vector_is_written(work: Work) -> None:
     [
         ("v.txt", "", {}, "text"),
         ("v.bin", "--method mean --min-contexts 2", {}, "binary"),
-        ("v.npy", "--method medoid", {}, "npy"),
-        ("v.glove", "--method abtt", {"n_components": 2}, "glove"),
+        ("v.npy", "--method mean", {}, "npy"),
+        ("v.glove", "", {}, "glove"),
         ("v.vec", "", {"scale": "rms", "precision": "float32"}, "text"),
     ],
 )
