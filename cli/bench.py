@@ -136,7 +136,7 @@ def extraction(model: str, folder: Path, *, rounds: int) -> Measurement:
         es.extract(es.plan(sentences, model=encoder, store=store), store)
 
     subwords = lengths + 2
-    flops = encoder.forward_flops(subwords) or 0.0
+    flops = encoder.forward_flops(subwords, layers=range(encoder.info.num_hidden_layers + 1)) or 0.0
     seconds = interleaved(ours, multiplying(flops), rounds=rounds)
     return Measurement(f"extract {N_SENTENCES} sentences", seconds[0], "float32 products of matrices", seconds[1])
 
