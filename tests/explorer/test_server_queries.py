@@ -244,9 +244,9 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
     sizes: list[int] = []
     search = es.neighbors
 
-    def counted(data: Any, *, vectors: Any, **options: Any) -> Any:
+    def counted(data: Any, vectors: Any, **options: Any) -> Any:
         sizes.append(len(vectors))
-        return search(data, vectors=vectors, **options)
+        return search(data, vectors, **options)
 
     params = [{"row": row, "k": 3 + row % 4} for row in range(30)]
     alone = [run(one, "neighbors", **each) for each in params]

@@ -378,7 +378,8 @@ def search_with_ties(
             hits = search(part, n_fetched)
             kth, last = hits.scores[:, min(k, n_fetched) - 1], hits.scores[:, -1]
             whole = (np.abs(last - kth) > _tolerance(kth)) | np.isnan(last) | (n_fetched == n_candidates)
-            yield part[whole], Hits(hits.rows[whole], hits.scores[whole])
+            if whole.any():
+                yield part[whole], Hits(hits.rows[whole], hits.scores[whole])
             pending.append(part[~whole])
         queries = np.concatenate(pending)
         n_fetched = min(4 * n_fetched, n_candidates)
