@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,9 +10,6 @@ import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import Output, print_json, print_table
-
-if TYPE_CHECKING:
-    from embstore.analysis import IndexState
 
 Kind = Annotated[
     str,
@@ -67,7 +64,7 @@ def index(
     print_table([{key: value for key, value in row.items() if key not in ("k", "recall")} for row in rows])
 
 
-def _described(state: IndexState) -> dict[str, Any]:
+def _described(state: Any) -> dict[str, Any]:
     described: dict[str, Any] = {"name": state.name, "state": state.state, "reason": state.reason}
     if state.info is None:
         return described
@@ -85,7 +82,7 @@ def _described(state: IndexState) -> dict[str, Any]:
     }
 
 
-def _print_list(path: str, states: list[IndexState], as_json: bool) -> None:
+def _print_list(path: str, states: list[Any], as_json: bool) -> None:
     described = [_described(state) for state in states]
     if as_json:
         print_json(described)

@@ -55,6 +55,7 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "dropped": ", ".join(dropped) or "none",
         "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
         "format": described["format_version"],
+        "kernels": es.kernels.compiled_name() or "numpy, slower: embstore was installed without a C compiler",
     }
     for name, value in lines.items():
         print(f"{name + ':':<12}{value}")

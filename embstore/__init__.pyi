@@ -1,6 +1,7 @@
 from . import analysis as analysis
 from . import corpus as corpus
 from . import errors as errors
+from . import kernels as kernels
 from . import executors as executors
 from . import extraction as extraction
 from . import models as models

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
+import polars.testing
 import pytest
 
+import embstore as es
 from embstore import kernels
 from embstore.kernels import (
     Candidates,
@@ -24,6 +30,7 @@ from embstore.kernels import (
     will_need,
 )
 from embstore.store.vectors import dequantize
+from tests.store_making import make_store
 
 try:
     from embstore.kernels import compiled
@@ -568,3 +575,23 @@ def test_sums_of_other_shapes_are_refused(either: None, change: dict[str, np.nda
     for arguments in ({"words": np.zeros(2, np.int64)}, {"sentences": np.zeros(2, np.int64)}):
         with pytest.raises(ValueError, match="do not fit"):
             UnitSums(4, slots=[-1], sizes=[1]).add(np.ones((3, 4), np.float32), **arguments)
+
+
+def test_without_the_extension_a_store_is_read_and_searched_alike(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "s.zarr", sentences=40)
+    code = (
+        "import numpy as np, sys, embstore as es\n"
+        "assert es.kernels.compiled_name() is None\n"
+        "store = es.open(sys.argv[1])\n"
+        "near = es.neighbors(store, store.select(rows=[3, 17]), k=9, layers=2)\n"
+        "geometry = es.geometry(store, layers=[0, 2])\n"
+        "near.write_parquet(sys.argv[2]), geometry.write_parquet(sys.argv[3])\n"
+        "np.save(sys.argv[4], store.vectors([5, 2, 9]))\n"
+    )
+    files = [tmp_path / name for name in ("near", "geometry", "vectors.npy")]
+    environment = os.environ | {"EMBSTORE_PURE": "1"}
+    subprocess.run([sys.executable, "-c", code, made.store.path, *files], check=True, env=environment)
+    near = es.neighbors(made.store, made.store.select(rows=[3, 17]), k=9, layers=2)
+    pl.testing.assert_frame_equal(pl.read_parquet(files[0]), near, rel_tol=1e-12)
+    pl.testing.assert_frame_equal(pl.read_parquet(files[1]), es.geometry(made.store, layers=[0, 2]), abs_tol=1e-5)
+    np.testing.assert_array_equal(np.load(files[2]), made.store.vectors([5, 2, 9]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import skew, spearmanr
 
 import embstore as es
 from tests.analysis.word_store import write_senses
@@ -214,3 +214,16 @@ def test_without_arguments_an_example_says_how_it_is_run(name: str) -> None:
     assert done.returncode == 1
     assert f"python examples/{name}" in done.stderr
     assert len((EXAMPLES / name).read_text().splitlines()) <= 80
+
+
+def test_hubness(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Against counts by all pairs."""
+    found = runpy.run_path(str(EXAMPLES / "hubness.py"))["main"](str(store), 1, 4, 50)
+    vectors = es.open(store).vectors(layers=1)[0].astype(np.float64)
+    rows = np.sort(np.random.default_rng(0).choice(len(vectors), 50, replace=False))
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = unit[rows] @ unit.T
+    scores[np.arange(50), rows] = -np.inf
+    counts = np.bincount(np.argsort(-scores.round(12), 1, kind="stable")[:, :4].ravel(), minlength=len(vectors))
+    assert found["as stored"] == pytest.approx(skew(counts))
+    assert capsys.readouterr().out.startswith(f"as stored: skewness of N_4 {found['as stored']:.2f} (")

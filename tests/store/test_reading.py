@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from embstore import kernels
 from embstore.errors import (
     InvalidValueError,
     MissingRowsError,
@@ -352,6 +353,7 @@ def test_rows_and_buffers_of_every_kind(tmp_path: Path, suffix: str) -> None:
             store.vectors(np.array([0, missing], np.uint64), layers=3)[0]
 
 
+@pytest.mark.skipif(kernels.compiled_name() is None, reason="numpy does not time its copies")
 def test_rows_that_wait_for_the_disk_are_requested_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is requested are the pages of the rows, of every file, each once and in order."""
     made = example(rows=2000, partition_rows=512, hidden_size=2048, layers=(0, 1), dtype="float32")
