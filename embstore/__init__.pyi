@@ -1,9 +1,9 @@
 from . import analysis as analysis
 from . import corpus as corpus
 from . import errors as errors
-from . import kernels as kernels
 from . import executors as executors
 from . import extraction as extraction
+from . import kernels as kernels
 from . import models as models
 from . import plot as plot
 from . import probes as probes
