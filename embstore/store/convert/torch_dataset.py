@@ -7,17 +7,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
-from embstore.errors import InvalidValueError, check_whole, quoted
+from embstore.arguments import Count, Positive, checked
+from embstore.errors import InvalidValueError, check_whole
 from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.vectors import VALUE_DTYPE
+
+if TYPE_CHECKING:
+    from embstore.store.store import Selection
 
 GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
 REMOTE_GROUP_NBYTES = 2**22  # many requests at the same time
@@ -37,6 +41,7 @@ class Examples(NamedTuple):
     labels: torch.Tensor
 
 
+@checked
 class TorchDataset(IterableDataset[Examples]):
     """The occurrences of a selection in batches, `Examples`, to train any torch model in bounded memory.
 
@@ -44,47 +49,52 @@ class TorchDataset(IterableDataset[Examples]):
     the same order. Once reading is slow, as from a disk or a network, a thread reads batches ahead: one process is
     enough on most machines.
 
-    `label`: the name of a label column, whose codes become the labels (-1 for none); or an array with one value for
-    each row of the selection: integers and booleans as int64, floats as float32, strings as codes in sorted order.
-    `shuffle`: True for a permutation of all rows; "blocks" for stores larger than memory: blocks of `block_rows`
-    neighboring rows in random order, read `window_blocks` at a time, whose rows are then permuted. `seed` and
-    `set_epoch` determine the order. (Shuffle here: a DataLoader cannot shuffle a stream.) `drop_last`: without the
-    incomplete batch at the end. `dtype`: of the vectors, such as torch.float32; by default the one that is stored,
-    float32 for int8. `pin_memory`: in page-locked memory, by default where there is a GPU. `rank`, `world_size`: the
-    share of one of several processes, by default those of `torch.distributed`; shares differ by at most one row, and
-    with `drop_last` all have as many batches.
+    Parameters
+    ----------
+    selection : Selection
+    label : str or array, optional
+        A label column, whose codes become the labels (-1 for none); or one value for each row of the selection:
+        integers and booleans as int64, floats as float32, strings as codes in sorted order.
+    batch_size, drop_last : int, bool
+        `drop_last`: without the incomplete batch at the end.
+    shuffle : bool or "blocks"
+        True for a permutation of all rows; "blocks" for stores larger than memory: blocks of `block_rows` neighboring
+        rows in random order, read `window_blocks` at a time, whose rows are then permuted. (Shuffle here: a DataLoader
+        cannot shuffle a stream.) `seed` and `set_epoch` determine the order.
+    dtype : torch.dtype, optional
+        Of the vectors; by default the one that is stored, float32 for int8.
+    pin_memory : bool, optional
+        In page-locked memory, by default where there is a GPU.
+    share : (int, int), optional
+        The number of this process and how many share the rows, by default those of `torch.distributed`. Shares differ
+        by at most one row, and with `drop_last` all have as many batches.
 
-    Raises InvalidValueError for a label column that does not exist and for an array of another length.
+    Raises
+    ------
+    InvalidValueError
+        For a label column that does not exist and for an array of another length.
     """
 
     def __init__(
         self,
-        selection: Any,
+        selection: Selection,
         *,
-        label: str | Any = None,
-        batch_size: int = 256,
+        label: Any = None,
+        batch_size: Positive = 256,
         shuffle: bool | Literal["blocks"] = False,
         drop_last: bool = False,
         dtype: torch.dtype | None = None,
-        block_rows: int = 256,
-        window_blocks: int = 64,
-        seed: int = 0,
+        block_rows: Positive = 256,
+        window_blocks: Positive = 64,
+        seed: Count = 0,
         pin_memory: bool | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
-        if not hasattr(selection, "rows_at"):
-            raise InvalidValueError(f"{quoted(selection)} is not a selection: give what a store's select returns")
-        if shuffle not in (False, True, "blocks"):
-            raise InvalidValueError(f'shuffle must be True, False or "blocks", not {quoted(shuffle)}')
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise InvalidValueError(f"dtype {quoted(dtype)} is not allowed: give one of torch's, such as torch.float32")
+        if dtype is not None and not dtype.is_floating_point:
+            raise InvalidValueError(f"dtype {dtype} is not allowed: give one of torch's, such as torch.float32")
         if pin_memory and not torch.cuda.is_available():
             raise InvalidValueError("pin_memory needs a GPU, and torch finds none: leave it out")
-        for name, value in (("block_rows", block_rows), ("window_blocks", window_blocks), ("batch_size", batch_size)):
-            check_whole(name, value, 1)
-        check_whole("seed", seed, 0, 2**63 - 1)
         self._selection = selection
         self._labels = _labels(selection, label)
         self._batch_size = batch_size
@@ -92,7 +102,9 @@ class TorchDataset(IterableDataset[Examples]):
         self._order = _Order(len(selection), seed, shuffle, block_rows, window_blocks)
         self._dtype = STORED[selection.store.dtype] if dtype is None else dtype
         self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
-        self._rank, self._world_size = _share(rank, world_size)
+        self._rank, self._world_size = _share() if share is None else share
+        if not 0 <= self._rank < self._world_size:
+            raise InvalidValueError(f"share {share} is not allowed: give (number of the process, how many there are)")
         self._epoch = torch.zeros((), dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]  # with workers that live longer than an epoch
 
@@ -262,15 +274,10 @@ class _Windows:
         )
 
 
-def _share(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Return the number of this process and how many there are, by default as torch.distributed counts them."""
-    if rank is None and world_size is None:
-        known = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if known else (0, 1)
-    if rank is None or world_size is None:
-        raise InvalidValueError(f"rank {rank} and world_size {world_size} do not fit: give both or none")
-    world_size = check_whole("world_size", world_size, 1)
-    return check_whole("rank", rank, 0, world_size - 1), world_size
+def _share() -> tuple[int, int]:
+    """Return the number of this process and how many there are, as torch.distributed counts them."""
+    known = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if known else (0, 1)
 
 
 def _labels(selection: Any, label: Any) -> NDArray[Any] | None:
