@@ -1,4 +1,4 @@
-"""Commands that plan and run an extraction."""
+"""The command that plans and runs an extraction."""
 
 from __future__ import annotations
 
@@ -116,6 +116,7 @@ AttentionWindow = Annotated[
 ]
 Devices = Annotated[str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.")]
 Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "Run on the workers of a Ray cluster.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the plan: what will be stored, and its cost.")]
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
@@ -210,27 +211,6 @@ class Extraction:
         return es.plan(self.corpus, **arguments)
 
 
-def plan(
-    corpus: Corpus,
-    *,
-    model: Model,
-    extracting: Extracting,
-    store: Annotated[str | None, opt.option("STORE", "Where the store will be, to see whether it fits there.")] = None,
-    as_json: opt.AsJson = False,
-) -> None:
-    """Estimate what an extraction will cost, before it starts.
-
-    Reads the corpus once, and runs the model on a hundredth of it, or on three batches, to time it. Ends with status 1
-    if the store would not fit on the disk.
-    """
-    made = Extraction(corpus, extracting).plan(model, store=store)
-    if as_json:
-        print_json(made.as_json())
-    else:
-        print(made)
-    made.estimate.require_space()
-
-
 def extract(
     ctx: typer.Context,
     corpus: Corpus,
@@ -240,6 +220,7 @@ def extract(
     extracting: Extracting,
     devices: Devices = None,
     cluster: Cluster = None,
+    dry_run: DryRun = False,
     append: Append = False,
     repair: Repair = False,
     virtual: Virtual = False,
@@ -247,7 +228,8 @@ def extract(
 ) -> None:
     """Extract hidden states into a store; rerun to resume.
 
-    An existing store of another corpus, model or options is refused.
+    An existing store of another corpus, model or options is refused. --dry-run reads the corpus once, and runs the
+    model on a hundredth of it to time it; it ends with status 1 if the store would not fit on the disk.
     """
     extraction = Extraction(corpus, extracting)
     if virtual and (append or len(extraction.windows) > 1):
@@ -260,6 +242,10 @@ def extract(
     on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
     with on_first:
         made = extraction.plan(model, store=f"{store}/part.zarr" if append else store)
+    if dry_run:
+        print_json(made.as_json()) if as_json else print(made)
+        made.estimate.require_space()
+        return
     if not as_json:
         print(made, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
     try:

@@ -84,7 +84,6 @@ _PROBE = {
 }
 COMMANDS = (
     Entry("demo", "demo.demo", START, "demo --out demo-out"),
-    Entry("plan", "extract.plan", START, "plan ewt.conllu --model bert-base-uncased"),
     Entry("extract", "extract.extract", START, "extract ewt.conllu ewt.zarr -m bert-base-uncased --layers 0,6,-1"),
     Entry("explore", "explore.explore", START, "explore ewt.zarr"),
     Entry("report", "report.report", START, "report ewt.zarr -o report.html"),

@@ -44,5 +44,5 @@ def test_extract_and_export(bucket: Bucket, corpus: Path, tmp_path: Path) -> Non
     run("export", tmp_path / "back.zarr", f"{bucket.url}/again.zarr")
     again = {key: bucket.get(key) for key in sorted(bucket.keys()) if key.startswith("again.zarr/")}
     assert {key.removeprefix("again.zarr/"): data for key, data in again.items()} == near
-    plan = json.loads(run("plan", corpus, *made, "--store", url, "--json"))
+    plan = json.loads(run("extract", corpus, url, *made, "--dry-run", "--json"))
     assert plan["free_nbytes"] is None

@@ -124,9 +124,11 @@ def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:
     ran = work.run("extract", "--write-config")
     assert (ran.status, ran.err) == (0, "")
     work.write("a.toml", ran.out)
-    assert work.run("plan", "corpus.txt", "--model", "model", "--config", "a.toml").status == 0
-    work.refuses("plan corpus.txt -m model --config none.toml", "--config none.toml cannot be read")
-    work.refuses(" ".join(("plan corpus.txt -m model", *settings(unit="page"))), "unknown unit 'page'")
+    assert (
+        work.run("extract", "corpus.txt", "x.zarr", "--model", "model", "--config", "a.toml", "--dry-run").status == 0
+    )
+    work.refuses("extract corpus.txt x.zarr -m model --config none.toml", "--config none.toml cannot be read")
+    work.refuses(" ".join(("extract corpus.txt x.zarr -m model", *settings(unit="page"))), "unknown unit 'page'")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,10 @@ def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:
     [
         ("lookup store.zarr bank --threads 2", "--threads goes before the command: embstore --threads 4 lookup"),
         ("info store.zarr --memory 1GiB", "--memory goes before the command"),
-        ("plan corpus.txt -m model --seed 2", "--seed is a setting: write seed = VALUE in a file for --config"),
+        (
+            "extract corpus.txt x.zarr -m model --seed 2",
+            "--seed is a setting: write seed = VALUE in a file for --config",
+        ),
         ("--memory much info store.zarr", "memory 'much'"),
     ],
 )

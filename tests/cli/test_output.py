@@ -22,7 +22,7 @@ from tests.store.example import flip
 from tests.store_making import make_store
 from tests.test_public_names import commands, wrong_words
 
-PLAN = ("plan", "corpus.txt", "--model", "model")
+PLAN = ("extract", "corpus.txt", "planned.zarr", "--model", "model", "--dry-run")
 
 
 def valid(ran: Ran, schema: str) -> Any:

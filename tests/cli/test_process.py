@@ -84,8 +84,9 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     ran = run_process(
-        "plan",
+        "extract",
         "corpus.txt",
+        "x.zarr",
         "--model",
         "someone/some-model",
         cwd=tmp_path,
@@ -163,7 +164,7 @@ def test_a_signal_that_a_package_turns_into_an_error(
 def test_an_interrupted_plan_leaves_nothing(made: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "endless.txt")
     process = subprocess.Popen(
-        [*COMMAND, "plan", "endless.txt", "--model", made / "model"],
+        [*COMMAND, "extract", "endless.txt", "x.zarr", "--dry-run", "--model", made / "model"],
         cwd=tmp_path,
         env=environment(TMPDIR=str(tmp_path)),
         stdout=subprocess.PIPE,

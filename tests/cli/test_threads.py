@@ -40,4 +40,4 @@ def test_what_the_user_has_set_stays(
 
 @pytest.mark.parametrize("threads", ["0", "1025", "many"])
 def test_bad_numbers_of_threads(work: Work, threads: str) -> None:
-    work.refuses(f"--threads {threads} plan corpus.txt --model random:8", "threads", threads)
+    work.refuses(f"--threads {threads} extract corpus.txt x.zarr --model random:8", "threads", threads)

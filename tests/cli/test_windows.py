@@ -34,7 +34,7 @@ def test_one_window_keeps_the_name_but_for_its_place(work: Work) -> None:
 
 
 def test_a_plan_names_the_windows(work: Work) -> None:
-    ran = work.run("plan", "corpus.txt", "--model", "model", "--attention-window", "0,4,full")
+    ran = work.run("extract", "corpus.txt", "x.zarr", "--model", "model", "--attention-window", "0,4,full", "--dry-run")
     assert ran.status == 0
     assert "attention windows  0, 4, full words left and right: 3 stores" in ran.out
 
