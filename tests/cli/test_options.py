@@ -124,7 +124,8 @@ def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:
     ran = work.run("extract", "--write-config")
     assert (ran.status, ran.err) == (0, "")
     work.write("a.toml", ran.out)
-    assert (
+    dry = work.run("extract", "corpus.txt", "x.zarr", "--model", "model", "--config", "a.toml", "--dry-run")
+    assert dry.status == 0
         work.run("extract", "corpus.txt", "x.zarr", "--model", "model", "--config", "a.toml", "--dry-run").status == 0
     )
     work.refuses("extract corpus.txt x.zarr -m model --config none.toml", "--config none.toml cannot be read")

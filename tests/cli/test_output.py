@@ -189,7 +189,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_plan_for_a_full_disk_is_printed_and_refused(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     full(monkeypatch)
-    ran = work.run(*PLAN, "--store", "new.zarr", "--json")
+    ran = work.run(*PLAN, "--json")
     assert ran.status == 1
     assert json.loads(ran.out)["free_nbytes"] == 1024
     assert ran.err.startswith("embstore: the store needs ")
