@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store import Index, Layout, Metadata, StoreWriter, Strings, create_store
+from embstore.store import Index, Metadata, StoreWriter, Strings, create_store
+from embstore.store.layout import Layout
 
 SENTENCE_WORDS = 20
 N_TYPES = 30_000

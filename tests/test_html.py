@@ -8,7 +8,8 @@ import polars as pl
 
 import embstore as es
 from embstore.html import html_frame
-from embstore.store import Fault, VerifyReport
+from embstore.store import VerifyReport
+from embstore.store.check.findings import Fault
 from tests.store_making import make_store
 
 

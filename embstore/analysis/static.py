@@ -28,10 +28,10 @@ from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.progress import reporting
-from embstore.store import Layout, Selection, Store
+from embstore.store import Selection, Store
 from embstore.store.convert.filling import require_free_path
 from embstore.store.convert.words import fill_words, word_metadata
-from embstore.store.layout import Layers
+from embstore.store.layout import Layers, Layout
 from embstore.vectors import WordVectors
 
 _ORTHOGONAL = 1e-8  # the cosine with the mean below which rounding may decide its sign

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import NonFiniteError
 from embstore.extraction.partition import Passage
 from embstore.models.running import to_device
-from embstore.store import Layout
-from embstore.store.layout import RESIDUAL
+from embstore.store.layout import RESIDUAL, Layout
 
 Buffer = dict[str, torch.Tensor]  # the arrays of some partitions, each [partition, layer, row, ...]
 

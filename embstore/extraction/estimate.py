@@ -36,8 +36,8 @@ from embstore.extraction.spool import BLOCK
 from embstore.extraction.survey import Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
-from embstore.store import Index, Layout, Metadata
-from embstore.store.layout import ITEM_NBYTES, partition_rows
+from embstore.store import Index, Metadata
+from embstore.store.layout import ITEM_NBYTES, Layout, partition_rows
 from embstore.store.storage.location import ObjectPath, parse_location
 
 WRITERS = 4  # threads that write what a GPU encodes

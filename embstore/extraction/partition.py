@@ -13,8 +13,9 @@ from embstore.extraction.options import Window
 from embstore.extraction.windows import Fan, Targets, copy_words, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
 from embstore.spacing import split_marked
-from embstore.store import Index, Layout, Metadata, Strings
+from embstore.store import Index, Metadata, Strings
 from embstore.store.index import Contexts
+from embstore.store.layout import Layout
 
 PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
 PASSAGE_BATCH = 8192

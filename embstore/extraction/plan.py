@@ -31,9 +31,10 @@ from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
 from embstore.progress import reporting
-from embstore.store import Dropped, Index, Layout, Metadata
+from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
-from embstore.store.layout import ITEM_NBYTES, RESIDUAL, partition_rows
+from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
+from embstore.store.metadata import Dropped
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own

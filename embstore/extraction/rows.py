@@ -18,9 +18,10 @@ from embstore.extraction.spool import BLOCK, Spool
 from embstore.extraction.survey import NOT_CHOSEN, Survey
 from embstore.models.encoder import Encoder, indptr, ragged_indices
 from embstore.spacing import split_words
-from embstore.store import Dropped, Index, Labels, Strings
+from embstore.store import Index, Labels, Strings
 from embstore.store.conditions import names_in, rows_where
 from embstore.store.index import SPECIAL, Contexts, Field
+from embstore.store.metadata import Dropped
 
 TEXT_BLOCK = 2**14
 

@@ -22,8 +22,8 @@ from embstore.extraction.partition import MAX_POOLED
 from embstore.extraction.spool import BLOCK, Spool
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.spacing import ATTACHED, join_marked, marked_words
-from embstore.store import Dropped
 from embstore.store.index import SPECIAL
+from embstore.store.metadata import Dropped
 
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256

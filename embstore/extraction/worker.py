@@ -28,7 +28,7 @@ from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Part, Passage, TextOptions
 from embstore.models.encoder import Encoder, Pooled, StageTimes
 from embstore.models.memory import ADVICE, memory_needed
-from embstore.store import Layout
+from embstore.store.layout import Layout
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
 

@@ -1,4 +1,3 @@
-from .check.findings import Fault as Fault
 from .check.findings import VerifyReport as VerifyReport
 from .check.verify import verify as verify
 from .convert.export import export as export
@@ -7,20 +6,13 @@ from .convert.tables import write_table as write_table
 from .index import Index as Index
 from .index import Labels as Labels
 from .index import Strings as Strings
-from .layout import Layout as Layout
-from .metadata import Dropped as Dropped
 from .metadata import Metadata as Metadata
-from .opening import open as open
 from .opening import open_store as open_store
 from .storage.files import write_frame as write_frame
 from .storage.location import require_distinct as require_distinct
-from .store import Block as Block
 from .store import Selection as Selection
 from .store import Store as Store
-from .vectors import bfloat16_bits as bfloat16_bits
 from .vectors import compiled_name as compiled_name
-from .vectors import float32_of_bfloat16 as float32_of_bfloat16
-from .vectors import quantize as quantize
 from .virtual.thin import thin as thin
 from .writer import StoreWriter as StoreWriter
 from .writer import create_store as create_store

@@ -14,7 +14,7 @@ from embstore.errors import NonFiniteError
 from embstore.extraction.cast import Cast
 from embstore.models import load_encoder
 from embstore.models.transformer.encoder import TransformerEncoder
-from embstore.store import Layout
+from embstore.store.layout import Layout
 from tests.extraction.plans import plan_of
 from tests.models.tiny import SENTENCES, save
 

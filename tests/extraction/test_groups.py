@@ -26,7 +26,9 @@ from embstore.extraction.partition import Groups, group_partitions
 from embstore.extraction.worker import Fetch
 from embstore.models.encoder import Pooled, Spans, Tokenized
 from embstore.models.memory import fitting_batch
-from embstore.store import Layout, StoreWriter, quantize
+from embstore.store import StoreWriter
+from embstore.store.layout import Layout
+from embstore.store.vectors import quantize
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.fake import HIDDEN_SIZE, FakeEncoder, site_vectors
 from tests.extraction.oracle import expected_rows

@@ -18,8 +18,9 @@ from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
 from embstore.extraction.spool import Spool
 from embstore.extraction.survey import Survey, survey
-from embstore.store import Dropped, Index
+from embstore.store import Index
 from embstore.store.check.consistency import index_faults
+from embstore.store.metadata import Dropped
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 

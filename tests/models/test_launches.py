@@ -18,7 +18,7 @@ from embstore.models import load_encoder
 from embstore.models.batched import word_spans
 from embstore.models.running import HostCopies
 from embstore.models.transformer import varlen
-from embstore.store import Layout
+from embstore.store.layout import Layout
 from tests.models import tiny
 from tests.played_cuda import GPU, played_cuda
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store import Dropped, Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store.metadata import Dropped
 from tests.store_making import Made
 
 SUFFIXES = [".zarr", ".h5"]

@@ -25,9 +25,10 @@ from embstore.errors import (
     StoreFormatError,
     StoreNotFoundError,
 )
-from embstore.store import Store, StoreWriter, bfloat16_bits, create_store, export, float32_of_bfloat16, verify
+from embstore.store import Store, StoreWriter, create_store, export, verify
 from embstore.store.check.findings import schema_faults
 from embstore.store.reading.scan import SequentialReader
+from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16
 from tests.store.example import DTYPES, SUFFIXES, all_files, flip, stored_as, table, values
 from tests.store_making import Made, make_store
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.errors import StoreDamagedError
-from embstore.store import Layout, Strings
+from embstore.store import Strings
 from embstore.store.check.consistency import occurrence_faults
 from embstore.store.index import rows_by_type
-from embstore.store.layout import SHARD_NBYTES
+from embstore.store.layout import SHARD_NBYTES, Layout
 from embstore.store.zarr.format import parse_index, shard_index
 
 

@@ -125,7 +125,7 @@ def test_a_mapped_file_that_is_cut_short_does_not_end_the_process(tmp_path: Path
     path = example(rows=5000, hidden_size=64).make(tmp_path / f"s{suffix}").path
     code = (
         "import os, sys, numpy as np, embstore.store as store\n"
-        "opened = store.open(sys.argv[1])\n"
+        "opened = store.open_store(sys.argv[1])\n"
         "opened.vectors(np.arange(5000), layers=0); opened.table()\n"
         "for file in sys.argv[2:]: os.truncate(file, 100)\n"
         "for work in (lambda: opened.vectors(np.arange(5000), layers=3), lambda: list(opened.scan(0)), opened.table,\n"

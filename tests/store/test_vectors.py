@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.store import bfloat16_bits, float32_of_bfloat16, quantize
-from embstore.store.vectors import dequantize
+from embstore.store.vectors import bfloat16_bits, dequantize, float32_of_bfloat16, quantize
 
 
 def nearest_bfloat16(value: np.float32) -> int:
