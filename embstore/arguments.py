@@ -171,7 +171,7 @@ def _arms(hint: Any) -> list[Any] | None:
 def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
-    kind = get_origin(hint) or hint
+    kind: Any = get_origin(hint) or hint
     if kind is _BY_NAME.get(kind.__name__):
         return any(each.__name__ == kind.__name__ for each in type(value).__mro__)
     if getattr(kind, "_is_protocol", False):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import embstore as es
 from embstore.errors import StorageError, StoreNotFoundError
 from embstore.store import open_store, verify
+from embstore.store.storage import files
 from tests.object_server import Bucket, Fault
 from tests.store.example import example
 from tests.web_host import web_host
@@ -43,12 +42,12 @@ def test_a_whole_store_is_whole(bucket: Bucket, url: str, tmp_path: Path) -> Non
 
 
 def test_a_full_folder_for_temporary_files_is_no_damage(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", Full)
-    with pytest.raises(StorageError, match=r"the index does not fit into .*: No space left on device; make space"):
+    monkeypatch.setattr(files, "IN_MEMORY_NBYTES", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match=r"does not fit into .*: No space left on device; make space"):
         verify(url)
 
 

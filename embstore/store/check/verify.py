@@ -6,7 +6,6 @@ A Zarr store is checked here, on any storage: every key is regenerated and compa
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.config import settings
-from embstore.errors import EmbstoreError, StorageError, StoreDamagedError, StoreFormatError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreNotFoundError
 from embstore.progress import reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
@@ -36,7 +35,7 @@ from embstore.store.labels.files import LabelFiles
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.opening import Location, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
-from embstore.store.storage.files import Bytes, MappedFile, crc32c
+from embstore.store.storage.files import Bytes, MappedFile, crc32c, new_column
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     APPENDED,
@@ -188,7 +187,7 @@ class ZarrChecks(Checks):
                 columns[spec.path] = self.expanded(reader, spec, crc)
         self.index(columns, metadata)
         records = self.read_records(metadata)
-        for partition in self.records(records, metadata.layout, COMMITS_CHUNK) if records is not None else ():
+        for partition in self.records(records, metadata.layout, COMMITS_CHUNK) if len(records) else ():
             if reader is not None:
                 self.virtual(reader, partition, records[partition])
             else:
@@ -262,14 +261,14 @@ class ZarrChecks(Checks):
             self.fault(spec.path, str(error))
             return None
 
-    def read_records(self, metadata: Metadata) -> Records | None:
-        """Return the commit records [partition, 2]; None, with a fault for each partition, where there are none."""
+    def read_records(self, metadata: Metadata) -> Records:
+        """Return the commit records [partition, 2]; none, with a fault for each partition, where they are not whole."""
         records = no_records(metadata.n_partitions)
         data = self.get(COMMITS_CHUNK) if COMMITS_CHUNK in self.sizes else None
         if data is None or len(data) != records.nbytes:
             for partition in range(metadata.n_partitions):
                 self.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
-            return None
+            return no_records(0)
         return np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
 
     def partition(self, metadata: Metadata, partition: int, record: Records) -> None:
@@ -315,17 +314,9 @@ def _mapped_column(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:
 
 
 def _spooled(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:
-    """Return the bytes of an object, mapped in a temporary file, and their CRC32C."""
-    crc = 0
-    with tempfile.TemporaryFile() as file:
-        for part in storage.iter_parts(key, size):
-            crc = crc32c(part, crc)
-            try:
-                file.write(part.data)
-                file.flush()
-            except OSError as error:
-                raise StorageError(
-                    f"the index does not fit into {tempfile.gettempdir()}: {error.strerror}; make space there or set "
-                    "TMPDIR to a larger folder"
-                ) from None
-        return np.memmap(file, np.uint8, "r").view(np.ndarray), crc
+    """Return the bytes of an object, in a temporary file where they are many, and their CRC32C."""
+    data, crc, filled = new_column(size, np.uint8), 0, 0
+    for part in storage.iter_parts(key, size):
+        data[filled : filled + len(part)] = part
+        crc, filled = crc32c(part, crc), filled + len(part)
+    return data, crc

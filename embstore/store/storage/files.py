@@ -285,7 +285,7 @@ def new_column(length: int, dtype: DTypeLike) -> NDArray[Any]:
         raise StorageError(
             f"a column of {nbytes:,} bytes does not fit into {tempfile.gettempdir()}: {error.strerror}; make space "
             "there or set TMPDIR to a larger folder"
-        ) from error
+        ) from None  # says nothing about a store that is verified
 
 
 def make_folders(folder: Path) -> None:
