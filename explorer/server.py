@@ -22,12 +22,7 @@ from starlette.routing import Route
 
 from embstore.errors import EmbstoreError, InputError, InvalidValueError, MissingRowsError
 from embstore_explorer.answers import JSON, encoded, explained
-from embstore_explorer.queries.registry import (
-    CancelledQueryError,
-    NotFoundError,
-    Report,
-    answer,
-)
+from embstore_explorer.queries.registry import CancelledQueryError, NotFoundError, Report, answer
 from embstore_explorer.security import Access, Guard
 from embstore_explorer.stores import Explored
 from embstore_explorer.tables import FORMATS, as_file
@@ -39,15 +34,10 @@ MEDIA = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
-    ".json": JSON,
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-    ".wasm": "application/wasm",
     ".txt": "text/plain; charset=utf-8",
 }
-MISSING_PAGE = b"<!doctype html><title>embstore</title><p>The page is not built: npm run build in explorer/.</p>"
+MISSING_PAGE = b"<!doctype html><title>embstore</title><p>The page is not built: npm run build in explorer/source.</p>"
 Make = Callable[[Any], tuple[bytes, str]]  # of an answer: the body and its media type
 
 
@@ -85,9 +75,8 @@ def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREA
         path = request.path_params["path"] or "index.html"
         if path not in page:
             return _error(f"there is no page /{path}", 404)
-        kept = "private, max-age=31536000, immutable" if path.startswith("assets/") else "no-cache"
         kind = MEDIA.get(os.path.splitext(path)[1], "application/octet-stream")
-        return Response(page[path](), media_type=kind, headers={"Cache-Control": kept})
+        return Response(page[path](), media_type=kind, headers={"Cache-Control": "no-cache"})
 
     async def query(request: Request) -> Response:
         return await _answered(queries, request, request.path_params["name"], encoded)
@@ -110,20 +99,10 @@ def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREA
 
 
 def _page() -> dict[str, Callable[[], bytes]]:
-    """Return how to read each file of the page, by its path; nothing else is served."""
+    """Return how to read each file of the page, by its name; nothing else is served."""
     folder = files("embstore_explorer") / "page"
-    found: dict[str, Callable[[], bytes]] = {"index.html": lambda: MISSING_PAGE}
-
-    def add(at: Any, path: str) -> None:
-        for each in at.iterdir():
-            if each.is_dir():
-                add(each, f"{path}{each.name}/")
-            else:
-                found[path + each.name] = each.read_bytes
-
-    if folder.is_dir():
-        add(folder, "")
-    return found
+    found = {each.name: each.read_bytes for each in folder.iterdir()} if folder.is_dir() else {}
+    return {"index.html": lambda: MISSING_PAGE, **found}
 
 
 async def _answered(

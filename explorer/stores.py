@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InputError, InvalidValueError, ModelError, StorageError, quoted
+from embstore.errors import InputError, InvalidValueError, ModelError, quoted
 from embstore.store import Selection, Store, open_store
 
 if TYPE_CHECKING:
@@ -57,11 +57,6 @@ class Explored:
         self._locks: dict[Hashable, Lock] = {}
         self._lock = Lock()
 
-    @cached_property
-    def digest(self) -> str:
-        """What changes whenever the vectors do; names the files of the cache."""
-        return self.store.digest
-
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return what `make` returned the first time; others who ask for it meanwhile wait. The last ones are kept."""
         with self._lock:
@@ -91,19 +86,17 @@ class Explored:
 
     def saved(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` returned the first time, a value that JSON can hold, kept in the user's cache."""
-        return self.once(name, lambda: self._read_or_make(self.cache_path(f"{name}.json"), make))
+        path = user_cache() / "explorer" / f"{self.store.digest[:32]}-{name}.json"
 
-    def _read_or_make(self, path: Path, make: Callable[[], Any]) -> Any:
-        with suppress(OSError, ValueError):
-            return json.loads(path.read_bytes())
-        value = make()
-        with suppress(OSError, StorageError):
-            write_file(path, json.dumps(value).encode())
-        return value
+        def read() -> Any:
+            with suppress(OSError, ValueError):
+                return json.loads(path.read_bytes())
+            value = make()
+            with suppress(OSError):
+                write_file(path, json.dumps(value).encode())
+            return value
 
-    def cache_path(self, name: str) -> Path:
-        """Return the path of a file in the user's cache that belongs to the vectors of this store."""
-        return user_cache() / "explorer" / f"{self.digest[:32]}-{name}"
+        return self.once(name, read)
 
     def select(
         self, *, word: str | None = None, where: str | None = None, rows: Sequence[int] | None = None

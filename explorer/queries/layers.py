@@ -46,7 +46,7 @@ def cka(asked: Asked, *, store: Number = 0, other: Number | None = None) -> dict
     Of 10,000 rows, spread evenly, where there are more. `values[i][j]` is that of layers `a[i]` and `b[j]`.
     """
     one, two = asked.store(store), asked.store(store if other is None else other)
-    name = "cka" if one is two else f"cka-{two.digest[:16]}"
+    name = "cka" if one is two else f"cka-{two.store.digest[:16]}"
     found = one.saved(name, lambda: _cka(asked, one, two))
     rows = "" if found["step"] == 1 else f"rows=slice(None, None, {found['step']})"
     lines = [f"other = es.open({two.address!r})"] if one is not two else []

@@ -121,7 +121,7 @@ def _projection(
 ) -> Projection:
     """Compute a map once: kept in memory, and in the user's cache."""
     rows = chosen.rows if chosen.span is None else np.array([chosen.span.start, chosen.span.stop])
-    key = [VERSION, one.digest, hashlib.sha256(rows.tobytes()).hexdigest(), layer, method, sample, seed]
+    key = [VERSION, one.store.digest, hashlib.sha256(rows.tobytes()).hexdigest(), layer, method, sample, seed]
     name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:40]
     path = user_cache() / "maps" / f"{name}.safetensors"
 

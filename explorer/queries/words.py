@@ -17,7 +17,7 @@ from embstore.errors import InvalidValueError, quoted
 from embstore.store import Selection, Store
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
-from embstore_explorer.stores import Explored, unit_rows, words_of
+from embstore_explorer.stores import Explored, words_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -273,7 +273,7 @@ def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
     """Return the self-similarity of a word by layer, next to the mean over words and to the anisotropy."""
     one = asked.store(store)
     rows = np.asarray(found_rows(one, word, None))
-    own = one.once(("selfsim", word), lambda: _self_similarity(asked, one.store.select(rows=rows)))
+    own = one.once(("selfsim", word), lambda: _self_similarity(asked, word, one.store.select(words=word)))
     whole = corpus_means(asked, one)
     return {
         "word": word,
@@ -289,23 +289,14 @@ def word(asked: Asked, *, store: Number = 0, word: Word) -> dict[str, Any]:
     }
 
 
-def _self_similarity(asked: Asked, chosen: Selection) -> list[float | None]:
-    """Return (|sum u|^2 - n) / (n^2 - n) of the unit vectors u of n occurrences, their mean cosine, by layer.
-
-    A zero vector has cosine 0 with all. None: fewer than two occurrences.
-    """
-    found: dict[int, tuple[NDArray[np.float64], int]] = {}
-    done, total = 0, len(chosen) * len(chosen.layers)
-    for block in chosen.scan():
-        asked.report(done, total)
-        done += len(block.rows)
-        unit = unit_rows(block.vectors.astype(np.float64))
-        sums, nonzero = found.get(block.layer, (np.zeros(unit.shape[1]), 0))
-        found[block.layer] = sums + unit.sum(0), nonzero + int(unit.any(1).sum())
-    n = len(chosen)
-    if n < 2:
+def _self_similarity(asked: Asked, word: str, chosen: Selection) -> list[float | None]:
+    """Return the mean cosine of all pairs of occurrences of a word by layer; None for fewer than two occurrences."""
+    if len(chosen) < 2:
         return [None] * len(chosen.layers)
-    return [float((sums @ sums - nonzero) / (n * n - n)) for sums, nonzero in found.values()]
+    with es.config(progress=asked.report):
+        frame = es.geometry(chosen, metrics="selfsim", min_contexts=1)
+    values: list[float | None] = frame.filter(frame["item"] == word).sort("layer")["value"].to_list()
+    return values
 
 
 def corpus_means(asked: Asked, one: Explored) -> dict[str, Any]:

@@ -30,16 +30,7 @@ class Report:
         write_file(Path(path), self.html.encode())
 
     def __repr__(self) -> str:
-        lines = [f"{each.title}: {each.problem or each.finding}" for each in self.sections]
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        items = (
-            f"<li><b>{escape(each.title)}</b>: {escape(each.problem or each.finding)}</li>" for each in self.sections
-        )
-        return f"<ul>{''.join(items)}</ul>"
+        return "\n".join(f"{each.title}: {each.problem or each.finding}" for each in self.sections)
 
 
 def report(data: Store, *, sections: str | Sequence[str] | None = None, seed: int = 0) -> Report:
