@@ -126,8 +126,6 @@ def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:
     work.write("a.toml", ran.out)
     dry = work.run("extract", "corpus.txt", "x.zarr", "--model", "model", "--config", "a.toml", "--dry-run")
     assert dry.status == 0
-        work.run("extract", "corpus.txt", "x.zarr", "--model", "model", "--config", "a.toml", "--dry-run").status == 0
-    )
     work.refuses("extract corpus.txt x.zarr -m model --config none.toml", "--config none.toml cannot be read")
     work.refuses(" ".join(("extract corpus.txt x.zarr -m model", *settings(unit="page"))), "unknown unit 'page'")
 
