@@ -101,7 +101,8 @@ class Guard:
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
                 if scope.get("embstore.welcome"):
-                    headers.append("Set-Cookie", self._set_cookie())
+                    cookie = f"{self._access.cookie}={self._access.token}"
+                    headers.append("Set-Cookie", f"{cookie}; HttpOnly; SameSite=Strict; Path=/")
             await send(message)
 
         refused = self._refusal(scope)
@@ -109,9 +110,6 @@ class Guard:
             async with self._refusing:  # guesses wait for each other
                 await asyncio.sleep(SECONDS_AFTER_WRONG if scope.get("embstore.guess") else 0)
         await (self._app if refused is None else refused)(scope, receive, guarded)
-
-    def _set_cookie(self) -> str:
-        return f"{self._access.cookie}={self._access.token}; HttpOnly; SameSite=Strict; Path=/"
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

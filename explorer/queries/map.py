@@ -128,23 +128,17 @@ def _projection(
     def make() -> Projection:
         with suppress(OSError, ValueError, LookupError, TypeError, SafetensorError):
             return _read(path, name)
-        made = _computed(asked, chosen, layer, method, sample, seed)
+        if method == "pca":
+            with es.config(progress=asked.report):
+                made = _kept(es.analysis.project(chosen, layers=layer, sample=sample, seed=seed))
+        else:  # in a process of its own, as it would block all others for minutes
+            given = chosen.rows if chosen.span is None else slice(chosen.span.start, chosen.span.stop)
+            made = in_process(_umap, chosen.store, given, layer, sample, seed, report=asked.report)
         with suppress(OSError):
             _write(path, name, made)
         return made
 
     return one.once(("map", name), make) if min(sample, len(chosen)) <= KEPT_POINTS else make()
-
-
-def _computed(asked: Asked, chosen: Selection, layer: int, method: str, sample: int, seed: int) -> Projection:
-    """Compute a map: UMAP in a process of its own, as it would block all others for minutes."""
-    if method == "pca":
-        with es.config(progress=asked.report):
-            return _kept(es.analysis.project(chosen, layers=layer, sample=sample, seed=seed))
-    given: slice | NDArray[np.int64]
-    given = chosen.rows if chosen.span is None else slice(chosen.span.start, chosen.span.stop)
-    made: Projection = in_process(_umap, chosen.store, given, layer, sample, seed, report=asked.report)
-    return made
 
 
 def _umap(

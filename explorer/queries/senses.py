@@ -10,7 +10,7 @@ import embstore as es
 from embstore_explorer.parameters import Bounds, Layer, Number, Word
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.queries.words import described, found_rows
-from embstore_explorer.stores import layer_of
+from embstore_explorer.stores import Explored, layer_of
 
 SAMPLE = 5000  # occurrences that are clustered
 EXAMPLES, MARKERS = 5, 8
@@ -29,11 +29,10 @@ def senses(
     one = asked.store(store)
     found_rows(one, word, None)
     number = layer_of(one.store, layer)
-    return dict(one.once(("senses", word, number, clusters), lambda: _senses(asked, store, word, number, clusters)))
+    return dict(one.once(("senses", word, number, clusters), lambda: _senses(asked, one, word, number, clusters)))
 
 
-def _senses(asked: Asked, store: int, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
-    one = asked.store(store)
+def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | None) -> dict[str, Any]:
     asked.report(0, None)
     found = es.senses(one.store, word, layers=layer, n_clusters=clusters, sample=SAMPLE)
     asked.report(1, None)

@@ -47,7 +47,7 @@ def test_the_same_rows_are_drawn_at_every_layer_and_seeds_differ(explored: Explo
 
 def test_a_second_answer_is_read_from_the_cache(explored: Explored, monkeypatch: pytest.MonkeyPatch) -> None:
     first = ask(explored, layer=2, sample=60)
-    monkeypatch.setattr(map_query, "_computed", lambda *_, **__: pytest.fail("computed again"))
+    monkeypatch.setattr(map_query, "_kept", lambda *_, **__: pytest.fail("computed again"))
     again = ask(Explored(explored.store), layer=2, sample=60)
     for name in ("row", "x", "y"):
         np.testing.assert_array_equal(first.arrays[name], again.arrays[name])
