@@ -48,6 +48,11 @@ class CacheFolder:
         except OSError:
             return None
 
+    def find_all(self, files: Sequence[tuple[str, int]]) -> list[Path] | None:
+        """Return the files (name, nbytes), None where one of them is not there."""
+        paths = [self.find(*file) for file in files]
+        return None if None in paths else [path for path in paths if path is not None]
+
     def add(self, files: Sequence[tuple[str, int]], write: Callable[[list[int]], object]) -> None:
         """Create files (name, nbytes) with what `write` writes to their descriptors; not one of them if it fails."""
         with storing(f"{self.folder} (EMBSTORE_CACHE chooses another folder)"), ExitStack() as stack:
@@ -82,6 +87,14 @@ class CacheFolder:
             total -= size
 
 
+def cached_names(expected: Expected, suffix: str = "") -> list[tuple[str, int]]:
+    """Return the names and sizes of the files that hold what is expected."""
+    return [
+        (f"{expected.version} {key} {size} {expected.crc32c}{suffix}", size)
+        for key, size in zip(expected.keys, expected.sizes, strict=True)
+    ]
+
+
 class CachedStorage(ObjectStorage):
     """The objects below a URL, of which `files` keeps local copies in the folder `cache`.
 
@@ -98,13 +111,10 @@ class CachedStorage(ObjectStorage):
 
     def files(self, expected: Expected) -> list[Path]:
         """Return local copies; what is missing is downloaded, all keys at once since the checksum covers them all."""
-        names = [
-            (f"{expected.version} {key} {size} {expected.crc32c}", size)
-            for key, size in zip(expected.keys, expected.sizes, strict=True)
-        ]
+        names = cached_names(expected)
         for _ in range(2):
-            paths = [path for name in names if (path := self._folder.find(*name)) is not None]
-            if len(paths) == len(names):
+            paths = self._folder.find_all(names)
+            if paths is not None:
                 return paths
             self._download(expected, names)
         raise StoreDamagedError(f"{self.cache} has lost a file that was just written there: choose another folder")

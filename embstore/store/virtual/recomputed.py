@@ -25,12 +25,13 @@ from embstore.store.arrays import (
 )
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage
-from embstore.store.storage.cache import SIZE_GIB, CacheFolder
+from embstore.store.storage.cache import SIZE_GIB, CacheFolder, cached_names
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, crc32c_of_file, write_at
 from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
 from embstore.store.zarr.format import column_key, shard_end, shard_key, shard_parts
 
+NEAR = " near"  # ends the name of a file whose last bits are others than those committed
 SMALL_NBYTES = 2**23  # of a column that is held in memory once it is expanded
 
 _AT_ONCE = threading.RLock()  # the threads of a process share the model
@@ -128,9 +129,8 @@ class Recomputed:
 
     def _cached(self, expected: Expected) -> tuple[list[Path], bool] | None:
         for is_exact in (True, False):
-            names = _names(expected, is_exact=is_exact)
-            paths = [path for name in names if (path := self._cache.find(*name)) is not None]
-            if len(paths) == len(names):
+            paths = self._cache.find_all(cached_names(expected, "" if is_exact else NEAR))
+            if paths is not None:
                 return paths, is_exact
         return None
 
@@ -172,7 +172,7 @@ class Recomputed:
                 for part in parts:
                     offset = write_at(descriptor, part, offset)
 
-        self._cache.add(_names(expected, is_exact=is_exact), write)
+        self._cache.add(cached_names(expected, "" if is_exact else NEAR), write)
 
     def _stored(self, number: int) -> NDArray[np.int8]:
         start, stop, key = fingerprint_bytes(self._metadata, number)
@@ -263,14 +263,6 @@ def virtual_chunks(metadata: Metadata) -> dict[str, Parts]:
         whole, rest = divmod(int(np.prod(spec.shape[:-1])), len(rows))
         chunks[column_key(spec)] = [rows] * whole + [rows[:rest]] * bool(rest)
     return chunks
-
-
-def _names(expected: Expected, *, is_exact: bool) -> list[tuple[str, int]]:
-    end = "" if is_exact else " near"
-    return [
-        (f"{expected.version} {key} {size} {expected.crc32c}{end}", size)
-        for key, size in zip(expected.keys, expected.sizes, strict=True)
-    ]
 
 
 def default_folder() -> Path:
