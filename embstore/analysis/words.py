@@ -23,11 +23,11 @@ from embstore.store import Selection, Store, Strings
 from embstore.store.vectors import VALUE_DTYPE
 
 BLOCK_ROWS = 2**18  # of a column of an index
-BLOCK_SENTENCES = 2**13
+BLOCK_SENTENCES = 2**13  # whose pairs of word and text are sorted together: a few MiB
 BATCH_NBYTES = 4 * 2**20  # of float32: a batch, its Gram matrices and intermediate results stay in the cache
 WINDOW_NBYTES = 16 * 2**20  # of vectors as stored: what one task reads
 PADDING = 1.125  # a batch holds words of up to this many times the occurrences of its smallest one
-_GPU_BATCH_NBYTES = 2**28
+_GPU_BATCH_NBYTES = 2**28  # enough work for one launch; a GPU has no cache to stay in
 _BATCH_TIMES = 24  # the memory of a thread, in batches
 _MOMENTS = 6  # matrices [feature, feature] of float64 that a thread holds for a word with more vectors than features
 

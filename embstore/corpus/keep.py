@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from embstore.corpus.sentence import as_phrase, is_encodable
 from embstore.errors import InvalidValueError, check_whole, quoted
 
-BLOCK_ROWS = 2**20
-PASS_ROWS = 2**22
+BLOCK_ROWS = 2**20  # of a mapped column that are read at a time: 4 MiB
+PASS_ROWS = 2**22  # that are sorted at a time: about 400 MiB
 IntArray = NDArray[np.int64]
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the step of SplitMix64
 
 
 @dataclass(frozen=True, kw_only=True)

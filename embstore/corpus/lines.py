@@ -14,7 +14,7 @@ from typing import BinaryIO
 from embstore.arguments import checked
 from embstore.errors import CorpusError, CorpusNotFoundError
 
-BLOCK_NBYTES = 2**18
+BLOCK_NBYTES = 2**18  # of text: larger blocks are no faster
 ZSTD_NBYTES = 2**10  # of compressed data at a time: they may expand to 32,000 times their size
 MAX_SENTENCE = 2**22  # characters of a line, or of the block of lines that makes a sentence
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})

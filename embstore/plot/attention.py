@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.figure import Figure
 
-SHOWN_RELATIONS = 14
+SHOWN_RELATIONS = 14  # names that fit beside a panel
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
 
 

@@ -7,7 +7,6 @@ import json
 import polars as pl
 import pytest
 
-import embstore as es
 from tests.cli.conftest import Work, settings
 from tests.drawn import svg_texts
 from tests.json_schemas import validator_of
@@ -46,7 +45,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
 
 @pytest.mark.slow
 def test_a_collection_is_read_as_a_store(work: Work) -> None:
-    es.store.collect([work / "store.zarr"], work / "all.json")
+    (work / "all.json").write_text(json.dumps(["store.zarr"]))
     options = ("-m", "model", "--json", *settings(statistics=["shares"]), "--layers", "1")
     ran = [work.run("attention", name, *options) for name in ("store.zarr", "all.json")]
     assert [(each.status, each.err) for each in ran] == [(0, "")] * 2

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from embstore.corpus import FORMATS, Sentence, open_corpus, read_word_classes, read_word_list
-from embstore.corpus.formats.base import Format
+from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.lines import Lines
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
@@ -293,3 +295,15 @@ def test_word_classes(tmp_path: Path) -> None:
     assert read_word_classes(path) == read_word_classes(path, optional=True) == expected
     path.write_text("New York\n\nbank\n")
     assert read_word_classes(path, optional=True) == {"New York": {}, "bank": {}}
+
+
+def test_a_new_format_is_one_reader_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_bars(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
+        for line in lines:
+            yield Sentence(line.split("|"))
+
+    monkeypatch.setitem(FORMATS, "bars", Format("bars", (".bars",), read_bars))
+    (tmp_path / "a.bars").write_text("the|old bank\nriver\n")
+    for corpus in (open_corpus(tmp_path), open_corpus(tmp_path / "a.bars", format="bars")):
+        assert corpus.format == "bars"
+        assert [list(sentence.words) for sentence in corpus] == [["the", "old bank"], ["river"]]

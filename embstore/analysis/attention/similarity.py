@@ -72,7 +72,7 @@ class HeadDistances(Statistic):
 def mixed_entropies(rows: torch.Tensor) -> NDArray[np.float64]:
     """The sum of x log x of rows i + j at [i, j], j > i, and of row i at [i, i]; 0 below."""
     sums = np.zeros((len(rows), len(rows)))
-    for part in torch.split(rows, PART, 1):  # type: ignore[no-untyped-call]
+    for part in torch.split(rows, PART, 1):
         for number in range(len(rows)):
             both = part[number:] + part[number]
             both[0] = part[number]

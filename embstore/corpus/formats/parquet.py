@@ -17,8 +17,8 @@ from embstore.errors import CorpusError
 if TYPE_CHECKING:  # imported only where a table is read
     import polars as pl
 
-BATCH_ROWS = 2**13
-BUFFER_NBYTES = 2**20
+BATCH_ROWS = 2**13  # texts of some kilobytes: tens of MiB
+BUFFER_NBYTES = 2**20  # of a column, so that a row group of any size takes little memory
 
 
 def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
