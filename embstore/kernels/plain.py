@@ -44,7 +44,7 @@ def gather_rows(
     out: NDArray[Any],
     most_nanoseconds: int,
 ) -> int:
-    target = memoryview(out)
+    target = memoryview(out)  # type: ignore[arg-type]
     if target.readonly or not target.c_contiguous or target.nbytes != len(rows) * row_nbytes:
         raise ValueError("out has another size than the rows")
     if not len(rows):
@@ -58,7 +58,7 @@ def gather_rows(
         address = int(addresses[group[0]])
         places = inside[group] if address < REPEATED else np.zeros(len(group), np.int64)
         size = (int(places.max()) + 1) * row_nbytes
-        memory = (ctypes.c_uint8 * size).from_address(address % REPEATED)
+        memory: Any = (ctypes.c_uint8 * size).from_address(address % REPEATED)
         copies[group] = np.frombuffer(memory, np.uint8).reshape(-1, row_nbytes)[places]
     return n
 
@@ -232,7 +232,7 @@ def _grouped(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
     """The distinct codes that are not negative, where each begins in an order of the positions, and that order."""
     order = np.argsort(codes, kind="stable")
     order = order[np.searchsorted(codes[order], 0) :]
-    return *np.unique(codes[order], return_index=True), order  # type: ignore[return-value]
+    return *np.unique(codes[order], return_index=True), order
 
 
 def add_cosines(
@@ -251,7 +251,7 @@ def add_cosines(
     total: NDArray[np.float64],
 ) -> int:
     size, width, dtype = len(total), word_sums.shape[1], word_sums.dtype
-    shapes = [(word_counts.shape, (len(word_sums), 3)), (runs.shape, (2, 2)), (run_sums.shape, (2, 2, size))]
+    shapes: list[Any] = [(word_counts.shape, (len(word_sums), 3)), (runs.shape, (2, 2)), (run_sums.shape, (2, 2, size))]
     shapes += [
         (buffers.shape, (2, size)),
         (word_totals.shape[1:], (width,)),
@@ -295,12 +295,12 @@ def add_cosines(
     if len(codes):
         plain, unit = (np.add.reduceat(each[order], starts, 0, np.float64) for each in (rows, units))
         counts = np.diff(starts, append=len(order))
-        for sentence, count, *sums in zip(codes.tolist(), counts.tolist(), plain, unit, strict=True):
+        for number, sentence in enumerate(codes.tolist()):
             if sentence != runs[0, 0]:
                 _close_run(sentence_sizes, sentence_values, runs, run_sums, total)
                 runs[0], run_sums[0] = (sentence, 0), 0
-            runs[0, 1] += count
-            run_sums[0] += np.array(sums)
+            runs[0, 1] += counts[number]
+            run_sums[0] += plain[number], unit[number]
     return int(np.count_nonzero(squares))
 
 

@@ -148,9 +148,9 @@ def find_neighbors(
                 opened = find_sketch(store, layer) if few or not isinstance(store.path, Path) else None
             if isinstance(opened, LayerSketch):
                 compared = Space(space["metric"], opened.sketch.rotation.mean if space["centered"] else None)
-                hits = opened.search(queries.vectors, space=compared, rows=rows, limits=limits, **options)
-                how = ["scan" if scanned else "sketch" for scanned in hits.scanned]
-                return _table(store, layer, queries, hits, how)
+                near = opened.search(queries.vectors, space=compared, rows=rows, limits=limits, **options)
+                how = ["scan" if scanned else "sketch" for scanned in near.scanned]
+                return _table(store, layer, queries, near, how)
         except SearchIndexError as error:
             if index is not None:
                 raise

@@ -331,7 +331,9 @@ def _write_faiss(
 
     def compared(vectors: NDArray[np.floating], rows: NDArray[np.int64]) -> NDArray[np.float32]:
         with np.errstate(over="ignore"):
-            values = vectors if space.metric != "cosine" and space.mean is None else space.transform(vectors)
+            values: NDArray[Any] = (
+                vectors if space.metric != "cosine" and space.mean is None else space.transform(vectors)
+            )
             values = np.ascontiguousarray(unit_rows(values) if space.metric == "cosine" else values, np.float32)
         if not np.isfinite(values).all():
             row = int(rows[~np.isfinite(values).all(1)][0])
@@ -858,7 +860,7 @@ def measure_recall(
         raise InvalidValueError(f"{data.path} has a single row: there is nothing to find")
     option = "nprobe" if "nprobe" in own else "ef"
     efforts = {min(own.get("nlist", 2**20), max(1, round(own.get(option, 0) * effort))) for effort in EFFORTS}
-    tried = [{option: value} for value in sorted(efforts)] if option in own else [{}]
+    tried: list[dict[str, Any]] = [{option: value} for value in sorted(efforts)] if option in own else [{}]
     if nprobe is not None or ef is not None:
         tried = [{"nprobe": value} for value in nprobe or ()] + [{"ef": value} for value in ef or ()]
     drawn = np.random.default_rng(seed).choice(data.n_rows, min(n_queries, data.n_rows), replace=False)

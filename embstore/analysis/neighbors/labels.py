@@ -351,7 +351,7 @@ def _search(task: Task, layers: tuple[int, ...], space: Space) -> Iterator[tuple
         candidates = task.candidates[pools[task.query_pool[asked[0]]]]
         rows = np.union1d(candidates, task.queries[asked])
         parts = [StoreVectors(task.store, layer).gather(rows) for layer in layers]
-        stored = parts[0] if len(parts) == 1 else (sum(map(np.float64, parts)) / len(parts)).astype(np.float32)
+        stored = parts[0] if len(parts) == 1 else np.mean(parts, 0, np.float64).astype(np.float32)
         own, places, groups = ArrayVectors(stored), np.searchsorted(rows, candidates), task.groups[rows]
 
         def of_word(

@@ -73,7 +73,8 @@ class StoreVectors:
         self.hidden_size = store.hidden_size
 
     def gather(self, rows: NDArray[np.int64]) -> Stored:
-        return self.store.vectors(rows, layers=self.layer)[0]
+        vectors: Stored = self.store.vectors(rows, layers=self.layer)[0]
+        return vectors
 
     def blocks(self, rows: Rows, block_rows: int) -> Iterator[Block]:
         first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
