@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,9 +21,6 @@ from embstore.store.metadata import as_json
 from embstore.store.storage.files import replacing_table, write_file
 from embstore.store.storage.safetensors import header
 from embstore.store.vectors import VALUE_DTYPE
-
-if TYPE_CHECKING:
-    from embstore.store.store import Selection
 
 FILES = (".parquet", ".safetensors")
 BATCH_NBYTES = 2**23  # of vectors that are read at a time
@@ -85,7 +82,7 @@ def arrow_stream(selection: Any, *, columns: Sequence[str] | None) -> Any:
 
 
 @checked
-def write_table(selection: Selection, out: str | os.PathLike[str]) -> Path:
+def write_table(selection: Any, out: str | os.PathLike[str]) -> Path:
     """Write the occurrence table and vectors of a selection to a new .parquet or .safetensors file, in bounded memory.
 
     Numbers are those that `vectors()` returns, to the bit: float16 stays float16; bfloat16 becomes float32 in Parquet

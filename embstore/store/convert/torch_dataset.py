@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from embstore.arguments import Count, Positive, checked
-from embstore.errors import InvalidValueError, check_whole
+from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.store.labels.columns import label_column
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.vectors import VALUE_DTYPE
-
-if TYPE_CHECKING:
-    from embstore.store.store import Selection
 
 GROUP_NBYTES = 2**19  # of vectors that are read at once, whole batches: few enough to stay in the cache
 REMOTE_GROUP_NBYTES = 2**22  # many requests at the same time
@@ -77,7 +74,7 @@ class TorchDataset(IterableDataset[Examples]):
 
     def __init__(
         self,
-        selection: Selection,
+        selection: Any,
         *,
         label: Any = None,
         batch_size: Positive = 256,
@@ -91,6 +88,8 @@ class TorchDataset(IterableDataset[Examples]):
         share: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
+        if not hasattr(selection, "rows_at"):
+            raise InvalidValueError(f"{quoted(selection)} is not a selection: give what a store's select returns")
         if dtype is not None and not dtype.is_floating_point:
             raise InvalidValueError(f"dtype {dtype} is not allowed: give one of torch's, such as torch.float32")
         if pin_memory and not torch.cuda.is_available():
