@@ -89,7 +89,7 @@ def frozen_of(
     check_metadata(metadata)
     check_center(metadata, center)
     check_columns(index.labels)
-    if {name: own.kind for name, own in index.fields.items()} != metadata.fields:
+    if {name: field.kind for name, field in index.fields.items()} != metadata.fields:
         raise InvalidValueError("the fields of the metadata are not those of the index, with their kinds")
     for fault in index_faults(index, metadata.n_rows):
         raise InvalidValueError(f"the index is not consistent: {fault}")

@@ -21,22 +21,22 @@ MAX_SPECIALS = 2**15  # before the words of a sentence
 def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> Iterator[str]:
     """Yield a line for each inconsistency of all columns of a store, by name, with its metadata and each other."""
     index = Index(columns, metadata.fields)
-    found = list(index_faults(index, metadata.n_rows))
+    faults = list(index_faults(index, metadata.n_rows))
     if set(index.fields) != set(metadata.fields):
-        found.append("documents/fields are not those that the metadata name")
+        faults.append("documents/fields are not those that the metadata name")
     for name in index.fields:
         if f"occurrences/labels/{name}" in columns:
-            found.append(f"{name} is both a label column and a field of documents")
-    if not found:
+            faults.append(f"{name} is both a label column and a field of documents")
+    if not faults:
         words = columns["types/indptr"], columns["types/occurrences"]
         if len(words[0]) != len(index.words) + 1 or len(words[1]) != metadata.n_rows:
-            found = ["types/indptr and types/occurrences do not fit the number of types and rows"]
+            faults = ["types/indptr and types/occurrences do not fit the number of types and rows"]
         else:
-            found = list(occurrence_faults(index.type, len(index.words), *words))
+            faults = list(occurrence_faults(index.type, len(index.words), *words))
     for name, layers in (("layer", metadata.layers), ("block", metadata.blocks)):
         if not np.array_equal(columns.get(name, layers), layers):
-            found.append(f"{name} does not hold the layers that the metadata names")
-    yield from found
+            faults.append(f"{name} does not hold the layers that the metadata names")
+    yield from faults
 
 
 def index_faults(index: Index, n_rows: int) -> Iterator[str]:
@@ -57,8 +57,8 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
     yield from _field_faults(index)
     if not _separates(index.texts):
         yield "sentences/text has a U+001F that does not separate two words"
-    for name, own in index.fields.items():
-        ranges.append((f"documents/fields/{name}/codes", own.codes, -1, len(own.names)))
+    for name, field in index.fields.items():
+        ranges.append((f"documents/fields/{name}/codes", field.codes, -1, len(field.names)))
     for column, labels in index.own_labels.items():
         yield from labels_faults(column, labels, n_rows)
     for name, values, low, high in ranges:
@@ -108,8 +108,8 @@ def occurrence_faults(
     for rows in _blocks(occurrences, overlap=1):
         if rows.min(initial=0) < 0 or rows.max(initial=0) >= len(types):
             return
-        found = types[rows]
-        falls = (found[1:] < found[:-1]) | ((found[1:] == found[:-1]) & (rows[1:] <= rows[:-1]))
+        ids = types[rows]
+        falls = (ids[1:] < ids[:-1]) | ((ids[1:] == ids[:-1]) & (rows[1:] <= rows[:-1]))
         if falls.any():
             yield "types/occurrences does not list the rows of each type in order"
             return
@@ -133,9 +133,9 @@ def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
         if index.document[:1].any() or any(((step != 0) & (step != 1)).any() for step in steps):
             yield "sentences/document does not number the documents from 0 on, in the order of the sentences"
             return
-    for name, own in index.fields.items():
-        if len(own.codes) != index.n_documents:
-            yield f"documents/fields/{name} has {len(own.codes)} values for {index.n_documents} documents"
+    for name, field in index.fields.items():
+        if len(field.codes) != index.n_documents:
+            yield f"documents/fields/{name} has {len(field.codes)} values for {index.n_documents} documents"
 
 
 def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
@@ -158,19 +158,19 @@ def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
 
 
 def _field_faults(index: Index) -> Iterator[str]:
-    for name, own in index.fields.items():
+    for name, field in index.fields.items():
         path = f"documents/fields/{name}/name"
-        faults = list(_strings_faults(path, own.names))
+        faults = list(_strings_faults(path, field.names))
         yield from faults
         try:
-            is_valid = bool(faults) or all(map(_is_value, own.names, own.values))
-            ascends = bool(faults) or all(before < after for before, after in pairwise(own.values))
+            is_valid = bool(faults) or all(map(_is_value, field.names, field.values))
+            ascends = bool(faults) or all(before < after for before, after in pairwise(field.values))
         except ValueError:
             is_valid = ascends = False
         if not is_valid:
-            yield f"{path} holds a value that is not of kind {own.kind}"
+            yield f"{path} holds a value that is not of kind {field.kind}"
         elif not ascends:
-            yield f"{path} does not hold distinct values of kind {own.kind}, ascending"
+            yield f"{path} does not hold distinct values of kind {field.kind}, ascending"
 
 
 def _is_value(name: str, value: Any) -> bool:
@@ -182,13 +182,13 @@ def _separates(texts: Strings) -> bool:
     """Return whether each U+001F is between two words of one text."""
     separators = np.frombuffer(f" {ATTACHED}".encode(), np.uint8)
     for start in range(0, len(texts.data), _BLOCK):
-        found = np.flatnonzero(texts.data[start : start + _BLOCK] == ord(ATTACHED)) + start
-        if not len(found):
+        places = np.flatnonzero(texts.data[start : start + _BLOCK] == ord(ATTACHED)) + start
+        if not len(places):
             continue
-        text = np.searchsorted(texts.offsets, found, "right") - 1
-        if (found == texts.offsets[text]).any() or (found + 1 == texts.offsets[text + 1]).any():
+        text = np.searchsorted(texts.offsets, places, "right") - 1
+        if (places == texts.offsets[text]).any() or (places + 1 == texts.offsets[text + 1]).any():
             return False
-        if np.isin(texts.data[found - 1], separators).any() or np.isin(texts.data[found + 1], separators).any():
+        if np.isin(texts.data[places - 1], separators).any() or np.isin(texts.data[places + 1], separators).any():
             return False
     return True
 

@@ -131,15 +131,15 @@ def key_sizes(storage: Storage) -> dict[str, int]:
     Where the server does not list its files, they are those that the metadata name and that exist.
     """
     if storage.can_list:
-        others = tuple(f"{each}/" for each in (INDEXES, LABELS, APPENDED))
+        others = tuple(f"{folder}/" for folder in (INDEXES, LABELS, APPENDED))
         return {key: size for key, size in storage.sizes().items() if not key.startswith(others)}
     try:
         keys = sorted(expected_keys(*parse(root_attribute(storage.get(NODE), storage), path=str(storage.path))))
     except (StoreDamagedError, StoreFormatError):
         keys = [NODE]
     futures = [storage.submit(lambda key=key: storage.size(key)) for key in keys]  # type: ignore[misc]
-    found = {key: future.result() for key, future in zip(keys, futures, strict=True)}
-    return {key: size for key, size in found.items() if size is not None}
+    sizes = {key: future.result() for key, future in zip(keys, futures, strict=True)}
+    return {key: size for key, size in sizes.items() if size is not None}
 
 
 def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str]:

@@ -73,11 +73,11 @@ def verify_hdf5(path: Path, checks: Checks) -> None:
                 records = data.view(records.dtype).reshape(records.shape)
             checks.checked(len(data))
             for partition in checks.records(records, layout, COMMITS):
-                own = payload_specs(metadata, partition)
-                crc, nbytes = payload_crc32c(descriptor, addresses, own, layout, partition)
+                of_partition = payload_specs(metadata, partition)
+                crc, nbytes = payload_crc32c(descriptor, addresses, of_partition, layout, partition)
                 checks.checked(nbytes)
                 if crc != record_crc32c(records[partition]):
-                    names = " and ".join(spec.path for spec in own)
+                    names = " and ".join(spec.path for spec in of_partition)
                     checks.fault(names, "its bytes do not match the commit record", partition=partition)
             for spec in specs:
                 spans = padding_spans(addresses, spec)

@@ -80,19 +80,19 @@ def get_dataset(file: h5py.File, spec: ArraySpec) -> h5py.Dataset:
     Raises StoreDamagedError where it does not match its spec, and before anything is opened that a link, an external
     or a virtual dataset names in another file.
     """
-    found: Any = file
+    item: Any = file
     for name in spec.path.split("/"):
-        link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
+        link = item.get(name, getlink=True) if isinstance(item, h5py.Group) else None
         if isinstance(link, h5py.ExternalLink | h5py.SoftLink):
             raise StoreDamagedError(f"{spec.path} of {file.filename} is a link, which no store has: {REPAIR_HINT}")
-        found = None if link is None else found.get(name)
-    if not isinstance(found, h5py.Dataset) or found.shape != spec.shape or found.dtype != spec.dtype:
+        item = None if link is None else item.get(name)
+    if not isinstance(item, h5py.Dataset) or item.shape != spec.shape or item.dtype != spec.dtype:
         raise StoreDamagedError(f"{spec.path} of {file.filename} is missing or was changed: {REPAIR_HINT}")
-    if found.external or found.is_virtual:
+    if item.external or item.is_virtual:
         raise StoreDamagedError(f"{spec.path} of {file.filename} is stored in another file: {REPAIR_HINT}")
-    if found.chunks is not None and math.prod(found.chunks) * spec.dtype.itemsize > MAX_CHUNK_NBYTES:
-        raise StoreDamagedError(f"{spec.path} of {file.filename} has chunks of {list(found.chunks)}: {REPAIR_HINT}")
-    return found
+    if item.chunks is not None and math.prod(item.chunks) * spec.dtype.itemsize > MAX_CHUNK_NBYTES:
+        raise StoreDamagedError(f"{spec.path} of {file.filename} has chunks of {list(item.chunks)}: {REPAIR_HINT}")
+    return item
 
 
 def _is_sparse(dataset: h5py.Dataset, n_chunks: int) -> bool:

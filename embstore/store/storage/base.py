@@ -134,7 +134,7 @@ class Storage(ABC):
 
     def read(self, key: str, size: int) -> Bytes:
         """Return the first `size` bytes of a key as an array, requested in parts of 8 MiB at the same time."""
-        if size > READ_NBYTES and (found := self.size(key)) is not None and found < size:
+        if size > READ_NBYTES and (stored := self.size(key)) is not None and stored < size:
             raise StoreDamagedError(f"{self.url(key)} is cut short: {REPAIR_HINT}")
         out = np.empty(size, np.uint8)
 

@@ -196,5 +196,5 @@ def cleaned(text: str) -> str:
 def _region(text: str) -> str:
     named = _NAMED_REGION.search(text)
     is_in = f" ({next(group for group in named.groups() if group)})" if named else ""
-    given = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return f"{is_in} than AWS_REGION ({given or 'not set: us-east-1'}); set AWS_REGION to the bucket's"
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return f"{is_in} than AWS_REGION ({region or 'not set: us-east-1'}); set AWS_REGION to the bucket's"

@@ -68,8 +68,8 @@ def storing(path: object) -> Iterator[None]:
     except EmbstoreError:
         raise
     except OSError as error:
-        found = re.search(r"errno = (\d+)|\(os error (28)\)", str(error))  # of the HDF5 library; of Polars
-        number = error.errno or (int(found[1] or found[2]) if found else 0)
+        numbered = re.search(r"errno = (\d+)|\(os error (28)\)", str(error))  # of the HDF5 library; of Polars
+        number = error.errno or (int(numbered[1] or numbered[2]) if numbered else 0)
         if number in _DISK_FULL:
             message = f"cannot write {path}: the disk is full; free some space and run the same command again"
         else:
@@ -110,9 +110,9 @@ def allow_files(count: int) -> None:
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = count + len(os.listdir("/dev/fd"))
-        if resource.RLIM_INFINITY != soft < wanted:
-            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        needed = count + len(os.listdir("/dev/fd"))
+        if resource.RLIM_INFINITY != soft < needed:
+            most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 

@@ -129,10 +129,10 @@ def require_distinct(locations: Iterable[str | os.PathLike[str] | ObjectPath]) -
 
 def parse_hub(address: str) -> tuple[str, str | None, str | None]:
     """Parse hf://datasets/USER/NAME[@REVISION][/PATH] into repository, revision and path."""
-    found = _HUB.fullmatch(address.rstrip("/"))
-    if found is None or "?" in address or "#" in address:
+    match = _HUB.fullmatch(address.rstrip("/"))
+    if match is None or "?" in address or "#" in address:
         raise InvalidValueError("the address of a store on the hub is hf://datasets/USER/NAME[@REVISION][/PATH]")
-    return found[1], found[2], found[3]
+    return match[1], match[2], match[3]
 
 
 def _hub_url(address: str) -> str:

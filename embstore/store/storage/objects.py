@@ -109,9 +109,9 @@ class ObjectStorage(Storage):
         below = (self._prefix + prefix).rstrip("/") or None
         with self._translating("list", prefix):
             return {
-                found["path"][len(self._prefix) :]: int(found["size"])
+                entry["path"][len(self._prefix) :]: int(entry["size"])
                 for page in obstore().list(self._client, below, chunk_size=1000)
-                for found in page
+                for entry in page
             }
 
     def submit(self, work: Callable[[], T]) -> Future[T]:

@@ -47,10 +47,11 @@ def parse(data: Bytes, *, path: str) -> dict[str, NDArray[Any]]:
     try:
         begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
         tensors = {}
-        for name, each in json.loads(data[8:begin].tobytes()).items():
-            if name != "__metadata__" and each["dtype"] in _NUMPY:
-                start, stop = each["data_offsets"]
-                tensors[name] = data[begin + start : begin + stop].view(_NUMPY[each["dtype"]]).reshape(each["shape"])
+        for name, tensor in json.loads(data[8:begin].tobytes()).items():
+            if name != "__metadata__" and tensor["dtype"] in _NUMPY:
+                start, stop = tensor["data_offsets"]
+                values = data[begin + start : begin + stop].view(_NUMPY[tensor["dtype"]])
+                tensors[name] = values.reshape(tensor["shape"])
         return tensors
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise StoreDamagedError(f"{path} is not a safetensors file, or is damaged: {error}") from None

@@ -51,6 +51,6 @@ def signs(n_layers: int, n_features: int) -> NDArray[np.float32]:
     return (1 - 2 * bits.astype(np.float32)).reshape(n_layers, FINGERPRINT_SIZE, n_features)
 
 
-def difference(stored: NDArray[np.int8], found: NDArray[np.int8]) -> float:
+def difference(stored: NDArray[np.int8], computed: NDArray[np.int8]) -> float:
     """Return the largest difference of two arrays of fingerprints [n, 2], the shorter way around 256 steps."""
-    return STEP * float(np.abs((stored - found).astype(np.int64)).max(initial=0))
+    return STEP * float(np.abs((stored - computed).astype(np.int64)).max(initial=0))

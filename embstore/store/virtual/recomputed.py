@@ -78,10 +78,10 @@ class Recomputed:
             return data
 
         def write(descriptors: list[int]) -> None:
-            offset = found = 0
+            offset = computed_crc = 0
             for part in parts():
-                offset, found = write_at(descriptors[0], part, offset), crc32c(part, found)
-            if found != crc:
+                offset, computed_crc = write_at(descriptors[0], part, offset), crc32c(part, computed_crc)
+            if computed_crc != crc:
                 raise damaged
 
         file = f"{self._metadata.fingerprint} {name} {nbytes} {crc}", nbytes
@@ -116,10 +116,10 @@ class Recomputed:
                 "EMBSTORE_CACHE_GIB to more"
             )
         for is_last in (False, False, True):
-            if found := self._cached(expected):
-                if not found[1]:
+            if files := self._cached(expected):
+                if not files[1]:
                     warn_of_last_bits(self._storage.path)
-                return found
+                return files
             if is_last:
                 break
             with _AT_ONCE:
@@ -134,30 +134,30 @@ class Recomputed:
                 return paths, is_exact
         return None
 
-    def _recompute(self, wanted: int) -> None:
+    def _recompute(self, requested: int) -> None:
         """Compute a partition and those that are encoded together with it; the one that is wanted stays the newest."""
-        own = self._expected(wanted)
-        assert own is not None
+        request = self._expected(requested)
+        assert request is not None
         size = self._metadata.n_rows * self._metadata.row_nbytes
-        if wanted in self._computed and size > self._nbytes:
+        if requested in self._computed and size > self._nbytes:
             warnings.warn(
                 f"rows of {self._storage.path} are computed more than once: its {size:,} bytes exceed the cache of "
                 f"{self._nbytes:,}; set EMBSTORE_CACHE_GIB to more",
                 RecomputedWarning,
                 stacklevel=2,
             )
-        self._computed.add(wanted)
+        self._computed.add(requested)
 
         def take(number: int, arrays: Mapping[str, NDArray[Any]]) -> None:
             expected = self._expected(number)
-            if number == wanted:
-                self._add(number, own, arrays)
-            elif expected is not None and sum(own.sizes) + sum(expected.sizes) <= self._nbytes:
-                self._cached(own)  # marks it as used
+            if number == requested:
+                self._add(number, request, arrays)
+            elif expected is not None and sum(request.sizes) + sum(expected.sizes) <= self._nbytes:
+                self._cached(request)  # marks it as used
                 if not self._cached(expected):
                     self._add(number, expected, arrays)
 
-        recomputing.recompute(self._reader, wanted, take)
+        recomputing.recompute(self._reader, requested, take)
 
     def _add(self, number: int, expected: Expected, arrays: Mapping[str, NDArray[Any]]) -> None:
         specs = payload_specs(self._metadata, number)
@@ -188,12 +188,12 @@ def crc_of(shards: list[list[NDArray[Any] | bytes]]) -> int:
     return crc
 
 
-def require_near(path: object, number: int, stored: NDArray[np.int8], found: NDArray[np.int8]) -> float:
+def require_near(path: object, number: int, stored: NDArray[np.int8], computed: NDArray[np.int8]) -> float:
     """Raise StoreDamagedError unless the fingerprints of a partition are the same but for what last bits change.
 
     Returns their largest difference.
     """
-    apart = difference(stored, found)
+    apart = difference(stored, computed)
     if apart > STEP:
         raise StoreDamagedError(
             f"partition {number} of {path} was computed again, and is not what was committed: its fingerprints differ "
@@ -267,7 +267,7 @@ def virtual_chunks(metadata: Metadata) -> dict[str, Parts]:
 
 def default_folder() -> Path:
     """Return the folder of what is computed again: EMBSTORE_CACHE, else `embstore` in the user's folder of caches."""
-    if given := os.environ.get("EMBSTORE_CACHE"):
-        return Path(given)
+    if folder := os.environ.get("EMBSTORE_CACHE"):
+        return Path(folder)
     caches = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     return Path(os.environ.get("XDG_CACHE_HOME") or caches) / "embstore"

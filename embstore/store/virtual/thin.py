@@ -101,21 +101,21 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
     reader = ZarrReader(storage)
     if reader.is_foreign:
         raise InvalidValueError(f"{storage.path} was rewritten by another tool: only a store as it was made is thinned")
-    found = reader.metadata
-    if not committed(reader.commits(), found.layout).all():
+    before = reader.metadata
+    if not committed(reader.commits(), before.layout).all():
         raise MissingRowsError(
             f"{storage.path} is not finished: complete it by the command that began it, then thin it"
         )
-    kept = () if isinstance(keep, str) and keep == "none" else resolve_layers(keep, found.layers, ascending=True)
-    if found.kept is not None and kept not in (found.kept, ()):
+    kept = () if isinstance(keep, str) and keep == "none" else resolve_layers(keep, before.layers, ascending=True)
+    if before.kept is not None and kept not in (before.kept, ()):
         raise InvalidValueError(
-            f"{storage.path} keeps layers {', '.join(map(str, found.kept)) or 'none'}: others are not stored any more; "
-            "keep the same, or none"
+            f"{storage.path} keeps layers {', '.join(map(str, before.kept)) or 'none'}: others are not stored any "
+            "more; keep the same, or none"
         )
     for name in reader.arrays:
         if crc32c(reader.column(name)) != reader.arrays[name].crc32c:
             raise StoreDamagedError(f"{name} of {storage.path} was changed: repair the store before it is thinned")
-    metadata = replace(found, kept=kept)
+    metadata = replace(before, kept=kept)
     whole = [number for number in range(metadata.n_partitions) if all(reader.whole_shards(number))]
     order = sorted({whole[0], whole[len(whole) // 2], whole[-1]}) if whole and check == "sample" else whole
     with reporting(settings().progress, total=len(order), unit="partitions", label="compute again") as report:
@@ -124,7 +124,7 @@ def _thin(storage: LocalStorage, keep: Any, check: str, model: str | Path | None
             report(done)
             if number not in same:
                 _compare(reader, number, same, None if model is None else str(model), is_exact=check == "all")
-    if metadata != found:
+    if metadata != before:
         _declare(storage, reader, metadata)
         reader = ZarrReader(storage)
     _pack(storage, reader)
@@ -191,7 +191,7 @@ def _checked_arrays(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None, *, is_exact: bool) -> None:
+def _compare(reader: ZarrReader, requested: int, same: set[int], model: str | None, *, is_exact: bool) -> None:
     """Compute a partition again with those of its group, and add those that are as they are stored to `same`.
 
     `is_exact`: to the bit.
@@ -203,8 +203,8 @@ def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None,
             return  # it was thinned before an interruption
         stored = _checked_arrays(reader, number)
         if any(not np.array_equal(stored[name].view(np.uint8), arrays[name].view(np.uint8)) for name in stored):
-            before, found = (fingerprints(specs[0], each) for each in (stored, arrays))
-            apart = require_near(reader.path, number, before, found)
+            before, computed = (fingerprints(specs[0], each) for each in (stored, arrays))
+            apart = require_near(reader.path, number, before, computed)
             if is_exact:
                 raise InvalidValueError(
                     f"partition {number} of {reader.path} is computed here with other last bits than it has (the "
@@ -214,6 +214,6 @@ def _compare(reader: ZarrReader, wanted: int, same: set[int], model: str | None,
             warn_of_last_bits(reader.path)
         same.add(number)
 
-    recomputing.recompute(reader, wanted, take, model)
-    if wanted not in same:
-        raise StoreDamagedError(f"partition {wanted} of {reader.path} was not computed again: nothing was dropped")
+    recomputing.recompute(reader, requested, take, model)
+    if requested not in same:
+        raise StoreDamagedError(f"partition {requested} of {reader.path} was not computed again: nothing was dropped")

@@ -231,8 +231,8 @@ class ZarrReader:
         key, expected = column_key(spec), self.arrays[spec.path].crc32c
         nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         if self.storage.is_mapped:
-            wanted = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.fingerprint)
-            file = MappedFile(self.storage.files(wanted)[0])
+            request = Expected(spec.path, (key,), (nbytes,), expected, self.metadata.fingerprint)
+            file = MappedFile(self.storage.files(request)[0])
             if len(file.bytes) < nbytes:
                 raise StoreDamagedError(f"{file.path} is cut short: {REPAIR_HINT}")
             self._files.append(file)
@@ -252,12 +252,12 @@ class ZarrReader:
         """Return a column that a virtual store has compressed, or that follows from another one."""
         nbytes = math.prod(spec.shape) * spec.dtype.itemsize
         make = partial(self._derived, cache, spec) if spec.path in DERIVED else partial(unpacked, self.storage, spec)
-        found = cache.column(spec.path, nbytes, self.arrays[spec.path].crc32c, make)
-        if isinstance(found, Path):
-            file = MappedFile(found)
+        column = cache.column(spec.path, nbytes, self.arrays[spec.path].crc32c, make)
+        if isinstance(column, Path):
+            file = MappedFile(column)
             self._files.append(file)
-            found = file.bytes
-        return found.view(spec.dtype)
+            column = file.bytes
+        return column.view(spec.dtype)
 
     def _derived(self, cache: Recomputed, spec: ArraySpec) -> Iterator[NDArray[np.int64]]:
         types, n_types = self.column("occurrences/type"), self.arrays["types/indptr"].shape[0] - 1
@@ -427,8 +427,8 @@ class ZarrReader:
         records = self.commits() if self._records is None else self._records
         start, stop = self.metadata.layout.span(number)
         specs = payload_specs(self.metadata, number)
-        keys = tuple(shard_key(each, number) for each in specs)
-        sizes, ends = zip(*(shard_end(each, stop - start) for each in specs), strict=True)
+        keys = tuple(shard_key(spec, number) for spec in specs)
+        sizes, ends = zip(*(shard_end(spec, stop - start) for spec in specs), strict=True)
         crc, version = record_crc32c(records[number]), self.metadata.fingerprint
         return Expected(f"partition {number}", keys, sizes, crc, version, ends)
 
@@ -532,7 +532,7 @@ def foreign_chunk_rows(node: dict[str, Any], spec: ArraySpec) -> int | None:
 def no_root(storage: Storage) -> EmbstoreError:
     """Return the error for a location without a root zarr.json."""
     if isinstance(storage.path, Path):
-        inside = sorted(each.name for suffix in (".zarr", ".h5") for each in storage.path.glob("*" + suffix))
+        inside = sorted(store.name for suffix in (".zarr", ".h5") for store in storage.path.glob("*" + suffix))
         better = f"; did you mean {storage.path / inside[0]}?" if inside else ""
         return StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}{better}")
     return StoreNotFoundError(f"there is no store at {storage.path}: embstore extract makes one")
