@@ -14,7 +14,7 @@ from embstore.spacing import ATTACHED
 from embstore.store.index import SPECIAL, Index, Labels, Strings, field_text
 from embstore.store.metadata import Metadata
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 16  # elements that are compared at a time, which stay in the processor's cache
 MAX_SPECIALS = 2**15  # before the words of a sentence
 
 

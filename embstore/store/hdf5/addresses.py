@@ -20,7 +20,7 @@ from embstore.store.metadata import Metadata, StoredArray
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c_of_spans, read_at
 
 CHECKSUM = "checksum"
-MAX_CHUNK_NBYTES = 2**27
+MAX_CHUNK_NBYTES = 2**27  # of a chunk that the library would read whole; ours have a few MiB
 MAX_TABLE = 2**20  # chunks of an array of which only some are in the file
 
 

@@ -44,9 +44,9 @@ from embstore.store.hdf5.reader import attribute_name, read_addresses
 from embstore.store.metadata import Metadata, canonical, document
 from embstore.store.storage.files import crc32c, opened, write_at
 
-PAGE_NBYTES = 4096
-MAX_CHUNK_ROWS = 1024
-MAX_ATTRIBUTE_NBYTES = 60_000
+PAGE_NBYTES = 4096  # to which vectors are aligned, for the memory map
+MAX_CHUNK_ROWS = 1024  # fewer chunks to list at opening, and a few MiB each
+MAX_ATTRIBUTE_NBYTES = 60_000  # a header of the oldest format holds 64 KiB
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
 
 

@@ -16,7 +16,7 @@ from embstore.errors import EmbstoreError, StoreDamagedError, StoreNotFoundError
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
 from embstore.store.storage.location import ObjectPath
 
-READ_NBYTES = 8 * 2**20
+READ_NBYTES = 8 * 2**20  # of one request: long enough to hide its latency, short enough for many at a time
 MAX_GET_NBYTES = 2**26  # of what `get` reads into memory: metadata and commit records
 
 T = TypeVar("T")

@@ -21,10 +21,10 @@ from embstore.store.storage.files import REPAIR_HINT, crc32c, opened, read_at, r
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
 
-SIZE_GIB = 64.0
+SIZE_GIB = 64.0  # of copies, unless EMBSTORE_CACHE_GIB says otherwise: what a laptop's disk can give
 _CACHED = re.compile(r"[0-9a-f]{64}\.cached")
 _PARTIAL = re.compile(r"[0-9a-f]{64}\.[a-z0-9_]+\.partial")
-_STALE_SECONDS = 86_400
+_STALE_SECONDS = 86_400  # no download takes a day: what is older was left by a killed process
 
 
 class CacheFolder:

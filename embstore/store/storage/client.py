@@ -20,7 +20,7 @@ from embstore.errors import (
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.storage.location import ObjectPath
 
-IN_FLIGHT = 32
+IN_FLIGHT = 32  # requests at a time, with which one client fills a fast network
 
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:\d+)?")
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "EMBSTORE_")

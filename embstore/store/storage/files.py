@@ -36,7 +36,7 @@ REPAIR_HINT = "run `embstore verify` on the store, then `embstore extract --repa
 
 IN_MEMORY_NBYTES = 64 * 2**20  # longer columns that are made are in temporary files without a name
 
-_PART_NBYTES = 16 * 2**20
+_PART_NBYTES = 16 * 2**20  # written or checked at a time, so that other threads get their turn
 _CACHED_NBYTES = 2**19  # read and checked before they leave the processor's cache
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows only

@@ -31,14 +31,14 @@ from embstore.store.storage.client import client, obstore, pool, refuse_fork, tr
 from embstore.store.storage.files import REPAIR_HINT, Bytes, as_bytes
 from embstore.store.storage.location import ObjectPath
 
-PART_NBYTES = 16 * 2**20
+PART_NBYTES = 16 * 2**20  # 10,000 parts, which S3 allows, are then 156 GiB
 LARGE_NBYTES = PART_NBYTES  # a larger object is uploaded in parts
 COPY_NBYTES = 5 * 2**30  # what a server copies in one step
-TRIES = 6
+TRIES = 6  # of a conditional write whose answer is lost, over three seconds
 
-_PARTS_AHEAD = 4
-_READ_TRIES = 3
-_FIRST_WAIT = 0.05
+_PARTS_AHEAD = 4  # of 8 MiB each while an object is read from its beginning to its end
+_READ_TRIES = 3  # of a body that breaks off; the client itself repeats the rest
+_FIRST_WAIT = 0.05  # seconds; doubled with each try
 _LOST = ("error decoding response body", "request or response body error", "before message completed")
 
 T = TypeVar("T")

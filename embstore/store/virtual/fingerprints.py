@@ -13,8 +13,8 @@ from embstore.store.vectors import decode
 
 STEP = 0.02  # of the numbers of a fingerprint; rows whose numbers differ by at most one step count as the same
 
-_ROWS_AT_ONCE = 4096
-_LEAST = 1e-30
+_ROWS_AT_ONCE = 4096  # whose float32 copies take a few MiB
+_LEAST = 1e-30  # instead of the norm of a row of zeros
 
 
 def fingerprints(spec: ArraySpec, arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.int8]:

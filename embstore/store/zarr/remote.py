@@ -25,8 +25,8 @@ from embstore.store.zarr.format import index_nbytes, parse_index, shard_key
 GAP_KIB = 128  # reading that much in between costs less than another request
 RUN_NBYTES = 4 * 2**20  # longer runs are split, so that their parts are requested at the same time
 MAX_SHARDS = 2**16  # whose indexes are remembered, a few KiB each
-WINDOW_NBYTES = 8 * 2**20
-MAX_WINDOWS_AHEAD = 4
+WINDOW_NBYTES = 8 * 2**20  # of a scan, as long as the parts of other reads
+MAX_WINDOWS_AHEAD = 4  # 40 MiB in flight keep a network of 10 Gbit/s busy at 30 ms
 
 
 class Part(NamedTuple):

@@ -47,7 +47,7 @@ from embstore.store.zarr.format import (
 from embstore.store.zarr.reader import ZarrReader, read_records
 
 COMMIT_SECONDS = 5.0  # a bucket's commits object is rewritten at most this often
-_TRIES = 6
+_TRIES = 6  # of a shard that others keep changing, which only two writers of one store do
 
 
 def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> dict[str, Parts]:
