@@ -158,7 +158,6 @@ def export(
     word_list: Annotated[Path | None, opt.option("FILE", "Only the words of this file, one a line.")] = None,
     word: Annotated[str | None, opt.option("WORD", "Only the occurrences of this word.")] = None,
     dtype: Dtype = None,
-    check: Annotated[bool, typer.Option(help="Verify what is read against its checksums first.")] = True,
 ) -> None:
     """Copy a store or a part of it to another form or place.
 
@@ -167,18 +166,14 @@ def export(
     chosen = [word] if word is not None else None
     if word_list is not None:
         chosen = [*(chosen or ()), *opt.read_words(word_list, option="--word-list")]
-    part = es.open(store, verify="lazy" if check else None).select(words=chosen, layers=opt.layers_of(layers))
+    part = es.open(store, verify="lazy").select(words=chosen, layers=opt.layers_of(layers))
     if Path(out).suffix in (".parquet", ".safetensors"):
-        _refuse_dtype(dtype, out)
+        if dtype is not None:
+            raise InvalidValueError(f"--dtype {dtype} converts stores only: {out} keeps what is stored")
         es.store.write_table(part, out)
         print(f"{out} holds {counted(len(part), 'occurrence')} in {counted(len(part.layers), 'layer')}")
         return
-    print(_written(es.export(part, out, dtype=dtype, check=check)))
-
-
-def _refuse_dtype(dtype: str | None, out: str) -> None:
-    if dtype is not None:
-        raise InvalidValueError(f"--dtype {dtype} converts stores only: {out} keeps what is stored")
+    print(_written(es.export(part, out, dtype=dtype)))
 
 
 def thin(
@@ -202,14 +197,11 @@ def thin(
     see that it agrees, which takes as long as the extraction; --check sample computes three partitions (blocks of rows)
     only. Rerun to resume.
     """
-    before = _nbytes(store)
+    before = sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
     thinned = es.store.thin(store, keep=keep.removeprefix("layers="), check=check, model=model)
-    print(f"{_written(thinned)}; {_nbytes(store):,} bytes of {before:,} are left")
+    after = sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
+    print(f"{_written(thinned)}; {after:,} bytes of {before:,} are left")
     print(f"vectors that were dropped are lost without the model {thinned.metadata.model['name']}: keep its files")
-
-
-def _nbytes(store: str) -> int:
-    return sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
 
 
 def label(
