@@ -5,7 +5,6 @@ from .attention.measure import sentence_attention as sentence_attention
 from .attention.similarity import HeadDistances as HeadDistances
 from .attention.statistic import Statistic as Statistic
 from .attention.statistic import Values as Values
-from .attention.statistic import register_statistic as register_statistic
 from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import SentenceSimilarity as SentenceSimilarity

@@ -88,7 +88,7 @@ class AttentionModel:
         return self.network.inputs.batch(batch, tokenized.ids, starts, lengths, how, segments=segments)
 
     @torch.inference_mode()
-    def check(self, *, packed: bool) -> None:
+    def check(self) -> None:
         """Raise ModelError unless a batch of two sentences gives the maps that transformers gives for each alone."""
         inputs, name = self.network.inputs, self.info.name
         count = min(9, self.info.max_subwords or 9)
@@ -96,14 +96,11 @@ class AttentionModel:
         usable = [index for index in range(self.network.tokenizer.vocabulary) if index not in specials]
         ids = np.array([usable[(7 * number) % len(usable)] for number in range(count)], np.int32)
         lengths = np.array([count, max(1, count - 4)])
-        first, second = lengths + inputs.specials.count
         starts, rows = np.zeros(2, np.int64), np.arange(2)
-        batch = Batch(rows, rows, starts, (2, int(first)))
-        if packed:
-            batch = Batch(rows, starts, np.array([0, first]), (1, int(first + second)))
+        batch = Batch(rows, rows, starts, (2, count + inputs.specials.count))
         found: list[torch.Tensor] = []
         try:
-            given = inputs.batch(batch, ids, starts, lengths, "packed" if packed else "padded")
+            given = inputs.batch(batch, ids, starts, lengths, "padded")
             self.run(given, range(1, self.n_layers + 1), lambda _, maps: found.append(maps))
             for row, column, length in zip(batch.rows, batch.columns, lengths, strict=True):
                 plain = _plain_maps(self.network, ids[:length])
@@ -114,8 +111,8 @@ class AttentionModel:
                     difference = float((maps[row, :, block, block] - own[0]).abs().max())
                     if not difference <= SAME:
                         raise ModelError(
-                            f"attention maps of {name!r} in a {'packed' if packed else 'padded'} batch differ from its "
-                            f"own by {difference:.1e} in layer {layer}: this architecture is not supported"
+                            f"attention maps of {name!r} in a padded batch differ from its own by "
+                            f"{difference:.1e} in layer {layer}: this architecture is not supported"
                         )
         except ModelError:
             raise
@@ -124,14 +121,14 @@ class AttentionModel:
         self.n_heads = int(found[0].shape[1])
 
 
-def load_attention_model(model: str | Path, *, device: torch.device, packed: bool = False) -> AttentionModel:
-    """Load a transformer that gives its attention maps, in float32; `packed`: for batches of packed rows.
+def load_attention_model(model: str | Path, *, device: torch.device) -> AttentionModel:
+    """Load a transformer that gives its attention maps, in float32.
 
     Raises ModelError, in one line, for a model that cannot be loaded, and for one without attention weights.
     """
     loaded = load(model, Place(device), dtype=torch.float32, revision=None)
     made = AttentionModel(Network(loaded))
-    made.check(packed=packed)
+    made.check()
     return made
 
 

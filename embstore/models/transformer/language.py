@@ -59,6 +59,6 @@ def load_language_model(model: str | Path, *, device: torch.device) -> LanguageM
         torch.float32,
     )
     attention = AttentionModel(Network(base))
-    attention.check(packed=False)
+    attention.check()
     network.set_attn_implementation("eager")
     return LanguageModel(network, attention, mask_id)
