@@ -178,9 +178,14 @@ class Extraction:
             context=int(given.context) if given.context.isdecimal() else given.context,
             min_left=given.min_left,
             keep=keep,
+            context_window=self._window("context"),
+            attention_window=self._window("attention"),
             **of(COMPUTING),
-            **{f"{self.kind}_window": self.windows[0] if len(self.windows) == 1 else None},
         )
+
+    def _window(self, kind: str) -> int | None:
+        """Return the width of the only window of a kind; None without one, and where there are several."""
+        return self.windows[0] if kind == self.kind and len(self.windows) == 1 else None
 
     def use_options_of(self, store: str, names: set[str]) -> None:
         """Use the options that a store was made with, but for those that were typed, or set in a file."""
@@ -207,7 +212,8 @@ class Extraction:
         if "compute_dtype" in self.settings:
             arguments["compute_dtype"] = self.settings["compute_dtype"]
         if len(self.windows) > 1:
-            return es.extraction.plan_windows(self.corpus, **{f"{self.kind}_windows": self.windows}, **arguments)
+            arguments[f"{self.kind}_windows"] = self.windows
+            return es.extraction.plan_windows(self.corpus, **arguments)
         return es.plan(self.corpus, **arguments)
 
 

@@ -7,6 +7,7 @@ the same command resumes.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import re
@@ -172,7 +173,7 @@ class RayExecutor(Executor):
         if self._started:
             _require_listening(address)
             try:
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:
                 raise ExecutorError(f"cannot connect to a Ray cluster: {one_line(error)}") from error
         resources = self._ray.cluster_resources()

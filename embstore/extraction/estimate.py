@@ -32,8 +32,7 @@ from embstore.extraction.partition import (
     passage_words,
     truncated,
 )
-from embstore.extraction.spool import BLOCK
-from embstore.extraction.survey import Survey
+from embstore.extraction.survey import BLOCK, Survey
 from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Spans, Tokenized
 from embstore.store import Index, Metadata

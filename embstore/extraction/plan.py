@@ -18,15 +18,14 @@ from embstore.corpus import Corpus, open_corpus
 from embstore.corpus.splitting import ends_sentence
 from embstore.devices import idle_threads, torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
-from embstore.extraction.contexts import Overlap
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
 from embstore.extraction.partition import Groups, TextOptions, group_partitions
 from embstore.extraction.resume import check_choice, check_store
 from embstore.extraction.rows import make_index
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import Survey, survey
+from embstore.extraction.survey import Spool, Survey, survey
+from embstore.extraction.windows import Overlap
 from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on

@@ -11,11 +11,10 @@ from typing import Any
 from embstore.corpus import Corpus
 from embstore.corpus.sentence import PAIR
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError, StoreMismatchError, quoted
-from embstore.extraction.contexts import Overlap
 from embstore.extraction.options import MAX_SUBWORDS, ExtractionOptions, Window, model_layers
 from embstore.extraction.rows import make_index
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import BLOCK_SENTENCES, survey
+from embstore.extraction.survey import BLOCK_SENTENCES, Spool, survey
+from embstore.extraction.windows import Overlap
 from embstore.models.loading import encoder_on
 from embstore.spacing import join_marked, marked_words
 from embstore.store import Metadata, Store

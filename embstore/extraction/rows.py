@@ -12,10 +12,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
-from embstore.extraction.contexts import Overlap, Units, cut_documents
 from embstore.extraction.options import ExtractionOptions
-from embstore.extraction.spool import BLOCK, Spool
-from embstore.extraction.survey import NOT_CHOSEN, Survey
+from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey
+from embstore.extraction.windows import Overlap, Units, cut_documents
 from embstore.models.encoder import Encoder, indptr, ragged_indices
 from embstore.spacing import split_words
 from embstore.store import Index, Labels, Strings

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from typing import Any
+from math import isnan
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from embstore.corpus import Sentence
+from embstore.corpus import Document, Sentence
 from embstore.corpus.keep import blocks_of
-from embstore.corpus.sentence import PAIR
-from embstore.errors import CorpusError, InvalidValueError, ModelError
-from embstore.extraction.documents import Documents
+from embstore.corpus.sentence import PAIR, is_encodable
+from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
-from embstore.extraction.spool import BLOCK, Spool
 from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
 from embstore.spacing import ATTACHED, join_marked, marked_words
-from embstore.store.index import SPECIAL
+from embstore.store.index import KINDS, SPECIAL, Strings, field_text
 from embstore.store.metadata import Dropped
+from embstore.store.storage.files import TOO_MANY_FILES, allow_files
 
+BLOCK = 2**16  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
 NO_SUBWORD = "no subword: the tokenizer returns nothing for the word"
@@ -34,9 +38,171 @@ NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
 
 
+@dataclass
+class _Column:
+    file: IO[bytes]
+    dtype: np.dtype[Any]
+    length: int = 0
+
+
+class Spool:
+    """Named columns in temporary files without a name, which vanish with the object or its process.
+
+    Columns grow on disk block by block, so that a plan of any size needs little memory, and are read back
+    memory-mapped.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+
+    def append(self, name: str, values: NDArray[Any]) -> None:
+        """Add values to the end of a column; the first call fixes its dtype."""
+        with _storing():
+            if name not in self._columns:
+                file = tempfile.TemporaryFile()  # noqa: SIM115
+                self._columns[name] = _Column(file, values.dtype)
+                allow_files(8 * len(self._columns))
+            column = self._columns[name]
+            column.file.write(np.ascontiguousarray(values, column.dtype).data)
+        column.length += len(values)
+
+    def length(self, name: str) -> int:
+        return self._columns[name].length if name in self._columns else 0
+
+    def read(self, name: str, dtype: DTypeLike) -> NDArray[Any]:
+        """Map a column; a column that was never written is empty."""
+        if not self.length(name):
+            return np.empty(0, dtype)
+        column = self._columns[name]
+        with _storing():
+            column.file.flush()
+        return np.memmap(column.file, column.dtype, "r", shape=(column.length,)).view(np.ndarray)
+
+    def rename(self, name: str, new: str) -> None:
+        """Rename a column, replacing one of the new name; arrays read before stay valid."""
+        self._columns.pop(new, None)
+        if name in self._columns:
+            self._columns[new] = self._columns.pop(name)
+
+
+@contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            raise StorageError(f"a column of the plan cannot be opened: {TOO_MANY_FILES}") from error
+        raise StorageError(
+            f"the columns of the plan do not fit into {tempfile.gettempdir()}: {error.strerror}; "
+            "make space there or set TMPDIR to a larger folder"
+        ) from error
+
+
 def numbering() -> defaultdict[str, int]:
     """Return a table that numbers strings in the order in which they are first looked up."""
     return defaultdict(count().__next__)
+
+
+@dataclass
+class Documents:
+    """Numbers the documents of sentences, and the distinct values of each field.
+
+    `n`: the documents so far. `numbers`: field -> its distinct values, of each type, and their numbers. `kinds` and
+    `values`, after `finish`: the kind of each field, and its distinct values as text in ascending order.
+    """
+
+    n: int = 0
+    any_given: bool = False
+    numbers: dict[str, defaultdict[Any, int]] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    values: dict[str, Strings] = field(default_factory=dict)
+    _last: Document | None = None
+
+    def add(self, documents: Sequence[Document | None], spool: Spool) -> None:
+        """Add the documents of consecutive sentences."""
+        numbers = np.empty(len(documents), np.int64)
+        codes: dict[str, list[int]] = {}
+        first = self.n
+        for at, document in enumerate(documents):
+            if document is None or document is not self._last:
+                self.n += 1
+                for name, value in (document.fields if document is not None else {}).items():
+                    if name not in self.numbers:
+                        self._begin(name, first, spool)
+                    own = codes.setdefault(name, [])
+                    own.extend([-1] * (self.n - 1 - first - len(own)))
+                    own.append(self._number(name, value))
+            self._last = document
+            numbers[at] = self.n - 1
+        self.any_given = self.any_given or any(document is not None for document in documents)
+        spool.append("document", numbers)
+        for name in self.numbers:
+            new = np.full(self.n - first, -1, np.int32)
+            new[: len(codes.get(name, ()))] = codes.get(name, ())
+            spool.append(f"field/{name}", new)
+
+    def _begin(self, name: str, n_before: int, spool: Spool) -> None:
+        try:
+            check_column_name(name)
+        except InvalidValueError as error:
+            raise CorpusError(str(error).replace("label column", "field of documents", 1)) from None
+        self.numbers[name] = numbering()
+        for block in blocks_of(n_before, BLOCK):
+            spool.append(f"field/{name}", np.full(block.stop - block.start, -1, np.int32))
+
+    def _number(self, name: str, value: Any) -> int:
+        if isinstance(value, np.generic):
+            value = value.item()
+        if value is None or (isinstance(value, float) and isnan(value)):
+            return -1
+        if isinstance(value, str) and is_encodable(value):
+            return self.numbers[name][value]
+        if isinstance(value, (bool, int, float)):
+            return self.numbers[name][type(value), value]  # 1, 1.0 and True are equal
+        raise CorpusError(
+            f"document {self.n - 1} has the field {name!r} {quoted(value)}: a value is text, a number, true, false or "
+            "None"
+        )
+
+    def finish(self, spool: Spool, digest: Any) -> None:
+        """Sort the values of each field, renumber its codes, and add all to the digest of the corpus."""
+        if not self.any_given:
+            return
+        for block in blocks_of(spool.length("document"), BLOCK):
+            digest.update(spool.read("document", np.int64)[block].tobytes())
+        for name, numbers in self.numbers.items():
+            self.kinds[name] = kind = _kind_of(list(numbers))
+            texts = [_text_of(key, kind) for key in numbers]
+            ascending = sorted(set(texts), key=KINDS[kind])
+            places = {text: place for place, text in enumerate(ascending)}
+            new = np.array([*(places[text] for text in texts), -1], np.int32)
+            codes = spool.read(f"field/{name}", np.int32)
+            for block in blocks_of(len(codes), BLOCK):
+                spool.append(f"new/{name}", new[codes[block]])
+            spool.rename(f"new/{name}", f"field/{name}")
+            self.values[name] = Strings.of(ascending)
+            digest.update(f"\0{name}\0{kind}\0".encode() + self.values[name].offsets.tobytes())
+            digest.update(self.values[name].data)
+            codes = spool.read(f"field/{name}", np.int32)
+            for block in blocks_of(len(codes), BLOCK):
+                digest.update(codes[block].tobytes())
+            numbers.clear()
+
+
+def _kind_of(keys: list[Any]) -> str:
+    """Return the kind of values: that of all, float for numbers of both types, else str."""
+    types = {str if isinstance(key, str) else key[0] for key in keys}
+    if types == {int} and all(-(2**63) <= key[1] < 2**63 for key in keys):
+        return "int"
+    if types and types <= {int, float} and all(abs(key[1]) < 2**1023 or key[0] is float for key in keys):
+        return "float"
+    return "bool" if types == {bool} else "str"
+
+
+def _text_of(key: Any, kind: str) -> str:
+    if isinstance(key, str):
+        return key
+    return field_text(float(key[1]) + 0.0 if kind == "float" else key[1])  # no -0.0
 
 
 @dataclass

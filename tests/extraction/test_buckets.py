@@ -38,7 +38,7 @@ def test_a_bucket_gets_the_bytes_of_a_disk(memory: MemoryBucket, tmp_path: Path,
     assert store.finished
     assert str(store.path) == URL
     near = es.extract(plan(sentences, dtype=dtype), tmp_path / "x.zarr")
-    assert near.layout.n_partitions > 2
+    assert near.metadata.layout.n_partitions > 2
     assert memory.files() == all_files(near.path)
     before = memory.files()
     assert es.extract(plan(sentences, dtype=dtype), URL).finished

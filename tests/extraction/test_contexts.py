@@ -16,7 +16,7 @@ import embstore as es
 from embstore.corpus import Document, Keep, Sentence
 from embstore.corpus.sentence import sentence_pair
 from embstore.errors import InvalidValueError
-from embstore.extraction.contexts import Overlap, Units, cut_documents
+from embstore.extraction.windows import Overlap, Units, cut_documents
 from embstore.models.encoder import indptr
 from embstore.store import StoreWriter, verify
 from embstore.store.check.consistency import index_faults

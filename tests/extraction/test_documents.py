@@ -16,11 +16,10 @@ import pytest
 import embstore as es
 from embstore.corpus import Document, Sentence
 from embstore.errors import CorpusError, StorageError
-from embstore.extraction.contexts import Overlap
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import survey
+from embstore.extraction.survey import Spool, survey
+from embstore.extraction.windows import Overlap
 from embstore.store import Index
 from embstore.store.check.consistency import index_faults
 from embstore.store.convert.torch_dataset import TorchDataset

@@ -11,13 +11,12 @@ import pytest
 import embstore as es
 from embstore.corpus import Document, Keep, Sentence
 from embstore.errors import StoreDamagedError
-from embstore.extraction import contexts as contexts_module
+from embstore.extraction import windows
 from embstore.extraction import rows as rows_module
-from embstore.extraction.contexts import Overlap
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
-from embstore.extraction.spool import Spool
-from embstore.extraction.survey import Survey, survey
+from embstore.extraction.survey import Spool, Survey, survey
+from embstore.extraction.windows import Overlap
 from embstore.store import Index
 from embstore.store.check.consistency import index_faults
 from embstore.store.metadata import Dropped
@@ -66,7 +65,7 @@ def test_any_block_gives_the_same_index(keep: Keep, unit: str, context: str, mon
     assert not len(whole.type) or not list(index_faults(whole, len(whole.type)))
     for block in (1, 3, 50):
         monkeypatch.setattr(rows_module, "BLOCK", block)
-        monkeypatch.setattr(contexts_module, "BLOCK", block)
+        monkeypatch.setattr(windows, "CUT_TOGETHER", block)
         found, encoder = surveyed(unit)
         index, same = index_of(found, keep, unit, context, encoder)
         assert same == dropped
