@@ -11,8 +11,8 @@ import pytest
 import embstore as es
 from embstore.corpus import Document, Keep, Sentence
 from embstore.errors import StoreDamagedError
-from embstore.extraction import windows
 from embstore.extraction import rows as rows_module
+from embstore.extraction import windows
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, Survey, survey
