@@ -170,14 +170,6 @@ class Space:
         """Whether a lower score is nearer, as for a distance."""
         return self.metric == "l2"
 
-    @property
-    def name(self) -> str:
-        """The space in words: "cosine", "cosine, centered", "cosine, 2 components out"."""
-        if self.components is not None:
-            n_components = len(self.components)
-            return f"{self.metric}, {n_components} component{'s' if n_components > 1 else ''} out"
-        return self.metric if self.mean is None else f"{self.metric}, centered"
-
     def transform(self, vectors: ArrayLike) -> NDArray[np.float64]:
         """Vectors minus mean and components, not normalized: float64 [n, feature]."""
         transformed = np.array(vectors, np.float64, ndmin=2)
@@ -219,7 +211,6 @@ def space_of(
     which implies `centered`. A layer is read once if there is something to learn. Raises InvalidValueError,
     MissingRowsError, NonFiniteError.
     """
-    check_choice("metric", metric, METRICS)
     store = data.store if isinstance(data, Selection) else data
     hidden_size = store.shape[1] if isinstance(store, np.ndarray) else store.hidden_size
     check_whole("n_components", n_components, 0, hidden_size - 1)
