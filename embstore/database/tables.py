@@ -65,7 +65,8 @@ class Table(ds.Dataset):  # type: ignore[misc]
                 numbered = ds.dataset(part.append_column("_place", pa.array(np.arange(len(rows)))))
                 try:
                     places = numbered.to_table(["_place"], filter=condition)[0]
-                    part, rows = part.take(places), rows[places.to_numpy()]
+                    named = [name for name in part.column_names if name in schema.names] or part.column_names[:1]
+                    part, rows = part.select(named).take(places), rows[places.to_numpy()]
                 except pa.ArrowInvalid:  # a condition on vectors, such as IS NOT NULL
                     layers, late = list(self._layers), condition
             size = BATCH_ROWS if layers else HELD_ROWS
@@ -116,8 +117,8 @@ def register_functions(connection: Any, slots: Sequence[tuple[Store, int]], guar
         connection.execute(f"create macro {name}(vector) as _es_{name}_of(list(vector::DOUBLE[]))")
     both = "case when a is not null and b is not null then"
     numbers = "(a::DOUBLE[], b::DOUBLE[])"
-    cosine = f"list_cosine_similarity{numbers}"
-    cosine = f"{both} if(isnan({cosine}), 0, {cosine}) end"  # of a zero vector
+    # That of a zero vector is NaN, for DuckDB the greatest number, and becomes 0; written once, as it is computed once.
+    cosine = f"{both} least(list_cosine_similarity{numbers}, 2) % 2 end"
     connection.execute(f"create macro cos(a) as system.main.cos(a), (a, b) as {cosine}")
     for name, own in (("ip", "list_inner_product"), ("l2", "list_distance")):
         connection.execute(f"create macro {name}(a, b) as {both} {own}{numbers} end")
@@ -158,8 +159,9 @@ def _finished(name: str, sums: NDArray[Any], n_nonzero: Rows, counts: Rows) -> p
     if name == "selfsim":
         values = mean_cosine(np.square(sums).sum(1), n_nonzero, counts)
         return pa.array(values, mask=np.isnan(values))
-    means = sums / np.maximum(counts, 1)[:, None]
-    return pa.array([mean if count else None for mean, count in zip(means, counts, strict=True)])
+    has_one = counts > 0
+    means, ends = sums[has_one] / counts[has_one, None], np.cumsum(np.append(0, has_one * sums.shape[1]))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(means.ravel()), mask=pa.array(~has_one))
 
 
 def _members(groups: pa.ChunkedArray | pa.Array) -> tuple[Rows, pa.Array]:
