@@ -255,7 +255,7 @@ def require_foreseen(suffix: str, defect: Any) -> None:
         assert (plain, lazy) == ("same", "same")
 
 
-SETTINGS = settings(max_examples=campaign(600, 40))
+SETTINGS = settings(max_examples=campaign(600, 25))
 MADE_RIGHT = st.builds(
     Column, st.integers(0, 40), st.integers(0, 400) | st.sampled_from(["backwards", "descending"]),
     st.sampled_from([-(2**31), -7, -1, 0, 1, 5, 99, 10**4, 2**31 - 1]),
@@ -325,9 +325,11 @@ CRAFTED: list[Document | Column] = [
 ]
 
 
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("suffix", KINDS)
-def test_what_all_checksums_vouch_for_is_checked_too(suffix: str) -> None:
-    read_anyway = [defect for defect in CRAFTED if outcomes(suffix, defect)[:3] != ("refused",) * 3]
+@pytest.mark.quick(2)
+def test_what_all_checksums_vouch_for_is_checked_too(suffix: str, part: int) -> None:
+    read_anyway = [defect for defect in CRAFTED[part::4] if outcomes(suffix, defect)[:3] != ("refused",) * 3]
     assert read_anyway == []
 
 

@@ -34,7 +34,7 @@ from embstore.store.storage.location import ObjectPath
 PART_NBYTES = 16 * 2**20  # 10,000 parts, which S3 allows, are then 156 GiB
 LARGE_NBYTES = PART_NBYTES  # a larger object is uploaded in parts
 COPY_NBYTES = 5 * 2**30  # what a server copies in one step
-TRIES = 6  # of a conditional write whose answer is lost, over three seconds
+TRIES = 6  # of a conditional write whose answer is lost, over 1.5 seconds
 
 _PARTS_AHEAD = 4  # of 8 MiB each while an object is read from its beginning to its end
 _READ_TRIES = 3  # of a body that breaks off; the client itself repeats the rest
