@@ -1,14 +1,6 @@
-from .chat import ChatTemplate as ChatTemplate
 from .chat import chat_template as chat_template
 from .checkpoint import save_untrained as save_untrained
 from .encoder import Encoder as Encoder
-from .encoder import ModelInfo as ModelInfo
-from .encoder import Pooled as Pooled
-from .encoder import Pooling as Pooling
-from .encoder import Spans as Spans
-from .encoder import StageTimes as StageTimes
-from .encoder import Tokenized as Tokenized
-from .generating import Generated as Generated
 from .generating import generate as generate
 from .loading import bag_encoder as bag_encoder
 from .loading import load_encoder as load_encoder

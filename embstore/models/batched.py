@@ -117,10 +117,19 @@ class BatchedEncoder(Encoder):
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
         sizes = self.site_sizes(sites)
         before, after = map(len, self.special_ids)
-        some = sentences_with_spans(tokenized, spans, self.info.max_subwords, before=before, after=after)
         clock = Stopwatch(self.device)
-        given = (tokenized, spans, chosen, pooling, batch_subwords, attention_window, sizes, on_device, clock)
-        work = SpanWork(*given, *some)
+        work = SpanWork(
+            tokenized=tokenized,
+            spans=spans,
+            layers=chosen,
+            pooling=pooling,
+            batch_subwords=batch_subwords,
+            attention_window=attention_window,
+            sites=sizes,
+            on_device=on_device,
+            clock=clock,
+            **sentences_with_spans(tokenized, spans, self.info.max_subwords, before=before, after=after),
+        )
         ahead = self.batches_ahead if self.device.type == "cuda" else 0
         if on_device:
             return launched(self._running(work), self._launched, clock, self.times, ahead=LAUNCHED)

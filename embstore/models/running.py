@@ -137,7 +137,7 @@ class SpanWork:
 
 def sentences_with_spans(
     tokenized: Tokenized, spans: Spans, limit: int | None, *, before: int = 0, after: int = 0
-) -> tuple[_Indices, ...]:
+) -> dict[str, _Indices]:
     """Return `starts`, `lengths`, `first_span` and `n_spans` of a `SpanWork`, of sentences of at most `limit` subwords.
 
     `before`, `after`: special subwords around each sentence, of which there may be spans. Raises InvalidValueError for
@@ -163,7 +163,7 @@ def sentences_with_spans(
         )
     chosen, first = np.unique(spans.sentence, return_index=True)
     n_spans = np.diff(np.append(first, len(spans.sentence)))
-    return bounds[:-1][chosen], lengths[chosen], first, n_spans
+    return {"starts": bounds[:-1][chosen], "lengths": lengths[chosen], "first_span": first, "n_spans": n_spans}
 
 
 class LayerPooling:

@@ -16,7 +16,6 @@ from embstore.errors import ExecutorError, InvalidValueError, ModelError, WordVe
 from embstore.executors import Processes
 from embstore.models import (
     Encoder,
-    Spans,
     bag_encoder,
     load_encoder,
     model_kind,
@@ -24,6 +23,7 @@ from embstore.models import (
     subword_encoder,
     vector_encoder,
 )
+from embstore.models.encoder import Spans
 from embstore.models.names import locate
 from embstore.models.static import StaticEncoder, WordTable
 from embstore.vectors import WordVectors, write_vectors
