@@ -171,9 +171,10 @@ def _arms(hint: Any) -> list[Any] | None:
 def _fits(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return any(type(value) is type(choice) and value == choice for choice in get_args(hint))
-    kind: Any = get_origin(hint) or hint
-    if kind is _BY_NAME.get(kind.__name__):
-        return any(each.__name__ == kind.__name__ for each in type(value).__mro__)
+    kind = get_origin(hint) or hint
+    name = getattr(kind, "__name__", "")
+    if kind is _BY_NAME.get(name):
+        return any(base.__name__ == name for base in type(value).__mro__)
     if getattr(kind, "_is_protocol", False):
         return all(hasattr(value, name) for name in dir(kind) if not name.startswith("_"))
     if kind in (int, float):
