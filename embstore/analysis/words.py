@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from embstore.analysis.scan import PRECISIONS, map_store
 from embstore.arguments import Positive, checked
+from embstore.config import settings
 from embstore.devices import choose_device, thread_count
 from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.store import Selection, Store, Strings
@@ -220,7 +221,7 @@ class Resources:
 
         A task has a window and its rows, batches and their products, or the moment of a frequent word.
         """
-        n_threads = thread_count() if self.device.type == "cpu" else 2
+        n_threads = thread_count(settings().threads) if self.device.type == "cpu" else 2
         nbytes = 3 * self.window_nbytes + _BATCH_TIMES * self.batch_nbytes
         if most > hidden_size:
             nbytes = max(nbytes, _MOMENTS * 8 * hidden_size * hidden_size)
