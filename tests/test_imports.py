@@ -23,7 +23,7 @@ BASE: dict[str, set[str]] = {
     "config": {"devices", "errors", "progress", "sizes"},
     "devices": {"errors"},
     "errors": set(),
-    "executors": {"devices", "errors"},
+    "executors": {"arguments", "config", "devices", "errors"},
     "html": set(),
     "kernels": set(),
     "lazy": {"errors"},
