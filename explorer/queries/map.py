@@ -159,7 +159,7 @@ def _read(path: Path, name: str) -> Projection:
         if facts.pop("name") != name:
             raise ValueError("another map")
         arrays = {each: file.get_tensor(each) for each in ("rows", "points")}
-        if facts.pop("crc") != crc32(arrays["points"], crc32(arrays["rows"])):
+        if facts.pop("crc") != crc32(arrays["points"].tobytes(), crc32(arrays["rows"].tobytes())):
             raise ValueError("a damaged map")
     path.touch()
     return Projection(**facts, **arrays)
@@ -171,7 +171,7 @@ def _write(path: Path, name: str, made: Projection) -> None:
         "rows": np.ascontiguousarray(made.rows),
         "points": np.ascontiguousarray(made.points),
     }
-    facts = {"name": name, "crc": crc32(arrays["points"], crc32(arrays["rows"]))}
+    facts = {"name": name, "crc": crc32(arrays["points"].tobytes(), crc32(arrays["rows"].tobytes()))}
     facts |= {each: getattr(made, each) for each in FACTS}
     write_file(path, save(arrays, {"json": json.dumps(facts)}))
     files = sorted((each.stat().st_mtime_ns, each.stat().st_size, each) for each in path.parent.glob("*.safetensors"))
