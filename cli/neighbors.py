@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MATCHES = ("query", "rank", "score", "marked", "store", "layer", "search")
 Query = Annotated[str | None, opt.argument("WORD", "A word, or a new sentence with one word in [brackets].")]
 Row = Annotated[int | None, opt.option("N", "Query: the occurrence in row N of the store.")]
-Batch = Annotated[Path | None, opt.option("FILE", "Queries: words of a file, one a line, or vectors of a .npy.")]
 Queries = Annotated[int, opt.option("N", "Query the first N occurrences of a word; 0: all.", min=0)]
 Labels = Annotated[list[str] | None, opt.option("COLUMN=VALUE", "Find only occurrences with this label.")]
 Exclude = Annotated[
@@ -38,7 +37,6 @@ def neighbors(
     layers: opt.Layers = "last",
     k: opt.K = 10,
     row: Row = None,
-    batch: Batch = None,
     queries: Queries = 3,
     metric: opt.Metric = "cosine",
     centered: opt.Centered = False,
@@ -53,65 +51,33 @@ def neighbors(
 
     The search is exact unless --index is given. In a file of word vectors the neighbors are words.
     """
-    names = [name for name, value in (("WORD", query), ("--row", row), ("--batch", batch)) if value is not None]
-    if len(names) != 1:
-        raise InvalidValueError(f"{' and '.join(names) or 'no query'}: give one of WORD, --row, --batch")
-    words = _read_queries(batch) if batch is not None else [] if query is None else [query]
+    if (query is None) == (row is None):
+        raise InvalidValueError("give one query: WORD or --row N")
     options: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components, "k": k}
     if not _is_store(source):
         if row is not None or label or layers != "last":
             raise InvalidValueError(f"{source} holds word vectors, without rows, labels and layers: leave these out")
-        table = es.neighbors(es.vectors.read_vectors(source), words, exclude=exclude, index=index, **options)
+        table = es.neighbors(es.vectors.read_vectors(source), query, exclude=exclude, index=index, **options)
         _show(table, output)
         return
     store = es.open(source)
     data: es.Store | es.Selection = store.select(labels=_labels(label)) if label else store
-    asked: Any = words
-    more, text = "", None
-    if row is not None:
-        asked = store.select(rows=[row])
-    elif query is not None and "[" in query and query not in store.index.words:
-        asked = text = query
-    elif isinstance(words, list):
-        asked, more = _occurrences(store, words, queries)
+    asked: Any = query
+    is_text = query is not None and "[" in query and query not in store.index.words
+    more = ""
+    if not is_text:
+        rows: list[Any] = [row] if query is None else store.select(words=query).rows.tolist()
+        asked = store.select(rows=rows[: queries or len(rows)])
+        left = len(rows) - len(asked)
+        more = f"{left:,} more occurrences of {query}: see --queries" if left else ""
     options |= {"layers": opt.layers_of(layers), "exclude": exclude, "index": index, "model": model}
     table = es.neighbors(data, asked, **options)
-    _show(table, output, store=store, more=more, text=text, has_vectors=not isinstance(words, list))
-
-
-def _read_queries(batch: Path) -> Any:
-    """Return the words of a file, or the vectors of a .npy."""
-    if not batch.is_file():
-        raise InvalidValueError(f"--batch {batch}: there is no such file; give words, one a line, or an array as .npy")
-    if batch.suffix == ".npy":
-        import numpy as np
-
-        try:
-            return np.load(batch, allow_pickle=False)
-        except (ValueError, OSError):
-            raise InvalidValueError(f"--batch {batch} holds no array of numbers: write it with numpy.save") from None
-    try:
-        lines = [line.strip() for line in batch.read_text("utf-8").splitlines()]
-    except UnicodeDecodeError:
-        raise InvalidValueError(f"--batch {batch} is not UTF-8 text: give words, one a line") from None
-    if not any(lines):
-        raise InvalidValueError(f"--batch {batch} has no word: give words, one a line")
-    return list(dict.fromkeys(filter(None, lines)))
+    _show(table, output, store=store, more=more, text=query if is_text else None)
 
 
 def _is_store(source: str) -> bool:
     path, _, _ = source.partition("#")  # of a site
     return "://" in source or Path(path).suffix in (".zarr", ".h5", ".hdf5", ".json") or Path(source).is_dir()
-
-
-def _occurrences(store: es.Store, words: list[str], queries: int) -> tuple[es.Selection, str]:
-    """Return the first occurrences of words, and a remark on those left out."""
-    found = [store.select(words=word).rows.tolist() for word in words]
-    chosen = [number for rows in found for number in rows[: queries or len(rows)]]
-    more = sum(map(len, found)) - len(chosen)
-    named = words[0] if len(words) == 1 else "these words"
-    remark = f"{more:,} more occurrences of {named}: see --queries" if more else ""
-    return store.select(rows=chosen), remark
 
 
 def _labels(pairs: list[str]) -> dict[str, list[str]]:
@@ -131,9 +97,8 @@ def _show(
     store: es.Store | None = None,
     more: str = "",
     text: str | None = None,
-    has_vectors: bool = False,
 ) -> None:
-    """Write and print the neighbors of words or occurrences, of a query sentence `text`, or of vectors."""
+    """Write and print the neighbors of a word, an occurrence or a query sentence `text`."""
     if not output.deliver(table):
         return
     for part in table.partition_by("query", maintain_order=True):
@@ -143,11 +108,10 @@ def _show(
             shown = [{"word": row["word"], "score": f"{row['score']:.3f}"} for row in rows]
             print_table(shown, title=str(query), right=("score",))
         else:
-            if text is None and not has_vectors:
+            name = text
+            if text is None:
                 ((before, word, after),) = store.select(rows=[query]).concordance()
                 name = f"row {query:,}: {before}[{word}]{after}"
-            else:
-                name = text or f"vector {query}"
             plain = [{name: row[name] for name in row if name not in MATCHES} for row in rows]
             scores = [row["score"] for row in rows]
             parts = store.select(rows=part["occurrence"]).concordance()

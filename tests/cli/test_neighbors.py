@@ -87,29 +87,10 @@ def test_a_file_of_word_vectors(work: Work) -> None:
     assert (ran.status, ran.out) == (2, "")
 
 
-def test_a_batch_of_words_or_vectors(work: Work) -> None:
-    store = es.open(work / "store.zarr")
-    words = [str(word) for word in dict.fromkeys(store.table()["word"].cast(pl.String))][:4]
-    (work / "words.txt").write_text("\n".join([*words, words[0], ""]), "utf-8")
-    ran = work.run("neighbors", "store.zarr", "--batch", "words.txt", "-k", "2", "--queries", "0", "--json")
-    assert (ran.status, ran.err) == (0, "")
-    rows = [row for word in words for row in store.select(words=word).rows.tolist()]
-    assert (
-        json.loads(ran.out)
-        == es.neighbors(store, store.select(rows=rows), k=2).with_columns(store=pl.lit("store.zarr")).to_dicts()
-    )
-    vectors = store.vectors(np.array([3, 5]), layers=store.layers[-1])[0]
-    np.save(work / "vectors.npy", vectors)
-    ran = work.run("neighbors", "store.zarr", "--batch", "vectors.npy", "-k", "1", "--json")
-    assert [row["occurrence"] for row in json.loads(ran.out)] == [3, 5]
-    assert "vector 1" in work.run("neighbors", "store.zarr", "--batch", "vectors.npy", "-k", "1").out
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "no query: give one of WORD, --row, --batch"),
-        (("--batch", "none.txt"), "--batch none.txt: there is no such file"),
+        ((), "give one query: WORD or --row N"),
         (("the", "--queries", "-1"), "--queries"),
         (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),
         (("the", "-k", "0"), "-k"),
