@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
-Dtype = Annotated[str | None, opt.option("DTYPE", "float16, float32, bfloat16 or int8.")]
+Dtype = Annotated[
+    Literal["float32", "float16", "bfloat16", "int8"] | None, opt.option("DTYPE", "float16, float32, bfloat16 or int8.")
+]
 
 
 def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:

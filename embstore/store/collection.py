@@ -66,8 +66,8 @@ class JoinedSource:
         return _reopened, (path, self.metadata, members, self.is_stored, self.cache, self.verify, self.layout.site)
 
     def again(self, *, verify: Verify, site: str) -> JoinedSource:
-        options = {"is_stored": self.is_stored, "cache": self.cache}
-        return JoinedSource(self.path, self.metadata, self.described, **options, verify=verify, site=site)
+        given = self.path, self.metadata, self.described
+        return JoinedSource(*given, is_stored=self.is_stored, cache=self.cache, verify=verify, site=site)
 
     def members(self) -> list[FileSource]:
         """Return the members, all of them open."""

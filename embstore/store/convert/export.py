@@ -72,10 +72,10 @@ def export(
             "it first with the command that began it"
         )
     layers = tuple(sorted(set(data.layers))) if isinstance(data, Selection) else source.metadata.layers
-    dtype = source.dtype if dtype is None else dtype
+    kind: str = source.dtype if dtype is None else dtype
     rows = _copied_rows(data) if isinstance(data, Selection) else None
     require_free_path(path)
-    metadata = _metadata(_without_folders(source.metadata), layers, rows, dtype)
+    metadata = _metadata(_without_folders(source.metadata), layers, rows, kind)
     check_metadata(metadata)
     copy = _Copy(source, metadata, rows)
     return fill_store(

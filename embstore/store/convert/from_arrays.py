@@ -120,7 +120,8 @@ class _Rows:
 
     def __init__(self, arrays: Iterator[Any], indptr: NDArray[np.int64], shape: tuple[int, int]) -> None:
         self._arrays, self._indptr, self._shape = arrays, indptr, shape
-        self._sentence, self._array = -1, np.empty(0)
+        self._sentence = -1
+        self._array: NDArray[Any] = np.empty(0)
 
     def fill(self, buffer: PartitionBuffer, start: int, stop: int) -> None:
         row = start
