@@ -272,9 +272,12 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
         es.build_index(store, 1, kind=kind, name="x")
 
     def state(folder: Path, whole: Whole) -> str:
-        """The index is that of before or after, or it is absent."""
+        """The index is that of before or after, or it is absent: there is no file in its folder."""
         assert es.verify(folder / "store.zarr").ok
-        found, *others = (_below(each, f"store.zarr/{INDEX}") for each in (tree(folder), whole.before, whole.after, {}))
+        found, *others = (
+            {name: data for name, data in _below(files, f"store.zarr/{INDEX}").items() if data is not None}
+            for files in (tree(folder), whole.before, whole.after, {})
+        )
         assert found in others
         return ("old", "new", "absent")[others.index(found)]
 
