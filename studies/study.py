@@ -1,144 +1,212 @@
-"""What studies share: a folder whose steps resume, tables to read, and the report."""
+"""What all studies share: settings, a folder whose steps resume, extraction, the report, intervals and lines."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import html
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+import embstore as es
+from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
-from embstore.progress import Progress
-from embstore.store.metadata import canonical
-from embstore.store.storage.files import crc32c, read_json, regular_file, replacing, storing, write_frame
-from embstore_studies.settings import StudySettings
-
-if TYPE_CHECKING:
-    import polars as pl
-
-    from embstore.store import Store
+from embstore.models import encoder_from_shorthand, model_kind, save_untrained
+from embstore.store import write_frame
 
 LOG = logging.getLogger("embstore_studies")
-T = TypeVar("T")
-Settings = TypeVar("Settings", bound=StudySettings)
-Row = dict[str, Any]
 FOLDERS = ("stores", "tables", "figures", "models", "probes")
-STYLE = (
-    "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;display:block;overflow-x:auto}img{max-width:100%}"
-    "th,td{border-bottom:1px solid #ccc;padding:.2rem .6rem;text-align:left;white-space:nowrap}"
-)
-LATEX = str.maketrans(
-    {sign: f"\\{sign}" for sign in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}"}
-)
+SPLITS = ("train", "dev", "test")
+# By the folders that edge probing tasks are in, as the figures of Tenney et al. call them and in their order.
+TASKS = {
+    "pos": "POS",
+    "constituents": "Consts.",
+    "dependencies": "Deps.",
+    "entities": "Entities",
+    "semantic-roles": "SRL",
+    "coreference": "Coref.",
+    "protoroles": "SPR",
+    "relations": "Relations",
+}
+Row = dict[str, Any]
+T = TypeVar("T")
+Interval = tuple[float, float | None, float | None]  # a mean and the ends of its 95 % interval
 
 
-@dataclass
-class StudyFolder:
-    """The folder of a study, in which a step that is done already is not done again.
+@dataclass(frozen=True, kw_only=True)
+class StudySettings:
+    """What the settings of every study have: `seed`, of samples and of all else that is random.
 
-    A table is stored with the settings that it was made from and its checksum, and is made again if these differ. The
-    name of each step is logged to "embstore_studies". A function given as `progress` receives the number of steps done;
-    with None or True the steps show bars of their own. `seconds`: the time that each step took.
+    `about`: what it studies, in a few words; `data`: what its data are; `citation`: the papers as BibTeX;
+    `takes_one_model`: it does not compare several; `least`: the least value of settings that are numbers.
     """
 
-    path: Path
-    progress: Progress = None
-    seconds: dict[str, float] = field(default_factory=dict)
-    n_done: int = 0
+    about: ClassVar[str]
+    data: ClassVar[str]
+    citation: ClassVar[str]
+    takes_one_model: ClassVar[bool] = False
+    least: ClassVar[Mapping[str, int]] = {}
+
+    seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, least in {"seed": 0, **self.least}.items():
+            value = getattr(self, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if number is not None and (not isinstance(number, int) or number < least):
+                    raise InvalidValueError(f"{name} {number!r} is not allowed: give a whole number of {least} or more")
+
+
+Settings = TypeVar("Settings", bound=StudySettings)
+
+
+@dataclass(kw_only=True)
+class Run(Generic[Settings]):
+    """One run of a study, in a folder in which a step that is done already is not done again.
+
+    `models`: by name. `notes`: what a reader must know. `seconds`: the time that each step took. A table is stored with
+    what it was made from and its checksum, and is made again if these differ.
+    """
+
+    settings: Settings
+    models: dict[str, str]
+    out: Path
+    notes: list[str] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Look up all models and make the folder; to be called when all inputs are read, before the first step."""
+        for model in self.models.values():
+            model_kind(model)
         try:
-            if self.path.exists() and not self.path.is_dir():
-                raise InvalidValueError(f"{self.path} is a file: give a folder for the study")
+            if self.out.exists() and not self.out.is_dir():
+                raise InvalidValueError(f"{self.out} is a file: give a folder for the study")
             for name in FOLDERS:
-                (self.path / name).mkdir(parents=True, exist_ok=True)
+                (self.out / name).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise StorageError(f"{self.path} cannot be created: {error.strerror}") from error
+            raise StorageError(f"{self.out} cannot be created: {error.strerror}") from error
         with suppress(OSError, ValueError, TypeError):  # of an earlier call
-            self.seconds.update(read_json(self._times))
-
-    @property
-    def bars(self) -> Progress:
-        """What the functions that a step calls are given as `progress`."""
-        return False if callable(self.progress) else self.progress
-
-    @property
-    def _times(self) -> Path:
-        return self.path / "tables" / "seconds.json"
+            self.seconds.update(json.loads((self.out / "tables" / "seconds.json").read_text()))
 
     def step(self, name: str, make: Callable[[], T]) -> T:
         """Run a step and record its time; a step that finds its work done keeps its original time."""
         LOG.info(name)
         began = time.perf_counter()
         made = make()
-        self.n_done += 1
-        if callable(self.progress):
-            self.progress(self.n_done, None)
         self.seconds[name] = max(time.perf_counter() - began, self.seconds.get(name, 0.0))
-        write_text(self._times, json.dumps(self.seconds, indent=1))
+        write_text(self.out / "tables" / "seconds.json", json.dumps(self.seconds, indent=1))
         return made
 
     def table(
-        self, name: str, made_from: Mapping[str, Any], make: Callable[[], pl.DataFrame], *, needs: Path | None = None
+        self,
+        name: str,
+        made_from: Mapping[str, Any],
+        make: Callable[[], pl.DataFrame | tuple[pl.DataFrame, Sequence[str]]],
+        *,
+        needs: Path | None = None,
     ) -> pl.DataFrame:
-        """Return the table of a step: the stored one if it was made from the same settings, else a new one.
+        """Return the table of a step: the stored one if it was made from the same, else a new one.
 
-        `needs`: a file or folder that the step leaves too; if it is missing, the step runs again.
+        `make` may return notes too, which are stored with the table. `needs`: a file or folder that the step leaves.
         """
-        import polars as pl
-
-        path = self.path / "tables" / f"{name}.parquet"
+        path = self.out / "tables" / f"{name}.parquet"
         origin = path.with_suffix(".json")
-        wanted = json.loads(canonical(made_from))
+        inputs = json.loads(json.dumps(made_from, default=str))
         with suppress(OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError):
-            stored = read_json(origin)
-            data = regular_file(path).read_bytes()
-            if stored["made_from"] == wanted and stored["crc32c"] == crc32c(data) and (needs is None or needs.exists()):
-                return pl.read_parquet(data)
-        frame = self.step(name, make)
-        with storing(path):
-            origin.unlink(missing_ok=True)
-            for target in (path, path.with_suffix(".csv")):
-                write_frame(frame, target)
-            write_text(origin, json.dumps({"made_from": wanted, "crc32c": crc32c(path.read_bytes())}, indent=1))
+            stored, data = json.loads(origin.read_text()), path.read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            if stored["made_from"] == inputs and stored["sha256"] == digest and (needs is None or needs.exists()):
+                frame = pl.read_parquet(data)
+                self.notes += stored["notes"]
+                return frame
+        made = self.step(name, make)
+        frame, notes = made if isinstance(made, tuple) else (made, ())
+        origin.unlink(missing_ok=True)  # so that a table never has the origin of another
+        for target in (path, path.with_suffix(".csv")):
+            write_frame(frame, target)
+        record = {"made_from": inputs, "sha256": digest_of(path), "notes": list(notes)}
+        write_text(origin, json.dumps(record, indent=1))
+        self.notes += notes
         return frame
 
+    def extract(
+        self,
+        name: str,
+        corpus: Any,
+        *,
+        model: Any = None,
+        options: es.ExtractionOptions | None = None,
+        file: str | None = None,
+    ) -> es.Store:
+        """Extract the vectors of a corpus into stores/`file`.zarr, by default with the model of this name."""
+        path = self.out / "stores" / f"{file or name}.zarr"
+        model = self.models[name] if model is None else model
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        def make() -> es.Store:
+            encoder = encoder_from_shorthand(model) if isinstance(model, str) else model
+            plan = es.plan(corpus, model=encoder, options=options, store=path, calibrate=not path.exists())
+            return es.extract(plan, path)
 
+        return self.step(f"extract {name}", make)
 
-def methods(stores: Mapping[str, Store]) -> str:
-    """Return a paragraph for a paper's methods: models, by the names in the report, corpora, and software."""
-    parts: list[str] = []
-    software: dict[str, str] = {}
-    for name, store in stores.items():
-        model, corpus, made = store.metadata.model, store.metadata.corpus, store.metadata.extraction
-        software |= store.metadata.software
-        layers = f"layers {store.layers[0]}-{store.layers[-1]}" if len(store.layers) > 1 else f"layer {store.layers[0]}"
-        parts.append(
-            f"{name} ({model['architecture']}, weights SHA-256 {model['weights_sha256'][:12]}), {layers} in "
-            f"{store.dtype}, one row per {made['unit']}, over {corpus['name']} ({corpus['n_sentences']:,} sentences, "
-            f"{corpus['n_words']:,} words, SHA-256 {corpus['sha256'][:12]})"
-        )
-    versions = ", ".join(f"{name} {version}" for name, version in software.items())
-    return f"Hidden states were extracted from {'; '.join(parts)}. Software: {versions}."
+    def untrained(self, name: str) -> str | None:
+        """Save a model with random weights and return its folder; None, with a note, if it is not a transformer."""
+        model, seed = self.models[name], self.settings.seed
+        if model_kind(model) != "transformer":
+            self.notes.append(f"{name}: no baseline with random weights, which only transformers have")
+            return None
+        path = self.out / "models" / f"{name}-untrained-{seed}"
+        if not path.is_dir():
+            self.step(f"random weights of {name}", lambda: save_untrained(model, path, seed=seed))
+        return str(path)
+
+    def with_untrained(
+        self, name: str, untrained: bool, extract: Callable[[str, str, str], es.Store]
+    ) -> dict[str, es.Store]:
+        """Extract one model, "trained" and, if asked for, "untrained": first and last layer with random weights.
+
+        `extract`: given a name, the model and the layers.
+        """
+        stores = {"trained": extract(name, self.models[name], "all")}
+        folder = self.untrained(name) if untrained else None
+        if folder is not None:
+            stores["untrained"] = extract(f"{name}-untrained", folder, f"0,{stores['trained'].layers[-1]}")
+        return stores
+
+    def save_figures(self, figures: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+        """Write figures, each with its title by the name of its file; returns the titles."""
+        for name, (_, figure) in figures.items():
+            plot.save(figure, self.out / "figures" / name)
+        return {name: title for name, (title, _) in figures.items()}
+
+    @property
+    def names(self) -> str:
+        """The models by the names in the report, those of their folders in brackets."""
+        folders = {name: Path(model).name for name, model in self.models.items()}
+        return ", ".join(n if n == self.models[n] else f"{n} ({folder})" for n, folder in folders.items())
+
+    def result(self, title: str, scale: str, **parts: Any) -> StudyResult:
+        """Write the report to the folder and return what the study has found; `parts`: the rest of `StudyResult`."""
+        notes, citation = tuple(dict.fromkeys(self.notes)), self.settings.citation
+        result = StudyResult(title, self.out, scale, notes=notes, seconds=self.seconds, citation=citation, **parts)
+        write_text(result.report, result.markdown())
+        return result
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a text file atomically. Raises StorageError."""
-    with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+    """Replace a text file at once."""
+    partial = path.with_name(f".{path.name}.new")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
 
 
 @dataclass(frozen=True)
@@ -160,15 +228,6 @@ class Section:
             lines += [f"| {' | '.join(_cell(row.get(name)) for name in names)} |" for row in self.rows]
         return "\n".join([*lines, ""])
 
-    def latex(self) -> str:
-        """Return the rows as a LaTeX table of the package booktabs."""
-        names = list(dict.fromkeys(name for row in self.rows for name in row))
-        cells = [names, *([_cell(row.get(name)) for name in names] for row in self.rows)]
-        head, *rows = (" & ".join(cell.translate(LATEX) for cell in line) + r" \\" for line in cells)
-        lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{'l' * len(names)}}}", r"\toprule", head]
-        lines += [r"\midrule", *rows, r"\bottomrule", r"\end{tabular}", rf"\caption{{{self.title.translate(LATEX)}}}"]
-        return "\n".join([*lines, r"\end{table}", ""])
-
 
 def _cell(value: Any) -> str:
     if value is None:
@@ -176,19 +235,13 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value).replace("|", "\\|")
 
 
-def decimals(value: float | None) -> str:
-    """Format a score; empty for None."""
-    return "" if value is None else f"{value:.3f}"
-
-
 @dataclass(frozen=True, eq=False)
 class StudyResult:
-    """What a study has found: the frames with all scores, the tables of the paper, and the figures.
+    """What a study has found.
 
-    `frames`: Polars frames by name. `sections`: the tables of the report. `figures`: title by file name in
+    `frames`: all scores, Polars frames by name. `sections`: the tables of the report. `figures`: title by file name in
     `folder`/figures. `scale`: one line on the size of the study. `methods`: a paragraph on models, data and software.
-    `citation`: the paper as BibTeX. `seconds`: time by step. `save` writes all of it to `folder`: report.md,
-    report.html (one file with its figures), tables.tex and references.bib.
+    `citation`: the paper as BibTeX. `seconds`: time by step. `report`: the file with all of it.
     """
 
     title: str
@@ -213,75 +266,165 @@ class StudyResult:
         parts += ["## Figures\n", *(f"![{title}](figures/{name})\n" for name, title in self.figures.items())]
         if self.notes:
             parts += ["## Notes\n", "\n".join(f"- {note}" for note in self.notes) + "\n"]
-        if self.methods:
-            parts.append(f"## Methods\n\n{self.methods}\n")
+        parts += [f"## Methods\n\n{self.methods}\n", f"## Cite\n\n```bibtex\n{self.citation}```\n"]
         times = [{"step": step, "seconds": f"{spent:,.1f}"} for step, spent in self.seconds.items()]
         return "\n".join([*parts, Section("Time", "", times).markdown()])
-
-    def page(self) -> str:
-        """Return the report as one page that holds its figures."""
-        from markdown_it import MarkdownIt
-
-        body = MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown())
-        for name in self.figures:
-            data = base64.b64encode((self.folder / "figures" / name).read_bytes()).decode()
-            body = body.replace(f'src="figures/{name}"', f'src="data:image/png;base64,{data}"')
-        title = html.escape(self.title)
-        head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-        return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n{body}</body></html>\n'
-
-    def save(self) -> Path:
-        """Write report.md, report.html, tables.tex and references.bib to `folder`; return the path of report.md."""
-        write_text(self.report, self.markdown())
-        write_text(self.folder / "report.html", self.page())
-        write_text(self.folder / "tables.tex", "\n".join(section.latex() for section in self.sections if section.rows))
-        write_text(self.folder / "references.bib", self.citation)
-        return self.report
 
     def __repr__(self) -> str:
         return f"<StudyResult {self.title}: {len(self.sections)} tables, {len(self.figures)} figures in {self.folder}>"
 
-    def _repr_html_(self) -> str:
-        rows = "".join(f"<li>{html.escape(section.title)}</li>" for section in self.sections)
-        return f"<b>{html.escape(self.title)}</b><p>{html.escape(str(self.report))}</p><ul>{rows}</ul>"
+
+def methods(stores: Mapping[str, es.Store]) -> str:
+    """Return a paragraph for a paper's methods: models, by the names in the report, corpora, and software."""
+    parts: list[str] = []
+    software: dict[str, str] = {}
+    for name, store in stores.items():
+        model, corpus, made = store.metadata.model, store.metadata.corpus, store.metadata.extraction
+        software |= store.metadata.software
+        layers = f"layers {store.layers[0]}-{store.layers[-1]}" if len(store.layers) > 1 else f"layer {store.layers[0]}"
+        parts.append(
+            f"{name} ({model['architecture']}, weights SHA-256 {model['weights_sha256'][:12]}), {layers} in "
+            f"{store.dtype}, one row per {made['unit']}, over {corpus['name']} ({corpus['n_sentences']:,} sentences, "
+            f"{corpus['n_words']:,} words, SHA-256 {corpus['sha256'][:12]})"
+        )
+    versions = ", ".join(f"{name} {version}" for name, version in software.items())
+    return f"Hidden states were extracted from {'; '.join(parts)}. Software: {versions}."
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
-class Given(Generic[Settings]):
-    """What a study is given: its settings, models by name, and where and how it runs."""
+class Distinct:
+    """A corpus of the different ones among some sequences of words; the sentences of all tasks are extracted once."""
 
-    settings: Settings
-    models: Mapping[str, str]
-    out: Path
-    device: str
-    progress: Progress
+    words: Callable[[], Iterable[Sequence[str]]]
+
+    def __iter__(self) -> Iterator[es.corpus.Sentence]:
+        return (es.corpus.Sentence(words) for words in dict.fromkeys(map(tuple, self.words())))
 
 
-@dataclass(frozen=True, kw_only=True)
-class StudyRun(Given[Settings]):
-    """One run of a study, with inputs of its own in a subclass. `notes` collects what a reader must know."""
+def draw(sentences: Sequence[T], count: int | None, seed: int) -> list[T]:
+    """Return at most `count` sentences in their order, drawn by their words and the seed; None: all.
 
-    folder: StudyFolder
-    notes: list[str] = field(default_factory=list)
+    Tasks over the same sentences draw the same ones, and a larger sample contains a smaller one.
+    """
 
-    @classmethod
-    def of(cls, given: Given[Settings], **inputs: Any) -> Self:
-        """Start a run whose inputs are read: all models are looked up, then its folder is made."""
-        from embstore.models import model_kind
+    def key(number: int) -> bytes:
+        text = f"{seed} {' '.join(sentences[number].words)}"  # type: ignore[attr-defined]
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
-        for model in given.models.values():
-            model_kind(model)  # before the first one has run for hours
-        return cls(**vars(given), folder=StudyFolder(given.out, given.progress), **inputs)
+    return [sentences[number] for number in sorted(sorted(range(len(sentences)), key=key)[:count])]
 
-    @property
-    def names(self) -> str:
-        """The models by the names in the report, those of their folders in brackets."""
-        folders = {name: Path(model).name for name, model in self.models.items()}
-        return ", ".join(name if name == self.models[name] else f"{name} ({each})" for name, each in folders.items())
 
-    def result(self, title: str, scale: str, **parts: Any) -> StudyResult:
-        """Write the report to the folder and return what the study has found; `parts`: the rest of `StudyResult`."""
-        notes = tuple(dict.fromkeys(self.notes))
-        found = StudyResult(title, self.out, scale, notes=notes, seconds=self.folder.seconds, **parts)
-        found.save()
-        return found
+@dataclass(frozen=True)
+class Task:
+    """The drawn sentences of an edge probing task by split; `digests`: of the files that they are from."""
+
+    splits: Mapping[str, list[es.corpus.EdgeSentence]]
+    digests: Mapping[str, str]
+
+
+def task_folders(folder: Path) -> dict[str, dict[str, Path]]:
+    """Return the files of each task in a folder of tasks, those of the paper in its order, then others by name."""
+    if not folder.is_dir():
+        raise InvalidValueError(f"{folder} is not a folder: give one with a folder per task")
+    files = {path.name: es.probes.split_files(path) for path in sorted(folder.iterdir())}
+    return {name: files[name] for name in dict.fromkeys((*TASKS, *files)) if "train" in files.get(name, ())}
+
+
+def read_tasks(folder: Path, names: Sequence[str], count: int | None, seed: int) -> dict[str, Task]:
+    """Read and draw tasks, all by default. Raises InvalidValueError, CorpusError."""
+    folders = task_folders(folder)
+    if not folders:
+        raise InvalidValueError(f"{folder} has no task: give a folder of folders, each with train.jsonl and dev.jsonl")
+    for name in names:
+        if name not in folders:
+            raise InvalidValueError(f"there is no task {name!r} in {folder}: it has {', '.join(folders)}")
+    tasks = {}
+    for name, files in folders.items():
+        if names and name not in names:
+            continue
+        if "dev" not in files:
+            raise InvalidValueError(f"{folder / name} has no dev.jsonl, which early stopping needs")
+        sentences = {split: list(es.corpus.read_edges(path)) for split, path in files.items()}
+        for split, of_split in sentences.items():
+            if not any(each.targets for each in of_split):
+                raise InvalidValueError(f"{files[split]} has no target: give sentences with targets")
+        drawn = {split: draw(of_split, count, seed) for split, of_split in sentences.items()}
+        tasks[name] = Task(drawn, {split: digest_of(path) for split, path in files.items()})
+    return tasks
+
+
+def treebank_files(folder: Path) -> dict[str, Path]:
+    """Return the CoNLL-U file of each split of a treebank, which has the name of the split in its own."""
+    if not folder.is_dir():
+        raise InvalidValueError(f"{folder} is not a folder: give one with train, dev and test of a treebank in CoNLL-U")
+    files = {}
+    for split in SPLITS:
+        named = sorted(path for path in folder.glob("*.conllu") if split in path.stem)
+        if len(named) != 1:
+            raise InvalidValueError(
+                f"{folder} has {len(named)} files *{split}*.conllu: give a folder with one for each of train, dev, test"
+            )
+        files[split] = named[0]
+    return files
+
+
+def decimals(value: float | None) -> str:
+    """Format a score; empty for None."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def ratio(sums: NDArray[Any], weights: NDArray[Any], *, resamples: int, seed: int) -> Interval:
+    """Return the sum of `sums` over that of `weights` with its 95 % interval, by resampling both together."""
+    value = float(sums.sum() / weights.sum())
+    if len(sums) < 2:
+        return value, None, None
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(resamples, len(sums)))
+    low, high = np.quantile(sums[drawn].sum(1) / weights[drawn].sum(1), [0.025, 0.975])
+    return value, float(low), float(high)
+
+
+def with_interval(interval: Interval) -> str:
+    """Format a value and its interval."""
+    value, low, high = interval
+    return decimals(value) + (" (interval not determined)" if low is None else f" [{low:.3f}, {high:.3f}]")
+
+
+def verdict(low: float | None, high: float | None, *, bound: float = 0.0) -> str:
+    """Return "yes" for an interval above a bound, "no" for one below it, else "not determined"."""
+    if low is None or high is None or low <= bound <= high:
+        return "not determined"
+    return "yes" if low > bound else "no"
+
+
+def student(deviation: Any, count: int) -> Any:
+    """Return the half width of the 95 % interval of a mean of `count` values with this deviation."""
+    from scipy.stats import t
+
+    return t.ppf(0.975, count - 1) * deviation / np.sqrt(count)
+
+
+def draw_line(
+    axis: Any, layers: Any, value: Any, low: Any = None, high: Any = None, *, number: int, label: str, dash: str = "-"
+) -> None:
+    """Draw a line in the look of series `number`, with a band between `low` and `high`."""
+    color, marker = plot.PALETTE[number % len(plot.PALETTE)], plot.MARKERS[number % len(plot.MARKERS)]
+    axis.plot(layers, value, color=color, marker=marker, markersize=4.5, linewidth=1.6, linestyle=dash, label=label)
+    if low is not None:
+        low, high = np.array(low, float), np.array(high, float)  # None becomes NaN, where no band is drawn
+        axis.fill_between(layers, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def add_legend(figure: Any, axes: Any) -> None:
+    """Add one legend above all panels, with each label once."""
+    handles: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    options = {"loc": "outside upper center", "ncols": min(len(handles), 4), "frameon": False, "fontsize": 9}
+    figure.legend(handles.values(), handles.keys(), **options)

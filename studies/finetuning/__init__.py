@@ -1,1 +1,0 @@
-"""Fine-tuning of transformers on words (pos, ner) and on sentences (classify, paraphrase)."""
