@@ -163,7 +163,9 @@ def open_mentions(data: Path) -> Corpus:
         raise InvalidValueError(f"coreference: {data} has no dev.jsonl: give a file of edge probing targets")
     targets = [target for sentence in read_edges(path) for target in sentence.targets]
     if not any(target.span2 is not None and "1" in target.labels for target in targets):
-        raise InvalidValueError(f"coreference: {path} has no pair of spans that is labelled 1: give coreferent mentions")
+        raise InvalidValueError(
+            f"coreference: {path} has no pair of spans that is labelled 1: give coreferent mentions"
+        )
     return open_corpus(path, format="edge")
 
 
@@ -178,7 +180,9 @@ def measure(
         return made.frame.with_columns(sentences=pl.lit(made.n_sentences), subwords=pl.lit(made.n_subwords))
 
     digests = [digest_of(path) for path in corpus.paths]
-    return run.table(f"{name}-{what}", {"corpus": digests, "weights": weights, "statistics": statistics, **sample}, make)
+    return run.table(
+        f"{name}-{what}", {"corpus": digests, "weights": weights, "statistics": statistics, **sample}, make
+    )
 
 
 def measure_importance(run: Run[Clark2019], name: str, corpus: Corpus, weights: str) -> list[pl.DataFrame]:

@@ -101,7 +101,7 @@ class Hewitt2019(StudySettings):
 
     def probe(self, **changes: Any) -> StructuralProbe:
         """Return structural probes as the study trains them, not fitted yet."""
-        return StructuralProbe(**{"rank": self.rank, "seeds": self.seeds, "seed": self.seed, **changes})
+        return StructuralProbe(**{"rank": self.rank, "seeds": self.seeds, **changes})
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def scored(
         checkpoint.unlink(missing_ok=True)
         return result.frame
 
-    made_from = {"store": store.digest, "treebank": bank.digests, "probe": probe.settings}
+    made_from = {"store": store.digest, "treebank": bank.digests, "probe": repr(probe)}
     return run.table(name, made_from, make, needs=path)
 
 
@@ -235,7 +235,7 @@ def labelled(frame: pl.DataFrame, model: str, encoder: str, rank: int) -> pl.Dat
 def probe_task(run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store, task: str) -> pl.DataFrame:
     """Train linear probes of a task and of its control task, and measure the code lengths of both."""
     settings = run.settings
-    options = {"n_sentences": settings.task_sentences, "seeds": settings.seeds, "seed": settings.seed}
+    options = {"n_sentences": settings.task_sentences, "seeds": settings.seeds}
     probe = EdgeProbe(kind="linear", control=True, **options)  # type: ignore[arg-type]
     edges = bank.edges(task)
 
@@ -244,7 +244,7 @@ def probe_task(run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store,
         code = code_length(store, edges["train"], edges["dev"], probe=probe, name=task)
         return ProbeResult.concat([fitted.score({"test": edges["test"]}), code]).frame
 
-    made_from = {"store": store.digest, "treebank": bank.digests, "task": task, "probe": probe.settings}
+    made_from = {"store": store.digest, "treebank": bank.digests, "task": task, "probe": repr(probe)}
     return run.table(f"{name}-{task}", made_from, make).with_columns(model=pl.lit(name)).drop("store")
 
 

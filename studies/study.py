@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import embstore as es
 from embstore import plot
 from embstore.errors import InvalidValueError, StorageError
-from embstore.models import encoder_from_shorthand, model_kind, save_untrained
+from embstore.models import load_encoder, model_kind, save_untrained
 from embstore.store import write_frame
 
 LOG = logging.getLogger("embstore_studies")
@@ -152,7 +152,7 @@ class Run(Generic[Settings]):
         model = self.models[name] if model is None else model
 
         def make() -> es.Store:
-            encoder = encoder_from_shorthand(model) if isinstance(model, str) else model
+            encoder = load_encoder(model) if isinstance(model, str) else model
             plan = es.plan(corpus, model=encoder, options=options, store=path, calibrate=not path.exists())
             return es.extract(plan, path)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, combinations
 from pathlib import Path
@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Literal
 import polars as pl
 
 import embstore as es
-import embstore.probes as probes
 from embstore import plot
-from embstore.probes import SentenceTrace, Traces, ambiguous_sentences, decision_reversals, summary, trace
+from embstore.probes import load, summary
 from embstore_studies.study import (
     TASKS,
     Distinct,
@@ -29,6 +28,7 @@ from embstore_studies.study import (
     read_tasks,
     student,
 )
+from embstore_studies.traces import Traces, ambiguous_sentences, decision_reversals, trace
 
 # What the paper states of BERT-large on OntoNotes and others, layers counted as in embstore. The order is that of
 # section 4, earliest first, by both metrics; the accuracy of POS at layer 0 is on dev (section 4.1).
@@ -51,8 +51,7 @@ FIGURE1 = {
 }
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 LEAST_SEEDS = 3  # for a spread over seeds
-MAX_WORDS = 30  # longer sentences are drawn last
-MAX_ANNOTATIONS = 8  # of one sentence
+MAX_WORDS = 30  # longer sentences are shown last
 CHANGES = {
     "gained": "wrong → right",
     "lost": "right → wrong",
@@ -70,7 +69,7 @@ class Tenney2019(StudySettings):
     probes' weights. unit: one row per subword, as in the paper, or per word. epochs, batch_size, learning_rate,
     patience, hidden_size: of the probes. layerwise: also a probe of each layer alone. control: also the control task of
     each task. untrained: also the model with random weights, as a baseline. resamples: of sentences, for intervals.
-    traces: sentences drawn in Figure 3.
+    traces: sentences shown for Figure 3.
     """
 
     about: ClassVar[str] = "in which layers the tasks of the NLP pipeline are solved"
@@ -105,7 +104,6 @@ class Tenney2019(StudySettings):
             hidden_size=self.hidden_size,
             projection=self.hidden_size,
             seeds=self.seeds if trained else self.seeds[:1],
-            seed=self.seed,
             layerwise=self.layerwise and trained,
             control=self.control and trained,
             training=es.Training(
@@ -138,7 +136,6 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
         for name, task in tasks.items()
     )
     trained = {name: encoders["trained"] for name, encoders in stores.items()}
-    traces = draw_traces(run, next(iter(models)), trained, tasks)
     reversals = {model: count_reversals(run, model, trained[model], tasks) for model in models}
     scores = Scores(settings, list(models), tuple(tasks), frame, reversals)
     sections: list[Section] = []
@@ -146,6 +143,10 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
         suffix = f" ({model})" if len(models) > 1 else ""
         tables = (tasks_table, order_table, layers_table, reversals_table)
         sections += [table(scores, model, suffix) for table in tables]
+    sections.append(depth_table(scores))
+    if settings.traces:
+        first = next(iter(models))
+        sections.append(traces_table(ambiguous(run, first, trained[first], tasks), first))
     count, seeds = settings.n_sentences, ", ".join(map(str, settings.seeds))
     sample = "all sentences" if count is None else f"at most {count:,} sentences of each split"
     return run.result(
@@ -154,8 +155,8 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
         f"(subword), probes of {settings.hidden_size} units (256), at most {settings.epochs} epochs, seeds {seeds}, "
         f"seed {settings.seed}.",
         frames={"scores": frame},
-        sections=[*sections, depth_table(scores)],
-        figures=run.save_figures(figures_of(scores)) | dict.fromkeys(traces, "Figure 3. A trace"),
+        sections=sections,
+        figures=run.save_figures(figures_of(scores)),
         methods=methods(trained),
     )
 
@@ -164,9 +165,7 @@ def saved_at(run: Run[Tenney2019], model: str, task: str) -> Path:
     return run.out / "probes" / f"{model}-{task}"
 
 
-def probe_task(
-    run: Run[Tenney2019], store: es.Store, model: str, encoder: str, name: str, task: Task
-) -> pl.DataFrame:
+def probe_task(run: Run[Tenney2019], store: es.Store, model: str, encoder: str, name: str, task: Task) -> pl.DataFrame:
     """Train, score and save the probes of one task on one store, or return the stored scores."""
     trained = encoder == "trained"
     step = name if trained else f"{name}-{encoder}"
@@ -186,7 +185,7 @@ def probe_task(
         "store": store.digest,
         "task": task.digests,
         "sample": [run.settings.n_sentences, run.settings.seed],
-        "probe": probe.settings,
+        "probe": repr(probe),
         "resamples": run.settings.resamples,
     }
     return run.table(f"{model}-{step}", made_from, make, needs=path)
@@ -196,7 +195,7 @@ def traced(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[str
     """Follow the dev targets of all tasks through the saved probes of a seed."""
     pairs = []
     for name, task in tasks.items():
-        probe = probes.load(saved_at(run, model, name))
+        probe = load(saved_at(run, model, name))
         assert isinstance(probe, es.EdgeProbe)
         pairs.append((probe, task.splits["dev"]))
     return trace(store, pairs, split="dev", seed=seed)
@@ -216,50 +215,49 @@ def count_reversals(run: Run[Tenney2019], model: str, store: es.Store, tasks: Ma
     return run.table(f"{model}-reversals", {"probes": probes_of(run, model, tasks)}, make)
 
 
-def draw_traces(
-    run: Run[Tenney2019], model: str, stores: Mapping[str, es.Store], tasks: Mapping[str, Task]
-) -> list[str]:
-    """Draw Figure 3, the most ambiguous sentences; returns the files in figures/. tables/ambiguous lists all of them.
+def ambiguous(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[str, Task]) -> pl.DataFrame:
+    """Return the ambiguous edges of the most ambiguous sentences with the probabilities of P(0) ... P(L): Figure 3.
 
     Short sentences, those of several tasks, and those whose answers change between layers come first.
     """
-    if not run.settings.traces:
-        return []
-    paths = [run.out / "figures" / f"figure3-{number}.png" for number in range(1, run.settings.traces + 1)]
 
     def make() -> pl.DataFrame:
-        traces = traced(run, model, stores[model], tasks, run.settings.seeds[0])
+        traces = traced(run, model, store, tasks, run.settings.seeds[0])
         frame = ambiguous_sentences(traces)
-        for path in paths:
-            path.unlink(missing_ok=True)
-        if not len(frame):
-            return frame
-        lengths = pl.Series([len(traces.sentences[number]) for number in frame["sentence"].to_list()], dtype=pl.Int64)
+        lengths = pl.Series([len(traces.sentences[at].words) for at in frame["sentence"].to_list()], dtype=pl.Int64)
         several = (frame["tasks"].str.count_matches(", ") + 1).clip(1, 3)
         order = frame.with_columns(short=lengths <= MAX_WORDS, several=several).sort(
             "short", "several", "turned", descending=True, maintain_order=True
         )
-        for path, number in zip(paths, order["sentence"].to_list(), strict=False):
-            plot.save(plot.trace_figure(shorten(traces.trace(number))), path)
-        return frame
+        rows = []
+        for number in order["sentence"].to_list()[: run.settings.traces]:
+            sentence = traces.sentences[number]
+            for edge in sentence.ambiguous().annotations:
+                spans = " → ".join(" ".join(sentence.words[slice(*s)]) for s in (edge.span1, edge.span2) if s)
+                row = {"sentence": " ".join(sentence.words), "task": edge.task, "span": spans}
+                for kind, label in (("right", edge.right), ("wrong", edge.wrong)):
+                    values = edge.right_probability if kind == "right" else edge.wrong_probability
+                    if label is not None:
+                        by_layer = dict(zip(map(str, sentence.layers), values.tolist(), strict=True))
+                        rows.append({**row, "kind": kind, "label": label, **by_layer})
+        columns = dict.fromkeys(("sentence", "task", "span", "kind", "label"), pl.String)
+        layers = {str(layer): pl.Float64 for layer in traces.layers}
+        return pl.DataFrame(rows, schema={**columns, **layers})
 
-    made_from = {"probes": probes_of(run, model, tasks), "count": len(paths)}
-    run.table("ambiguous", made_from, make)
-    return [path.name for path in paths if path.exists()]
+    return run.table("ambiguous", {"probes": probes_of(run, model, tasks), "count": run.settings.traces}, make)
 
 
-def shorten(whole: SentenceTrace) -> SentenceTrace:
-    """Return at most MAX_ANNOTATIONS ambiguous annotations, those that change from one label to the other first."""
-    ambiguous = whole.ambiguous()
-
-    def turns(place: int) -> bool:
-        each = ambiguous.annotations[place]
-        ahead = each.right_probability > each.wrong_probability
-        return bool(ahead[0] != ahead[-1])
-
-    places = range(len(ambiguous.annotations))
-    chosen = sorted(sorted(places, key=lambda place: not turns(place))[:MAX_ANNOTATIONS])
-    return replace(ambiguous, annotations=tuple(ambiguous.annotations[place] for place in chosen))
+def traces_table(frame: pl.DataFrame, model: str) -> Section:
+    rows = []
+    for before, row in zip([{}, *frame.to_dicts()], frame.to_dicts(), strict=False):
+        is_new = row["sentence"] != before.get("sentence")
+        shown = {**row, "task": title_of(row["task"]), "sentence": row["sentence"] if is_new else ""}
+        rows.append({name: decimals(value) if isinstance(value, float) else value for name, value in shown.items()})
+    note = (
+        "Sentences of dev with several ambiguous edges, whose right label has a mean probability of 0.7 or less; columns "
+        "are l: the probability that P(l) gives the right label and the likeliest wrong one, by the first seed."
+    )
+    return Section(f"Figure 3. Traces ({model})", note, rows)
 
 
 @dataclass(frozen=True, eq=False)

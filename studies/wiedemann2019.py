@@ -208,9 +208,7 @@ def _word(folder: Path) -> Iterator[Sentence]:
 def run(run: Run[Wiedemann2019], data: Path) -> StudyResult:
     """Run the study on a corpus in Wiki-PSE markup or a folder of CoarseWSD-20, see `reproduce`."""
     settings = run.settings
-    senses = read_senses(
-        data, n_sentences=settings.n_sentences, test_share=settings.test_share, seed=settings.seed
-    )
+    senses = read_senses(data, n_sentences=settings.n_sentences, test_share=settings.test_share, seed=settings.seed)
     senses.require_both(data, max(settings.ks))
     run.begin()
     options = es.ExtractionOptions(layers="all", keep=es.Keep(labelled="sense"))

@@ -1,23 +1,68 @@
-"""The tables and figures of Ethayarajh 2019, next to the published figures."""
+"""Ethayarajh 2019: how contextual the vectors of a model are, layer by layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 
+import embstore as es
 from embstore import plot
-from embstore.store.metadata import Metadata
-from embstore_studies.ethayarajh2019.published import LAYERS
-from embstore_studies.ethayarajh2019.settings import Ethayarajh2019
-from embstore_studies.evaluation.evaluate import paper_table1, table1
-from embstore_studies.study import Row, Section, decimals
+from embstore.analysis import extreme_words, summarize_geometry
+from embstore.errors import InvalidValueError
+from embstore.vectors import WordVectors, read_vectors
+from embstore_studies.evaluation import TABLE1_COLUMNS, Benchmark, evaluate, read_benchmarks, table1
+from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of, methods
 
+# Means by layer, from layer 0, of the result files that the author published (kawine/contextual, commit c10c992);
+# None: not published.
+# fmt: off
+LAYERS: dict[str, dict[str, tuple[float | None, ...]]] = {
+    "BERT-base-cased": {
+        "anisotropy": (0.105, 0.168, 0.219, 0.245, 0.327, 0.377, 0.42, 0.398, 0.399, 0.484, 0.561, 0.675, 0.477),
+        "intrasim": (0.435, 0.522, 0.57, 0.59, 0.642, 0.695, 0.726, 0.711, 0.72, 0.771, 0.82, 0.87, 0.776),
+        "selfsim": (0.9544, 0.921, 0.871, 0.8232, 0.7984, 0.7814, 0.7653, 0.7439, 0.7314,
+                    0.7535, 0.7815, 0.8386, 0.7548),
+        "mev": (None, 0.0096, 0.015, 0.0199, 0.0226, 0.0244, 0.0251, 0.0281, 0.0286, 0.0256, 0.0229, 0.0256, 0.0395),
+        "mev_baseline": (0.039, 0.025, 0.017, 0.012, 0.014, 0.012, 0.012, 0.01, 0.012, 0.015, 0.022, 0.04, 0.009),
+    },
+    "GPT-2": {
+        "anisotropy": (0.611, 0.644, 0.597, 0.614, 0.587, 0.573, 0.578, 0.582, 0.595, 0.617, 0.667, 0.758, 0.978),
+        "intrasim": (0.808, 0.825, 0.583, 0.549, 0.537, 0.559, 0.586, 0.614, 0.635, 0.658, 0.693, 0.768, 0.99),
+        "selfsim": (0.917, 0.9205, 0.8996, 0.908, 0.8839, 0.8649, 0.8495, 0.842, 0.8382,
+                    0.8397, 0.8517, 0.8867, 0.9854),
+        "mev": (None, 0.1601, 0.2863, 0.3022, 0.3006, 0.3003, 0.2974, 0.2985, 0.3016, 0.3082, 0.3079, 0.3512, 0.7131),
+        "mev_baseline": (0.062, 0.298, 0.969, 0.998, 0.998, 0.997, 0.997, 0.996, 0.995, 0.994, 0.992, 0.985, 0.829),
+    },
+    "ELMo": {
+        "anisotropy": (0.008, 0.157, 0.136),
+        "intrasim": (0.318, 0.582, 0.621),
+        "selfsim": (1.0, 0.7442, 0.6415),
+        "mev": (None, 0.0328, 0.0387),
+        "mev_baseline": (0.087, 0.003, 0.004),
+    },
+}
+# fmt: on
+# Table 1 as printed, in the order of TABLE1_COLUMNS.
+TABLE1: dict[str, tuple[float, ...]] = {
+    "GloVe": (0.194, 0.216, 0.339, 0.127, 0.189, 0.312, 0.097, 0.390, 0.308),
+    "FastText": (0.239, 0.239, 0.432, 0.176, 0.203, 0.289, 0.104, 0.375, 0.291),
+    "ELMo, Layer 1": (0.276, 0.167, 0.317, 0.148, 0.170, 0.326, 0.114, 0.410, 0.308),
+    "ELMo, Layer 2": (0.215, 0.151, 0.272, 0.133, 0.130, 0.268, 0.132, 0.395, 0.318),
+    "BERT, Layer 1": (0.315, 0.200, 0.394, 0.208, 0.236, 0.389, 0.166, 0.365, 0.321),
+    "BERT, Layer 2": (0.320, 0.166, 0.383, 0.188, 0.230, 0.385, 0.149, 0.365, 0.321),
+    "BERT, Layer 11": (0.221, 0.076, 0.319, 0.135, 0.175, 0.290, 0.149, 0.370, 0.289),
+    "BERT, Layer 12": (0.233, 0.082, 0.325, 0.144, 0.184, 0.307, 0.144, 0.360, 0.294),
+    "GPT-2, Layer 1": (0.174, 0.012, 0.176, 0.183, 0.052, 0.081, 0.033, 0.220, 0.184),
+    "GPT-2, Layer 2": (0.135, 0.036, 0.171, 0.180, 0.045, 0.062, 0.021, 0.245, 0.184),
+    "GPT-2, Layer 11": (0.126, 0.034, 0.165, 0.182, 0.031, 0.038, 0.045, 0.270, 0.189),
+    "GPT-2, Layer 12": (0.140, -0.009, 0.113, 0.163, 0.020, 0.021, 0.014, 0.225, 0.172),
+}
 METRICS = {
     "anisotropy": "Figure 1. Anisotropy",
     "selfsim": "Figure 2. Self-similarity, adjusted",
@@ -26,11 +71,152 @@ METRICS = {
 }
 ENDS = ("layer", "end", "item", "value", "count")
 STOPWORDS = ("the", "of", "to")  # named in section 4.2 as among the most context-specific words
-MEV_BOUND = 0.05
+MEV_BOUND = 0.05  # of the paper: what one vector explains of a word's variance at most
 MIN_ITEMS = 30  # of a benchmark, for a score to be shown
 MIN_COVERAGE = 0.9  # of a benchmark's items, for a score to be compared with the paper's
 # The published models: substring of the architecture, blocks, hidden size.
 PAPER_MODELS = {"BERT-base-cased": ("Bert", 12, 768), "GPT-2": ("GPT2", 12, 768), "ELMo": ("ELMo", 2, 1024)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ethayarajh2019(StudySettings):
+    """Settings of the study: how contextual the vectors of each layer are, and how good static vectors made of them.
+
+    The defaults are the paper's.
+
+    min_contexts: different sentences that a word needs. baseline: over `sample` vectors, or "exact". vectors: files of
+    word vectors by name, compared in Table 1. benchmarks: a folder of word benchmarks, see `read_benchmarks`; without
+    it Table 1 is left out. benchmark_layers: the layers in Table 1, by default the first two and the last two with
+    context. n_words: words listed at each end of a layer. resamples: of words and sentences, for intervals.
+    """
+
+    about: ClassVar[str] = "how contextual the vectors of each layer are"
+    data: ClassVar[str] = "any corpus (the paper: STS 2012-2016)"
+    citation: ClassVar[str] = """@inproceedings{ethayarajh-2019-contextual,
+  title = {How Contextual are Contextualized Word Representations? Comparing the Geometry of {BERT}, {ELM}o, and {GPT}-2
+           Embeddings},
+  author = {Ethayarajh, Kawin},
+  booktitle = {Proceedings of EMNLP-IJCNLP 2019},
+  year = {2019}, pages = {55--65}, doi = {10.18653/v1/D19-1006}
+}
+"""
+    least: ClassVar[dict[str, int]] = {"min_contexts": 2, "sample": 2, "n_words": 1, "resamples": 1}
+
+    min_contexts: int = 5
+    baseline: Literal["sample", "exact"] = "sample"
+    sample: int = 1000
+    vectors: Mapping[str, str | Path] = field(default_factory=dict)
+    benchmarks: str | Path | None = None
+    benchmark_layers: tuple[int, ...] | None = None
+    n_words: int = 10
+    resamples: int = 1000
+
+    def evaluated(self, layers: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers of a model in Table 1: the chosen ones, or the first and last two with context."""
+        if self.benchmark_layers is not None:
+            return tuple(layers[-1] if layer == -1 else layer for layer in self.benchmark_layers)
+        inner = tuple(layer for layer in layers if layer > 0) or tuple(layers)
+        return tuple(dict.fromkeys((*inner[:2], *inner[-2:])))
+
+
+def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
+    """Run the study on a corpus, see `reproduce`."""
+    settings = run.settings
+    for name in run.models:
+        if name in settings.vectors:
+            raise InvalidValueError(f"{name!r} is both a model and a file of word vectors: rename one")
+    vectors = {name: read_vectors(path) for name, path in settings.vectors.items()}
+    benchmarks = () if settings.benchmarks is None else read_benchmarks(settings.benchmarks)
+    corpus = es.open_corpus(data)
+    run.begin()
+    stores = {name: run.extract(name, corpus) for name in run.models}
+    measured = [measure(run, name, store) for name, store in stores.items()]
+    frames = {table: pl.concat([each[table] for each in measured]) for table in ("geometry", "words")}
+    if not benchmarks:
+        run.notes.append("no benchmarks are given (the setting benchmarks), so Table 1 is left out")
+    else:
+        frames |= evaluate_all(run, stores, vectors, benchmarks)
+    scores = Scores(settings, {name: store.metadata for name, store in stores.items()}, frames)
+    sections = [findings(scores), *(by_layer(scores, model) for model in run.models), published_layers()]
+    sections += [words(scores, model) for model in run.models]
+    if "evaluation" in frames:
+        sections += [static(scores), shared(scores)]
+    baseline = f"{settings.sample:,} sampled vectors" if settings.baseline == "sample" else "all vectors"
+    return run.result(
+        "How contextual are the vectors? After Ethayarajh 2019",
+        f"{', '.join(run.models)}. Words of {settings.min_contexts} different sentences or more, without punctuation; "
+        f"baselines over {baseline} (the paper: 5; 1,000); intervals from {settings.resamples:,} bootstrap samples; "
+        f"seed {settings.seed}.",
+        frames=frames,
+        sections=sections,
+        figures=run.save_figures(figures_of(scores)),
+        methods=methods(stores),
+    )
+
+
+def words_of(store: es.Store) -> es.Selection:
+    """Select all words; punctuation is left out, as in the authors' code."""
+    return store.select(where=pl.col("word").cast(pl.String).str.contains(r"\w"))
+
+
+def measure(run: Run[Ethayarajh2019], name: str, store: es.Store) -> dict[str, pl.DataFrame]:
+    """Return the `geometry` of a model by layer, and `words`, the most and least context-specific of each layer."""
+    settings = run.settings
+    baseline: Any = settings.sample if settings.baseline == "sample" else "exact"
+    options = {"min_contexts": settings.min_contexts, "baseline": baseline, "seed": settings.seed}
+    made_from = {"store": store.digest, "geometry": options, "resamples": settings.resamples}
+    table = run.table(f"{name}-geometry", made_from, lambda: es.geometry(words_of(store), **options))
+    summary = run.table(
+        f"{name}-summary",
+        made_from,
+        lambda: summarize_geometry(table, resamples=settings.resamples, seed=settings.seed),
+    )
+    words = [extreme_words(table, layers=layer, count=settings.n_words) for layer in store.layers]
+    selfsim = table.filter((pl.col("metric").cast(pl.String) == "selfsim") & (pl.col("item") != ""))
+    means = selfsim.group_by("item").agg(pl.col("value").mean(), pl.col("count").first())
+    ranked = means.sort("value", "item").with_columns(end=pl.lit("all"), layer=pl.lit(None, pl.Int64))
+    frames = {"geometry": summary, "words": pl.concat([*words, ranked], how="diagonal").select(ENDS)}
+    return {table: frame.select(pl.lit(name).alias("model"), pl.all()) for table, frame in frames.items()}
+
+
+def evaluate_all(
+    run: Run[Ethayarajh2019],
+    stores: Mapping[str, es.Store],
+    vectors: Mapping[str, WordVectors],
+    benchmarks: Sequence[Benchmark],
+) -> dict[str, pl.DataFrame]:
+    """Score the first principal components of some layers of each model, and the given word vectors.
+
+    Returns the scores on all words of each, "evaluation", and on the words that all of them have, "shared".
+    """
+    settings, folder = run.settings, Path(run.settings.benchmarks or "")
+    layers = {name: settings.evaluated(store.layers) for name, store in stores.items()}
+    made_from = {
+        "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
+        "vectors": {name: digest_of(Path(path)) for name, path in settings.vectors.items()},
+        "benchmarks": {path.name: digest_of(path) for path in sorted(folder.rglob("*")) if path.is_file()},
+        "min_contexts": settings.min_contexts,
+        "seed": settings.seed,
+    }
+
+    @cache
+    def systems() -> dict[str, WordVectors]:
+        made: dict[str, Any] = {
+            f"{name}, layer {layer}": es.static_vectors(
+                words_of(store), layers=layer, min_contexts=settings.min_contexts
+            )
+            for name, store in stores.items()
+            for layer in layers[name]
+        }
+        return {**made, **vectors}
+
+    def make(shared: bool) -> pl.DataFrame:
+        return evaluate(systems(), benchmarks, shared=shared, seed=settings.seed)
+
+    return {
+        "evaluation": run.table("evaluation", made_from, lambda: make(False)),
+        "shared": run.table("shared", made_from, lambda: make(True)),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +224,7 @@ class Scores:
     """The frames of one run of the study: `geometry` and `words` by model, and, with benchmarks, those of Table 1."""
 
     settings: Ethayarajh2019
-    models: Mapping[str, Metadata]
+    models: Mapping[str, Any]
     frames: Mapping[str, pl.DataFrame]
 
     def summary(self, model: str) -> pl.DataFrame:
@@ -53,26 +239,15 @@ class Scores:
     @cached_property
     def paper_models(self) -> dict[str, str]:
         """The published model of the same architecture and size by model, as far as there is one."""
-        found = {}
+        same = {}
         for name, metadata in self.models.items():
             fields = metadata.model
             for paper, (architecture, n_layers, size) in PAPER_MODELS.items():
-                same = fields["num_hidden_layers"] == n_layers and fields["hidden_size"] == size
                 is_cased = "uncased" not in fields["name"].lower()
-                if same and is_cased and fields["architecture"].startswith(architecture):
-                    found[name] = paper
-        return found
-
-
-def sections(scores: Scores) -> list[Section]:
-    """Return every table of the study, model after model."""
-    found = [findings(scores)]
-    found += [by_layer(scores, model) for model in scores.models]
-    found.append(published_layers())
-    found += [words(scores, model) for model in scores.models]
-    if "evaluation" in scores.frames:
-        found += [static(scores), shared(scores)]
-    return found
+                if is_cased and (fields["num_hidden_layers"], fields["hidden_size"]) == (n_layers, size):
+                    if fields["architecture"].startswith(architecture):
+                        same[name] = paper
+        return same
 
 
 def published_frames() -> dict[str, pl.DataFrame]:
@@ -152,7 +327,10 @@ def benchmark_scores(frame: pl.DataFrame) -> tuple[list[Row], list[Row]]:
 
 def static(scores: Scores) -> Section:
     """Table 1 on all words of each system, each row of the paper below ours of the same model and layer."""
-    paper = {row["system"]: row for row in paper_table1().to_dicts()}
+    paper: dict[str, Row] = {
+        system: {"system": system, **dict(zip(TABLE1_COLUMNS, values, strict=True))}
+        for system, values in TABLE1.items()
+    }
     rows: list[Row] = []
     for row, coverage in zip(*benchmark_scores(scores.frames["evaluation"]), strict=True):
         names = [name for name in row if name != "system"]
@@ -306,20 +484,14 @@ def static_findings(scores: Scores, model: str) -> dict[str, tuple[str, str]]:
     return findings
 
 
-def draw(scores: Scores, folder: Path) -> dict[str, str]:
-    """Write Figures 1-4, the author's means dashed; returns titles by file name."""
+def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
+    """Draw Figures 1-4, the author's means dashed, with their titles by the names of their files."""
     frames = {model: scores.summary(model).drop("shown") for model in scores.models}
     theirs = {f"{model} (paper)": frame.drop("shown") for model, frame in published_frames().items()}
-    titles = {}
+    figures = {}
     for number, (metric, title) in enumerate(METRICS.items(), 1):
-        name = f"figure{number}.png"
         drawn = {model: frame.filter(metric=metric) for model, frame in frames.items()}
-        if metric == "mev":  # theirs are of another measure
-            figure = plot.geometry_figure(drawn)
-        else:
-            figure = plot.geometry_figure(
-                drawn, published={model: frame.filter(metric=metric) for model, frame in theirs.items()}
-            )
-        plot.save(figure, folder / name)
-        titles[name] = title
-    return titles
+        published = {model: frame.filter(metric=metric) for model, frame in theirs.items()}
+        options = {} if metric == "mev" else {"published": published}  # theirs is of another measure
+        figures[f"figure{number}.png"] = (title, plot.geometry_figure(drawn, **options))
+    return figures

@@ -1,1 +1,0 @@
-"""Word vectors scored on word benchmarks, and Table 1 of Ethayarajh 2019."""
