@@ -20,11 +20,11 @@ from embstore.corpus import Corpus, open_corpus, read_edges, read_trees
 from embstore.errors import InvalidValueError, ModelError
 from embstore.models import model_kind
 from embstore.probes import split_files
-from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of
+from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of, quiet
 
 # Table 1, as the authors' notebook prints it for BERT-base-uncased on dev of the Wall Street Journal with Stanford
-# Dependencies (Syntax_Analysis.ipynb at commit 4e3f959; its layers and heads count from 0): by the relation of Universal
-# Dependencies that is closest, their relation, the best head, its share of right words in percent, that of the best
+# Dependencies (Syntax_Analysis.ipynb at commit 4e3f959; its layers and heads count from 0): by the relation of
+# Universal Dependencies that is closest, their relation, the best head, its share of right words in percent, that of the best
 # fixed offset, and this offset. UD attaches prepositions, copulas and the objects of prepositions otherwise, so that
 # prep, pobj and cop have no counterpart. Tables 2 and 3 and the numbers of the figures are not published there.
 SOURCE = "the notebook of the authors (github.com/clarkkev/attention-analysis, Syntax_Analysis.ipynb)"
@@ -163,9 +163,7 @@ def open_mentions(data: Path) -> Corpus:
         raise InvalidValueError(f"coreference: {data} has no dev.jsonl: give a file of edge probing targets")
     targets = [target for sentence in read_edges(path) for target in sentence.targets]
     if not any(target.span2 is not None and "1" in target.labels for target in targets):
-        raise InvalidValueError(
-            f"coreference: {path} has no pair of spans that is labelled 1: give coreferent mentions"
-        )
+        raise InvalidValueError(f"coreference: {path} has no pair of spans that is labelled 1: give mentions")
     return open_corpus(path, format="edge")
 
 
@@ -213,9 +211,10 @@ def attention_importance(
     modeling; these details are ours. The columns are those of `attention`. Raises ModelError for any other model.
     """
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    options = {"attn_implementation": "eager", "dtype": torch.float32, "output_loading_info": True}
     try:
-        options = {"attn_implementation": "eager", "dtype": torch.float32, "output_loading_info": True}
-        network, loading = transformers.AutoModelForMaskedLM.from_pretrained(model, **options)
+        with quiet():
+            network, loading = transformers.AutoModelForMaskedLM.from_pretrained(model, **options)
     except ValueError as error:
         raise ModelError(f"{model}: no language modeling head: {error}") from None
     if tokenizer.mask_token_id is None or loading["missing_keys"]:

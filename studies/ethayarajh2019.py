@@ -244,9 +244,9 @@ class Scores:
             fields = metadata.model
             for paper, (architecture, n_layers, size) in PAPER_MODELS.items():
                 is_cased = "uncased" not in fields["name"].lower()
-                if is_cased and (fields["num_hidden_layers"], fields["hidden_size"]) == (n_layers, size):
-                    if fields["architecture"].startswith(architecture):
-                        same[name] = paper
+                is_same = (fields["num_hidden_layers"], fields["hidden_size"]) == (n_layers, size)
+                if is_cased and is_same and fields["architecture"].startswith(architecture):
+                    same[name] = paper
         return same
 
 

@@ -22,7 +22,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 import embstore as es
 from embstore.errors import CorpusError, InvalidValueError, MissingPackageError, quoted
-from embstore_studies.study import digest_of, write_text
+from embstore_studies.study import digest_of, quiet, write_text
 
 NO_LABEL = -100  # ignored by torch's cross entropy
 RECORD = "finetuning.json"
@@ -319,7 +319,9 @@ def finetune(
     training, record = out / "training", out / RECORD
     if record.is_file():
         made = read_record(out)
-        if {name: made.get(name) for name in plan if name != "model"} != {k: v for k, v in plan.items() if k != "model"}:
+        if {name: made.get(name) for name in plan if name != "model"} != {
+            k: v for k, v in plan.items() if k != "model"
+        }:
             raise InvalidValueError(f"{out} was fine-tuned with other data or settings: choose another folder")
         return FineTuned(out, made)
     if out.exists() and any(path.name != training.name for path in out.iterdir()):
@@ -331,7 +333,7 @@ def finetune(
         encode(tokenizer, items, names, task, settings.max_length)
         for items in (sampled(train, settings.n_examples, settings.seed), dev)
     ]
-    with own_randomness(settings.seed):
+    with own_randomness(settings.seed), quiet():
         network = transformers.AutoModelForTokenClassification.from_pretrained(
             model,
             dtype=torch.float32,
@@ -352,13 +354,13 @@ def finetune(
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
         last = get_last_checkpoint(str(training)) if training.is_dir() else None
         trainer.train(resume_from_checkpoint=last)
+        trainer.save_model(str(out))
     history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     metrics = dict.fromkeys(("accuracy", kind.metric))
     epochs = [
         {"epoch": round(entry["epoch"]), "dev": {name: entry[f"eval_{name}"] for name in metrics}} for entry in history
     ]
     best = max(epochs, key=lambda row: row["dev"][kind.metric])  # the first one of equals
-    trainer.save_model(str(out))
     tokenizer.save_pretrained(out)
     software = {name: version(name) for name in ("embstore", "torch", "transformers", "accelerate")}
     plan |= {"labels": labels, "metric": kind.metric, "epochs": epochs, "best_epoch": best["epoch"]}

@@ -24,6 +24,7 @@ from embstore_studies.finetuning import (
     sampled,
     sentence_counts,
 )
+from embstore_studies.study import quiet
 
 Head = tuple[int, int]  # layer from 1, head from 0
 How = Literal["uniform", "zero"]
@@ -45,9 +46,9 @@ class HeadNetwork:
         self.task, self.metric = record["task"], TASKS[record["task"]].metric
         AttentionInterface.register("embstore_heads", self._attend)
         AttentionMaskInterface.register("embstore_heads", eager_mask)
-        self.network: Any = transformers.AutoModelForTokenClassification.from_pretrained(
-            model, dtype=torch.float32, attn_implementation="embstore_heads"
-        )
+        options = {"dtype": torch.float32, "attn_implementation": "embstore_heads"}
+        with quiet():
+            self.network: Any = transformers.AutoModelForTokenClassification.from_pretrained(model, **options)
         self.network.eval().requires_grad_(False)
         config = self.network.config
         self.layers = tuple(range(1, config.num_hidden_layers + 1))

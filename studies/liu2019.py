@@ -40,8 +40,8 @@ from embstore_studies.study import (
     treebank_files,
 )
 
-# What Rogers et al. 2020 state of both papers in section 5.2. The numbers of both are in figures and tables that are not
-# at hand, and are left out. The probes, their training and the tasks are those of the authors' code:
+# What Rogers et al. 2020 state of both papers in section 5.2. The numbers of both are in figures and tables that are
+# not at hand, and are left out. The probes, their training and the tasks are those of the authors' code:
 # nelson-liu/contextual-repr-analysis (commit 1ba69cf) and yongjie-lin/bert-opensesame (commit 4b4d369).
 MIDDLE = "Middle layers of transformers perform best and are the most transferable (Liu et al.; BERT and others)"
 POS = "Parts of speech are read best from middle layers (Liu et al.; BERT base and large)"
@@ -424,8 +424,8 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
         rows.append(row)
     note = (
         "Accuracy on test where each target has one label, else micro F1, of a linear probe of each layer; layer 0 has "
-        "no context. Best layer: by dev; in brackets the 95 % interval of its score over resampled sentences. Mix: a learned scalar mix of all layers. Random weights: a mix of "
-        "the first and last layer of an untrained network. Majority: the best constant answer."
+        "no context. Best layer: by dev; in brackets the 95 % interval of its score over resampled sentences. Mix: a "
+        "learned scalar mix of all layers. Random weights: a mix of the first and last layer of an untrained network. Majority: the best constant answer."
     )
     return Section(f"Linear probes by layer{suffix}", note, rows)
 

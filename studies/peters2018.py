@@ -51,24 +51,7 @@ SAME = "1"  # the label of two spans that corefer
 TIE = 1e-9  # cosines that differ by less are equal up to rounding
 # Of the third person, whose antecedent is a mention and not who speaks or is spoken to.
 PRONOUNS = frozenset(
-    [
-        "he",
-        "him",
-        "his",
-        "himself",
-        "she",
-        "her",
-        "hers",
-        "herself",
-        "it",
-        "its",
-        "itself",
-        "they",
-        "them",
-        "their",
-        "theirs",
-        "themselves",
-    ]
+    "he him his himself she her hers herself it its itself they them their theirs themselves".split()  # noqa: SIM905
 )
 
 

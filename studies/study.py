@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -200,6 +200,21 @@ class Run(Generic[Settings]):
         result = StudyResult(title, self.out, scale, notes=notes, seconds=self.seconds, citation=citation, **parts)
         write_text(result.report, result.markdown())
         return result
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide the progress bars and warnings of transformers inside the block."""
+    from transformers.utils import logging as reports
+
+    level = reports.get_verbosity()
+    reports.set_verbosity_error()
+    reports.disable_progress_bar()
+    try:
+        yield
+    finally:
+        reports.set_verbosity(level)
+        reports.enable_progress_bar()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -254,8 +254,8 @@ def traces_table(frame: pl.DataFrame, model: str) -> Section:
         shown = {**row, "task": title_of(row["task"]), "sentence": row["sentence"] if is_new else ""}
         rows.append({name: decimals(value) if isinstance(value, float) else value for name, value in shown.items()})
     note = (
-        "Sentences of dev with several ambiguous edges, whose right label has a mean probability of 0.7 or less; columns "
-        "are l: the probability that P(l) gives the right label and the likeliest wrong one, by the first seed."
+        "Sentences of dev with several ambiguous edges, whose right label has a mean probability of 0.7 or less; "
+        "columns are l: the probability that P(l) gives the right label and the likeliest wrong one, by the first seed."
     )
     return Section(f"Figure 3. Traces ({model})", note, rows)
 

@@ -1,0 +1,375 @@
+"""Kovaleva et al. 2019: patterns of attention, what fine-tuning changes, and which heads a task needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import polars as pl
+
+import embstore as es
+from embstore import plot
+from embstore.analysis import attention_similarity
+from embstore.corpus import read_trees
+from embstore.errors import InvalidValueError
+from embstore_studies.finetuning import (
+    TASKS,
+    FineTuned,
+    FineTuneSettings,
+    find_splits,
+    finetune,
+    label_names,
+    read_items,
+)
+from embstore_studies.heads import How, disable_heads, head_importance, prune_heads
+from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of
+
+# Kovaleva et al. 2019, section 4.6 (page 8), BERT-base fine-tuned on GLUE: absolute changes of the score. The sentences
+# of Kovaleva et al. and of Michel et al. are as later texts quote them, not read in the papers; numbers of figures alone
+# are left out.
+DISABLING = (
+    ("largest gain by a single head", "STS-B, the least of all tasks", "+0.001"),
+    ("largest gain by a single head", "MRPC, the most of all tasks", "+0.012"),
+    ("without the first layer's heads", "RTE", "+0.032"),
+    ("without a layer's heads", "QNLI and MNLI, the largest drop", "-0.002"),
+)
+# Rogers et al. 2020, sections 5.1 and 6.3, on Kovaleva et al. 2019 (BERT-base fine-tuned on GLUE).
+HETEROGENEOUS = "less than half of the maps"
+CHANGED = "the last two layers"
+PRUNED = "up to 40 % of the heads without a noticeable effect (BERT-base, MNLI)"  # Michel et al. 2019
+STATISTICS = ("shares", "patterns", "relations")
+SHOWN_RELATIONS = 10
+NOTES = (
+    "Patterns: by an explicit rule (docs/how-to/attention.md). The paper's classifier was trained on maps labeled "
+    "by hand, which are not public, so its shares are not ours.",
+    "The paper's tasks are of GLUE with BERT-base; its numbers are printed for orientation, without a difference.",
+    "Intervals are over sentences of dev and hold for all heads and layers of a task together; they do not cover "
+    "other fine-tuning runs. The epoch of fine-tuning was chosen on dev too.",
+    "Heads are ranked on train, pruned with their output set to zero, without training in between. The relative "
+    "importance of Voita et al. 2019 (layer-wise relevance propagation) is not computed.",
+    "The features of the paper's Figure 5 and its frame-semantic relations need annotation that is not public; "
+    "dependency relations are given instead.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kovaleva2019(StudySettings):
+    """Settings of the study: patterns of attention before and after fine-tuning, and which heads a task needs.
+
+    tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it; one or more.
+    n_sentences: of DATA on which attention is measured, and of dev and train on which heads are disabled and ranked,
+    drawn at random; None for all. how: "uniform" attention weights of disabled heads, as in the paper, or "zero"
+    output. resamples: of sentences, for intervals. seeds: of random orders of pruning. tuning_epochs, tuning_sentences
+    (None: all), tuning_batch_size, tuning_rate: of fine-tuning.
+    """
+
+    about: ClassVar[str] = "patterns of attention before and after fine-tuning, disabled heads and layers, pruning"
+    data: ClassVar[str] = "a file in CoNLL-U on which attention is measured"
+    takes_one_model: ClassVar[bool] = True
+    citation: ClassVar[str] = """@inproceedings{kovaleva-etal-2019-revealing,
+  title = {Revealing the Dark Secrets of {BERT}},
+  author = {Kovaleva, Olga and Romanov, Alexey and Rogers, Anna and Rumshisky, Anna},
+  booktitle = {Proceedings of EMNLP-IJCNLP 2019},
+  year = {2019}, eprint = {1908.08593}
+}
+@inproceedings{michel-etal-2019-sixteen,
+  title = {Are Sixteen Heads Really Better than One?},
+  author = {Michel, Paul and Levy, Omer and Neubig, Graham},
+  booktitle = {Advances in Neural Information Processing Systems 32},
+  year = {2019}, eprint = {1905.10650}
+}
+"""
+    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "resamples": 1, "seeds": 0}
+
+    tuning: Mapping[str, str | Path] = field(default_factory=dict)
+    n_sentences: int | None = 300
+    how: How = "uniform"
+    resamples: int = 1000
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tuning_epochs: int = 1
+    tuning_sentences: int | None = 1500
+    tuning_batch_size: int = 16
+    tuning_rate: float = 2e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.tuning or set(self.tuning) - set(TASKS):
+            raise InvalidValueError(
+                f"tuning {dict(self.tuning)} is not allowed: kovaleva2019 needs data for tasks of {', '.join(TASKS)}"
+            )
+        if not self.seeds or self.how not in ("uniform", "zero"):
+            raise InvalidValueError(f"seeds {self.seeds}, how {self.how!r}: give one seed or more, uniform or zero")
+        self.finetuning()
+
+    def finetuning(self) -> FineTuneSettings:
+        """Return the settings of fine-tuning."""
+        return FineTuneSettings(
+            epochs=self.tuning_epochs,
+            batch_size=self.tuning_batch_size,
+            learning_rate=self.tuning_rate,
+            n_examples=self.tuning_sentences,
+            seed=self.seed,
+        )
+
+
+def run(run: Run[Kovaleva2019], data: Path) -> StudyResult:
+    """Run the study on a file in CoNLL-U, see `reproduce`."""
+    settings = run.settings
+    ((name, model),) = run.models.items()
+    read_trees(data)
+    files = {task: find_splits(source) for task, source in settings.tuning.items()}
+    items = {task: {s: read_items(task, path) for s, path in splits.items()} for task, splits in files.items()}
+    for task, splits in items.items():
+        label_names(files[task]["train"], splits["train"], splits["dev"])
+    run.begin()
+    tuned = {task: tune(run, task, model) for task in settings.tuning}
+    weights = next(iter(tuned.values())).record["weights"]
+    maps = [measure(run, "pretrained", data, model, weights)]
+    maps += [measure(run, task, data, str(each.path), each.record) for task, each in tuned.items()]
+    tables: dict[str, list[pl.DataFrame]] = {}
+    for task, each in tuned.items():
+        for table, frame in tables_of(run, task, model, each, files[task]).items():
+            tables.setdefault(table, []).append(frame.with_columns(task=pl.lit(task)))
+    frames = {"attention": pl.concat(maps)} | {table: pl.concat(parts) for table, parts in tables.items()}
+    for task, each in tuned.items():
+        labels = Counter(label for item in items[task]["dev"] for label in item.labels if label is not None)
+        most, best = max(labels.values()) / labels.total(), max(row["dev"]["accuracy"] for row in each.record["epochs"])
+        if best <= most:
+            run.notes.append(
+                f"{task}: the accuracy on dev, {best:.3f}, is not above the share of the most frequent label, "
+                f"{most:.3f}: fine-tuning has learned nothing, effects mean nothing; change the tuning settings."
+            )
+    run.notes += NOTES
+    if "paraphrase" in settings.tuning:
+        run.notes.append("Cosines of attention of pairs are of each sentence alone.")
+    scores = Scores(name, tuple(settings.tuning), frames)
+    sections = [patterns(scores), changes(scores), relations(scores)]
+    for task in scores.tasks:
+        sections += [layers(scores, task), heads(scores, task)]
+    sentences, examples = (
+        "all" if count is None else f"{count:,}" for count in (settings.n_sentences, settings.tuning_sentences)
+    )
+    scale = (
+        f"Fine-tuned on {examples} sentences, {settings.tuning_epochs} epoch(s) at {settings.tuning_rate:g}; attention "
+        f"and scores on {sentences} sentences; disabled heads are {settings.how}; {settings.resamples:,} bootstrap "
+        f"samples; {len(settings.seeds)} random orders; seed {settings.seed}."
+    )
+    corpora = "; ".join(
+        f"{task} on {splits['train'].name}, scored on {splits['dev'].name} (SHA-256 {digest_of(splits['dev'])[:12]})"
+        for task, splits in files.items()
+    )
+    software = ", ".join(f"{package} {number}" for package, number in tuned[task].record["software"].items())
+    return run.result(
+        "Attention heads before and after fine-tuning, after Kovaleva et al. 2019",
+        f"{name}. {scale}",
+        frames=frames,
+        sections=[*sections, paper(), pruning(scores)],
+        figures=run.save_figures(figures_of(scores)),
+        methods=f"{name} (weights SHA-256 {weights[:12]}) was fine-tuned for {corpora}. Attention was measured on "
+        f"{data.name} (SHA-256 {digest_of(data)[:12]}). {scale} Software: {software}.",
+    )
+
+
+def tune(run: Run[Kovaleva2019], task: str, model: str) -> FineTuned:
+    out, source = run.out / "models" / task, run.settings.tuning[task]
+    settings = run.settings.finetuning()
+    return run.step(f"fine-tune {task}", lambda: finetune(source, task=task, model=model, out=out, settings=settings))
+
+
+def measure(run: Run[Kovaleva2019], name: str, corpus: Path, model: str, weights: Any) -> pl.DataFrame:
+    """Return shares, patterns and relations of every head, in the pretrained model or after a task."""
+    sample = {"n_sentences": run.settings.n_sentences, "seed": run.settings.seed}
+    made_from = {"corpus": digest_of(corpus), **sample, "model": weights}
+    frame = run.table(
+        f"attention {name}",
+        made_from,
+        lambda: es.attention(corpus, model=model, statistics=STATISTICS, **sample).frame,  # type: ignore[arg-type]
+    )
+    return frame.with_columns(model=pl.lit(name))
+
+
+def tables_of(
+    run: Run[Kovaleva2019], task: str, model: str, tuned: FineTuned, files: Mapping[str, Path]
+) -> dict[str, pl.DataFrame]:
+    """Return what the heads of a fine-tuned model do, as steps.
+
+    `similarity`: the cosine of each head's attention before and after, on sentences of dev, those of a pair one by one.
+    `disabled`, `importance` and `pruned`: see `disable_heads`, `head_importance` and `prune_heads`; heads are ranked on
+    train.
+    """
+    settings, tables = run.settings, dict[str, pl.DataFrame]()
+    sample: dict[str, Any] = {"n_sentences": settings.n_sentences, "seed": settings.seed}
+    scoring = {"model": tuned.path, "resamples": settings.resamples, **sample}
+    made_from = {"tuned": tuned.record, **sample, "resamples": settings.resamples}
+    made_from |= {"how": settings.how, "seeds": settings.seeds}
+    is_text = TASKS[task].n_sentences > 0
+    items = read_items(task, files["dev"])
+    sentences = [words for item in items for words in (map(str.split, item.texts) if is_text else [list(item.texts)])]
+    for name, make in {
+        "similarity": lambda: attention_similarity(sentences, model_a=model, model_b=tuned.path, **sample),
+        "disabled": lambda: disable_heads(files["dev"], how=settings.how, **scoring),
+        "importance": lambda: head_importance(files["train"], **scoring),
+        "pruned": lambda: prune_heads(files["dev"], importance=tables["importance"], seeds=settings.seeds, **scoring),
+    }.items():
+        tables[name] = run.table(f"{name} {task}", made_from, make)
+    return tables
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The frames of one run: `attention` with a column model (pretrained or a task), the others with a column task."""
+
+    model: str
+    tasks: tuple[str, ...]
+    frames: Mapping[str, pl.DataFrame]
+
+    def of(self, table: str, task: str) -> pl.DataFrame:
+        """Return the rows of a task."""
+        return self.frames[table].filter(pl.col("task") == task)
+
+
+def patterns(scores: Scores) -> Section:
+    frame = scores.frames["attention"].filter(pl.col("metric") == "pattern", pl.col("layer").is_not_null())
+    rows: list[Row] = []
+    for model in ("pretrained", *scores.tasks):
+        part = frame.filter(pl.col("model") == model)
+        for layer in (None, *sorted(part["layer"].unique())):
+            own = part if layer is None else part.filter(pl.col("layer") == layer)
+            means = own.group_by("item", maintain_order=True).agg(pl.col("value").mean())
+            cells = {item: decimals(value) for item, value in means.iter_rows()}
+            rows.append({"model": model, "layer": "all" if layer is None else str(layer), **cells})
+    rows.append({"model": "paper: fine-tuned on GLUE", "layer": "all", "heterogeneous": HETEROGENEOUS})
+    note = (
+        "Shares of maps of each pattern, means over heads, by an explicit rule; theirs is a classifier trained on maps "
+        "labeled by hand (the statement is that of Rogers et al. 2020, section 5.1)."
+    )
+    return Section("Patterns of attention maps", note, rows)
+
+
+def changes(scores: Scores) -> Section:
+    rows: list[Row] = []
+    for task in scores.tasks:
+        means = scores.of("similarity", task).group_by("layer").agg(pl.col("value").mean()).sort("layer")
+        lowest = means.sort("value")["layer"][:2].sort().to_list()
+        cells = {f"layer {layer}": decimals(value) for layer, value in means.select("layer", "value").iter_rows()}
+        rows.append({"task": task, **cells, "changed most": ", ".join(map(str, lowest))})
+    rows.append({"task": "paper", "changed most": CHANGED})
+    note = "Cosine of attention weights before and after fine-tuning on sentences of dev, means over heads."
+    return Section("Attention before and after fine-tuning", note, rows)
+
+
+def relations(scores: Scores) -> Section:
+    frame = scores.frames["attention"].filter(pl.col("metric") == "relation_to_head", pl.col("head").is_not_null())
+    own = frame.filter(pl.col("model") == "pretrained")
+    names = own.group_by("item").agg(pl.col("count").first()).sort("count", "item", descending=[True, False])["item"]
+    rows: list[Row] = []
+    for item in names[:SHOWN_RELATIONS]:
+        best = own.filter(pl.col("item") == item).sort("value", descending=True, maintain_order=True).row(0, named=True)
+        row: Row = {"relation": item, "words": best["count"], "layer.head": f"{best['layer']}.{best['head']}"}
+        row |= {"attends most to the head": decimals(best["value"]), "best fixed offset": decimals(best["baseline"])}
+        for task in scores.tasks:
+            where = {"model": task, "item": item, "layer": best["layer"], "head": best["head"]}
+            row[f"after {task}"] = decimals(frame.filter(**where)["value"][0])
+        rows.append(row)
+    note = (
+        "The best head of the pretrained model for each relation, chosen on the same sentences, and the same head "
+        "after fine-tuning."
+    )
+    return Section("Attention to syntactic relations", note, rows)
+
+
+def layers(scores: Scores, task: str) -> Section:
+    frame = scores.of("disabled", task)
+    whole = frame.row(0, named=True)
+    rows: list[Row] = [{"without": "nothing", whole["metric"]: decimals(whole["value"])}]
+    for row in frame.filter(pl.col("head").is_null(), pl.col("layer").is_not_null()).to_dicts():
+        rows.append(
+            {"without": f"the heads of layer {row['layer']}", whole["metric"]: decimals(row["value"]), **_effect(row)}
+        )
+    return Section(f"Disabled layers: {task}", f"Dev, {whole['count']:,} labels; MLPs remain.", rows)
+
+
+def heads(scores: Scores, task: str) -> Section:
+    frame = scores.of("disabled", task).filter(pl.col("head").is_not_null()).sort("effect")
+    clear = frame.filter(pl.col("clear"))
+    n_worse, n_better = clear.filter(pl.col("effect") < 0).height, clear.filter(pl.col("effect") > 0).height
+    chosen = pl.concat([frame[:3], frame[-3:]]).unique(["layer", "head"], maintain_order=True)
+    rows = [{"without head": f"{row['layer']}.{row['head']}", **_effect(row)} for row in chosen.to_dicts()]
+    mean = sum(frame["effect"]) / frame.height
+    note = (
+        f"The extremes of {frame.height} heads. Clear effects: {n_worse} heads without which the score falls, "
+        f"{n_better} without which it rises; the mean of all is {mean:+.4f}. The others may be noise."
+    )
+    return Section(f"Disabled heads: {task}", note, rows)
+
+
+def _effect(row: Row) -> Row:
+    interval = "" if row["low"] is None else f"{row['low']:+.4f} to {row['high']:+.4f}"
+    return {"change": f"{row['effect']:+.4f}", "95 %": interval, "clear": "yes" if row["clear"] else "no"}
+
+
+def paper() -> Section:
+    rows = [{"what": what, "task": task, "change": change} for what, task, change in DISABLING]
+    note = (
+        "Kovaleva et al. 2019, section 4.6, BERT-base on GLUE; without intervals. Of its figures nothing is read off."
+    )
+    return Section("Disabled heads and layers in the paper", note, rows)
+
+
+def pruning(scores: Scores) -> Section:
+    rows: list[Row] = []
+    for task in scores.tasks:
+        frame = scores.of("pruned", task)
+        random = frame.filter(pl.col("order") == "random")
+        for row in frame.filter(pl.col("order") == "importance").to_dicts():
+            others = random.filter(pl.col("share") == row["share"])["value"]
+            own = {
+                "task": task,
+                "pruned": f"{row['n_disabled']} ({row['share']:.0%})",
+                "by importance": decimals(row["value"]),
+            }
+            spread = f"{min(others):.3f} to {max(others):.3f}"
+            rows.append({**own, **_effect(row), "random orders": spread})
+    note = f"Dev score as heads are disabled, the least important first (Michel et al. 2019: {PRUNED})."
+    return Section("Pruning", note, rows)
+
+
+def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
+    """Draw the figures, with their titles by the names of their files."""
+    figures: dict[str, tuple[str, Any]] = {}
+    for model in ("pretrained", *scores.tasks):
+        maps = scores.frames["attention"].filter(model=model, metric="pattern")
+        title = f"Patterns of attention maps by layer: {model}"
+        figures[f"patterns-{model}.png"] = (title, plot.attention_figure(maps, title=model))
+    for task in scores.tasks:
+        title = f"Attention before and after fine-tuning for {task}"
+        figures[f"similarity-{task}.png"] = (title, plot.attention_heatmap(scores.of("similarity", task), title=title))
+        figures[f"heads-{task}.png"] = (f"Disabled heads and layers: {task}", heads_figure(scores, task))
+    return figures
+
+
+def heads_figure(scores: Scores, task: str) -> Any:
+    """Draw the effects of disabled heads, their importance, and the score as heads are pruned."""
+    figure, axes = plot.subplots(1, 3, figsize=(11, 3.2))
+    disabled = scores.of("disabled", task).filter(pl.col("head").is_not_null())
+    reach = float(disabled["effect"].abs().max() or 0) or 1.0  # type: ignore[arg-type]
+    for axis, frame, value, look in (
+        (axes[0, 0], disabled, "effect", {"cmap": "RdBu", "vmin": -reach, "vmax": reach}),
+        (axes[0, 1], scores.of("importance", task), "value", {"cmap": "viridis"}),
+    ):
+        grid = frame.pivot("head", index="layer", values=value).sort("layer").drop("layer").to_numpy()
+        image = axis.imshow(
+            grid, origin="lower", aspect="auto", extent=(-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5), **look
+        )
+        figure.colorbar(image, ax=axis)
+        plot.style(axis, title="effect of disabling" if value == "effect" else "importance", x="head", y="layer")
+    pruned = scores.of("pruned", task)
+    for number, ((order, seed), part) in enumerate(pruned.group_by("order", "seed", maintain_order=True)):
+        color = plot.PALETTE[0] if order == "importance" else "#aaaaaa"
+        axes[0, 2].plot(part["share"], part["value"], color=color, label=order if number < 2 else None)
+    plot.style(axes[0, 2], title=f"{scores.model}, {task}", x="share of heads pruned", y=str(pruned["metric"][0]))
+    axes[0, 2].legend(frameon=False, fontsize=8)
+    return figure

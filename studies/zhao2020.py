@@ -1,0 +1,639 @@
+"""Zhao et al. 2020: semantic classes by representation, layer and context, before and after fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import polars as pl
+
+import embstore as es
+from embstore.analysis import attention_similarity
+from embstore.corpus import Corpus, Document, Keep, Sentence, open_corpus, read_word_classes
+from embstore.errors import CorpusError, InvalidValueError
+from embstore.extraction import extract_windows, plan_windows
+from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
+from embstore.probes import ClassProbe, ProbeResult, WordSplit, load, split_words
+from embstore.vectors import WordVectors, read_vectors, write_vectors
+from embstore_studies.finetuning import (
+    TASKS,
+    FineTuned,
+    FineTuneSettings,
+    find_splits,
+    finetune,
+    label_names,
+    read_items,
+)
+from embstore_studies.study import LOG, SPLITS, Run, StudyResult, StudySettings, methods
+
+LABEL = "class"
+OWN = "own"  # the vocabulary of representations that have a vector for every word
+PAIR = "|||"  # between the two sentences of a pair, as corpora of pairs have it
+WINDOWS = (0, 2, 4, 8, 16, 32, None)
+REPRESENTATIONS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zhao2020(StudySettings):
+    """Settings of the study: semantic classes by representation, layer and context, before and after fine-tuning.
+
+    The defaults are the paper's where it states a figure; `Zhao2020.small()` takes ten minutes on two CPU cores.
+
+    train, test: word lists in the format of Wiki-PSE; train.tsv and test.tsv next to the corpus by default. vectors:
+    files of word vectors by name, which are probed on the words that they contain. tuning: data for fine-tuning by task
+    (pos, ner, classify, paraphrase), as `finetune` takes it. n_words: words of each list at most, drawn at random; None
+    for all. max_contexts: occurrences of a word-class pair at most. passage_subwords: also vectors in passages of
+    consecutive sentences, this many subwords at most; None for none. kind, hidden_size, epochs, batch_size,
+    learning_rate, patience, seeds: of the probes. context_windows, attention_windows: words on each side, None for the
+    whole sentence; the latter for part-of-speech tagging. tuning_epochs, tuning_sentences (None: all),
+    tuning_batch_size, tuning_rate (None: the paper's for each task): of fine-tuning. similarity_sentences: sentences on
+    which attention is compared. skipgram_size, skipgram_epochs: of the skip-gram vectors trained on the corpus.
+    """
+
+    about: ClassVar[str] = "semantic classes by layer, representation and context, before and after fine-tuning"
+    data: ClassVar[str] = "a corpus in Wiki-PSE markup"
+    takes_one_model: ClassVar[bool] = True
+    citation: ClassVar[str] = """@inproceedings{zhao-etal-2020-quantifying,
+  title = {Quantifying the Contextualization of Word Representations with Semantic Class Probing},
+  author = {Zhao, Mengjie and Dufter, Philipp and Yaghoobzadeh, Yadollah and Sch{\\"u}tze, Hinrich},
+  booktitle = {Findings of the Association for Computational Linguistics: EMNLP 2020},
+  year = {2020}, pages = {1219--1234}, doi = {10.18653/v1/2020.findings-emnlp.109}
+}
+"""
+    least: ClassVar[dict[str, int]] = {
+        "context_windows": 0,
+        "attention_windows": 0,
+        "n_words": 1,
+        "max_contexts": 1,
+        "passage_subwords": 1,
+        "similarity_sentences": 1,
+    }
+
+    train: str | Path | None = None
+    test: str | Path | None = None
+    vectors: Mapping[str, str | Path] = field(default_factory=dict)
+    tuning: Mapping[str, str | Path] = field(default_factory=dict)
+    n_words: int | None = None
+    max_contexts: int = 100
+    passage_subwords: int | None = None
+    kind: Literal["linear", "mlp"] = "mlp"
+    hidden_size: int = 1024
+    epochs: int = 400
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    patience: int = 10
+    seeds: tuple[int, ...] = (0,)
+    context_windows: tuple[int | None, ...] = WINDOWS
+    attention_windows: tuple[int | None, ...] = WINDOWS
+    tuning_epochs: int = 5
+    tuning_sentences: int | None = None
+    tuning_batch_size: int | None = None
+    tuning_rate: float | None = None
+    similarity_sentences: int = 500
+    skipgram_size: int = 300
+    skipgram_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if None not in self.context_windows:
+            raise InvalidValueError(f"context_windows {self.context_windows} have no whole sentence: add full (None)")
+        for task in self.tuning:
+            if task not in TASKS:
+                raise InvalidValueError(f"unknown task {task!r}: choose among {', '.join(TASKS)}")
+        for name in self.vectors:
+            if name in REPRESENTATIONS:
+                raise InvalidValueError(f"vectors {name!r}: the study uses this name itself: choose another")
+        self.probe()
+        self.finetuning()
+
+    @classmethod
+    def small(cls, **changes: Any) -> Self:
+        """Return settings for ten minutes on two CPU cores: fewer words, linear probes, shorter fine-tuning."""
+        small: dict[str, Any] = {
+            "n_words": 2000,
+            "max_contexts": 3,
+            "kind": "linear",
+            "epochs": 100,
+            "learning_rate": 3e-3,
+            "patience": 5,
+            "context_windows": (0, 2, 4, 8, None),
+            "attention_windows": (0, 2, None),
+            "tuning_epochs": 1,
+            "tuning_sentences": 1500,
+            "tuning_batch_size": 16,
+            "tuning_rate": 2e-4,
+            "similarity_sentences": 200,
+            "skipgram_size": 100,
+            "skipgram_epochs": 5,
+        }
+        return cls(**{**small, **changes})
+
+    def probe(self, **changes: Any) -> ClassProbe:
+        """Return class probes as the study trains them, not fitted yet."""
+        training = es.Training(
+            epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
+        )
+        own = {"label": LABEL, "kind": self.kind, "hidden_size": self.hidden_size, "max_contexts": self.max_contexts}
+        return ClassProbe(**{**own, "seeds": self.seeds, "training": training, **changes})  # type: ignore[arg-type]
+
+    def finetuning(self, window: int | None = None) -> FineTuneSettings:
+        """Return the settings of a fine-tuning; `window` limits its attention."""
+        rate: dict[str, Any] = {} if self.tuning_rate is None else {"learning_rate": self.tuning_rate}
+        return FineTuneSettings(
+            epochs=self.tuning_epochs,
+            batch_size=self.tuning_batch_size,
+            n_examples=self.tuning_sentences,
+            attention_window=window,
+            seed=self.seed,
+            **rate,
+        )
+
+    def describe(self) -> str:
+        """Return one line on the size of the study, with the paper's figures in brackets."""
+        units = f" of {self.hidden_size} units (1,024)" if self.kind == "mlp" else ""
+        words = "all words" if self.n_words is None else f"at most {self.n_words:,} train and as many test words"
+        sentences = "all" if self.tuning_sentences is None else f"{self.tuning_sentences:,}"
+        return (
+            f"Size, in brackets the paper's: {words} (all), at most {self.max_contexts} contexts a word-class pair "
+            f"(100), {self.kind} probes (mlp){units}, at most {self.epochs} epochs of 100 steps (400 passes) in "
+            f"batches of {self.batch_size} at learning rate {self.learning_rate:g} (0.001), {len(self.seeds)} "
+            f"seed(s); fine-tuning on {sentences} sentences (all), {self.tuning_epochs} epochs (5), learning rate "
+            f"{self.tuning_rate or 5e-5:g} (5e-05)."
+        )
+
+
+def run(run: Run[Zhao2020], data: Path) -> StudyResult:
+    """Run the study on a corpus in Wiki-PSE markup, see `reproduce`."""
+    from embstore_studies.zhao2020_report import Scores, figures_of, flipped, sections
+
+    settings = run.settings
+    (model,) = run.models.values()
+    words = read_words(settings, data)
+    check_corpus(data, words)
+    check_files(run)
+    encoder = es.load_encoder(model)
+    size, longest = settings.passage_subwords, encoder.info.max_subwords
+    if size is not None and longest is not None and size > longest:
+        raise InvalidValueError(f"passage_subwords {size} is more than the model accepts: give {longest} or less")
+    run.begin()
+    LOG.info(settings.describe())
+    study = Study(run, data, model, words)
+    stores = extract_all(study, encoder)
+    frames = {"counts": count_pairs(study, stores.full), "types": probe_types(study, stores)}
+    frames["contexts"], whole = separated(probe_contexts(study, stores))
+    frames["windows"], narrow = separated(probe_windows(study, stores))
+    scores = Scores(settings, stores.full.layers[-1], frames)
+    frames["pairs"] = pl.concat([whole.with_columns(pl.lit("all").alias("context")), narrow], how="diagonal")
+    frames["flips"] = flipped(frames["pairs"])
+    if settings.tuning:
+        tuned = {task: tune(study, task, data) for task, data in settings.tuning.items()}
+        best = {task: best_epoch(each, task) for task, each in tuned.items()}
+        frames["tuning"] = pl.concat(frame.with_columns(task=pl.lit(task)) for task, frame in best.items())
+        frames["finetuned"] = probe_tuned(study, tuned)
+        frames["attention"] = compare_attention(study, tuned)
+    if "pos" in settings.tuning and settings.attention_windows:
+        windows = {w: tune(study, "pos", settings.tuning["pos"], window=w) for w in settings.attention_windows}
+        frames["pos_windows"] = pl.concat(
+            best_epoch(each, "pos").with_columns(pl.lit(window, pl.Int64).alias("window"))
+            for window, each in windows.items()
+        )
+    return run.result(
+        "Semantic-class probing after Zhao et al. 2020",
+        f"Model {Path(model).name}, {scores.n_layers} layers. {settings.describe()}",
+        frames=frames,
+        sections=sections(scores),
+        figures=run.save_figures(figures_of(scores)),
+        methods=methods({model: stores.full}),
+    )
+
+
+@dataclass(frozen=True)
+class Study:
+    """One run of the study with its inputs. `words`: those that are probed."""
+
+    run: Run[Zhao2020]
+    corpus: Path
+    model: str
+    words: WordSplit
+
+    @property
+    def settings(self) -> Zhao2020:
+        return self.run.settings
+
+    def open_corpus(self) -> Corpus:
+        return open_corpus(self.corpus, format="pse")
+
+
+def read_words(settings: Zhao2020, corpus: Path) -> WordSplit:
+    """Read the lists of words, draw from them, and split them; dev words are taken from the train words."""
+    lists = []
+    for name, path in (("train", settings.train), ("test", settings.test)):
+        neighbor = corpus.parent / f"{name}.tsv"
+        if path is None and not neighbor.is_file():
+            raise InvalidValueError(f"there is no {name}.tsv next to {corpus}: give a list of {name} words")
+        listed = read_word_classes(neighbor if path is None else path)
+        drawn = np.random.default_rng(settings.seed).permutation(len(listed))[: settings.n_words].tolist()
+        forms = sorted(listed)
+        lists.append({forms[number]: listed[forms[number]] for number in drawn})
+    return split_words(*lists, seed=settings.seed)
+
+
+def check_corpus(path: Path, words: WordSplit) -> None:
+    """Raise CorpusError if the words of a split have no labelled occurrence; reads as far as there is one of each."""
+    missing = set(SPLITS)
+    for sentence in open_corpus(path, format="pse"):
+        stops = dict(sentence.targets)
+        for place, label in enumerate(sentence.labels[LABEL]):
+            if label is not None:
+                form = " ".join(sentence.words[place : stops.get(place, place + 1)])
+                missing -= {split for split in missing if label in words.of(split).get(form, ())}
+        if not missing:
+            return
+    raise CorpusError(f"{path}: no {min(missing)} word occurs with one of its classes: give other lists of words")
+
+
+def check_files(run: Run[Zhao2020]) -> None:
+    """Read the vectors and the data of fine-tuning, so that none is refused after hours of extraction."""
+    for file in run.settings.vectors.values():
+        read_vectors(file)
+    for task, data in run.settings.tuning.items():
+        files = find_splits(data)
+        train, dev = (read_items(task, files[split]) for split in ("train", "dev"))
+        _, unknown = label_names(files["train"], train, dev)
+        if unknown:
+            some = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+            run.notes.append(f"{task}: {len(unknown)} labels of dev are not in train and count as errors: {some}")
+
+
+def count_pairs(study: Study, store: es.Store) -> pl.DataFrame:
+    """Count words, word-class pairs and contexts of each split and class: the paper's Tables 2 and 8."""
+    pairs = store.table().select(pl.col("word", LABEL).cast(pl.String)).drop_nulls().group_by("word", LABEL).len()
+    by_split = {
+        split: pairs.filter(
+            pl.Series([c in study.words.of(split).get(w, ()) for w, c, _ in pairs.iter_rows()], dtype=bool)
+        )
+        for split in SPLITS
+    }
+    counts = by_split["train"].group_by(LABEL).len()
+    classes = sorted(counts.filter(pl.col("len") > 1)[LABEL])
+    if unfit := sorted({name for part in by_split.values() for name in part[LABEL]} - set(classes)):
+        study.run.notes.append(f"{len(unfit)} classes of fewer than two train words have no probe: {', '.join(unfit)}")
+    rows = []
+    for split, part in by_split.items():
+        known = part.filter(pl.col(LABEL).is_in(classes))
+        for name, own in [("", known), *((name, known.filter(pl.col(LABEL) == name)) for name in classes)]:
+            rows.append((split, name, own["word"].n_unique(), len(own), int(own["len"].sum())))
+    return pl.DataFrame(rows, schema=["split", "class", "words", "pairs", "contexts"], orient="row")
+
+
+@dataclass(frozen=True)
+class Stores:
+    """The stores of the study.
+
+    `bert` and `bags` by context: a context window, None for the whole sentence, or "passage"; the whole sentence has
+    all words, the others those of train and dev. `other_bags` and `words`: other vectors by name. `vocabularies`: the
+    words of tables that do not have all words; their stores hold rows of these alone. `subwords`: the model's own
+    table.
+    """
+
+    bert: Mapping[int | str | None, es.Store]
+    bags: Mapping[int | str | None, es.Store]
+    other_bags: Mapping[str, es.Store]
+    words: Mapping[str, es.Store]
+    vocabularies: Mapping[str, frozenset[str]]
+    subwords: Encoder
+
+    @property
+    def full(self) -> es.Store:
+        """The model's vectors of whole sentences."""
+        return self.bert[None]
+
+
+def extract_all(study: Study, model: Encoder) -> es.Stores:
+    """Extract every representation of the study that is not stored yet."""
+    settings = study.settings
+    skipgram = train_skipgram(study)
+    random = random_encoder(settings.skipgram_size, seed=settings.seed)
+    subwords = subword_encoder(study.model)
+    trained = vector_encoder(skipgram, missing="random", seed=settings.seed)
+    words = {
+        "Rand": extract_one(study, "rand", random),
+        "BERTw": extract_one(study, "bertw", subwords),
+        "skip-gram": extract_one(study, "skip-gram", trained),
+    }
+    other_bags = {
+        "P-Rand": extract_one(study, "p-rand", bag_encoder(random)),
+        "P-skip-gram": extract_one(study, "p-skip-gram", bag_encoder(trained)),
+    }
+    vocabularies = {}
+    for name, file in settings.vectors.items():
+        words[name] = extract_one(study, f"words-{name}", vector_encoder(file, missing="drop", seed=settings.seed))
+        complete = vector_encoder(file, missing="random", seed=settings.seed)
+        other_bags[f"P-{name}"] = extract_one(study, f"p-words-{name}", bag_encoder(complete))
+        vocabularies[name] = frozenset(words[name].index.words)
+    bert = extract_contexts(study, "bert", model)
+    bags = extract_contexts(study, "p-bert", bag_encoder(subwords))
+    return Stores(bert, bags, other_bags, words, vocabularies, subwords)
+
+
+def train_skipgram(study: Study) -> Path:
+    """Train skip-gram vectors on the corpus, the paper's PSE, and return their file; a target is one word."""
+    settings = study.settings
+    name = f"skip-gram-{settings.skipgram_size}-{settings.skipgram_epochs}-{settings.seed}.bin"
+    path = study.run.out / "models" / name
+
+    def joined(sentence: Sentence) -> list[str]:
+        words = list(sentence.words)
+        for start, stop in reversed(sentence.targets):
+            words[start:stop] = ["_".join(words[start:stop])]
+        return words
+
+    def make() -> None:
+        from gensim.models import Word2Vec
+
+        model = Word2Vec(
+            [joined(sentence) for sentence in study.open_corpus()],
+            sg=1,
+            vector_size=settings.skipgram_size,
+            epochs=settings.skipgram_epochs,
+            seed=settings.seed,
+            min_count=1,
+            workers=1,
+        )
+        write_vectors(WordVectors(tuple(model.wv.index_to_key), model.wv.vectors), path)
+
+    if not path.exists():
+        study.run.step("skip-gram vectors of the corpus", make)
+    return path
+
+
+def extract_contexts(study: Study, name: str, model: Encoder) -> dict[int | str | None, es.Store]:
+    """Extract one representation by context: the whole sentence, windows of words, and passages."""
+    stores: dict[int | str | None, es.Store] = {None: extract_one(study, name, model, file=f"{name}-full")}
+    if any(window is not None for window in study.settings.context_windows):
+        stores.update(extract_windowed(study, name, model).items())
+    if study.settings.passage_subwords is not None:
+        options = replace(kept(study, tested=False), context=study.settings.passage_subwords + model.n_specials)
+        text = open_corpus(OneText(study.open_corpus()))
+        stores["passage"] = study.run.extract(f"{name}-passage", text, model=model, options=options)
+    return stores
+
+
+def extract_windowed(study: Study, name: str, model: Encoder) -> dict[int | None, es.Store]:
+    """Extract one representation with each context window but the whole sentence."""
+    path = study.run.out / "stores" / f"{name}.zarr"
+
+    def make() -> dict[int | None, es.Store]:
+        planned = plan_windows(
+            study.open_corpus(),
+            model=model,
+            context_windows=[window for window in study.settings.context_windows if window is not None],
+            options=kept(study, tested=False),
+            store=path,
+            calibrate=False,
+        )
+        return extract_windows(planned, path)
+
+    return study.run.step(f"extract {name} by context window", make)
+
+
+def kept(study: Study, *, tested: bool = True) -> es.ExtractionOptions:
+    """Return what a store holds: at most `max_contexts` occurrences of a word and class; `tested`: also of test."""
+    words = {*study.words.train, *study.words.dev, *(study.words.test if tested else ())}
+    keep = Keep(
+        words=frozenset(words),
+        labelled=LABEL,
+        max_contexts=study.settings.max_contexts,
+        per=LABEL,
+        seed=study.settings.seed,
+    )
+    return es.ExtractionOptions(keep=keep)
+
+
+def extract_one(
+    study: Study, name: str, model: str | Path | Encoder, *, tested: bool = True, file: str | None = None
+) -> es.Store:
+    """Extract one representation; `tested`: also of the test words."""
+    options = kept(study, tested=tested)
+    return study.run.extract(name, study.open_corpus(), model=model, options=options, file=file)
+
+
+@dataclass(frozen=True)
+class OneText:
+    """The sentences of a corpus, those without a document as one text, so that passages cross them."""
+
+    corpus: Corpus
+
+    def __iter__(self) -> Iterator[Sentence]:
+        text = Document()
+        return (replace(sentence, document=sentence.document or text) for sentence in self.corpus)
+
+
+def probe_types(study: Study, stores: Stores) -> pl.DataFrame:
+    """Probe one vector per word, the paper's Table 5; once more on the words of each table that has not all."""
+    complete = {name: store for name, store in stores.words.items() if name not in stores.vocabularies}
+    complete["AVG"] = stores.full
+    frames = [probe_stores(study, "types", complete, level="type")]
+    for name, vocabulary in stores.vocabularies.items():
+        words = restrict(study.words, vocabulary)
+        empty = [split for split in SPLITS if not words.of(split)]
+        if empty:
+            study.run.notes.append(f"{name} has vectors for too few words: no {empty[0]} words, so no table")
+            continue
+        shared = {**complete, name: stores.words[name]}
+        frames.append(probe_stores(study, f"types-{name}", shared, level="type", vocabulary=name, words=words))
+    return pl.concat(frames)
+
+
+def probe_contexts(study: Study, stores: Stores) -> pl.DataFrame:
+    """Probe one vector per context with the control task, the paper's Table 6; saves the model's probes.
+
+    The frame has the word-class pairs of the model too; see `separated`.
+    """
+    bags = {"P-BERT": stores.bags[None], **stores.other_bags}
+    frames = [probe_stores(study, "bags", bags, control=True)]
+    folder = study.run.out / "probes" / "pretrained"
+
+    def save(probe: ClassProbe, result: ProbeResult) -> None:
+        probe.save(folder)
+        study.run.notes.extend(note for note in result.notes if "no probe" not in note)
+
+    frames.append(probe_stores(study, "bert", {"BERT": stores.full}, control=True, pairs=True, then=save, needs=folder))
+    return pl.concat(frames, how="diagonal")
+
+
+def probe_windows(study: Study, stores: Stores) -> pl.DataFrame:
+    """Probe the layers and the bag of subwords by context, dev scores: the paper's Figure 5.
+
+    `context` is the number of words on each side, or "passage". The frame has the word-class pairs of the model too;
+    see `separated`.
+    """
+    frames = []
+    for context, store in stores.bert.items():
+        if context is not None:
+            name = context if isinstance(context, str) else f"window-{context}"
+            both = {"BERT": store, "P-BERT": stores.bags[context]}
+            frame = probe_stores(study, name, both, splits=("dev",), pairs=True)
+            frames.append(frame.with_columns(pl.lit(str(context)).alias("context")))
+    return pl.concat(frames) if frames else pl.DataFrame()
+
+
+def probe_stores(
+    study: Study,
+    table: str,
+    stores: Mapping[str, es.Store],
+    *,
+    splits: Sequence[str] = ("dev", "test"),
+    vocabulary: str = OWN,
+    pairs: bool = False,
+    words: WordSplit | None = None,
+    then: Callable[[ClassProbe, ProbeResult], None] | None = None,
+    needs: Path | None = None,
+    **settings: Any,
+) -> pl.DataFrame:
+    """Train and score probes on each store, or return the stored table.
+
+    `words`: those that take part, if not all. `pairs`: also the word-class pairs of the model. `then` is called with
+    the probes and their result; `needs` is what it leaves.
+    """
+    words = study.words if words is None else words
+    wanted = repr(study.settings.probe(**settings))
+
+    def make() -> pl.DataFrame:
+        results, frames = [], []
+        for name, store in stores.items():
+            probe = study.settings.probe(**settings).fit(store, words)
+            result = probe.score(splits=splits, name=name)
+            if then is not None:
+                then(probe, result)
+            results.append(result)
+            if pairs and name == "BERT":
+                frames.append(pairs_of(probe, name, splits))
+        summary = ProbeResult.concat(results).summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
+        return pl.concat([summary, *frames], how="diagonal")
+
+    made_from = {
+        "stores": {name: store.digest for name, store in stores.items()},
+        "words": words.sha256,
+        "probes": wanted,
+        "splits": list(splits),
+        "pairs": pairs,
+    }
+    frame = study.run.table(table, made_from, make, needs=needs)
+    share = frame.filter(pl.col("metric") == "converged")["value"].mean()
+    if isinstance(share, float) and share < 1:
+        study.run.notes.append(
+            f"{table}: early stopping ended the training of {share:.1%} of the probes, the last epoch that of the "
+            "others: scores depend on the number of epochs"
+        )
+    return frame
+
+
+def apply_pretrained(study: Study, name: str, store: es.Store) -> pl.DataFrame:
+    """Score the probes of the pretrained model on another store: setup (a)."""
+    folder = study.run.out / "probes" / "pretrained"
+    probe = load(folder)
+    assert isinstance(probe, ClassProbe)
+
+    def make() -> pl.DataFrame:
+        result = probe.score(data=store, splits=("dev",), name=name)
+        return result.summary().with_columns(pl.lit(OWN).alias("vocabulary"))
+
+    made_from = {"store": store.digest, "probes": probe.fitted_.store, "settings": repr(probe)}
+    return study.run.table(f"applied-{name}", made_from, make)
+
+
+def restrict(words: WordSplit, vocabulary: frozenset[str]) -> WordSplit:
+    """Return the words of a split that are in a vocabulary."""
+    parts = {
+        split: {word: classes for word, classes in words.of(split).items() if word in vocabulary} for split in SPLITS
+    }
+    return WordSplit(parts["train"], parts["dev"], parts["test"], words.frequency)
+
+
+COLUMNS = ("class", "contexts", "right", "found")  # of word-class pairs, which are stored with the scores
+NAMES = ("store", "context", "layer", "split", "word", *COLUMNS)
+
+
+def pairs_of(probe: ClassProbe, name: str, splits: Sequence[str]) -> pl.DataFrame:
+    """Return how the probes of the first seed decide each word-class pair, as rows of metric "pair".
+
+    `item` is the word, `class` its class, `contexts` how many there are, `right` how many of them the probe of the
+    class says yes to, and `found` the classes whose probes say yes by the rule of half, joined by a space.
+    """
+    frames = []
+    for layer in probe.fitted_.shape.layers:
+        for split in splits:
+            frame = probe.predict(layers=layer, split=split)
+            frames.append(
+                frame.select(
+                    pl.lit(name).alias("store"),
+                    pl.lit(layer, pl.Int64).alias("layer"),
+                    pl.lit(split).alias("split"),
+                    pl.lit("pair").alias("metric"),
+                    pl.col("word").alias("item"),
+                    pl.col("classes").list.first().alias("class"),
+                    pl.col("contexts").cast(pl.Int64),
+                    pl.col("right").cast(pl.Int64),
+                    pl.col("found").list.join(" "),
+                )
+            )
+    return pl.concat(frames)
+
+
+def separated(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the scores of a stored table, and its word-class pairs with the column `word`."""
+    if "found" not in frame.columns:
+        return frame, pl.DataFrame()
+    is_pair = pl.col("metric") == "pair"
+    pairs = frame.filter(is_pair).rename({"item": "word"}).select(pl.selectors.by_name(*NAMES, require_all=False))
+    return frame.filter(~is_pair).drop(COLUMNS), pairs
+
+
+def tune(study: Study, task: str, data: str | Path, *, window: int | None = None) -> FineTuned:
+    """Fine-tune the model on one task; `window` limits its attention."""
+    name = task if window is None else f"{task}-a{window}"
+    out, settings = study.run.out / "models" / name, study.settings.finetuning(window)
+    return study.run.step(
+        f"fine-tune {name}", lambda: finetune(data, task=task, model=study.model, out=out, settings=settings)
+    )
+
+
+def best_epoch(tuned: FineTuned, task: str) -> pl.DataFrame:
+    """Return the dev score of a task at its best epoch."""
+    chosen = pl.col("best") & (pl.col("split") == "dev") & (pl.col("metric") == TASKS[task].metric)
+    return tuned.frame.filter(chosen).select("epoch", "split", "metric", "value")
+
+
+def probe_tuned(study: Study, tuned: Mapping[str, FineTuned]) -> pl.DataFrame:
+    """Score (a) the pretrained model's probes and (b) new probes on each fine-tuned model: the paper's Figure 6."""
+    frames = []
+    for task, each in tuned.items():
+        store = extract_one(study, f"tuned-{task}", each.path, tested=False)
+        frames.append(apply_pretrained(study, task, store).with_columns(pl.lit("a").alias("setup")))
+        renewed = probe_stores(study, f"tuned-{task}", {task: store}, splits=("dev",))
+        frames.append(renewed.with_columns(pl.lit("b").alias("setup")))
+    return pl.concat(frames, how="diagonal").rename({"store": "model"})
+
+
+def compare_attention(study: Study, tuned: Mapping[str, FineTuned]) -> pl.DataFrame:
+    """Return the cosine of the attention before and after fine-tuning, on the dev set of the task: Figure 7."""
+    sample = {"n_sentences": study.settings.similarity_sentences, "seed": study.settings.seed}
+    frames = []
+    for task, each in tuned.items():
+        items = read_items(task, find_splits(study.settings.tuning[task])["dev"])
+        sentences: list[Sequence[str]] = [item.texts for item in items]
+        if TASKS[task].n_sentences:  # between two sentences is the mark of a pair
+            sentences = [f" {PAIR} ".join(item.texts).split() for item in items]
+        frame = study.run.table(
+            f"attention-{task}",
+            {"tuned": each.record, **sample},
+            lambda words=sentences, path=each.path: attention_similarity(  # type: ignore[misc]
+                words, model_a=study.model, model_b=path, **sample
+            ),
+        )
+        frames.append(frame.with_columns(pl.lit(task).alias("task")))
+    return pl.concat(frames)

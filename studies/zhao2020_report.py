@@ -1,0 +1,496 @@
+"""The tables and figures of Zhao et al. 2020, next to what the paper prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from math import comb
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from embstore import plot
+from embstore_studies.study import Row, Section, decimals
+from embstore_studies.zhao2020 import Zhao2020
+
+# What the paper prints: BERT-base-uncased on Wiki-PSE, micro F1 over 34 classes; accuracy for POS. Their layer i is the
+# output of block i + 1, which is layer i + 1 here. Table 5 is of vectors without context, with the averages of layers;
+# Table 6 of vectors in context; Table 3 has dev scores of fine-tuning (micro F1 for NER), Table 7 POS by attention
+# window (None: all), and section 4.4.2 the last layer after POS, by setup.
+N_LAYERS = 12
+
+UNCONTEXTUAL = {
+    "Rand": {"dev": 0.269, "test": 0.267},
+    "BERTw": {"dev": 0.653, "test": 0.652},
+    "fastText": {"dev": 0.625, "test": 0.626},
+    "GloVe": {"dev": 0.681, "test": 0.680},
+    "PSE": {"dev": 0.790, "test": 0.787},
+}
+
+AVERAGED = {
+    "dev": (0.746, 0.759, 0.764, 0.775, 0.786, 0.791, 0.794, 0.805, 0.811, 0.812, 0.813, 0.809),
+    "test": (0.744, 0.756, 0.762, 0.773, 0.783, 0.788, 0.790, 0.802, 0.806, 0.809, 0.808, 0.806),
+}
+
+BAGS = {
+    "P-Rand": {"dev": 0.637, "test": 0.630},
+    "P-fastText": {"dev": 0.707, "test": 0.707},
+    "P-BERT": {"dev": 0.672, "test": 0.670},
+}
+
+CONTEXTUAL = {
+    "dev": (0.649, 0.692, 0.711, 0.739, 0.771, 0.782, 0.795, 0.813, 0.826, 0.832, 0.836, 0.835),
+    "test": (0.645, 0.688, 0.708, 0.737, 0.766, 0.777, 0.790, 0.810, 0.824, 0.828, 0.830, 0.831),
+}
+
+FINETUNED = {"pos": 0.977, "classify": 0.928, "paraphrase": 0.853, "ner": 0.946}
+
+POS_BY_WINDOW = {0: 0.886, 2: 0.973, 4: 0.975, 8: 0.976, 16: 0.977, 32: 0.977, None: 0.977}
+
+TUNED_POS = {"layer": 12, "pretrained": 0.835, "a": 0.072, "b": 0.735}
+
+# Table 2: words, word-class pairs and contexts.
+COUNTS = {
+    "train": (35_399, 62_184, 2_178_895),
+    "dev": (8_850, 15_437, 542_938),
+    "test": (44_250, 77_706, 2_722_893),
+}
+# fmt: off
+CLASSES = {
+    "location", "person", "organization", "art", "event", "broadcast-program", "title", "product", "living-thing",
+    "people-ethnicity", "language", "broadcast-network", "time", "religion-religion", "award", "internet-website",
+    "god", "education-educational-degree", "food", "computer-programming-language",
+    "metropolitan-transit-transit-line", "transit", "finance-currency", "disease", "chemistry", "body-part",
+    "finance-stock-exchange", "law", "medicine-medical-treatment", "medicine-drug", "broadcast-tv-channel",
+    "medicine-symptom", "biology", "visual-art-color",
+}
+# fmt: on
+OURS = ("representation", "dev", "test")
+
+PUBLISHED_NAMES = {"skip-gram": "PSE"}  # our name: the paper's
+
+PAPER = (
+    "Paper: BERT-base-uncased on Wiki-PSE; its layers are shown only for a model with as many. Layer 0 is the "
+    "embeddings; layer l, the output of block l, is the paper's layer l - 1. "
+)
+
+OTHER_CLASSES = "The classes are not those of Wiki-PSE: compare the order of the representations, not the scores."
+
+CHANGED = (
+    "Wrong to right and right to wrong: word-class pairs of dev words by the rule of half, probes of the first seed; "
+    "p: two-sided sign test of the two numbers. "
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The frames of one run of the study, with the number of layers of its model."""
+
+    settings: Zhao2020
+    n_layers: int
+    frames: Mapping[str, pl.DataFrame]
+
+    @property
+    def has_published_layers(self) -> bool:
+        """Whether the paper's scores by layer are comparable."""
+        return self.n_layers == N_LAYERS
+
+    @property
+    def has_published_classes(self) -> bool:
+        """Whether the classes are those of the paper, so that scores differ by the model alone."""
+        own = set(self.frames["counts"]["class"].unique()) - {""}
+        return own <= CLASSES
+
+    @property
+    def best_layer(self) -> int:
+        """The layer of highest dev F1."""
+        frame = f1(self.frames["contexts"], split="dev", task="class", store="BERT")
+        return int(frame.sort(-pl.col("value").fill_null(0), "layer")["layer"][0])
+
+    @property
+    def contexts(self) -> list[str]:
+        """The contexts of Figure 5: windows of words, the whole sentence, and passages."""
+        windows = [window for window in self.settings.context_windows if window is not None]
+        passages = [] if self.settings.passage_subwords is None else ["passage"]
+        return [*map(str, sorted(windows)), "all", *passages]
+
+    def by_context(self) -> pl.DataFrame:
+        """Return dev F1 by representation, layer and context."""
+        whole = self.frames["contexts"].filter(pl.col("store").is_in(["BERT", "P-BERT"]))
+        frame = pl.concat([self.frames["windows"], whole.with_columns(context=pl.lit("all"))], how="diagonal")
+        return f1(frame, split="dev", task="class").select("store", "layer", "context", "value", "deviation")
+
+
+def f1(frame: pl.DataFrame, **where: Any) -> pl.DataFrame:
+    """Return the rows of micro F1 with these values."""
+    return frame.filter(metric="f1", **where)
+
+
+def sections(scores: Scores) -> list[Section]:
+    """Return every table of the study; scores are micro F1 over word-class decisions unless stated otherwise."""
+    frames = scores.frames
+    found = [counts(scores), *types(scores), contexts(scores), selectivity(frames["contexts"])]
+    found.append(flips_table(scores, "layer"))
+    if len(frames["windows"]):
+        found += [windows(scores), flips_table(scores, "context")]
+    if "tuning" in frames:
+        found.append(tuning(frames["tuning"]))
+    if len(frames.get("pos_windows", ())):
+        found.append(pos_windows(frames["pos_windows"]))
+    if "finetuned" in frames:
+        found.append(finetuned(scores))
+        if "pos" in scores.settings.tuning:
+            found.append(after_pos(scores))
+    return [section for section in found if section.rows]
+
+
+def counts(scores: Scores) -> Section:
+    frame, rows = scores.frames["counts"], []
+    for row in frame.filter(pl.col("class") == "").drop("class").to_dicts():
+        published = COUNTS[row["split"]] if scores.has_published_classes else ()
+        rows.append(row | dict(zip(("paper words", "paper pairs", "paper contexts"), published, strict=False)))
+    note = (
+        f"{frame['class'].n_unique() - 1} classes{'' if scores.has_published_classes else ' (the paper: 34 others)'}."
+    )
+    return Section("Table 2. Words, word-class pairs and contexts", note, rows)
+
+
+def flips_table(scores: Scores, by: str) -> Section:
+    frame, best = scores.frames["flips"].filter(by=by), scores.best_layer
+    note = CHANGED + "The last row compares the two ends."
+    title = "Section 4.2.3. Pairs that change from layer to layer (dev)"
+    if by == "context":
+        frame, note = frame.filter(layer=best), f"{CHANGED}Layer {best}, the best by dev F1; all layers are in `flips`."
+        title = "Section 4.3.1. Pairs that change with more context (dev)"
+    rows = [
+        {
+            by: f"{row['from']} to {row['to']}",
+            "wrong to right": row["wrong_to_right"],
+            "right to wrong": row["right_to_wrong"],
+            "difference": row["wrong_to_right"] - row["right_to_wrong"],
+            "p": f"{row['p']:.3f}" if row["p"] >= 0.001 else "< .001",
+            "stay right": row["stay_right"],
+            "stay wrong": row["stay_wrong"],
+        }
+        for row in frame.to_dicts()
+    ]
+    return Section(title, note, rows)
+
+
+def score(frame: pl.DataFrame, split: str) -> str:
+    """Format the score of a split with its deviation over the seeds; empty where there is none."""
+    row = frame.filter(split=split)
+    if not len(row) or row["value"][0] is None:
+        return ""
+    value, deviation = row["value"][0], row["deviation"][0]
+    return f"{value:.3f}" if deviation is None else f"{value:.3f} ± {deviation:.3f}"
+
+
+def score_rows(
+    scores: Scores, frame: pl.DataFrame, layered: str, table: dict[str, Any], by_layer: dict[str, Any]
+) -> list[Row]:
+    """Return a row for each representation and layer: dev and test, and the published scores of the same name."""
+    rows = []
+    for (name, layer), group in f1(frame, task="class").group_by("store", "layer", maintain_order=True):
+        known: dict[str, float] = table.get(PUBLISHED_NAMES.get(str(name), str(name)), {})
+        if by_layer and name == layered and scores.has_published_layers and isinstance(layer, int) and layer > 0:
+            known = {split: values[layer - 1] for split, values in by_layer.items()}
+        rows.append(
+            {
+                "representation": name if name != layered else f"{name}, layer {layer}",
+                "dev": score(group, "dev"),
+                "test": score(group, "test"),
+                "paper dev": decimals(known.get("dev")),
+                "paper test": decimals(known.get("test")),
+            }
+        )
+        if scores.has_published_classes and "test" in known:
+            ours = group.filter(split="test")["value"].to_list()
+            rows[-1]["test less paper"] = f"{ours[0] - known['test']:+.3f}" if ours and ours[0] is not None else ""
+    return rows
+
+
+def paper_note(scores: Scores) -> str:
+    """Return what to know of the published columns."""
+    return PAPER + ("" if scores.has_published_classes else OTHER_CLASSES)
+
+
+def types(scores: Scores) -> Iterable[Section]:
+    for (vocabulary,), frame in scores.frames["types"].group_by("vocabulary", maintain_order=True):
+        if vocabulary == "own":
+            rows = score_rows(scores, frame, "AVG", UNCONTEXTUAL, dict(AVERAGED))
+            yield Section("Table 5. One vector per word", paper_note(scores), rows)
+        else:
+            rows = [{name: row[name] for name in OURS} for row in score_rows(scores, frame, "AVG", {}, {})]
+            note = f"On the words of {vocabulary} alone, which the paper has no scores for."
+            yield Section(f"Table 5 on the words of {vocabulary}", note, rows)
+
+
+def contexts(scores: Scores) -> Section:
+    rows = score_rows(scores, scores.frames["contexts"], "BERT", BAGS, dict(CONTEXTUAL))
+    return Section("Table 6. One vector per context", paper_note(scores), rows)
+
+
+def selectivity(frame: pl.DataFrame) -> Section:
+    rows = []
+    for (name, layer), group in frame.group_by("store", "layer", maintain_order=True):
+        test = group.filter(split="test", item="")
+        values = {(task, metric): value for task, metric, value in test.select("task", "metric", "value").iter_rows()}
+        rows.append(
+            {
+                "representation": f"{name}, layer {layer}" if name == "BERT" else name,
+                "class": decimals(values.get(("class", "f1"))),
+                "control": decimals(values.get(("control", "f1"))),
+                "selectivity": decimals(values.get(("class", "selectivity"))),
+                "contexts F1": decimals(values.get(("class", "contexts_f1"))),
+            }
+        )
+    note = "Selectivity: F1 of the class task minus F1 of the control task."
+    return Section("Control task: random classes for each word (test)", note, rows)
+
+
+def windows(scores: Scores) -> Section:
+    rows = []
+    for (name, layer), group in scores.by_context().group_by("store", "layer", maintain_order=True):
+        values = dict(group.select("context", "value").iter_rows())
+        row: Row = {"representation": f"{name}, layer {layer}" if name == "BERT" else name}
+        rows.append(row | {context: decimals(values.get(context)) for context in scores.contexts})
+    note = "The model is given this many words on each side of the target."
+    if scores.settings.passage_subwords is not None:
+        note += f" Passage: a block of at most {scores.settings.passage_subwords} subwords of the text."
+    return Section("Figure 5. Words of context on each side (dev)", note, rows)
+
+
+def tuning(frame: pl.DataFrame) -> Section:
+    rows = [
+        {"task": task, "metric": metric, "dev": decimals(value), "paper dev": decimals(FINETUNED[task])}
+        for task, metric, value in frame.select("task", "metric", "value").iter_rows()
+    ]
+    return Section("Table 3. Fine-tuning", "Paper: BERT-base-uncased, on other data.", rows)
+
+
+def pos_windows(frame: pl.DataFrame) -> Section:
+    rows = [
+        {
+            "window": "all" if window is None else str(window),
+            "dev": decimals(value),
+            "paper dev": decimals(POS_BY_WINDOW.get(window)),
+        }
+        for window, value in frame.select("window", "value").iter_rows()
+    ]
+    return Section("Table 7. POS accuracy by attention window", "A word attends to this many words on each side.", rows)
+
+
+def finetuned(scores: Scores) -> Section:
+    rows = []
+    frame, pretrained = scores.frames["finetuned"], f1(scores.frames["contexts"], split="dev", task="class")
+    for layer, value in pretrained.filter(store="BERT").select("layer", "value").iter_rows():
+        row: Row = {"layer": layer, "pretrained": decimals(value)}
+        after = f1(frame, split="dev", task="class", layer=layer)
+        for task, setup, found in after.select("model", "setup", "value").iter_rows():
+            row[f"{task} ({setup})"] = decimals(found)
+        stated = TUNED_POS
+        if scores.has_published_layers and layer == stated["layer"]:
+            names = {"paper": "pretrained", "paper pos (a)": "a", "paper pos (b)": "b"}
+            row |= {name: decimals(stated[key]) for name, key in names.items()}
+        rows.append(row)
+    note = (
+        "(a) the probes of the pretrained model, (b) new probes, both on the vectors of the fine-tuned model. Of the "
+        "paper's Figure 6 the text states the last layer after POS alone."
+    )
+    return Section("Figure 6. Before and after fine-tuning (dev)", note, rows)
+
+
+def after_pos(scores: Scores) -> Section:
+    """Return the last layer after fine-tuning for POS, which the paper's text states of its own last layer."""
+    last = scores.n_layers
+    before = f1(scores.frames["contexts"], split="dev", task="class", store="BERT", layer=last)["value"]
+    after = f1(scores.frames["finetuned"], split="dev", task="class", layer=last, model="pos")
+    ours = {"pretrained": before[0], **dict(after.select("setup", "value").iter_rows())}
+    names = {"pretrained": "pretrained", "a": "POS (a) old probes", "b": "POS (b) new probes"}
+    stated = TUNED_POS
+    rows = [
+        {
+            "last layer": name,
+            "ours": decimals(ours[key]),
+            "change": "" if key == "pretrained" or ours[key] is None else f"{ours[key] - ours['pretrained']:+.3f}",
+            "paper": decimals(stated[key]),
+            "paper change": "" if key == "pretrained" else f"{stated[key] - stated['pretrained']:+.3f}",
+        }
+        for key, name in names.items()
+    ]
+    note = f"Our layer {last}; the paper's last of {N_LAYERS}, on its own data: compare the changes."
+    return Section("Figure 6, last layer after POS (dev)", note, rows)
+
+
+def flipped(pairs: pl.DataFrame) -> pl.DataFrame:
+    """Return how many pairs of dev flip from layer to layer, and at each layer from context to context.
+
+    `p`: how likely so unequal numbers are if both directions are as likely (two-sided sign test).
+    """
+    dev = pairs.filter(split="dev")
+    layers = sorted(pairs.filter(context="all")["layer"].unique().to_list())
+    contexts = [*sorted((each for each in dev["context"].unique() if each.isdigit()), key=int), "all"]
+    contexts += ["passage"] if "passage" in dev["context"] else []
+    rows = [{"by": "layer", "layer": None, **row} for row in flips(dev.filter(context="all"), "layer", layers)]
+    for layer in layers if len(contexts) > 1 else ():
+        rows += [
+            {"by": "context", "layer": layer, **row} for row in flips(dev.filter(layer=layer), "context", contexts)
+        ]
+    return pl.DataFrame(rows, schema_overrides={"layer": pl.Int64})
+
+
+def flips(pairs: pl.DataFrame, by: str, order: Sequence[Any]) -> list[Row]:
+    """Count, for each step of the order and from first to last, the pairs that flip in both directions."""
+    rank = {value: number for number, value in enumerate(order)}
+    places = pl.Series("place", [rank.get(value) for value in pairs[by].to_list()], pl.Int64)
+    paths = (
+        pairs.with_columns(places, is_right=2 * pl.col("right") >= pl.col("contexts"))
+        .drop_nulls("place")
+        .sort("place")
+        .group_by("word", "class", "contexts")
+        .agg("is_right")
+        .filter(pl.col("is_right").list.len() == len(order))
+    )
+    steps = list(pairwise(range(len(order))))
+    if len(order) > 2:
+        steps.append((0, len(order) - 1))
+    rows = []
+    for before, after in steps:
+        kinds = Counter((row[before], row[after]) for row in paths["is_right"].to_list())
+        gained, lost = kinds[False, True], kinds[True, False]
+        tail = sum(comb(gained + lost, each) for each in range(min(gained, lost) + 1))
+        rows.append(
+            {
+                "from": str(order[before]),
+                "to": str(order[after]),
+                "wrong_to_right": gained,
+                "right_to_wrong": lost,
+                "stay_right": kinds[True, True],
+                "stay_wrong": kinds[False, False],
+                "p": min(1.0, float(2 * Fraction(tail, 2 ** (gained + lost)))),
+            }
+        )
+    return rows
+
+
+def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
+    """Draw every figure that has data, with its title by the name of its file."""
+    figures: list[tuple[str, str, str, Callable[[Scores], Any]]] = [
+        ("figure4.png", "contexts", "Figure 4. One vector per context (test)", layer_scores),
+        ("changes.png", "flips", "Sections 4.2.3 and 4.3.1. Pairs that change (dev)", changes),
+        ("figure5.png", "windows", "Figure 5. Words of context (dev)", context_sizes),
+        ("figure6.png", "finetuned", "Figure 6. Before and after fine-tuning (dev)", finetuned_figure),
+        ("figure7.png", "attention", "Figure 7. Attention before and after fine-tuning", attention),
+    ]
+    return {name: (title, make(scores)) for name, frame, title, make in figures if len(scores.frames.get(frame, ()))}
+
+
+def layer_scores(scores: Scores) -> Any:
+    """Draw micro F1 by layer, and a horizontal line for each bag of context."""
+    frame = f1(scores.frames["contexts"], split="test", task="class")
+    figure, axis = canvas((5.6, 3.8), x="layer", y="micro F1", title="One vector per context")
+    bert = frame.filter(store="BERT").sort("layer")
+    line(axis, bert, marker="o", color=plot.PALETTE[0], label="BERT")
+    if bert["deviation"].is_not_null().any():
+        low, high = bert["value"] - bert["deviation"], bert["value"] + bert["deviation"]
+        band = {"color": plot.PALETTE[0], "alpha": 0.2, "linewidth": 0}
+        axis.fill_between(bert["layer"], low, high, **band, label="± deviation over seeds")
+    if scores.has_published_layers:
+        axis.plot(range(1, N_LAYERS + 1), CONTEXTUAL["test"], linestyle=":", **PAPER_MARK)
+    bags = frame.filter(pl.col("store") != "BERT").select("store", "value")
+    for number, (name, value) in enumerate(bags.iter_rows(), 1):
+        axis.axhline(value, linestyle="--", color=plot.PALETTE[number % len(plot.PALETTE)], label=name)
+    axis.legend(**OUTSIDE)
+    return figure
+
+
+def changes(scores: Scores) -> Any:
+    """Draw the pairs that become right above the axis, and those that become wrong below, by layer and by context."""
+    frame = scores.frames["flips"]
+    parts = {"layer": frame.filter(by="layer"), "context": frame.filter(by="context", layer=scores.best_layer)}
+    # The last row compares both ends.
+    parts = {by: part.head(max(1, len(part) - 1)) for by, part in parts.items() if len(part)}
+    figure, axes = plot.subplots(1, len(parts), figsize=(4.2 * len(parts) + 0.6, 3.4), sharey=True)
+    for (by, part), axis in zip(parts.items(), axes[0], strict=True):
+        places = range(len(part))
+        names = [f"{first} → {second}" for first, second in part.select("from", "to").iter_rows()]
+        plot.style(axis, title=f"by {by}", x=by if by == "layer" else "words of context", y="word-class pairs (dev)")
+        gained, lost = part["wrong_to_right"], part["right_to_wrong"]
+        axis.bar(places, gained, color=plot.PALETTE[0], label="wrong to right")
+        axis.bar(places, -lost.cast(pl.Int64), color=plot.PALETTE[1], label="right to wrong")
+        difference = [after - before for after, before in zip(gained, lost, strict=True)]
+        axis.plot(places, difference, linestyle="none", marker="D", color="black", label="difference")
+        axis.axhline(0, color="black", linewidth=0.8)
+        axis.set_xticks(places, names, rotation=45, ha="right")
+    axis.legend(**OUTSIDE)
+    return figure
+
+
+def context_sizes(scores: Scores) -> Any:
+    """Draw dev F1 by words of context, a line for each layer; the bag of subwords is dashed."""
+    contexts, size = scores.contexts, (6.2, 4.2)
+    figure, axis = canvas(size, x="words of context on each side", y="micro F1 (dev)", title="F1 by words of context")
+    frame = scores.by_context().with_columns(place=pl.col("context").replace_strict(contexts, range(len(contexts))))
+    layers = sorted(frame.filter(store="BERT")["layer"].unique().to_list())
+    for layer, shade in zip(layers, plot.colormap("viridis")(np.linspace(0, 0.9, len(layers))), strict=True):
+        part = frame.filter(store="BERT", layer=layer)
+        line(axis, part, by="place", color=shade, marker="o", markersize=4, label=f"BERT, layer {layer}")
+    bags = frame.filter(store="P-BERT")
+    line(axis, bags, by="place", color="black", linestyle="--", marker="s", markersize=4, label="P-BERT")
+    axis.set_xticks(range(len(contexts)), contexts)
+    axis.legend(**OUTSIDE)
+    return figure
+
+
+def finetuned_figure(scores: Scores) -> Any:
+    """Draw a panel per task: the pretrained model, its probes on the fine-tuned model (a), new probes on it (b)."""
+    after = f1(scores.frames["finetuned"], split="dev", task="class")
+    tasks = after["model"].unique(maintain_order=True).to_list()
+    before = f1(scores.frames["contexts"], split="dev", task="class", store="BERT")
+    figure, axes = plot.subplots(1, len(tasks), figsize=(3.6 * len(tasks) + 0.4, 3.4), sharey=True)
+    for task, axis in zip(tasks, axes[0], strict=True):
+        line(axis, before, color="black", linestyle=":", marker="o", label="pretrained")
+        for setup, color, marker in (("a", plot.PALETTE[1], "^"), ("b", plot.PALETTE[2], "s")):
+            line(axis, after.filter(model=task, setup=setup), color=color, marker=marker, label=f"{task} ({setup})")
+        if task == "pos" and scores.has_published_layers:
+            stated = [TUNED_POS[name] for name in ("pretrained", "a", "b")]
+            axis.plot([TUNED_POS["layer"]] * 3, stated, linestyle="none", **PAPER_MARK)
+        plot.style(axis, title=task, x="layer", y="micro F1 (dev)", layers=before["layer"].to_list())
+        axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def attention(scores: Scores) -> Any:
+    """Draw a heat map per task, heads by layers: darker cells have changed more."""
+    frames = scores.frames["attention"].partition_by("task", as_dict=True, maintain_order=True)
+    lowest = min([0.9, *scores.frames["attention"]["value"].drop_nulls()])
+    figure, axes = plot.subplots(1, len(frames), figsize=(3.6 * len(frames) + 0.8, 3.2))
+    for ((task,), frame), axis in zip(frames.items(), axes[0], strict=True):
+        grid = frame.pivot("head", index="layer", values="value").sort("layer").drop("layer").to_numpy()
+        look = {"origin": "lower", "aspect": "auto", "cmap": "magma", "vmin": lowest, "vmax": 1}
+        image = axis.imshow(grid, extent=(-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5), **look)
+        plot.style(axis, title=task, x="head", y="layer")
+    figure.colorbar(image, ax=axes[0].tolist(), label="cosine of attention weights", shrink=0.9)
+    return figure
+
+
+def canvas(size: tuple[float, float], *, y: str, x: str = "", title: str = "") -> Any:
+    """Return a figure of one panel and its axis."""
+    figure, axes = plot.subplots(figsize=size)
+    plot.style(axes[0, 0], title=title, x=x, y=y)
+    return figure, axes[0, 0]
+
+
+def line(axis: Any, frame: pl.DataFrame, *, by: str = "layer", **style: Any) -> None:
+    """Draw the values of a frame by layer, or by another column."""
+    ordered = frame.sort(by)
+    axis.plot(ordered[by], ordered["value"], **style)
+
+
+PAPER_MARK = {"marker": "D", "markerfacecolor": "none", "color": "black", "label": "paper"}
+OUTSIDE = {"frameon": False, "bbox_to_anchor": (1.02, 1), "loc": "upper left"}
