@@ -16,7 +16,6 @@ import tomllib
 from collections.abc import Iterator
 from html import unescape
 from html.parser import HTMLParser
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -101,7 +100,7 @@ def kind_of(about: dict[str, Any]) -> str:
 
 def write_citations(path: Path) -> None:
     """Write a page of the papers of all studies, as BibTeX."""
-    found = [import_module(f"embstore_studies.{name}.published").CITATION.strip() for name in sorted(STUDIES)]
+    found = [STUDIES[name].citation.strip() for name in sorted(STUDIES)]
     path.write_text("# The papers of the studies\n\n```bibtex\n" + "\n".join(found) + "\n```\n")
 
 

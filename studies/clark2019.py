@@ -24,8 +24,8 @@ from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings
 
 # Table 1, as the authors' notebook prints it for BERT-base-uncased on dev of the Wall Street Journal with Stanford
 # Dependencies (Syntax_Analysis.ipynb at commit 4e3f959; its layers and heads count from 0): by the relation of
-# Universal Dependencies that is closest, their relation, the best head, its share of right words in percent, that of the best
-# fixed offset, and this offset. UD attaches prepositions, copulas and the objects of prepositions otherwise, so that
+# Universal Dependencies that is closest, their relation, the best head, its share of right words in percent, that of
+# the best fixed offset, and this offset. UD attaches prepositions, copulas and objects of prepositions otherwise:
 # prep, pobj and cop have no counterpart. Tables 2 and 3 and the numbers of the figures are not published there.
 SOURCE = "the notebook of the authors (github.com/clarkkev/attention-analysis, Syntax_Analysis.ipynb)"
 TABLE1 = {

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import BenchmarkError, InvalidValueError, quoted
+from embstore.errors import CorpusError, InvalidValueError, quoted
 from embstore.vectors import WordVectors
 
 SCHEMA = {
@@ -204,11 +204,11 @@ def read_benchmarks(folder: str | Path) -> tuple[Benchmark, ...]:
 
     Files in folders whose names begin with similarity or relatedness have lines of two words and their rating; analogy:
     of four words; categori: of a word and its class, or the four fields of BLESS. The packages of SemEval-2012 task 2
-    are recognised by their files. Raises BenchmarkError, with the line.
+    are recognised by their files. Raises CorpusError, with the line.
     """
     root = Path(folder)
     if not root.is_dir():
-        raise BenchmarkError(f"no benchmarks at {root}: give an existing folder")
+        raise CorpusError(f"no benchmarks at {root}: give an existing folder")
     files = sorted(path for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
     gold = [path for path in files if GOLD.fullmatch(path.name) and path.parent.name == "Testing"]
     benchmarks = [read_relations(gold, next(path for path in files if path.name == PARADIGMS))] if gold else []
@@ -219,7 +219,7 @@ def read_benchmarks(folder: str | Path) -> tuple[Benchmark, ...]:
                 benchmarks.append(read(path))
     if not benchmarks:
         names = ", ".join(READERS)
-        raise BenchmarkError(f"{root}: no benchmark in it: give folders whose names begin with {names}")
+        raise CorpusError(f"{root}: no benchmark in it: give folders whose names begin with {names}")
     return tuple(benchmarks)
 
 
@@ -228,7 +228,7 @@ def _fields(path: Path) -> list[tuple[str, list[str]]]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BenchmarkError(f"{path}: cannot be read: {error}") from None
+        raise CorpusError(f"{path}: cannot be read: {error}") from None
     first = lines[0] if lines else ""
     separator = "\t" if "\t" in first else "," if first.count(",") >= 2 else None
     named = [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
@@ -243,10 +243,10 @@ def read_similarity(path: Path) -> Benchmark:
         except (ValueError, IndexError):
             if number == 0:  # a heading
                 continue
-            raise BenchmarkError(f"{where}: {quoted(' '.join(fields))}: give two words and their rating") from None
+            raise CorpusError(f"{where}: {quoted(' '.join(fields))}: give two words and their rating") from None
         pairs.append((fields[0], fields[1]))
     if not pairs or not np.isfinite(ratings).all():
-        raise BenchmarkError(f"{path}: no pair, or a rating that is not finite: give two words and their rating a line")
+        raise CorpusError(f"{path}: no pair, or a rating that is not finite: give two words and their rating a line")
     return Benchmark(path.stem, "similarity", tuple(pairs), tuple(ratings))
 
 
@@ -255,10 +255,10 @@ def read_analogies(path: Path) -> Benchmark:
     for where, fields in _fields(path):
         if not fields[0].startswith(":"):  # the name of a section
             if len(fields) != 4:
-                raise BenchmarkError(f"{where}: {quoted(' '.join(fields))}: give four words")
+                raise CorpusError(f"{where}: {quoted(' '.join(fields))}: give four words")
             questions.append(tuple(fields))
     if not questions:
-        raise BenchmarkError(f"{path}: no question in it: give four words a line")
+        raise CorpusError(f"{path}: no question in it: give four words a line")
     return Benchmark(path.stem, "analogy", tuple(questions))
 
 
@@ -267,12 +267,12 @@ def read_categories(path: Path) -> Benchmark:
     classes: dict[str, str] = {}
     for where, fields in _fields(path):
         if len(fields) not in (2, 4):
-            raise BenchmarkError(f"{where}: {quoted(' '.join(fields))}: give a word and its class")
+            raise CorpusError(f"{where}: {quoted(' '.join(fields))}: give a word and its class")
         word = re.sub(r"-[njv]$", "", fields[0]) if len(fields) == 4 else fields[0]
         if classes.setdefault(word, fields[1]) != fields[1]:
-            raise BenchmarkError(f"{where}: {word!r} is of the classes {classes[word]!r} and {fields[1]!r}: give one")
+            raise CorpusError(f"{where}: {word!r} is of the classes {classes[word]!r} and {fields[1]!r}: give one")
     if not classes:
-        raise BenchmarkError(f"{path}: no word in it: give a word and its class a line")
+        raise CorpusError(f"{path}: no word in it: give a word and its class a line")
     return Benchmark(path.stem, "categorisation", tuple((word,) for word in classes), tuple(classes.values()))
 
 
@@ -296,14 +296,12 @@ def read_relations(gold: Sequence[Path], paradigm_file: Path) -> Benchmark:
     for path in gold:
         identity = path.stem.removeprefix("GoldRatings-")
         if not known.get(identity):
-            raise BenchmarkError(f"{paradigm_file}: no paradigm pair of the relation {identity} of {path.name}")
+            raise CorpusError(f"{paradigm_file}: no paradigm pair of the relation {identity} of {path.name}")
         paradigms[identity] = known[identity]
         for number, line in enumerate(filter(str.strip, path.read_text("utf-8").splitlines()), 1):
             match = RATED.fullmatch(line)
             if match is None:
-                raise BenchmarkError(
-                    f'{path}:{number}: {quoted(line)}: give a rating and a pair, as 50.0 "weapon:spear"'
-                )
+                raise CorpusError(f'{path}:{number}: {quoted(line)}: give a rating and a pair, as 50.0 "weapon:spear"')
             items.append((match[2], match[3]))
             ratings.append(float(match[1]))
             relation.append(identity)

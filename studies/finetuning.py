@@ -92,7 +92,8 @@ def find_splits(data: str | Path | Mapping[str, str | Path]) -> dict[str, Path]:
             matching = [path for path in sorted(folder.iterdir()) if any(name in path.name.lower() for name in names)]
             if len(matching) > 1:
                 raise InvalidValueError(f"{folder} has several {split} files: give them by split")
-            files |= {split: path for path in matching}
+            if matching:
+                files[split] = matching[0]
     for split in ("train", "dev"):
         if split not in files:
             raise InvalidValueError(f"there is no {split} data: name a file for {split}")

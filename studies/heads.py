@@ -99,7 +99,7 @@ class HeadNetwork:
 
     @torch.inference_mode()
     def counts(self, variants: Sequence[Collection[Head]], how: How) -> NDArray[np.int64]:
-        """Return the counts of each sentence with the heads of each variant disabled: int64 [variants, sentences, 3]."""
+        """Return the counts of each sentence without the heads of each variant: int64 [variants, sentences, 3]."""
         distinct = list(dict.fromkeys(frozenset(heads) for heads in variants))
         parts = []
         for inputs, labels in self._batches():

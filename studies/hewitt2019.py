@@ -18,6 +18,7 @@ from embstore.corpus import EdgeSentence, Tree, derived_edges, read_trees
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load, summary
 from embstore_studies.study import (
+    MARKERS,
     SPLITS,
     Distinct,
     Row,
@@ -55,7 +56,6 @@ TASK_METRICS = {
     "control_compression": "control compression",
 }
 KEYS = ("model", "encoder", "rank", "baseline", "layer", "split", "metric")
-MAX_DRAWN_WORDS = 15  # of a sentence whose tree is drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Hewitt2019(StudySettings):
     layers; 128 by default, or the width of the vectors if that is less. ranks: those compared on the best layer. seeds:
     of the probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for selectivity and code
     lengths. task_sentences: of each split of these tasks at most. untrained: also the model with random weights, as a
-    baseline. trees: sentences whose trees are drawn.
+    baseline.
     """
 
     about: ClassVar[str] = "syntax trees by layer and rank, selectivity, code lengths"
@@ -78,7 +78,7 @@ class Hewitt2019(StudySettings):
   year = {2019}, pages = {4129--4138}, doi = {10.18653/v1/N19-1419}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "rank": 1, "ranks": 1, "task_sentences": 1, "trees": 0}
+    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "rank": 1, "ranks": 1, "task_sentences": 1}
 
     n_sentences: int | None = 3000
     rank: int | None = None
@@ -87,7 +87,6 @@ class Hewitt2019(StudySettings):
     tasks: tuple[str, ...] = ("upos", "dependencies")
     task_sentences: int | None = 300
     untrained: bool = True
-    trees: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,7 +149,6 @@ def run(run: Run[Hewitt2019], data: Path) -> StudyResult:
     stores = {name: extract_one(run, bank, name, model) for name, model in run.models.items()}
     best: dict[str, int] = {}
     parts: list[pl.DataFrame] = []
-    trees: dict[str, str] = {}
     for name, store in stores.items():
         path, rank = run.out / "probes" / name, settings.rank_of(store.hidden_size)
         frame = scored(run, bank, f"{name}-structure", store, settings.probe(), path=path)
@@ -167,7 +165,6 @@ def run(run: Run[Hewitt2019], data: Path) -> StudyResult:
             random = extract_one(run, bank, f"{name}-untrained", folder)
             frame = scored(run, bank, f"{name}-untrained", random, settings.probe(layers=[layer]))
             parts.append(labelled(frame, name, "untrained", rank))
-        trees |= draw_trees(run, bank, name, store, saved)
     frames = {"structure": pl.concat(parts)}
     if settings.tasks:
         frames["tasks"] = pl.concat(
@@ -191,8 +188,7 @@ def run(run: Run[Hewitt2019], data: Path) -> StudyResult:
                 "layers.png": ("Trees in vectors, by layer", layer_figure(scores)),
                 "ranks.png": ("Trees in vectors, by rank of the probe", rank_figure(scores)),
             }
-        )
-        | trees,
+        ),
         methods=methods(stores),
     )
 
@@ -246,21 +242,6 @@ def probe_task(run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store,
 
     made_from = {"store": store.digest, "treebank": bank.digests, "task": task, "probe": repr(probe)}
     return run.table(f"{name}-{task}", made_from, make).with_columns(model=pl.lit(name)).drop("store")
-
-
-def draw_trees(
-    run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store, probe: StructuralProbe
-) -> dict[str, str]:
-    """Draw the trees of short test sentences that the probe of the best layer recovers; returns titles by file name."""
-    short = [tree for tree in bank.trees["test"] if MAX_DRAWN_WORDS // 2 < len(tree) <= MAX_DRAWN_WORDS]
-    figures = {}
-    for number, tree in enumerate(short[: run.settings.trees], 1):
-        try:
-            recovered = probe.predict(tree, data=store)
-        except InvalidValueError:  # a word of it has no row
-            continue
-        figures[f"{name}-tree-{number}.png"] = (f"A tree ({name})", plot.tree_figure(recovered))
-    return run.save_figures(figures)
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,7 +345,7 @@ def rank_figure(scores: Scores) -> Any:
     for place, (axis, metric) in enumerate(zip(axes[0], ("uuas", "dspr"), strict=True)):
         for number, (model, layer) in enumerate(scores.best.items()):
             frame = scores.of(model, encoder="trained", layer=layer, metric=metric).sort("rank")
-            color, marker = plot.PALETTE[number % len(plot.PALETTE)], plot.MARKERS[number % len(plot.MARKERS)]
+            color, marker = plot.PALETTE[number % len(plot.PALETTE)], MARKERS[number % len(MARKERS)]
             axis.plot(frame["rank"], frame["value"], color=color, marker=marker, label=f"{model}, layer {layer}")
         known = [rank for rank in ranks if rank in BY_RANK]
         look = {"color": "#777777", "linestyle": "--", "label": "the paper's BERTBASE7 (Penn Treebank)"}

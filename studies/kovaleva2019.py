@@ -28,8 +28,8 @@ from embstore_studies.heads import How, disable_heads, head_importance, prune_he
 from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of
 
 # Kovaleva et al. 2019, section 4.6 (page 8), BERT-base fine-tuned on GLUE: absolute changes of the score. The sentences
-# of Kovaleva et al. and of Michel et al. are as later texts quote them, not read in the papers; numbers of figures alone
-# are left out.
+# of Kovaleva et al. and of Michel et al. are as later texts quote them, not read in the papers; numbers of figures
+# alone are left out.
 DISABLING = (
     ("largest gain by a single head", "STS-B, the least of all tasks", "+0.001"),
     ("largest gain by a single head", "MRPC, the most of all tasks", "+0.012"),
@@ -367,7 +367,7 @@ def heads_figure(scores: Scores, task: str) -> Any:
         figure.colorbar(image, ax=axis)
         plot.style(axis, title="effect of disabling" if value == "effect" else "importance", x="head", y="layer")
     pruned = scores.of("pruned", task)
-    for number, ((order, seed), part) in enumerate(pruned.group_by("order", "seed", maintain_order=True)):
+    for number, ((order, _), part) in enumerate(pruned.group_by("order", "seed", maintain_order=True)):
         color = plot.PALETTE[0] if order == "importance" else "#aaaaaa"
         axes[0, 2].plot(part["share"], part["value"], color=color, label=order if number < 2 else None)
     plot.style(axes[0, 2], title=f"{scores.model}, {task}", x="share of heads pruned", y=str(pruned["metric"][0]))

@@ -425,7 +425,8 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
     note = (
         "Accuracy on test where each target has one label, else micro F1, of a linear probe of each layer; layer 0 has "
         "no context. Best layer: by dev; in brackets the 95 % interval of its score over resampled sentences. Mix: a "
-        "learned scalar mix of all layers. Random weights: a mix of the first and last layer of an untrained network. Majority: the best constant answer."
+        "learned scalar mix of all layers. Random weights: a mix of the first and last layer of an untrained network. "
+        "Majority: the best constant answer."
     )
     return Section(f"Linear probes by layer{suffix}", note, rows)
 

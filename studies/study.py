@@ -26,6 +26,7 @@ from embstore.store import write_frame
 LOG = logging.getLogger("embstore_studies")
 FOLDERS = ("stores", "tables", "figures", "models", "probes")
 SPLITS = ("train", "dev", "test")
+MARKERS = "o^sDvPX*"  # of the lines of a figure, in turn
 # By the folders that edge probing tasks are in, as the figures of Tenney et al. call them and in their order.
 TASKS = {
     "pos": "POS",
@@ -428,7 +429,7 @@ def draw_line(
     axis: Any, layers: Any, value: Any, low: Any = None, high: Any = None, *, number: int, label: str, dash: str = "-"
 ) -> None:
     """Draw a line in the look of series `number`, with a band between `low` and `high`."""
-    color, marker = plot.PALETTE[number % len(plot.PALETTE)], plot.MARKERS[number % len(plot.MARKERS)]
+    color, marker = plot.PALETTE[number % len(plot.PALETTE)], MARKERS[number % len(MARKERS)]
     axis.plot(layers, value, color=color, marker=marker, markersize=4.5, linewidth=1.6, linestyle=dash, label=label)
     if low is not None:
         low, high = np.array(low, float), np.array(high, float)  # None becomes NaN, where no band is drawn

@@ -258,7 +258,7 @@ def disambiguate(run: Run[Wiedemann2019], senses: SenseCorpus, name: str, store:
             for layer in (None,) if averaged else layers:
                 for k in settings.ks:
                     own = {"layer": pl.lit(layer, pl.Int64), "k": pl.lit(k, pl.Int64)}
-                    parts.append(labels.by_word(layer=layer, k=k).sort("word").with_columns(**own))
+                    parts.append(labels.by_word(layers=layer, k=k).sort("word").with_columns(**own))
         return pl.concat(parts)
 
     made_from = {"store": store.digest, "ks": settings.ks, "last": settings.last, "capped": True}

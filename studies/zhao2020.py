@@ -312,7 +312,7 @@ class Stores:
         return self.bert[None]
 
 
-def extract_all(study: Study, model: Encoder) -> es.Stores:
+def extract_all(study: Study, model: Encoder) -> Stores:
     """Extract every representation of the study that is not stored yet."""
     settings = study.settings
     skipgram = train_skipgram(study)

@@ -1,0 +1,222 @@
+"""Each study in small: it runs from extraction to report, a number of it is computed again, and it resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+import embstore as es
+import embstore_studies as studies
+from embstore.corpus import EdgeSentence, EdgeTarget
+from embstore.errors import EmbstoreError, InvalidValueError
+from embstore.probes import summary
+from embstore_studies.evaluation import solve, spearman, unit_rows
+from embstore_studies.heads import HeadNetwork, effects
+from embstore_studies.peters2018 import find_pronouns
+from tests.probes.edge_store import write_edges
+from tests.studies import planted
+
+WORDS = ("the", "cat", "sat", "mat", "because", "warm", "river", "hill", "money", "people", "need", "sea", "bank")
+TAGS = ("NOUN", "VERB", "ADJ")
+
+
+def run(settings: Any, data: Path, model: Path, out: Path) -> studies.StudyResult:
+    """Run a study twice: the second call makes no table again."""
+    made = studies.reproduce(settings, data, model={"tiny": model}, out=out)
+    tables = {path: path.stat().st_mtime_ns for path in (out / "tables").glob("*.parquet")}
+    again = studies.reproduce(settings, data, model={"tiny": model}, out=out)
+    assert {path: path.stat().st_mtime_ns for path in (out / "tables").glob("*.parquet")} == tables
+    assert all(again.frames[name].equals(frame) for name, frame in made.frames.items())
+    assert again.notes == made.notes
+    assert made.report.read_text().count("\n## ") >= len(made.sections)
+    assert all((out / "figures" / name).read_bytes().startswith(b"\x89PNG") for name in made.figures)
+    return made
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random trees over a few words; a word has one tag."""
+    folder = tmp_path_factory.mktemp("treebank")
+    draws = np.random.default_rng(0)
+    for split, count in (("train", 30), ("dev", 10), ("test", 10)):
+        text = ""
+        for number in range(count):
+            words = [*draws.choice(WORDS, 9).tolist(), f"{split}{number}"]
+            for place, word in enumerate(words):
+                head = 0 if place == 0 else int(draws.integers(1, place + 1))
+                relation = "root" if head == 0 else "dep"
+                text += f"{place + 1}\t{word}\t_\t{TAGS[len(word) % 3]}\t_\t_\t{head}\t{relation}\t_\t_\n"
+            text += "\n"
+        (folder / f"some-{split}.conllu").write_text(text)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A task over single words, and coreference of two mentions and a pronoun."""
+    folder = tmp_path_factory.mktemp("tasks")
+    draws = np.random.default_rng(1)
+    for split, count in (("train", 30), ("dev", 12)):
+        edges, records = [], []
+        for number in range(count):
+            words = [*draws.choice(WORDS, 6).tolist(), f"s{split}{number}"]
+            edges.append(EdgeSentence(words, [EdgeTarget((p, p + 1), None, (w[0],)) for p, w in enumerate(words)]))
+            one, other = draws.choice(("cat", "river", "hill", "people"), 2)
+            pronoun = ("it", "they")[number % 2]
+            words = ["the", one, "sat", "because", "the", other, "need", pronoun, f"w{split}{number}"]
+            pairs = [([0, 2], number % 3 != 0), ([4, 6], number % 3 == 0)]
+            targets = [{"span1": span, "span2": [7, 8], "label": str(int(same))} for span, same in pairs]
+            info = {"document": f"document {number % 5}"}
+            records.append(json.dumps({"text": " ".join(words), "targets": targets, "info": info}))
+        (folder / "pos").mkdir(exist_ok=True)
+        (folder / "coreference").mkdir(exist_ok=True)
+        write_edges(folder / "pos" / f"{split}.jsonl", edges)
+        (folder / "coreference" / f"{split}.jsonl").write_text("\n".join(records) + "\n")
+    return folder
+
+
+def test_peters(tasks: Path, model: Path, tmp_path: Path) -> None:
+    study = run(studies.Peters2018(n_sentences=20, examples=2, resamples=50), tasks, model, tmp_path / "out")
+    store = es.open(next((tmp_path / "out" / "stores").iterdir()))
+    sentences = {" ".join(s.words): s for s in es.corpus.read_edges(tasks / "coreference" / "train.jsonl")}
+    row = study.frames["pronouns"].filter(layer=3, centered=False).row(0, named=True)
+    place = sorted(store.index.texts).index(sorted(store.index.texts)[row["sentence"]])
+    text = sorted(store.index.texts)[place]
+    if text in sentences:
+        (pronoun,) = find_pronouns([sentences[text]])
+        first = int(store.index.indptr[list(store.index.texts).index(text)])
+        vectors = store.select(rows=range(first, first + 9), layers=3).vectors(dtype="float64")[0]
+        unit = unit_rows(np.stack([vectors[slice(*s)].mean(0) for s in (pronoun.span, *pronoun.candidates)]))
+        assert row["value"] == float(pronoun.right[int((unit[1:] @ unit[0]).argmax())])
+
+
+def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
+    common: dict[str, Any] = {"tasks": ("pos",), "n_sentences": 20, "epochs": 2, "resamples": 20, "batch_size": 8}
+    tenney = studies.Tenney2019(**common, seeds=(0, 1), hidden_size=8, traces=1)
+    study = run(tenney, tasks, model, tmp_path / "tenney")
+    means = summary(study.frames["scores"].filter(encoder="trained").drop("model", "encoder"))
+    weights = means.filter(metric="mixing")
+    gravity = float((weights["layer"] * weights["value"]).sum())
+    (row,) = study.sections[0].rows
+    assert row["center of gravity"].startswith(f"{gravity:.2f}")
+    study = run(studies.Liu2019(**common, seeds=(0, 1)), tasks, model, tmp_path / "liu")
+    means = summary(study.frames["scores"].filter(encoder="trained").drop("model", "encoder"))
+    value = means.filter(metric="layer_f1", split="dev", layer=2)["value"].item()
+    assert study.sections[0].rows[0]["2"] == f"{value:.3f}"
+
+
+def test_hewitt(treebank: Path, model: Path, tmp_path: Path) -> None:
+    settings = studies.Hewitt2019(n_sentences=20, rank=8, ranks=(2, 8), tasks=())
+    study = run(settings, treebank, model, tmp_path / "out")
+    frame = study.frames["structure"].filter(split="test", metric="uuas", layer=0, baseline=False, encoder="trained")
+    assert study.sections[0].rows[1]["UUAS"] == f"{frame['value'].mean():.3f}"
+    with pytest.raises(InvalidValueError, match="unknown task"):
+        studies.Hewitt2019(tasks=("ner",))
+
+
+def test_clark(treebank: Path, model: Path, tmp_path: Path) -> None:
+    study = run(studies.Clark2019(every=3, importance_sentences=0), treebank, model, tmp_path / "out")
+    frame = study.frames["attention"].filter(metric="share", item="cls", layer=1)
+    assert study.sections[0].rows[0]["cls"] == f"{frame['value'].mean():.3f}"
+
+
+def test_wiedemann(model: Path, tmp_path: Path) -> None:
+    """The score of k = 1 is that of the nearest train occurrence."""
+    draws = np.random.default_rng(0)
+    senses = {"noun.artifact": ("warm", "mat"), "noun.object": ("sea", "hill")}
+    lines = []
+    for number in range(60):
+        sense = list(senses)[int(draws.integers(2))]
+        around, rest = " ".join(draws.choice(senses[sense], 2)), " ".join(draws.choice(["the", "because", "need"], 3))
+        lines.append(f"{around} @{('bank', 'cat')[number % 2]}@-{sense} sat {rest}")
+    (tmp_path / "corpus.txt").write_text("\n".join(dict.fromkeys(lines)) + "\n")
+    settings = studies.Wiedemann2019(test_share=0.3, ks=(1, 3), last=2, resamples=50)
+    study = run(settings, tmp_path / "corpus.txt", model, tmp_path / "out")
+    store = es.open(next((tmp_path / "out" / "stores").iterdir()))
+    table = store.table().with_columns(pl.col("target", "sense", "split").cast(pl.String))
+    unit = unit_rows(store.select(layers=3).vectors(dtype="float64")[0])
+    for word in ("bank", "cat"):
+        train, test = (np.flatnonzero((table["target"] == word) & (table["split"] == s)) for s in ("train", "test"))
+        nearest = train[(unit[test] @ unit[train].T).argmax(1)]
+        right = np.mean([table["sense"][int(a)] == table["sense"][int(b)] for a, b in zip(test, nearest, strict=True)])
+        row = study.frames["words"].filter(word=word, layer=3, k=1)
+        assert (row["count"].item(), row["accuracy"].item()) == (len(test), pytest.approx(right))
+
+
+def test_ethayarajh(model: Path, tmp_path: Path) -> None:
+    draws = np.random.default_rng(0)
+    text = "".join(" ".join(draws.choice(WORDS, draws.integers(4, 9))) + "\n" for _ in range(60))
+    (tmp_path / "text.txt").write_text(text)
+    (tmp_path / "similarity").mkdir()
+    pairs = [(one, other) for one in WORDS for other in WORDS if one < other]
+    lines = [f"{one}\t{other}\t{draws.integers(10)}\n" for one, other in pairs]
+    (tmp_path / "similarity" / "SimLex.tsv").write_text("".join(lines))
+    settings = studies.Ethayarajh2019(benchmarks=tmp_path / "similarity", sample=50, resamples=50, n_words=3)
+    study = run(settings, tmp_path / "text.txt", model, tmp_path / "out")
+    store = es.open(tmp_path / "out" / "stores" / "tiny.zarr")
+    vectors: Any = es.static_vectors(store, layers=1, min_contexts=5)
+    unit = unit_rows(vectors.vectors)
+    cosines = [float(unit[vectors.row_of(a)] @ unit[vectors.row_of(b)]) for a, b in pairs]
+    rho = spearman(np.array(cosines), np.array([float(line.split("\t")[2]) for line in lines]))
+    assert study.frames["evaluation"].filter(system="tiny, layer 1")["value"].item() == pytest.approx(rho)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    planted.model(folder / "model")
+    planted.folder(folder / "ner", "ner")
+    settings = studies.FineTuneSettings(epochs=3, batch_size=10, learning_rate=4e-3)
+    made = studies.finetune(folder / "ner", task="ner", model=folder / "model", out=folder / "out", settings=settings)
+    assert made.frame.filter("best", metric="f1")["value"].item() > 0.9, "the planted rule is learned"
+    again = studies.finetune(folder / "ner", task="ner", model=folder / "model", out=folder / "out", settings=settings)
+    assert again.record == made.record
+    with pytest.raises(InvalidValueError, match="other data or settings"):
+        studies.finetune(folder / "ner", task="ner", model=folder / "model", out=folder / "out")
+    return folder
+
+
+def test_disabled_heads(tuned: Path) -> None:
+    """A head without output is one whose columns of the output matrix are zero."""
+    dev = tuned / "ner" / "dev.conll"
+    network = HeadNetwork(tuned / "out", dev, n_sentences=None, seed=0)
+    without = network.counts([[(1, 2)]], "zero")[0]
+    layer = network.network.base_model.encoder.layer[0].attention
+    size = layer.output.dense.weight.shape[0] // network.network.config.num_attention_heads
+    layer.output.dense.weight.data[:, 2 * size : 3 * size] = 0
+    assert (network.counts([()], "zero")[0] == without).all()
+    frame = studies.disable_heads(dev, model=tuned / "out", resamples=50)
+    assert frame["value"][0] == pytest.approx(2 * frame["value"][0] - frame["value"][0] + frame["effect"][0])
+    importance = studies.head_importance(dev, model=tuned / "out", resamples=20)
+    norms = importance.group_by("layer").agg((pl.col("value") ** 2).sum())["value"]
+    np.testing.assert_allclose(norms, 1, rtol=1e-6)
+    pruned = studies.prune_heads(dev, model=tuned / "out", importance=importance, seeds=[1], resamples=20)
+    assert pruned.filter(share=1.0)["value"].n_unique() == 1, "without all heads every order is the same"
+
+
+def test_effects_of_equal_variants_are_zero() -> None:
+    counts = np.random.default_rng(0).integers(0, 5, (1, 20, 3)).repeat(2, 0)
+    effect, low, high = effects(counts, resamples=50, seed=0)
+    assert not effect.any()
+    assert not low.any()
+    assert not high.any()
+
+
+def test_analogies_are_solved() -> None:
+    unit = unit_rows(np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32))
+    questions = np.array([[0, 1, 2], [3, 4, 5]])
+    for (a, b, c), answer in zip(questions, solve(unit, questions), strict=True):
+        scores = {d: unit[d] @ (unit[b] - unit[a] + unit[c]) for d in range(40) if d not in (a, b, c)}
+        assert answer == max(scores, key=lambda d: scores[d])
+
+
+@pytest.mark.parametrize("study", list(studies.STUDIES))
+def test_what_cannot_be_used_is_refused_before_anything_is_made(study: str, tmp_path: Path) -> None:
+    with pytest.raises(EmbstoreError):
+        studies.reproduce(study, tmp_path / "gone", model="./none", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
