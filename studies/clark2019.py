@@ -179,7 +179,7 @@ def measure(
 
     digests = [digest_of(path) for path in corpus.paths]
     return run.table(
-        f"{name}-{what}", {"corpus": digests, "weights": weights, "statistics": statistics, **sample}, make
+        f"{name}-{what}", {"corpus": digests, "weights": weights, "every": run.settings.every, **sample}, make
     )
 
 
