@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -101,10 +101,9 @@ _lock = RLock()
 
 @lru_cache(DATABASES)
 def _database(names: tuple[str, ...], stores: tuple[Store, ...]) -> Database:
-    return Database(dict(zip(names, stores, strict=True)))
-
-
-atexit.register(_database.cache_clear)  # DuckDB's functions in Python do not outlive the interpreter
+    database = Database(dict(zip(names, stores, strict=True)))
+    weakref.finalize(database, database.connection.close)  # also at exit: its functions do not outlive Python
+    return database
 
 
 class Database:
@@ -124,13 +123,13 @@ class Database:
         self._model: str | Path | None = None
         self._failure: Exception | None = None
         self._encoded: dict[tuple[str, ...], list[float]] = {}
-        self._connection = duckdb.connect(config=SAFE)
+        self.connection = duckdb.connect(config=SAFE)
         slots = [(store, layer) for store in stores.values() for layer in store.layers]
         named = [(name, f"h{layer}") for name, store in self.stores.items() for layer in store.layers]
         self.handles = {column: slot << SLOT_BITS for slot, column in enumerate(named)}  # what rows are numbered from
-        register_functions(self._connection, slots, self._guarded)
+        register_functions(self.connection, slots, self._guarded)
         kinds: Any = ["VARCHAR", "VARCHAR", "VARCHAR", "BIGINT"]
-        self._connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")
+        self.connection.create_function("_es_vec", self._guarded(self._encode), kinds, "DOUBLE[]")
         for name, store in stores.items():
             self._create_tables(name, store)
         self.empty = self._tree("select 1")["statements"][0]["node"]
@@ -151,17 +150,17 @@ class Database:
             'on columns(*) into name "column" value label) group by all'
         )
         self._tables[schema.lower()] = Table(store.select(), columns, store.layers)
-        self._connection.register(f"_es_{schema}", self._tables[schema.lower()])
-        self._connection.register(f"_es_{schema}_sentences", Table(firsts, fields))
+        self.connection.register(f"_es_{schema}", self._tables[schema.lower()])
+        self.connection.register(f"_es_{schema}_sentences", Table(firsts, fields))
         try:
-            self._connection.execute(f"create schema if not exists {schema}")
+            self.connection.execute(f"create schema if not exists {schema}")
             for view, text in {
                 "occurrences": f"select * from _es_{schema}",
                 "sentences": f"select * from _es_{schema}_sentences",
                 "types": f"select word, count(*) as count from {schema}.occurrences group by word",
                 "labels": labels,
             }.items():
-                self._connection.execute(f"create view {schema}.{view} as {text}")
+                self.connection.execute(f"create view {schema}.{view} as {text}")
         except self._error:
             raise InvalidValueError(f"{schema!r} cannot be the name of a schema in DuckDB: choose another") from None
         one = schema.lower() if len(self.stores) == 1 else ""
@@ -169,7 +168,7 @@ class Database:
             call = f"_es_vec('{owner}', what::varchar, typeof(what), "
             if owner or DEFAULT not in self.stores:
                 macro = f"create or replace macro {name}(what) as {call}-1), (what, layer) as {call}layer)"
-                self._connection.execute(macro)
+                self.connection.execute(macro)
 
     def answer(
         self, query: str, frames: Mapping[str, Any], model: str | Path | None, *, rewritten: bool = True
@@ -179,11 +178,11 @@ class Database:
 
         self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
-        self._connection.execute(f"set memory_limit = '{settings().nbytes}B'")
+        self.connection.execute(f"set memory_limit = '{settings().nbytes}B'")
         given = []
         try:
             for name, frame in frames.items():
-                self._connection.register(name, pl.DataFrame(frame).to_arrow())
+                self.connection.register(name, pl.DataFrame(frame).to_arrow())
                 given.append(name)
             tree = self._tree(query)
             if tree["error"]:
@@ -197,19 +196,19 @@ class Database:
                     rewrite(tree["statements"][0]["node"], self)
                     text = self._written(tree["statements"][0]["node"])
                     # one thread gives the functions of groups all groups at once
-                    self._connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
-                    return pl.DataFrame(self._connection.sql(text).pl())
+                    self.connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
+                    return pl.DataFrame(self.connection.sql(text).pl())
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None
             try:
                 self._rows(f"explain {query}")  # whose errors have their places
-                return pl.DataFrame(self._connection.sql(query).pl())
+                return pl.DataFrame(self.connection.sql(query).pl())
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
         finally:
             for name in [*given, *(f"_es_nearest{number}" for number in range(self._made))]:
-                self._connection.unregister(name)
+                self.connection.unregister(name)
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function that notes the exception it raises, which DuckDB would report as a text."""
@@ -254,7 +253,7 @@ class Database:
     def column(self, node: Node) -> NDArray[Any] | None:
         """The only column of a statement that is part of another one; None where it cannot be run alone."""
         try:
-            found = self._connection.sql(self._written(node)).fetchnumpy()
+            found = self.connection.sql(self._written(node)).fetchnumpy()
         except self._error:
             return None
         return np.asarray(next(iter(found.values()))) if len(found) == 1 else None
@@ -271,11 +270,11 @@ class Database:
         hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
         name, self._made = f"_es_nearest{self._made}", self._made + 1
         chosen = self._tables[schema or DEFAULT].nearest(np.sort(hits.rows[0][hits.rows[0] >= 0]))
-        self._connection.register(name, chosen)
+        self.connection.register(name, chosen)
         return name
 
     def _rows(self, text: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        rows: list[tuple[Any, ...]] = self._connection.execute(text, list(parameters)).fetchall()
+        rows: list[tuple[Any, ...]] = self.connection.execute(text, list(parameters)).fetchall()
         return rows
 
     def _tree(self, query: str) -> Node:
