@@ -28,6 +28,7 @@ from embstore_studies.finetuning import (
     read_items,
 )
 from embstore_studies.study import LOG, SPLITS, Run, StudyResult, StudySettings, methods
+from embstore_studies.zhao2020_report import Scores, figures_of, flipped, sections
 
 LABEL = "class"
 OWN = "own"  # the vocabulary of representations that have a vector for every word
@@ -167,8 +168,6 @@ class Zhao2020(StudySettings):
 
 def run(run: Run[Zhao2020], data: Path) -> StudyResult:
     """Run the study on a corpus in Wiki-PSE markup, see `reproduce`."""
-    from embstore_studies.zhao2020_report import Scores, figures_of, flipped, sections
-
     settings = run.settings
     (model,) = run.models.values()
     words = read_words(settings, data)

@@ -15,7 +15,6 @@ import polars as pl
 
 from embstore import plot
 from embstore_studies.study import Row, Section, decimals
-from embstore_studies.zhao2020 import Zhao2020
 
 # What the paper prints: BERT-base-uncased on Wiki-PSE, micro F1 over 34 classes; accuracy for POS. Their layer i is the
 # output of block i + 1, which is layer i + 1 here. Table 5 is of vectors without context, with the averages of layers;
@@ -90,7 +89,7 @@ CHANGED = (
 class Scores:
     """The frames of one run of the study, with the number of layers of its model."""
 
-    settings: Zhao2020
+    settings: Any  # of Zhao2020
     n_layers: int
     frames: Mapping[str, pl.DataFrame]
 
