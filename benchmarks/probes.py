@@ -64,7 +64,7 @@ def main() -> None:
         vectors = torch.from_numpy(store.select().vectors()).float()
         targets = torch.from_numpy(labels)
         examples = {int(row): f"class {label}" for row, label in enumerate(labels)}
-        training = es.Training(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE, patience=None)
+        training = es.probes.Training(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE, patience=None)
         cases: dict[str, Case] = {
             "ours": lambda number: es.ClassProbe(training=training).fit(store, examples),
             "one baddbmm over layers": lambda number: one_product(vectors, targets),

@@ -63,7 +63,7 @@ def index_rows(store: es.Store, layer: int, *, repeats: int) -> Iterator[tuple[R
     units = queries / np.linalg.norm(queries, axis=1, keepdims=True)
     exact = es.neighbors(store, queries, k=K, layers=layer)["occurrence"].to_numpy().reshape(-1, K)
     for kind in ("ivf", "hnsw"):
-        index = es.build_index(store, layers=layer, kind=kind)
+        index = es.analysis.build_index(store, layers=layer, kind=kind)
         held = faiss.read_index(str(next(Path(str(index.path)).rglob("*.faiss"))))
         cases: dict[str, Case] = {
             "ours": lambda number, index=index: index.search(queries, k=K),  # type: ignore[misc]
@@ -85,7 +85,7 @@ def main() -> None:
         shutil.copytree(arguments.store, plain)
         shutil.copytree(arguments.store, sketched)
         store, layer = es.open(plain), es.open(plain).layers[arguments.layer]
-        es.build_index(es.open(sketched), layers=layer, kind="sketch")
+        es.analysis.build_index(es.open(sketched), layers=layer, kind="sketch")
         rows = list(exact_rows(store, layer, repeats=arguments.repeats, sketched=es.open(sketched)))
         indexed = list(index_rows(store, layer, repeats=arguments.repeats))
     recall = {row.what: value for row, value in indexed}

@@ -124,7 +124,7 @@ def questions(store: es.Store, folder: Path, model: str) -> list[Question]:
         found = es.geometry(chosen, layers=layer, metrics=["selfsim"], min_contexts=1)
         return found.filter(pl.col("item") != "").select(word="item", s="value").sort("word")
 
-    def means(number: int) -> es.WordVectors:
+    def means(number: int) -> es.vectors.WordVectors:
         return es.static_vectors(store, layers=number, method="mean", types=types)
 
     def near_words() -> pl.DataFrame:

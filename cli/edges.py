@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 MODEL = (*TRAINING, "hidden_size", "projection", "n_sentences")
-EDGES = opt.Config(lambda: [es.Training, es.EdgeProbe, es.EdgeProbe.score], *MODEL, "dropout", "layerwise", "resamples")
-MDL = opt.Config(lambda: [es.Training, es.EdgeProbe, es.probes.code_length], *MODEL, "fractions")
+EDGES = opt.Config(
+    lambda: [es.probes.Training, es.EdgeProbe, es.EdgeProbe.score], *MODEL, "dropout", "layerwise", "resamples"
+)
+MDL = opt.Config(lambda: [es.probes.Training, es.EdgeProbe, es.probes.code_length], *MODEL, "fractions")
 
 Tasks = Annotated[
     list[Path],

@@ -26,7 +26,7 @@ READING = ("words", "language", "normalize", "columns", "text", "spans")
 COMPUTING = ("unit", "max_length", "batch_subwords", "seed")
 OTHERS = {"word_list": Path, "chat": str, "compute_dtype": str, "workers": int}
 SETTINGS = opt.Config(
-    lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.Keep, es.open_corpus],
+    lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.corpus.Keep, es.open_corpus],
     *KEEP,
     *READING,
     *COMPUTING,
@@ -155,7 +155,7 @@ class Extraction:
         self.settings = settings
         self.kind, self.windows = _windows(given.context_window, given.attention_window)
         word_list = settings.get("word_list")
-        keep = es.Keep(
+        keep = es.corpus.Keep(
             words=None if word_list is None else frozenset(opt.read_words(Path(word_list), option="word_list")),
             labelled=given.label == "any" or given.label or False,
             max_contexts=given.max_contexts,
@@ -205,7 +205,7 @@ class Extraction:
             _require_rights(path)
         return paths
 
-    def plan(self, model: str, *, store: str | None) -> es.Plan | WindowPlan:
+    def plan(self, model: str, *, store: str | None) -> es.extraction.Plan | WindowPlan:
         if store is not None and len(paths := self.paths(store)) == 1:
             (store,) = paths.values()
         arguments: dict[str, Any] = {"model": model, "store": store, "options": self.options}
@@ -256,7 +256,7 @@ def extract(
         print(made, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
     try:
         with executor or nullcontext():
-            if isinstance(made, es.Plan):
+            if isinstance(made, es.extraction.Plan):
                 (path,) = paths.values()
                 stores = {
                     path: es.extract(made, path, append=append, repair=repair, virtual=virtual, executor=executor)
@@ -268,7 +268,7 @@ def extract(
         raise type(error)(f"{str(error) or 'interrupted'}{_progress(paths)}") from None
     if as_json:
         summaries = [{"store": path, "n_rows": one.n_rows} for path, one in stores.items()]
-        summary = summaries[0] if isinstance(made, es.Plan) else {"stores": summaries}
+        summary = summaries[0] if isinstance(made, es.extraction.Plan) else {"stores": summaries}
         print_json({**summary, "plan": made.as_json()})
         return
     for path, one in stores.items():

@@ -48,7 +48,7 @@ def index(
         _print_list(store, es.analysis.list_indexes(opened), output.as_json)
         return
     space: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components}
-    built = es.build_index(opened, opt.layers_of(layers), kind=kind, name=name, **space)
+    built = es.analysis.build_index(opened, opt.layers_of(layers), kind=kind, name=name, **space)
     state = next(each for each in es.analysis.list_indexes(opened) if each.name == built.name)
     described = _described(state)
     if recall:

@@ -61,7 +61,7 @@ def neighbors(
         _show(table, output)
         return
     store = es.open(source)
-    data: es.Store | es.Selection = store.select(labels=_labels(label)) if label else store
+    data: es.Store | es.store.Selection = store.select(labels=_labels(label)) if label else store
     asked: Any = query
     is_text = query is not None and "[" in query and query not in store.index.words
     more = ""

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 TRAINING = ("epochs", "batch_size", "learning_rate", "patience")  # the settings of probes that are those of Training
 CLASSES = opt.Config(
-    lambda: [es.Training, es.ClassProbe, es.probes.split_words],
+    lambda: [es.probes.Training, es.ClassProbe, es.probes.split_words],
     *(*TRAINING, "level", "hidden_size", "max_contexts", "dev_share"),
 )
-STRUCTURE = opt.Config(lambda: [es.Training, es.StructuralProbe], *TRAINING, "rank", "tasks", "n_sentences")
+STRUCTURE = opt.Config(lambda: [es.probes.Training, es.StructuralProbe], *TRAINING, "rank", "tasks", "n_sentences")
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 CLASS_METRICS = {"contexts_f1": "by contexts", "f1": "control", "selectivity": "selectivity"}
 
@@ -41,7 +41,7 @@ class Probing:
 
     def arguments(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a probe: these options and `settings`, with those of `Training` together in one."""
-        training = es.Training(**{name: value for name, value in settings.items() if name in TRAINING})
+        training = es.probes.Training(**{name: value for name, value in settings.items() if name in TRAINING})
         others = {name: value for name, value in settings.items() if name not in TRAINING}
         return {"layers": opt.layers_of(self.layers), "seeds": opt.seeds_of(self.seeds), "training": training, **others}
 

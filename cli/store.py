@@ -57,12 +57,10 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "dropped": ", ".join(dropped) or "none",
         "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
         "format": described["format_version"],
-        "kernels": es.kernels.compiled_name() or "numpy, slower: embstore was installed without a C compiler",
+        "kernels": es.store.compiled_name() or "numpy, slower: embstore was installed without a C compiler",
     }
     for name, value in lines.items():
         print(f"{name + ':':<12}{value}")
-    if es.store.compiled_name() is None:
-        print("searches and measures run in numpy, slower: install embstore where a C compiler is, such as gcc")
 
 
 def _readable(described: dict[str, Any]) -> dict[str, Any]:

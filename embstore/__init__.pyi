@@ -1,9 +1,6 @@
 from . import analysis as analysis
 from . import corpus as corpus
-from . import errors as errors
-from . import executors as executors
 from . import extraction as extraction
-from . import kernels as kernels
 from . import models as models
 from . import plot as plot
 from . import probes as probes
@@ -12,30 +9,22 @@ from . import vectors as vectors
 from .analysis.attention.measure import attention as attention
 from .analysis.geometry.measure import geometry as geometry
 from .analysis.neighbors.find import neighbors as neighbors
-from .analysis.neighbors.index import build_index as build_index
-from .analysis.neighbors.index import open_index as open_index
 from .analysis.neighbors.senses import senses as senses
 from .analysis.scan import reduce as reduce
 from .analysis.static import static_vectors as static_vectors
 from .config import config as config
-from .corpus import Corpus as Corpus
-from .corpus import Keep as Keep
 from .corpus import open_corpus as open_corpus
 from .database.query import sql as sql
 from .extraction.extract import extract as extract
 from .extraction.options import ExtractionOptions as ExtractionOptions
-from .extraction.plan import Plan as Plan
 from .extraction.plan import plan as plan
 from .models import load_encoder as load_encoder
 from .probes import ClassProbe as ClassProbe
 from .probes import EdgeProbe as EdgeProbe
 from .probes import StructuralProbe as StructuralProbe
-from .probes import Training as Training
-from .store import Selection as Selection
 from .store import Store as Store
 from .store import export as export
 from .store import verify as verify
 from .store.opening import open as open
-from .vectors import WordVectors as WordVectors
 
 __version__: str

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 import embstore as es
 
 
-def periods_of(store: es.Store, field: str, width: int) -> dict[int, es.Selection]:
+def periods_of(store: es.Store, field: str, width: int) -> dict[int, es.store.Selection]:
     """The occurrences of each period by its first year."""
     starts = store.select().table(columns=[field])[field].to_numpy() // width * width
     return {int(start): store.select(rows=np.flatnonzero(starts == start)) for start in np.unique(starts)}

@@ -30,10 +30,10 @@ class Texts:
             yield words
 
 
-def main(corpus: str, out: str, dimensions: int = 300, *, min_count: int = 5) -> es.WordVectors:
+def main(corpus: str, out: str, dimensions: int = 300, *, min_count: int = 5) -> es.vectors.WordVectors:
     """Write the vectors and return them; one worker, so that the same corpus gives the same bytes."""
     model = Word2Vec(Texts(corpus), sg=1, vector_size=dimensions, min_count=min_count, workers=1, seed=0)
-    vectors = es.WordVectors(tuple(model.wv.index_to_key), model.wv.vectors)
+    vectors = es.vectors.WordVectors(tuple(model.wv.index_to_key), model.wv.vectors)
     es.vectors.write_vectors(vectors, out, format="binary" if Path(out).suffix == ".bin" else "text")
     print(f"{out} holds {len(vectors)} vectors of {vectors.dimensions} numbers")
     return vectors

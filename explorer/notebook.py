@@ -68,13 +68,13 @@ def _widget_class() -> Any:
             self.on_msg(self._reply)
 
         @property
-        def selection(self) -> es.Selection:
+        def selection(self) -> es.store.Selection:
             """The occurrences inside the lasso, or else of the word and the condition that are shown."""
             one = self._stores[int(self.state.get("store", 0))]
             layers = int(self.state["layer"]) if "layer" in self.state else None
             word, where = (self.state.get("word"), self.state.get("where")) if self.rows is None else (None, None)
             found = one.select(word=word, where=where, rows=self.rows)
-            return es.Selection(found.store, rows=None if found.is_whole else found.rows, layers=layers)
+            return es.store.Selection(found.store, rows=None if found.is_whole else found.rows, layers=layers)
 
         def _reply(self, _: Any, asked: dict[str, Any], __: Any) -> None:
             """Answer a message of the page: {id, name, params}."""

@@ -155,7 +155,7 @@ def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
     )
 
 
-def words_of(store: es.Store) -> es.Selection:
+def words_of(store: es.Store) -> es.store.Selection:
     """Select all words; punctuation is left out, as in the authors' code."""
     return store.select(words=[word for word in store.index.words if re.search(r"\w", word)])
 

@@ -108,7 +108,7 @@ class Liu2019(StudySettings):
 
     def probe(self, *, trained: bool = True) -> es.EdgeProbe:
         """Return linear probes as the study trains them, not fitted yet; those of random weights have one seed."""
-        training = es.Training(
+        training = es.probes.Training(
             epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
         )
         return es.EdgeProbe(kind="linear", seeds=self.seeds if trained else self.seeds[:1], training=training)

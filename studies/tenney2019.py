@@ -106,7 +106,7 @@ class Tenney2019(StudySettings):
             seeds=self.seeds if trained else self.seeds[:1],
             layerwise=self.layerwise and trained,
             control=self.control and trained,
-            training=es.Training(
+            training=es.probes.Training(
                 epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
             ),
         )

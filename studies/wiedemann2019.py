@@ -211,7 +211,7 @@ def run(run: Run[Wiedemann2019], data: Path) -> StudyResult:
     senses = read_senses(data, n_sentences=settings.n_sentences, test_share=settings.test_share, seed=settings.seed)
     senses.require_both(data, max(settings.ks))
     run.begin()
-    options = es.ExtractionOptions(layers="all", keep=es.Keep(labelled="sense"))
+    options = es.ExtractionOptions(layers="all", keep=es.corpus.Keep(labelled="sense"))
     file = senses.digest[:12]
     stores = {name: run.extract(name, senses, options=options, file=f"{name}-{file}") for name in run.models}
     parts = [disambiguate(run, senses, name, store).with_columns(model=pl.lit(name)) for name, store in stores.items()]

@@ -134,7 +134,7 @@ class Zhao2020(StudySettings):
 
     def probe(self, **changes: Any) -> ClassProbe:
         """Return class probes as the study trains them, not fitted yet."""
-        training = es.Training(
+        training = es.probes.Training(
             epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
         )
         own = {"label": LABEL, "kind": self.kind, "hidden_size": self.hidden_size, "max_contexts": self.max_contexts}

@@ -201,7 +201,7 @@ def probes(setting: Setting) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for device in dict.fromkeys((setting.device, "cpu")):
         with es.config(device=device):
-            probe = es.ClassProbe(training=es.Training(epochs=2, patience=None))
+            probe = es.ClassProbe(training=es.probes.Training(epochs=2, patience=None))
             figures[f"{device}, s"] = setting.best(partial(probe.fit, store, examples))
     return figures
 

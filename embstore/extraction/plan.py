@@ -308,7 +308,7 @@ def plan(
     Example::
 
         corpus = es.open_corpus("novel.txt", split="sentences")
-        options = es.ExtractionOptions(layers=[0, -1], keep=es.Keep(max_contexts=100))
+        options = es.ExtractionOptions(layers=[0, -1], keep=es.corpus.Keep(max_contexts=100))
         plan = es.plan(corpus, model="minilm", options=options)  # shows the cost
         store = es.extract(plan, "novel.zarr")
 

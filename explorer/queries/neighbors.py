@@ -50,7 +50,7 @@ class _Searches:
     waiting: dict[Hashable, list[_Waiting]] = field(default_factory=dict)
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="search"))
 
-    def find(self, own: list[_Waiting], where: str | None, data: es.Selection) -> list[pl.DataFrame]:
+    def find(self, own: list[_Waiting], where: str | None, data: es.store.Selection) -> list[pl.DataFrame]:
         """Return the nearest of some rows, those of the condition `where`, of vectors at their layers."""
         for each in own:
             with self.lock:
@@ -62,7 +62,7 @@ class _Searches:
                 raise each.error
         return [each.hits for each in own if each.hits is not None]
 
-    def _next(self, where: str | None, layer: int, data: es.Selection) -> None:
+    def _next(self, where: str | None, layer: int, data: es.store.Selection) -> None:
         """Search the vectors that wait for a layer, if others have not been faster."""
         with self.lock:
             waiting = self.waiting.pop((where, layer), [])
@@ -72,7 +72,7 @@ class _Searches:
         if some:
             self._search(some, layer, data)
 
-    def _search(self, some: list[_Waiting], layer: int, data: es.Selection) -> None:
+    def _search(self, some: list[_Waiting], layer: int, data: es.store.Selection) -> None:
         def report(done: int, total: int | None) -> None:
             left = 0
             for each in some:
@@ -188,7 +188,7 @@ def _means(one: Explored, rows: NDArray[np.int64], layers: tuple[int, ...]) -> N
     return np.stack([sums[layer] for layer in layers]) / len(rows)
 
 
-def _candidates(one: Explored, where: str | None) -> es.Selection:
+def _candidates(one: Explored, where: str | None) -> es.store.Selection:
     """Return the rows that can be found: those of a condition; of an unfinished store those that are written."""
     rows = one.store.select(rows=None if where is None else np.asarray(found_rows(one, None, where)))
     rows = rows if one.store.finished else rows.written()

@@ -337,7 +337,7 @@ def probes(source: Source) -> Section:
         "train, test = ({forms[i]: () for i in part} for part in np.split(drawn, [len(drawn) * 3 // 5]))\n"
         f"split = es.probes.split_words(train, test, seed={source.seed})\n"
         f"probe = es.ClassProbe(label={label!r}, classes={classes!r}, layers={layers}, seeds={SEEDS}, "
-        f"max_contexts=5, control=True, training=es.Training(epochs={EPOCHS}))\n"
+        f"max_contexts=5, control=True, training=es.probes.Training(epochs={EPOCHS}))\n"
         "result = probe.fit(data, split).score()",
         blocks=[
             _picture(plot.probe_scores(summary), "probes", "Test words; the control task is dashed."),

@@ -171,7 +171,9 @@ def test_rows_that_a_selection_names_twice_count_once(written: Written) -> None:
     assert geometry(twice, **options).equals(once)  # type: ignore[arg-type]
 
 
-def states_of(reducers: dict[str, Any], selection: es.Selection, layer: int, start: int, stop: int) -> dict[str, Any]:
+def states_of(
+    reducers: dict[str, Any], selection: es.store.Selection, layer: int, start: int, stop: int
+) -> dict[str, Any]:
     """The states of a part of a selection, in blocks of 20 rows of float64."""
     scope = (layer, len(selection), torch.float64, "cpu")
     rows = selection.rows_at(start, stop)

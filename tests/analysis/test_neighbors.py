@@ -212,7 +212,7 @@ def test_an_unknown_word_of_a_table() -> None:
 
 def test_through_an_index(store: es.Store) -> None:
     pytest.importorskip("faiss", reason="indexes need faiss")
-    es.build_index(store, 2, kind="flat", name="flat2")
+    es.analysis.build_index(store, 2, kind="flat", name="flat2")
     nouns = store.select(labels={"upos": "NOUN"})
     for data, options in ((store, {}), (store, {"exclude": "word"}), (nouns, {})):
         exact = es.neighbors(data, "bank", layers=2, k=5, **options)  # type: ignore[arg-type]

@@ -62,7 +62,12 @@ def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def near(
-    data: es.Store | es.Selection, rows: int | list[int], layer: int, *, limits: SearchLimits = SMALL, **options: Any
+    data: es.Store | es.store.Selection,
+    rows: int | list[int],
+    layer: int,
+    *,
+    limits: SearchLimits = SMALL,
+    **options: Any,
 ) -> pl.DataFrame:
     """The 7 neighbours of some rows."""
     store = data if isinstance(data, es.Store) else data.store

@@ -20,7 +20,7 @@ def test_it_builds_an_index_of_the_last_layer(work: Work) -> None:
     assert (ran.status, ran.err) == (0, "")
     place = "store.zarr/hidden_states/.index/layer3-flat-cosine"
     assert ran.out.startswith(f"{place}: SQfp16 over layer 3, cosine, 33 rows, ")
-    assert str(es.open_index(es.open(work / "store.zarr"), 3).path).endswith(place)
+    assert str(es.analysis.open_index(es.open(work / "store.zarr"), 3).path).endswith(place)
     assert work.run("verify", "store.zarr").status == 0
     again = work.run("index", "store.zarr", "--layers", "-1")
     assert (again.status, again.out) == (0, ran.out)
@@ -30,7 +30,7 @@ def test_options_reach_the_index(work: Work) -> None:
     ran = work.run("index", "store.zarr", "-l", "1", "--kind", "IVF2,Flat", "--metric", "l2", "--components", "2",
                    "--name", "mine")  # fmt: skip
     assert (ran.status, ran.err) == (0, "")
-    settings = es.open_index(es.open(work / "store.zarr"), name="mine").info.settings
+    settings = es.analysis.open_index(es.open(work / "store.zarr"), name="mine").info.settings
     assert (settings.layer, settings.factory, settings.metric, settings.n_components) == (1, "IVF2,Flat", "l2", 2)
     assert settings.centered
 
@@ -38,7 +38,7 @@ def test_options_reach_the_index(work: Work) -> None:
 def test_recall_is_that_of_the_function(work: Work) -> None:
     arguments = ("index", "store.zarr", "--layers", "1", "--kind", "IVF6,Flat", "--recall")
     described = valid(work.run(*arguments, "--json", "--out", "recall.csv"), "index")
-    table = measure_recall(es.open_index(es.open(work / "store.zarr"), 1))
+    table = measure_recall(es.analysis.open_index(es.open(work / "store.zarr"), 1))
     written = pl.read_csv(work / "recall.csv")
     assert written["recall"].to_list() == pytest.approx(table["recall"].to_list())
     assert written["setting"].to_list() == table["setting"].to_list() == [r["setting"] for r in described[0]["recall"]]

@@ -32,7 +32,7 @@ def partitions_of_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     small_partitions(monkeypatch)
 
 
-def make_plan(sentences: list[Sentence] | None = None, **options: Any) -> es.Plan:
+def make_plan(sentences: list[Sentence] | None = None, **options: Any) -> es.extraction.Plan:
     given = {"model": FakeEncoder(), "dtype": "float32"} | options
     return plan_of(many(220) if sentences is None else sentences, **given)
 
@@ -99,7 +99,7 @@ def poisoned() -> list[Sentence]:
     return [*many(150), Sentence(["zzz", "poison"]), *many(60)]
 
 
-def partition_of(plan: es.Plan, word: str) -> int:
+def partition_of(plan: es.extraction.Plan, word: str) -> int:
     (row,) = (row for row in range(plan.layout.n_rows) if plan.index.words[int(plan.index.type[row])] == word)
     return row // plan.layout.partition_rows
 
@@ -229,7 +229,7 @@ def test_a_store_of_another_corpus_is_refused_before_the_model_is_loaded(
     with pytest.raises(AssertionError, match="the model is loaded"):
         plan_of(one, model="a-model", store=tmp_path / "s.zarr")
     with pytest.raises(es.errors.InvalidValueError, match=r"no label column 'class' in one\.txt; there are: none"):
-        plan_of(one, model="a-model", keep=es.Keep(labelled="class"))
+        plan_of(one, model="a-model", keep=es.corpus.Keep(labelled="class"))
     with pytest.raises(es.errors.InvalidValueError, match="there is no folder"):
         plan_of(one, model="a-model", store=tmp_path / "nowhere" / "s.zarr")
 

@@ -42,7 +42,7 @@ def probes(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = [number for number in range(60) if "new york" not in [row["word"] for row in words_of(made, number)]]
     texts = [[str(row["word"]) for row in words_of(made, number)] for number in plain]
     trees = [chain(words) for words in texts if len(words) > 2]
-    short = es.Training(epochs=1)
+    short = es.probes.Training(epochs=1)
     StructuralProbe(rank=2, training=short).fit(made.store, trees[:5], trees[5:8]).save(folder / "trees.safetensors")
     for name, pairs in (("tags", False), ("pairs", True)):
         sentences = [

@@ -11,7 +11,7 @@ from embstore.extraction.window_plan import WindowPlan
 _FIELDS = {field.name for field in fields(es.ExtractionOptions)}
 
 
-def plan_of(corpus: Any, **arguments: Any) -> es.Plan:
+def plan_of(corpus: Any, **arguments: Any) -> es.extraction.Plan:
     """Return a plan without calibration; the fields of `ExtractionOptions` are keywords."""
     return es.plan(corpus, **_arguments(arguments))
 

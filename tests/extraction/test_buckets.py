@@ -27,7 +27,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     return held
 
 
-def plan(sentences: list[Sentence], *, model: FakeEncoder | None = None, **options: Any) -> es.Plan:
+def plan(sentences: list[Sentence], *, model: FakeEncoder | None = None, **options: Any) -> es.extraction.Plan:
     return plan_of(sentences, model=model or FakeEncoder(), **({"dtype": "float32"} | options))
 
 

@@ -53,7 +53,7 @@ def spoil(folder: Path) -> Callable[[float, str], TransformerEncoder]:
     return made
 
 
-def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype: str) -> es.Plan:
+def planned(encoder: TransformerEncoder, monkeypatch: pytest.MonkeyPatch, dtype: str) -> es.extraction.Plan:
     """A plan whose self-check has not seen what is planted."""
     monkeypatch.setattr(encoder, "self_check", lambda *args, **options: 0.0)
     corpus = [*SENTENCES, ["the", "zebra", "sat"]]

@@ -185,14 +185,14 @@ def test_hostile_columns_are_found(changes: dict[str, Any], message: str) -> Non
     assert message in "; ".join(index_faults(Index(arrays, {"year": "int"}), 4))
 
 
-ANALYSES: dict[str, Callable[[es.Selection, str], Any]] = {
+ANALYSES: dict[str, Callable[[es.store.Selection, str], Any]] = {
     "senses": lambda some, name: es.senses(some, "bank", n_clusters=2, label=name).frame,
     "torch": lambda some, name: _spelled(some, name),
     "select": lambda some, name: some.store.select(labels={name: ["Woolf", "Joyce"]}).rows.tolist(),
 }
 
 
-def _spelled(some: es.Selection, name: str) -> list[str | None]:
+def _spelled(some: es.store.Selection, name: str) -> list[str | None]:
     names = some.store.index.labels[name].names
     codes = [code for batch in TorchDataset(some, label=name) for code in batch.labels.tolist()]
     return [None if code < 0 else names[code] for code in codes]

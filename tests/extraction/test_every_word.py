@@ -56,7 +56,9 @@ def test_a_plan_says_what_is_probably_not_meant(tmp_path: Path, options: dict[st
     assert "to the model" not in str(plan_of(corpus, model=FakeEncoder()).advice)
 
 
-def extracted(corpus: es.Corpus, model: Path | str, folder: Path, **options: Any) -> tuple[es.Store, Sequence[Any]]:
+def extracted(
+    corpus: es.corpus.Corpus, model: Path | str, folder: Path, **options: Any
+) -> tuple[es.Store, Sequence[Any]]:
     """Extract a corpus, and check that its words are the rows of the store and the dropped words, each once."""
     model = model if isinstance(model, Path) else es.load_encoder(model)
     plan = es.plan(corpus, model=model, options=es.ExtractionOptions(**options))
@@ -140,7 +142,7 @@ def test_spans_of_the_user(gpt2: Path, tmp_path: Path) -> None:
     assert spans["word"].to_list() == ["old bank", "believably"]
     assert spans["spans"].to_list() == ["building", "span"]
     assert spans["text"].to_list() == [row["text"] for row in rows]
-    only = es.plan(corpus, model=gpt2, options=es.ExtractionOptions(keep=es.Keep(labelled="spans")))
+    only = es.plan(corpus, model=gpt2, options=es.ExtractionOptions(keep=es.corpus.Keep(labelled="spans")))
     assert es.extract(only, tmp_path / "b.zarr").n_rows == 2
 
 

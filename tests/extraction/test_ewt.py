@@ -37,7 +37,9 @@ def plain_sentence(model: torch.nn.Module, tokenizer: object, words: list[str]) 
 
 
 @pytest.fixture(scope="module")
-def stores(data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[es.Plan, Store, Store]:
+def stores(
+    data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[es.extraction.Plan, Store, Store]:
     """The training part in float16, as Zarr and as HDF5, of one pass of the model."""
     folder = tmp_path_factory.mktemp("ewt")
     plan = plan_of(data / "ud-ewt" / "en_ewt-ud-train.conllu", model=minilm)
@@ -46,7 +48,7 @@ def stores(data: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.slow
-def test_both_backends_hold_the_same(stores: tuple[es.Plan, Store, Store]) -> None:
+def test_both_backends_hold_the_same(stores: tuple[es.extraction.Plan, Store, Store]) -> None:
     _, zarr, hdf5 = stores
     for name, column in zarr.index.arrays().items():
         np.testing.assert_array_equal(column, hdf5.index.arrays()[name], err_msg=name)
@@ -58,7 +60,7 @@ def test_both_backends_hold_the_same(stores: tuple[es.Plan, Store, Store]) -> No
 
 
 @pytest.mark.slow
-def test_every_word_is_there_or_counted(stores: tuple[es.Plan, Store, Store]) -> None:
+def test_every_word_is_there_or_counted(stores: tuple[es.extraction.Plan, Store, Store]) -> None:
     plan, zarr, _ = stores
     assert plan.n_sentences == 12_544
     assert zarr.n_rows + sum(drop.count for drop in plan.metadata.dropped) == plan.n_words
@@ -69,7 +71,9 @@ def test_every_word_is_there_or_counted(stores: tuple[es.Plan, Store, Store]) ->
 
 
 @pytest.mark.slow
-def test_vectors_equal_the_plain_pass(stores: tuple[es.Plan, Store, Store], minilm: Path, tmp_path: Path) -> None:
+def test_vectors_equal_the_plain_pass(
+    stores: tuple[es.extraction.Plan, Store, Store], minilm: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     _, half, _ = stores

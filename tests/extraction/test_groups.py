@@ -75,7 +75,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_partitions(monkeypatch)
 
 
-def grouped(**options: Any) -> es.Plan:
+def grouped(**options: Any) -> es.extraction.Plan:
     """A plan of 19 or more partitions of 256 rows, four of which are encoded together."""
     given = {"model": CallEncoder(), "dtype": "float32", "batch_subwords": 512, "layers": [1]} | options
     plan = plan_of(SENTENCES, **given)

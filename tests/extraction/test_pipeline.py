@@ -83,7 +83,9 @@ def assert_rows(found: Sequence[Row], expected: Sequence[Row], *, atol: float = 
         np.testing.assert_allclose(ours.vectors, theirs.vectors, atol=atol, rtol=rtol)
 
 
-def extracted(path: Path, sentences: Sequence[Sentence] = SENTENCES, **options: object) -> tuple[es.Plan, Store]:
+def extracted(
+    path: Path, sentences: Sequence[Sentence] = SENTENCES, **options: object
+) -> tuple[es.extraction.Plan, Store]:
     plan = plan_of(list(sentences), **({"model": FakeEncoder(), "dtype": "float32"} | options))
     return plan, es.extract(plan, path)
 

@@ -52,13 +52,13 @@ def test_no_file_names_a_folder_or_a_user(home: Path) -> None:
         assert store.metadata.model["name"] == "small"
         assert store.metadata.corpus["name"] == "novel.conllu"
         es.export(store, made / f"copy-of-{store.path.name}.zarr")  # type: ignore[union-attr]
-    es.build_index(stores[0], 1)
+    es.analysis.build_index(stores[0], 1)
     words = {word: {"NOUN": 1} if number % 2 else {"X": 1} for number, word in enumerate(stores[0].index.words)}
     first = sorted(words)[: len(words) // 2]
     split = es.probes.split_words(
         {word: words[word] for word in first}, {word: words[word] for word in words if word not in first}
     )
-    es.ClassProbe(label="upos", training=es.Training(epochs=1)).fit(stores[0], split).save(made / "probe")
+    es.ClassProbe(label="upos", training=es.probes.Training(epochs=1)).fit(stores[0], split).save(made / "probe")
     es.geometry(stores[0]).write_csv(made / "geometry.csv")
     found = all_files(made)
     assert len(found) > 30

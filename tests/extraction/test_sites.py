@@ -28,7 +28,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     small_partitions(monkeypatch)
 
 
-def plan(**options: Any) -> es.Plan:
+def plan(**options: Any) -> es.extraction.Plan:
     options = {"sites": SITES, "dtype": "float32", "model": FakeEncoder()} | options
     return plan_of(many(150), **options)
 

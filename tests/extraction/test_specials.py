@@ -105,7 +105,7 @@ def test_words_are_the_same_with_and_without_specials(folders: Path, tmp_path: P
 
 
 def test_a_choice_of_words_keeps_the_specials_of_their_sentences(folders: Path, tmp_path: Path) -> None:
-    keep = es.Keep(words=frozenset({"bank", "cat"}), max_contexts=1)
+    keep = es.corpus.Keep(words=frozenset({"bank", "cat"}), max_contexts=1)
     store = extracted(folders / "bert", tmp_path / "x.zarr", specials=True, keep=keep)
     assert store.table()["word"].to_list() in (
         ["[CLS]", "bank", "[SEP]", "[CLS]", "cat", "[SEP]"],
@@ -161,7 +161,10 @@ def test_bad_input_is_one_line(folders: Path) -> None:
         ({"pooling": "cls"}, "pooling cls is for unit sentence, not word"),
         ({"unit": "sentence", "specials": True}, "unit sentence does not go with specials"),
         ({"unit": "sentence", "context_window": 2}, "unit sentence does not go with a context window"),
-        ({"unit": "sentence", "keep": es.Keep(max_contexts=3)}, "unit sentence does not go with a choice of words"),
+        (
+            {"unit": "sentence", "keep": es.corpus.Keep(max_contexts=3)},
+            "unit sentence does not go with a choice of words",
+        ),
         ({"specials": True, "context_window": 0}, "specials do not go with context window 0"),
     ):
         with pytest.raises(InvalidValueError, match=message):

@@ -62,7 +62,7 @@ def sentences(count: int = 100) -> list[Any]:
             tiny.random_sentences(count, seed=1)]  # fmt: skip
 
 
-def plan(model: Path, **options: Any) -> es.Plan:
+def plan(model: Path, **options: Any) -> es.extraction.Plan:
     return plan_of(sentences(), model=model, **options)
 
 

@@ -23,7 +23,7 @@ from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.object_server import Bucket
 
-TRAINING = es.Training(epochs=2, batch_size=64)
+TRAINING = es.probes.Training(epochs=2, batch_size=64)
 SMALL: dict[str, Any] = {"training": TRAINING, "device": "cpu", "seed": 1}
 
 

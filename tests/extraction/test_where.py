@@ -74,7 +74,7 @@ def conditions(seed: int, count: int) -> Iterator[str]:
         yield joined
 
 
-def described(store: es.Selection | es.Store) -> list[Any]:
+def described(store: es.store.Selection | es.Store) -> list[Any]:
     return store.table(columns=COLUMNS).drop("sentence").rows()
 
 
@@ -90,9 +90,9 @@ def test_the_rows_are_those_that_select_finds(unit: str, context: str, tmp_path:
         n_chosen.append(len(expected))
         if not len(expected):
             with pytest.raises(CorpusError, match="no word is left to extract"):
-                plan_of(corpus(), keep=es.Keep(where=condition), **options)
+                plan_of(corpus(), keep=es.corpus.Keep(where=condition), **options)
             continue
-        made = plan_of(corpus(), keep=es.Keep(where=condition), **options)
+        made = plan_of(corpus(), keep=es.corpus.Keep(where=condition), **options)
         table = expected.table(columns=["source", "position"])
         assert made.index.source[made.index.sentence].tolist() == table["source"].to_list(), condition
         assert made.index.position.tolist() == table["position"].to_list(), condition
@@ -154,7 +154,7 @@ def test_places_are_those_counted_one_by_one(block_rows: int, monkeypatch: pytes
 
 def test_the_rules_after_it_apply_to_what_it_leaves() -> None:
     def chosen(**rules: Any) -> list[tuple[int, int, str]]:
-        index = plan_of(corpus(), model=FakeEncoder(), keep=es.Keep(**rules)).index
+        index = plan_of(corpus(), model=FakeEncoder(), keep=es.corpus.Keep(**rules)).index
         words = [index.words[number] for number in index.type]
         return list(zip(index.source[index.sentence].tolist(), index.position.tolist(), words, strict=True))
 
@@ -176,11 +176,11 @@ def test_special_tokens_go_with_their_sentences_unless_they_are_named(tmp_path: 
     given: dict[str, Any] = {"model": model, "specials": True}
     texts = [words for words in tiny.random_sentences(6, seed=1) if words]
     whole = plan_of(texts, **given).index
-    last = plan_of(texts, keep=es.Keep(where="from_end = 0 AND sentence < 2"), **given).index
+    last = plan_of(texts, keep=es.corpus.Keep(where="from_end = 0 AND sentence < 2"), **given).index
     assert [last.words[int(number)] for number in last.type] == [
         *("[CLS]", texts[0][-1], "[SEP]", "[CLS]", texts[1][-1], "[SEP]")
     ]
-    named = plan_of(texts, keep=es.Keep(where="special = '[SEP]' OR position = 0"), **given).index
+    named = plan_of(texts, keep=es.corpus.Keep(where="special = '[SEP]' OR position = 0"), **given).index
     rows = [row for each in rows_where(whole, "special = '[SEP]' OR position = 0") for row in each.tolist()]
     assert [named.words[int(number)] for number in named.type] == [whole.words[int(whole.type[row])] for row in rows]
 
@@ -194,7 +194,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     given: dict[str, Any] = {"model": model, "context": context, "dtype": "float32"}
     whole = es.extract(plan_of(texts, **given), tmp_path / "whole.zarr")
     condition = "position = 1 OR (position = 3 AND sentence % 2 = 0)"
-    made = plan_of(texts, keep=es.Keep(where=condition), **given)
+    made = plan_of(texts, keep=es.corpus.Keep(where=condition), **given)
     (store,), counted = extract_together([made], [tmp_path / "x.zarr"])
     expected = whole.select(where=condition)
     assert described_words(store.select()) == described_words(expected)
@@ -208,7 +208,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     assert made.estimate.counted
 
 
-def described_words(selection: es.Selection) -> list[Any]:
+def described_words(selection: es.store.Selection) -> list[Any]:
     return selection.table(columns=["word", "source", "position"]).rows()
 
 
@@ -216,7 +216,7 @@ def test_a_decoder_runs_a_sentence_to_its_end_for_a_special_token_there(tmp_path
     model = es.models.load_encoder(tiny.save("gpt2", tmp_path / "gpt2"))
     model.special_ids = ((), (1,))
     texts = [words for words in tiny.random_sentences(6, seed=1) if words]
-    made = plan_of(texts, model=model, specials=True, keep=es.Keep(where="position = 0"))
+    made = plan_of(texts, model=model, specials=True, keep=es.corpus.Keep(where="position = 0"))
     assert made.estimate.subwords_to_run == made.n_subwords
 
 
@@ -229,7 +229,9 @@ def test_the_last_word_of_each_message_of_a_role(role: str, tmp_path: Path) -> N
         ("assistant", "Yes !"),
     ]
     rows = [{"messages": [{"role": role, "content": text} for role, text in messages]}] * 2
-    index = plan_of(rows, model=FakeEncoder(), keep=es.Keep(where=f"role = '{role}' AND role_from_end = 1")).index
+    index = plan_of(
+        rows, model=FakeEncoder(), keep=es.corpus.Keep(where=f"role = '{role}' AND role_from_end = 1")
+    ).index
     words = [index.words[int(number)] for number in index.type]
     assert words == {"assistant": ["So", "Yes"] * 2, "user": ["me", "Oh"] * 2}[role]
 
@@ -260,7 +262,7 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("embstore.extraction.plan.encoder_on", None)  # no model is loaded
 
     def planned(condition: str) -> None:
-        plan_of(path, model="nowhere", keep=es.Keep(where=condition))
+        plan_of(path, model="nowhere", keep=es.corpus.Keep(where=condition))
 
     for condition, message in wrong.items():
         with pytest.raises(InvalidValueError, match=message):
@@ -270,7 +272,7 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
     with pytest.raises(InvalidValueError, match=r"true for none of the 2 words of a\.conllu"):
         planned("upos = 'VERB'")
     with pytest.raises(InvalidValueError, match="is not text"):
-        es.Keep(where=3)  # type: ignore[arg-type]
+        es.corpus.Keep(where=3)  # type: ignore[arg-type]
 
 
 def test_conditions_mean_what_sql_means(tmp_path: Path) -> None:
@@ -321,7 +323,7 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
     model, path = tiny.save("gpt2", tmp_path / "gpt2"), tmp_path / "x.zarr"
     texts = [words for words in tiny.random_sentences(40, seed=1) if words]
-    keep = es.Keep(where="from_end < 2 AND occurrence % 3 <> 0")
+    keep = es.corpus.Keep(where="from_end < 2 AND occurrence % 3 <> 0")
     made = plan_of(texts, model=model, keep=keep)
     store = es.extract(made, path)
     assert store.metadata.extraction["keep"]["where"] == keep.where == made.as_json()["where"]
@@ -347,6 +349,6 @@ def test_small_corpora_are_read_before_the_model(tmp_path: Path) -> None:
     """The trial reads each word as one subword, so it says nothing of what depends on subwords."""
     path = tmp_path / "a.txt"
     path.write_text("the river bank\n" * 3)
-    options: NDArray[Any] | Any = es.ExtractionOptions(keep=es.Keep(where="subwords = 2"))
+    options: NDArray[Any] | Any = es.ExtractionOptions(keep=es.corpus.Keep(where="subwords = 2"))
     resume.check_choice(es.open_corpus(path), options)
     assert plan_of(path, model=FakeEncoder(), options=options).layout.n_rows == 6

@@ -68,19 +68,19 @@ def written(name: str, content: bytes | str | object, **beside: bytes) -> Callab
 
 def make_index(folder: Path) -> Path:
     store = hard_store(folder / "store.zarr").store
-    es.build_index(store, 2, kind="flat", name="x", centered=True)
+    es.analysis.build_index(store, 2, kind="flat", name="x", centered=True)
     return Path(store.path) / "hidden_states/.index/x"
 
 
 def read_index(path: Path) -> object:
     store = es.open(path.parents[2])
-    hits = es.open_index(store, name="x").search(store.vectors([0, 5], layers=2)[0], k=3)
+    hits = es.analysis.open_index(store, name="x").search(store.vectors([0, 5], layers=2)[0], k=3)
     return hits.rows.tolist(), hits.scores.tolist()
 
 
 def make_probes(folder: Path) -> Path:
     made = class_store.make(folder / "classes.zarr", words=16)
-    probe = es.ClassProbe(training=es.Training(epochs=1))
+    probe = es.ClassProbe(training=es.probes.Training(epochs=1))
     probe.fit(made.store, es.probes.split_words(*made.lists)).save(folder / "probes")
     return folder / "probes"
 

@@ -17,7 +17,7 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_allocated(tmp_pa
     classes = class_store.make(tmp_path / "class.zarr")
     edges = edge_store.make(tmp_path / "edges.zarr", sentences=10, layers=(0, 1), planted=1)
     trees = tree_store.make(tmp_path / "trees.zarr", sentences=10)
-    fast = es.Training(epochs=1, patience=0)
+    fast = es.probes.Training(epochs=1, patience=0)
     words, train = split_words(*classes.lists), edges.splits["train"]
     for fit in (
         lambda: es.ClassProbe(kind="mlp", hidden_size=size, training=fast).fit(classes.store, words),
@@ -27,7 +27,7 @@ def test_sizes_beyond_the_memory_are_refused_before_anything_is_allocated(tmp_pa
     ):
         with pytest.raises(InvalidValueError, match="memory 4"):
             fit()
-    large = es.Training(epochs=1, batch_size=size, patience=0)  # no more than all examples
+    large = es.probes.Training(epochs=1, batch_size=size, patience=0)  # no more than all examples
     es.ClassProbe(training=large).fit(classes.store, words)
     es.EdgeProbe(training=large, projection=4, hidden_size=4).fit(edges.store, train)
     es.StructuralProbe(training=large, rank=2).fit(trees.store, trees.trees)

@@ -55,7 +55,7 @@ def test_linear_probes_score_as_logistic_regression_does(data: Path, minilm: Pat
     lines = (data / "semcor-pse" / "corpus.txt").read_text().splitlines()
     (tmp_path / "some.txt").write_text("\n".join(lines[::17]) + "\n")
     corpus = es.open_corpus(tmp_path / "some.txt", format="pse")
-    options = es.ExtractionOptions(layers="0,6", keep=es.Keep(labelled=True))
+    options = es.ExtractionOptions(layers="0,6", keep=es.corpus.Keep(labelled=True))
     es.extract(es.plan(corpus, model=minilm, options=options, calibrate=False), tmp_path / "some.zarr")
     lists = [part for name in ("train", "test") for part in (f"--{name}", data / "semcor-pse" / f"{name}.tsv")]
     held = ran("class_probes.py", tmp_path / "some.zarr", *lists, out=tmp_path / "out.json")

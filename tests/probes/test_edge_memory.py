@@ -42,7 +42,7 @@ def watch():
 torch.set_num_threads(1)
 store, train, dev, memory = es.open(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]) or "4GiB"
 settings = {"projection": 64, "hidden_size": 64, "layerwise": True}
-settings["training"] = es.Training(epochs=1, batch_size=8)
+settings["training"] = es.probes.Training(epochs=1, batch_size=8)
 es.EdgeProbe(**settings, n_sentences=20).fit(store, train, dev).score(dev)  # imports and allocates what is kept
 before, peak, done = anonymous(), [0], threading.Event()
 watcher = threading.Thread(target=watch, daemon=True)

@@ -54,7 +54,7 @@ def sentences(*, seed: int = 1, rows: int = ROWS) -> list[Sentence]:
     return made
 
 
-def make_plan(*, dtype: str = "float32", encoder: FakeEncoder | None = None, **options: object) -> es.Plan:
+def make_plan(*, dtype: str = "float32", encoder: FakeEncoder | None = None, **options: object) -> es.extraction.Plan:
     """The plan; partitions are of 256 rows where `embstore.store.layout.SHARD_NBYTES` is 1."""
     corpus = options.pop("corpus", None) or sentences()
     with es.config(progress=False):

@@ -263,13 +263,13 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
         if stale:
             write_tree(get(".zarr", "bfloat16").tree, folder / "other.zarr")
             with es.config(threads=1):
-                es.build_index(es.open(folder / "other.zarr"), 1, kind="flat", name="x")
+                es.analysis.build_index(es.open(folder / "other.zarr"), 1, kind="flat", name="x")
             shutil.move(folder / "other.zarr" / INDEX, folder / "store.zarr" / INDEX)
             shutil.rmtree(folder / "other.zarr")
 
     def work(folder: Path) -> None:
         store = es.open(folder / "store.zarr")
-        es.build_index(store, 1, kind=kind, name="x")
+        es.analysis.build_index(store, 1, kind=kind, name="x")
 
     def state(folder: Path, whole: Whole) -> str:
         """The index is that of before or after, or it is absent: there is no file in its folder."""
@@ -280,7 +280,7 @@ def _index(*, stale: bool, kind: str = "flat") -> Scene:
         )
         if found not in others:  # the old one was being removed: what is left is refused
             with pytest.raises(es.errors.SearchIndexError):
-                es.open_index(es.open(folder / "store.zarr"), name="x")
+                es.analysis.open_index(es.open(folder / "store.zarr"), name="x")
             return "absent"
         return ("old", "new", "absent")[others.index(found)]
 

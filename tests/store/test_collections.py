@@ -250,7 +250,7 @@ def split(store: es.Store, folder: Path, count: int = 3) -> es.Store:
 
 @pytest.mark.slow
 def test_probes_learn_the_same(tmp_path: Path) -> None:
-    fast = es.Training(epochs=2, batch_size=16, patience=0)
+    fast = es.probes.Training(epochs=2, batch_size=16, patience=0)
     words, edges = class_store.make(tmp_path / "words.zarr"), edge_store.make(tmp_path / "edges.zarr", sentences=20)
     lists = es.probes.split_words(*words.lists)
     scores = {}
@@ -281,11 +281,11 @@ def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str
     store = made[kind]
     if kind == "list":
         with pytest.raises(InvalidValueError, match="has no place for an index"):
-            es.build_index(store, 1)
+            es.analysis.build_index(store, 1)
         assert es.analysis.list_indexes(store) == []
         return
-    es.build_index(store, 1, kind="flat")
-    found = es.neighbors(store, "bank", layers=1, k=5, index=es.open_index(store, 1))
+    es.analysis.build_index(store, 1, kind="flat")
+    found = es.neighbors(store, "bank", layers=1, k=5, index=es.analysis.open_index(store, 1))
     require_close(found.drop("search"), es.neighbors(store, "bank", layers=1, k=5).drop("search"))
     es.analysis.remove_index(store, es.analysis.list_indexes(store)[0].name)
 
@@ -654,7 +654,7 @@ def test_a_damaged_part_is_named_and_repaired(tmp_path: Path) -> None:
 
 
 def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
-    keep = es.Keep(words=frozenset({"bank", "river"}), min_contexts=2)
+    keep = es.corpus.Keep(words=frozenset({"bank", "river"}), min_contexts=2)
     options = {"keep": keep, "layers": (0, 2), "dtype": "int8", "pooling": "max", "max_length": 20, "seed": 3}
     path = tmp_path / "store.zarr"
     extract(path, SENTENCES[:20], **options)
@@ -663,7 +663,7 @@ def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
         assert getattr(taken, name) == value, name
     es.extract(plan_of(SENTENCES[20:40], model=FakeEncoder(), options=taken), path, append=True)
     with pytest.raises(StoreMismatchError, match=r"extraction\.keep\.min_contexts 2, this plan has 1"):
-        extract(path, SENTENCES[40:60], append=True, **{**options, "keep": es.Keep(words=keep.words)})
+        extract(path, SENTENCES[40:60], append=True, **{**options, "keep": es.corpus.Keep(words=keep.words)})
 
 
 @pytest.mark.parametrize("context", ["document", "sentence"])

@@ -31,12 +31,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return example(dtype=dtype).make(tmp_path / f"s{suffix}")
 
 
-def selections(store: es.Store) -> list[es.Selection]:
+def selections(store: es.Store) -> list[es.store.Selection]:
     rows = np.random.default_rng(0).permutation(store.n_rows)[:333]
     return [store.select(), store.select(rows=slice(100, 523), layers=[5, 0]), store.select(rows=rows, layers=-1)]
 
 
-def check(frame: pl.DataFrame, selection: es.Selection) -> None:
+def check(frame: pl.DataFrame, selection: es.store.Selection) -> None:
     vectors = selection.vectors()
     for layer, each in zip(selection.layers, vectors, strict=True):
         found = frame[f"layer_{layer}"].to_numpy()

@@ -57,7 +57,7 @@ class ClassProbe(Probe[FittedClasses]):
     All probes are trained together as one model, and scored on words that they have not seen::
 
         lists = (es.corpus.read_word_classes(f"{split}.tsv") for split in ("train", "test"))
-        probe = es.ClassProbe(layers=[0, -1], training=es.Training(epochs=3))
+        probe = es.ClassProbe(layers=[0, -1], training=es.probes.Training(epochs=3))
         result = probe.fit(store, es.probes.split_words(*lists)).score()
 
     Parameters
