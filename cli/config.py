@@ -98,7 +98,7 @@ class Config:
 def _settings_of(source: Any) -> dict[str, Setting]:
     if isinstance(source, Mapping):
         return {name: Setting(kind) for name, kind in source.items()}
-    call = source.__init__ if isinstance(source, type) else source
+    call = source.__init__ if isinstance(source, type) else source  # type: ignore[misc]
     hints, texts = hints_of(call), _texts(inspect.getdoc(source) or "")
     parameters = inspect.signature(source).parameters
     return {

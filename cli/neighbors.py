@@ -57,7 +57,7 @@ def neighbors(
     if not _is_store(source):
         if row is not None or label or layers != "last":
             raise InvalidValueError(f"{source} holds word vectors, without rows, labels and layers: leave these out")
-        table = es.neighbors(es.vectors.read_vectors(source), query, exclude=exclude, index=index, **options)
+        table = es.neighbors(es.vectors.read_vectors(source), str(query), exclude=exclude, index=index, **options)
         _show(table, output)
         return
     store = es.open(source)

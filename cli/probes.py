@@ -69,7 +69,7 @@ def classes(
     options = {"label": label, "kind": kind, "control": control, **probing.arguments(settings)}
     es.ClassProbe(**options)  # checks the settings before a store is read
     words = {name: opt.read_words(path, option=f"--{name}") for name, path in (("train", train), ("test", test))}
-    split = es.probes.split_words(**words, **sharing, seed=options["seeds"][0])
+    split = es.probes.split_words(words["train"], words["test"], **sharing, seed=options["seeds"][0])
     opened = open_stores(stores)
     files = save_files(save, opened)
     results = []
