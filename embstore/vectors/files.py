@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,11 +118,30 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
             format = "text" if _NUMBERS.issuperset(after_word) else "binary"
     options = {"binary": format == "binary", "no_header": format == "glove", "limit": limit}
     keyed = _by_gensim(path, "KeyedVectors.load_word2vec_format", str(plain), **options)
-    if format != "glove" and limit is None and len(keyed) < int(header.split()[0]):
-        raise WordVectorsError(
-            f"{path}: has {len(keyed)} different words, its header says {header.split()[0].decode()}"
-        )
+    if format == "binary":
+        rows = len(keyed) if limit is not None else int(header.split()[0])
+    else:
+        rows = _check_lines(path, plain, keyed.vector_size, int(header.split()[0]) if format == "text" else None, limit)
+    if len(keyed) < rows:
+        raise WordVectorsError(f"{path}: has {len(keyed)} different words in {rows} rows: each word must be there once")
     return RowTable(_checked_vectors(path, keyed.index_to_key, keyed.vectors), _sha256(path))
+
+
+def _check_lines(path: Path, plain: Path, dimensions: int, n_rows: int | None, limit: int | None) -> int:
+    """Refuse a line of fewer or more numbers, as gensim gives a single one to all dimensions; return the rows read.
+
+    `n_rows`: of the header; None: there is no header.
+    """
+    n_headers = 0 if n_rows is None else 1
+    counts = [count for count in (n_rows, limit) if count is not None]
+    rows = 0
+    with plain.open("rb") as file:
+        for number, line in enumerate(islice(file, n_headers, n_headers + min(counts) if counts else None)):
+            if (found := line.rstrip().count(b" ")) != dimensions:
+                line_number = number + n_headers + 1
+                raise WordVectorsError(f"{path}, line {line_number}: {found} numbers where others have {dimensions}")
+            rows += 1
+    return rows
 
 
 def _by_gensim(path: Path, function: str, *args: Any, **options: Any) -> Any:

@@ -207,6 +207,7 @@ TEXT = {
     "infinity": b"2 2\na 1 2\nb 3 -inf\n",
     "beyond float32": b"a 1 2\nb 3 1e39\n",
     "twice": b"3 2\na 1 2\nb 3 4\na 5 6\n",
+    "twice without a header": b"a 1 2\nb 3 4\na 5 6\n",
     "empty line": b"a 1 2\n\nb 3 4\n",
     "not UTF-8": b"a 1 2\n\xe9t\xe9 3 4\n",
 }
@@ -233,6 +234,15 @@ def test_damaged_text_and_binary(format: str, content: bytes, tmp_path: Path) ->
     (tmp_path / "v").write_bytes(content)
     with pytest.raises(WordVectorsError, match=r"^\S*/v: [^\n]+$"):
         read_vectors(tmp_path / "v", format=format)
+
+
+@pytest.mark.parametrize(("header", "line"), [(b"3 3\n", 3), (b"", 2)])
+def test_a_line_of_one_number_is_named(header: bytes, line: int, tmp_path: Path) -> None:
+    """Gensim alone would give the number to all dimensions."""
+    (tmp_path / "v").write_bytes(header + b"a 1 2 3\nb 4\nc 5 6 7\n")
+    with pytest.raises(WordVectorsError, match=f"^\\S*/v, line {line}: 1 numbers where others have 3$"):
+        read_vectors(tmp_path / "v")
+    assert read_vectors(tmp_path / "v", limit=1).words == ("a",)
 
 
 def test_every_cut_of_a_binary_file_is_refused(tmp_path: Path) -> None:
