@@ -29,10 +29,17 @@ SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 COMMAND = re.compile(r"^(?:\$ )?embstore [a-z].*?(?:(?<!\\)$)", re.M | re.S)
 
 
+MODULES = {"errors", "executors"}  # public, and imported by their names: `from embstore.errors import ...`
+
+
 def is_public(name: str) -> bool:
     """Return whether a dotted name starting with `embstore` is a top-level name or listed in a namespace."""
     holder: Any = embstore
-    for part in name.split(".")[1:]:
+    parts = name.split(".")[1:]
+    if parts and parts[0] in MODULES:
+        module = importlib.import_module(f"embstore.{parts[0]}")
+        return len(parts) == 1 or (not parts[1].startswith("_") and hasattr(module, parts[1]))
+    for part in parts:
         if not isinstance(holder, ModuleType):
             return True  # an attribute of a public object
         listed = getattr(holder, "__all__", None)
