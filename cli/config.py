@@ -169,6 +169,8 @@ def _named(kind: Any) -> str:
             shown.append(" or ".join(map(json.dumps, get_args(base))))
         elif isinstance(base, type) and issubclass(base, PathLike):
             shown.append("a path")
+        elif get_origin(base) is Mapping:
+            shown.append("a table")
         else:
             shown.append(named.get(base, "a list"))
     return ", ".join(shown)

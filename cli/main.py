@@ -243,7 +243,7 @@ def _fail_usage(error: Any) -> NoReturn:
     config = getattr(getattr(context, "command", None), "config", None)
     if unknown in GLOBAL:
         message = f"--{unknown} goes before the command: embstore --{unknown} {GLOBAL[unknown]} {command[9:]} ..."
-    elif config is not None and unknown in config.settings():
+    elif config is not None and any(unknown in config.settings(choice) for choice in config.choices()):
         message = f"--{unknown.replace('_', '-')} is a setting: write {unknown} = VALUE in a file for --config"
     print(f"embstore: {_shortened(message)}; see {command} --help", file=sys.stderr)
     sys.exit(2)

@@ -26,6 +26,7 @@ MAX_KNOBS_OF_A_COMMAND = 62
 CONFIG_SCHEMA = ROOT / "schemas" / "config.schema.json"
 FOLDERS = ("cli", "examples", "explorer")
 SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+MODULES = {"errors", "executors", "__version__"}  # public modules that are imported by their names
 COMMAND = re.compile(r"^(?:\$ )?embstore [a-z].*?(?:(?<!\\)$)", re.M | re.S)
 
 
@@ -45,7 +46,7 @@ def is_public(name: str) -> bool:
         listed = getattr(holder, "__all__", None)
         if listed is None:
             listed = [key for key in vars(holder) if not key.startswith("_")]
-        if part not in listed and part != "__version__":
+        if part not in listed and part not in MODULES:
             return False
         holder = getattr(holder, part)
     return True
