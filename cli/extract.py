@@ -32,11 +32,12 @@ SETTINGS = opt.Config(
     *COMPUTING,
 )
 
+SUFFIXES = dict.fromkeys(form.suffixes[0] for form in es.corpus.FORMATS.values())
 Corpus = Annotated[
     str,
     opt.argument(
         "CORPUS",
-        "A file or a folder of them: .txt, .jsonl, .parquet, .csv, .conllu, .conll, .pse or .tsv, also .gz or .zst.",
+        f"A file or a folder of them: {', '.join(SUFFIXES)}, also .gz or .zst.",
     ),
 ]
 Model = Annotated[
@@ -77,9 +78,7 @@ Label = Annotated[
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[
     str | None,
-    opt.option(
-        "NAME", "text, jsonl, parquet, csv, conllu, conll, pse, edge, sts or pairs (by its suffix).", panel=READ
-    ),
+    opt.option("NAME", f"{', '.join(es.corpus.FORMATS)} (by its suffix).", panel=READ),
 ]
 Split = Annotated[
     str | None, opt.option("NAME", "sentences: find them in running text; lines: each line is one.", panel=READ)

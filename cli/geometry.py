@@ -43,7 +43,7 @@ def geometry(
     Self-similarity, intra-sentence similarity, maximum explainable variance and anisotropy (Ethayarajh 2019), with
     their baselines; means by layer with 95 % bootstrap intervals. --out has every word and sentence.
     """
-    names = list(TITLES) if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
+    names = "all" if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
     options: dict[str, Any] = {"metrics": names, "min_contexts": min_contexts, **settings}
     tables = {
         name: es.geometry(es.open(path), layers=opt.layers_of(layers), **options)
@@ -78,11 +78,11 @@ def _concatenated(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
 
 def _print(table: pl.DataFrame, summary: pl.DataFrame) -> None:
     """Print the means of a store by metric and layer, then its extreme words."""
-    for metric, text in TITLES.items():
+    measured = summary["metric"].unique().to_list()
+    for metric in sorted(measured, key=[*TITLES, *measured].index):
         rows = [_row(row) for row in summary.to_dicts() if row["metric"] == metric]
-        if rows:
-            print_table(rows, title=text)
-            print()
+        print_table(rows, title=TITLES.get(metric, metric.replace("_", " ")))
+        print()
     if "selfsim" in summary["metric"]:
         words = es.analysis.extreme_words(table, count=SHOWN_WORDS)
         names = {"end": "context-specific", "item": "word", "count": "occurrences", "value": "self-similarity"}

@@ -13,7 +13,7 @@ import torch
 
 import embstore as es
 from embstore.analysis.geometry.cosine import Cosines, Groups
-from embstore.analysis.geometry.measure import METRICS, geometry
+from embstore.analysis.geometry.measure import METRICS, PAPER_METRICS, geometry
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
 from embstore.analysis.scan import Scope, _reduce_rows, reduce, selected
@@ -49,7 +49,8 @@ def within_sentence(vectors: np.ndarray) -> float:
     return float(np.mean([cosine(mean, vector) for vector in vectors]))
 
 
-def spectrum(vectors: np.ndarray) -> dict[str, float]:
+def of_layer(vectors: np.ndarray) -> dict[str, float]:
+    """Every metric of a layer but the anisotropy."""
     variances = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False) ** 2
     shares = variances[variances > variances.max() * 1e-14] / variances.sum()
     return {
@@ -114,7 +115,8 @@ def test_every_metric_is_that_of_its_definition(written: Written, precision: str
             value = within_sentence(everything[sentences == number])
             assert intrasim[str(number)] == pytest.approx(value, abs=close)
         assert values(table, "anisotropy", layer) == {"": pytest.approx(similarity, abs=close)}
-        for metric, value in spectrum(everything).items():
+        assert {*PAPER_METRICS, *of_layer(everything)} == set(METRICS), "a metric without an oracle"
+        for metric, value in of_layer(everything).items():
             assert values(table, metric, layer) == {"": pytest.approx(value, rel=spectral)}
         for metric, value in (("selfsim", similarity), ("intrasim", similarity), ("mev", explainable)):
             assert baseline_of(table, metric, layer) == pytest.approx(value, abs=close)

@@ -279,7 +279,6 @@ def test_of_two_formats_with_a_suffix_one_is_recognized_by_its_first_line() -> N
             of_suffix.setdefault(suffix, []).append(form)
     assert {suffix for suffix, forms in of_suffix.items() if len(forms) > 1} == {".jsonl", ".tsv"}
     assert all(form.sniff for forms in of_suffix.values() for form in forms[:-1])
-    assert set(FORMATS) == {"text", "conllu", "conll", "pse", "edge", "sts", "pairs", "jsonl", "parquet", "csv"}
 
 
 def test_word_lists(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Measures of a whole layer, each a reducer whose result is a number.
 
-A new one is a class in a file of this folder and a line of `MEASURES`: `es.geometry` takes it by its name.
+A new one is a class in a file of this folder and a line of `MEASURES`: `es.geometry` takes it by its name. One whose
+state is larger than a vector of float64 says so in `state_nbytes`, by which the memory for states is shared out.
 """
 
 from __future__ import annotations
@@ -13,10 +14,6 @@ from embstore.analysis.scan import Batch, Scope
 
 class MeanNorm:
     """The mean Euclidean length of the vectors."""
-
-    def state_nbytes(self, hidden_size: int) -> int:
-        """The bytes of a state at most."""
-        return 16
 
     def init(self, scope: Scope) -> tuple[float, int]:
         return 0.0, 0

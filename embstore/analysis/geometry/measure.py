@@ -66,7 +66,7 @@ def geometry(
         `selfsim`, the mean cosine of two occurrences of a word; `intrasim`, the mean cosine of the words of a sentence
         with their mean; `mev`, the share of a word's vectors that one static vector explains; `anisotropy`, the mean
         cosine of any two occurrences (Ethayarajh 2019). Of a layer: `mean_norm`, `participation_ratio`,
-        `effective_rank`, `top_component`.
+        `effective_rank`, `top_component`. "all" for every one.
     layers : int or sequence of int, optional
         By default all of `data`.
     min_contexts : int
@@ -99,7 +99,7 @@ def geometry(
     MissingRowsError, NonFiniteError, ExecutorError
         For rows that are not written yet or not finite, and if workers are lost.
     """
-    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    names = METRICS if metrics == "all" else (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for metric in names:
         check_choice("metric", metric, METRICS)
     if not names:
@@ -215,13 +215,19 @@ def _limits(part: Selection, reducers: dict[str, Any]) -> dict[str, Any]:
     memory, size = settings().nbytes, part.store.hidden_size
     block_rows = max(1, min(BLOCK_NBYTES, memory // 64) // (4 * size))
     threads = min(thread_count(settings().threads), memory // (8 * THREAD_BLOCKS * block_rows * size))
-    state_nbytes = sum(reducer.state_nbytes(size) for reducer in reducers.values())
+    state_nbytes = sum(_state_nbytes(reducer, size) for reducer in reducers.values())
     return {
         "block_rows": block_rows,
         "threads": max(1, threads),
         "parts": max(MIN_PARTS, 8 * size * len(part) // (PART_TIMES * state_nbytes)),
         "max_states": max(2, memory // (2 * state_nbytes)),
     }
+
+
+def _state_nbytes(reducer: Any, size: int) -> int:
+    """The bytes of a state: those of a vector of float64 for a reducer that does not say."""
+    said = getattr(reducer, "state_nbytes", None)
+    return 8 * size if said is None else said(size)
 
 
 def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
@@ -276,7 +282,7 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
         yield _layer_frame("anisotropy", layer, n_rows if drawn is None else len(drawn), anisotropy)
     for metric in (*MEASURES, *SPECTRUM_METRICS):
         if metric in metrics:
-            value = found[metric] if metric in MEASURES else found["moments"][metric]
+            value = float(found[metric]) if metric in MEASURES else found["moments"][metric]
             yield _layer_frame(metric, layer, n_rows, value)
 
 
