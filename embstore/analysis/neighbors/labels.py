@@ -329,60 +329,45 @@ def _predict(task: Task, layers: tuple[int, ...], space: Space, advance: Callabl
 
 
 def _search(task: Task, layers: tuple[int, ...], space: Space) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """Yield numbers of queries and their neighbours: all at once, or word by word from the vectors of the word."""
+    """Yield numbers of queries and their k nearest with all that are as near as the k-th.
+
+    The queries of a pool are searched together, in the layer or in the vectors of their word, and again with more
+    neighbours where the last one that was found is as near as the k-th.
+    """
     options: dict[str, Any] = {"space": space, "device": settings().device, "threads": settings().threads}
-    vectors: Vectors = StoreVectors(task.store, layers[0])
-    if task.split == "leave-one-word-out":
-
-        def among_all(numbers: NDArray[np.int64], n_fetched: int) -> Hits:
-            rows = task.queries[numbers]
-            exclude = [Exclusion(task.groups, task.groups[rows])]
-            queries = vectors.gather(rows)
-            return exact_search(vectors, queries, k=n_fetched, rows=task.candidates, exclude=exclude, **options)
-
-        for start in range(0, len(task.queries), QUERIES):
-            numbers = np.arange(start, min(start + QUERIES, len(task.queries)))
-            yield from search_with_ties(among_all, numbers, max(task.ks), len(task.candidates))
-        return
-    pools = groups_of(task.pool)
-    for asked in groups_of(task.query_pool):
-        if task.query_pool[asked[0]] < 0:
+    k, pools = max(task.ks), groups_of(task.pool)
+    for pending in groups_of(task.query_pool):
+        if task.query_pool[pending[0]] < 0:
             continue
-        candidates = task.candidates[pools[task.query_pool[asked[0]]]]
-        rows = np.union1d(candidates, task.queries[asked])
-        parts = [StoreVectors(task.store, layer).gather(rows) for layer in layers]
-        stored = parts[0] if len(parts) == 1 else np.mean(parts, 0, np.float64).astype(np.float32)
-        own, places, groups = ArrayVectors(stored), np.searchsorted(rows, candidates), task.groups[rows]
-
-        def of_word(
-            numbers: NDArray[np.int64], n_fetched: int, rows: Any = rows, own: Any = own, some: Any = (places, groups)
-        ) -> Hits:
-            chosen = np.searchsorted(rows, task.queries[numbers])
-            exclude = [Exclusion(some[1], some[1][chosen])]
-            hits = exact_search(own, own.gather(chosen), k=n_fetched, rows=some[0], exclude=exclude, **options)
-            return Hits(np.where(hits.rows < 0, -1, rows[hits.rows]), hits.scores)
-
-        yield from search_with_ties(of_word, asked, max(task.ks), len(candidates))
-
-
-def search_with_ties(
-    search: Callable[[NDArray[np.int64], int], Hits], queries: NDArray[np.int64], k: int, n_candidates: int
-) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """Yield queries and their k nearest with all that are as near as the k-th, searched for further where needed."""
-    n_fetched = min(k + SPARE, n_candidates)
-    while len(queries):
-        pending = []
-        step = max(1, MAX_HITS // n_fetched)
-        for start in range(0, len(queries), step):
-            part = queries[start : start + step]
-            hits = search(part, n_fetched)
-            kth, last = hits.scores[:, min(k, n_fetched) - 1], hits.scores[:, -1]
-            whole = (np.abs(last - kth) > _tolerance(kth)) | np.isnan(last) | (n_fetched == n_candidates)
-            if whole.any():
-                yield part[whole], Hits(hits.rows[whole], hits.scores[whole])
-            pending.append(part[~whole])
-        queries = np.concatenate(pending)
-        n_fetched = min(4 * n_fetched, n_candidates)
+        candidates = task.candidates[pools[task.query_pool[pending[0]]]]
+        if task.split == "leave-one-word-out":
+            vectors: Vectors = StoreVectors(task.store, layers[0])
+            rows = np.arange(task.store.n_rows)
+        else:
+            rows = np.union1d(candidates, task.queries[pending])
+            parts = [StoreVectors(task.store, layer).gather(rows) for layer in layers]
+            vectors = ArrayVectors(parts[0] if len(parts) == 1 else np.mean(parts, 0, np.float64).astype(np.float32))
+        places, groups, n_fetched = (
+            np.searchsorted(rows, candidates),
+            task.groups[rows],
+            min(k + SPARE, len(candidates)),
+        )
+        while len(pending):
+            step, again = min(QUERIES, max(1, MAX_HITS // n_fetched)), []
+            for start in range(0, len(pending), step):
+                numbers = pending[start : start + step]
+                chosen = np.searchsorted(rows, task.queries[numbers])
+                exclude = [Exclusion(groups, groups[chosen])]
+                hits = exact_search(
+                    vectors, vectors.gather(chosen), k=n_fetched, rows=places, exclude=exclude, **options
+                )
+                kth, last = hits.scores[:, min(k, n_fetched) - 1], hits.scores[:, -1]
+                whole = (np.abs(last - kth) > _tolerance(kth)) | np.isnan(last) | (n_fetched == len(candidates))
+                if whole.any():
+                    yield numbers[whole], Hits(np.where(hits.rows < 0, -1, rows[hits.rows])[whole], hits.scores[whole])
+                again.append(numbers[~whole])
+            pending = np.concatenate(again)
+            n_fetched = min(4 * n_fetched, len(candidates))
 
 
 def _tolerance(scores: NDArray[np.float64]) -> NDArray[np.float64]:
