@@ -125,11 +125,11 @@ class IndexState:
 
     @property
     def kind(self) -> str | None:
-        return self.info and self.info.settings.kind
+        return None if self.info is None else self.info.settings.kind
 
     @property
     def layer(self) -> int | None:
-        return self.info and self.info.settings.layer
+        return None if self.info is None else self.info.settings.layer
 
 
 def folder_of(store: Store) -> Path:
@@ -228,9 +228,8 @@ def build_index(
                 data.source.refresh()
                 if not data.finished or data.digest != settings.digest:
                     raise SearchIndexError(f"{data.path} changed while it was indexed: run the same command again")
-                document = json.loads(
-                    canonical(asdict(IndexInfo(name, settings, parameters, longest, files, software)))
-                )
+                info = IndexInfo(name, settings, parameters, longest, files, software)
+                document = json.loads(canonical(asdict(info)))
                 document["crc32c"] = document_crc32c(document)
                 (new / METADATA).write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", "utf-8")
         finally:
