@@ -9,7 +9,7 @@ import pytest
 
 import embstore as es
 from embstore.corpus import Sentence
-from embstore.errors import InvalidValueError, NonFiniteError, StoreMismatchError
+from embstore.errors import NonFiniteError
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 from tests.extraction.test_pipeline import many, small_partitions
@@ -42,19 +42,6 @@ def test_a_bucket_gets_the_bytes_of_a_disk(memory: MemoryBucket, tmp_path: Path,
     assert memory.files() == all_files(near.path)
     before = memory.files()
     assert es.extract(plan(sentences, dtype=dtype), URL).finished
-    assert memory.files() == before
-
-
-def test_another_plan_is_refused_with_what_differs(memory: MemoryBucket) -> None:
-    sentences = many(20)
-    es.extract(plan(sentences), URL)
-    before = memory.files()
-    with pytest.raises(StoreMismatchError, match=r"s3://bucket/x\.zarr was made with extraction\.pooling "):
-        es.extract(plan(sentences, pooling="last"), URL)
-    with pytest.raises(InvalidValueError, match="are read-only"):
-        es.extract(plan(sentences), "https://host/y.zarr")
-    with pytest.raises(InvalidValueError, match=r"a store in a bucket is a \.zarr"):
-        es.extract(plan(sentences), "s3://bucket/x.h5")
     assert memory.files() == before
 
 

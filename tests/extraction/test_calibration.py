@@ -13,7 +13,6 @@ import torch
 
 import embstore as es
 from embstore import devices
-from embstore.corpus import Keep
 from embstore.extraction import estimate
 from embstore.models.encoder import Spans, Tokenized
 from tests.extraction.fake import FakeEncoder
@@ -109,29 +108,6 @@ def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
     assert plan.estimate.seconds is not None
     assert plan.estimate.subwords_per_second is not None
     assert plan.estimate.seconds == pytest.approx(plan.n_subwords / plan.estimate.subwords_per_second)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"dtype": "int8"}, {"unit": "subword"}, {"unit": "sentence"}, {"keep": Keep(max_contexts=900)}]
-)
-def test_a_calibration_makes_as_many_vectors_as_the_extraction(options: dict[str, Any]) -> None:
-    """Of few positions the last block is computed for these alone, and few vectors are pooled and cast quickly."""
-    encoder = Recording()
-    some = [["extraordinary", *words] for words in sentences(3000)]
-    plan = es.plan(some, model=encoder, options=es.ExtractionOptions(batch_subwords=2048, **options))
-    run, spans = the_run(encoder), encoder.spans[0]
-    positions = plan.estimate.subwords_to_run + plan.n_sentences_to_run * encoder.n_specials
-    share = (run.sum() + len(run) * encoder.n_specials) / positions
-    assert len(spans.sentence) == pytest.approx(share * plan.layout.n_rows, rel=0.25)
-    n_subwords = int(np.asarray(plan.index.subwords).sum())
-    assert (spans.stop - spans.start).sum() == pytest.approx(share * n_subwords, rel=0.4)
-
-
-def test_no_batch_of_a_calibration_is_larger_than_those_of_the_extraction() -> None:
-    encoder = Recording()
-    es.plan(sentences(3000), model=encoder, options=es.ExtractionOptions(batch_subwords=40))
-    run = the_run(encoder)
-    assert run.sum() + len(run) * encoder.n_specials <= 3 * (40 + 2 * (run.max() + encoder.n_specials))
 
 
 def test_few_sentences_are_not_timed() -> None:

@@ -196,20 +196,6 @@ def test_what_is_as_long_as_the_limit_fits() -> None:
         assert (plan.metadata.n_rows, plan.index.contexts is not None) == (n_words, is_cut)
 
 
-def test_blocks_without_overlap_cover_all_words() -> None:
-    plan = plan_of(corpus([200, 7, 90]), model=FakeEncoder(), context=20)
-    contexts, lengths = plan.index.contexts, np.diff(plan.reading.encoder.tokenize(["a"]).word_indptr)
-    assert contexts is not None
-    assert contexts.start.tolist() == [0, *contexts.stop[:-1].tolist()]
-    assert contexts.stop[-1] == plan.n_words
-    assert (plan.words_run_again, len(lengths)) == (0, 1)
-    assert plan.estimate.subwords_to_run == plan.n_subwords
-    shown = plan.as_json()
-    assert shown["contexts"] == len(contexts.start)
-    assert shown["words_per_context"] * shown["contexts"] == plan.n_words
-    assert "contexts" in repr(plan)
-
-
 def test_sentences_without_a_row_are_stored_where_a_context_has_them(tmp_path: Path) -> None:
     sentences = [*corpus([3, 3]), *corpus([4, 4, 4], words=["zzz"]), Sentence(["bank"]), *corpus([2], words=["zzz"])]
     document = Document()
@@ -284,11 +270,8 @@ def test_windows_cross_sentences_within_a_document(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"context": "chapter"}, "unknown context 'chapter': choose sentence, document or a number of subwords"),
-        ({"context": 0}, "context 0"),
         ({"context": 2}, "context 2 leaves no space for words"),
         ({"context": 99}, "context 99 is more than the model accepts: give 26 or less"),
-        ({"context": 20, "max_length": 20}, "context 20 does not go with a max length"),
-        ({"context": "document", "specials": True}, "context document does not go with specials"),
         (
             {"context": "document", "unit": "sentence", "pooling": "cls"},
             "context document does not go with pooling cls",

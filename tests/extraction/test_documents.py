@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import gc
-import os
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
 
 import embstore as es
 from embstore.corpus import Document, Sentence
-from embstore.errors import CorpusError, StorageError
+from embstore.errors import CorpusError
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, survey
 from embstore.extraction.windows import Overlap
 from embstore.store import Index
 from embstore.store.check.consistency import index_faults
-from embstore.store.convert.torch_dataset import TorchDataset
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import plan_of
 
@@ -157,17 +151,12 @@ def test_bad_documents_are_refused_in_one_line() -> None:
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"sentences/document": [0, 0, 1]}, "does not fit the number of sentences"),
     ({"sentences/document": [1, 1, 2, 2]}, "does not number the documents from 0 on"),
-    ({"sentences/document": [0, 2, 2, 3]}, "does not number the documents from 0 on"),
     ({"sentences/document": [0, 1, 0, 1]}, "does not number the documents from 0 on"),
     ({"sentences/document": [0, 0, 1, 2]}, "has 2 values for 3 documents"),
     ({"documents/fields/year/codes": [0, 2]}, "holds a value that is not from -1 to 1"),
-    ({"documents/fields/year/codes": [-2, 0]}, "holds a value that is not from -1 to 1"),
     ({"documents/fields/year/name_bytes": b"9910"}, "does not hold distinct values of kind int, ascending"),
-    ({"documents/fields/year/name_bytes": b"1010"}, "does not hold distinct values of kind int, ascending"),
-    ({"documents/fields/year/name_bytes": b"+199"}, "holds a value that is not of kind int"),
     ({"documents/fields/year/name_bytes": b"a199"}, "holds a value that is not of kind int"),
     ({"sentences/text_bytes": b"\x1fbccddee"}, "U+001F that does not separate two words"),
-    ({"sentences/text_bytes": b"a\x1fccddee"}, "U+001F that does not separate two words"),
     ({"sentences/text_bytes": b"aacc\x1f\x1fee"}, "U+001F that does not separate two words"),
 ]
 
@@ -183,67 +172,3 @@ def test_hostile_columns_are_found(changes: dict[str, Any], message: str) -> Non
         given = np.frombuffer(values, np.uint8) if isinstance(values, bytes) else np.array(values)
         arrays[name] = given.astype(arrays[name].dtype)
     assert message in "; ".join(index_faults(Index(arrays, {"year": "int"}), 4))
-
-
-ANALYSES: dict[str, Callable[[es.store.Selection, str], Any]] = {
-    "senses": lambda some, name: es.senses(some, "bank", n_clusters=2, label=name).frame,
-    "torch": lambda some, name: _spelled(some, name),
-    "select": lambda some, name: some.store.select(labels={name: ["Woolf", "Joyce"]}).rows.tolist(),
-}
-
-
-def _spelled(some: es.store.Selection, name: str) -> list[str | None]:
-    names = some.store.index.labels[name].names
-    codes = [code for batch in TorchDataset(some, label=name) for code in batch.labels.tolist()]
-    return [None if code < 0 else names[code] for code in codes]
-
-
-@pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
-    """A store whose label column `own` repeats the field `author` at every word."""
-    corpus = [
-        replace(each, labels={"own": [each.document.fields.get("author") if each.document else None] * len(each.words)})
-        for each in sentences()
-    ]
-    return es.extract(plan_of(corpus, model=FakeEncoder()), tmp_path_factory.mktemp("s") / "s.zarr")
-
-
-@pytest.mark.parametrize("name", ANALYSES)
-def test_a_field_is_a_label_to_every_analysis(name: str, labelled: es.Store) -> None:
-    some = labelled.select(words="bank", layers=-1)
-    by_label, by_field = (ANALYSES[name](some, column) for column in ("own", "author"))
-    assert len(by_label)
-    if isinstance(by_label, pl.DataFrame):
-        assert by_field.equals(by_label)
-    else:
-        assert by_field == by_label
-
-
-def test_more_fields_than_files_may_be_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    resource = pytest.importorskip("resource")
-    fields = {f"field{number}": f"value {number}" for number in range(28)}
-    corpus = [Sentence(["river", "bank"], {}, (), Document(fields))]
-    path, before = tmp_path / "x.zarr", resource.getrlimit(resource.RLIMIT_NOFILE)
-    gc.collect()  # what other tests left open, or closing it later would leave gaps below those that are held
-    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(850)]  # a process may have many open already
-
-    def allow_few() -> None:
-        gc.collect()  # closes what other tests left open
-        os.close(lowest := os.open(os.devnull, os.O_RDONLY))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 16, before[1]))
-
-    try:
-        allow_few()
-        es.extract(plan_of(corpus, model=FakeEncoder()), path)
-        allow_few()
-        assert es.open(path).table()["field27"].to_list() == ["value 27"] * 2
-        allow_few()
-        monkeypatch.setattr(resource, "setrlimit", lambda *arguments: None)
-        for call in (lambda: plan_of(corpus, model=FakeEncoder()), lambda: es.open(path).table()):
-            with pytest.raises(StorageError, match=r"too many files open, .* raise the limit \(ulimit -n\)"):
-                call()
-    finally:
-        monkeypatch.undo()
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in held:
-            os.close(descriptor)

@@ -48,18 +48,6 @@ def stores(
 
 
 @pytest.mark.slow
-def test_both_backends_hold_the_same(stores: tuple[es.extraction.Plan, Store, Store]) -> None:
-    _, zarr, hdf5 = stores
-    for name, column in zarr.index.arrays().items():
-        np.testing.assert_array_equal(column, hdf5.index.arrays()[name], err_msg=name)
-    for layer in zarr.layers:
-        for start, vectors in zarr.scan(layer):
-            np.testing.assert_array_equal(
-                vectors, hdf5.vectors(np.arange(start, start + len(vectors)), layers=layer)[0]
-            )
-
-
-@pytest.mark.slow
 def test_every_word_is_there_or_counted(stores: tuple[es.extraction.Plan, Store, Store]) -> None:
     plan, zarr, _ = stores
     assert plan.n_sentences == 12_544

@@ -130,8 +130,6 @@ def test_bad_pairs_are_one_line(tmp_path: Path) -> None:
     pair = [f"a b {PAIR} c"]
     for corpus, options, message in (
         (pair, {"context_window": 2}, "pairs of sentences are encoded whole"),
-        (pair, {"attention_window": 2}, "pairs of sentences are encoded whole"),
-        ([f"{PAIR} a"], {}, "separates two sentences of a pair"),
         ([f"a {PAIR} b {PAIR} c"], {}, "separates two sentences of a pair"),
     ):
         with pytest.raises((InvalidValueError, CorpusError), match=message):

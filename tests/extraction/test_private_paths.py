@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.models.names import public_name
 from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.store.example import all_files
@@ -86,20 +85,3 @@ def test_a_store_resumes_with_the_model_and_the_corpus_at_another_place(home: Pa
     repaired = es.extract(plan, moved, repair=True)
     np.testing.assert_array_equal(repaired.vectors(np.arange(store.n_rows)), before)
     assert es.verify(moved).ok
-
-
-def test_names_of_encoders_lose_their_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "v.txt").write_text("a 1\n")
-    (tmp_path / "deep" / "model").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name, public in (
-        (str(tmp_path / "deep" / "model"), "model"),
-        ("deep/model/", "model"),
-        ("~/deep/model", "model"),
-        (f"bag:vectors:{tmp_path}/v.txt", "bag:vectors:v.txt"),
-        (f"subwords:{tmp_path}/deep/model", "subwords:model"),
-        ("random:300", "random:300"),
-        ("org/name", "org/name"),
-    ):
-        assert public_name(name) == public

@@ -97,8 +97,6 @@ def test_words_are_the_same_with_and_without_specials(folders: Path, tmp_path: P
     marked = found.filter(found["special"].is_not_null())["marked"].to_list()
     assert marked
     assert all(text.startswith("[[CLS]] ") or text.endswith(" [[SEP]]") for text in marked)
-    with pytest.raises(InvalidValueError, match=r"specials .*True or False"):
-        es.ExtractionOptions(specials="no")  # type: ignore[arg-type]
     for given in ({"specials": True}, {"labels": {"special": "[SEP]"}}):
         with pytest.raises(InvalidValueError, match="no rows of special tokens: extract one with --specials"):
             alone.select(**given)
@@ -159,13 +157,10 @@ def test_a_cut_sentence_is_pooled_within_the_limit(folders: Path, tmp_path: Path
 def test_bad_input_is_one_line(folders: Path) -> None:
     for options, message in (
         ({"pooling": "cls"}, "pooling cls is for unit sentence, not word"),
-        ({"unit": "sentence", "specials": True}, "unit sentence does not go with specials"),
-        ({"unit": "sentence", "context_window": 2}, "unit sentence does not go with a context window"),
         (
             {"unit": "sentence", "keep": es.corpus.Keep(max_contexts=3)},
             "unit sentence does not go with a choice of words",
         ),
-        ({"specials": True, "context_window": 0}, "specials do not go with context window 0"),
     ):
         with pytest.raises(InvalidValueError, match=message):
             es.ExtractionOptions(**options)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ from embstore.extraction import recompute as recompute_module
 from embstore.store.arrays import payload_specs
 from embstore.store.storage.files import crc32c
 from embstore.store.storage.local import LocalStorage
-from embstore.store.virtual.fingerprints import STEP, difference, fingerprints, signs
+from embstore.store.virtual.fingerprints import STEP, signs
 from embstore.store.zarr.format import shard_parts
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
@@ -131,16 +131,6 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
 
 
 @pytest.mark.slow
-def test_a_decoder_and_its_lower_layers(place: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    decoder = tiny.save("gpt2", tmp_path_factory.mktemp("models") / "gpt2")
-    made = plan(decoder, layers=[1, 2])
-    full = es.extract(made, place / "full.zarr")
-    virtual = es.extract(made, place / "virtual.zarr", virtual=True)
-    blocks = [np.concatenate([block.copy() for _, block in store.scan(2)]) for store in (full, virtual)]
-    assert blocks[0].tobytes() == blocks[1].tobytes()
-
-
-@pytest.mark.slow
 def test_other_processes_read_it_too(place: Path, model: Path) -> None:
     made = plan(model)
     full = es.extract(made, place / "full.zarr")
@@ -230,11 +220,7 @@ def scaled(vectors: NDArray[Any]) -> None:
     vectors *= 1.1
 
 
-def zeros(vectors: NDArray[Any]) -> None:
-    vectors[:, :3] = 0
-
-
-@pytest.mark.parametrize("change", [last_bits, one_row, one_layer, scaled, zeros])
+@pytest.mark.parametrize("change", [last_bits, one_row, one_layer, scaled])
 @pytest.mark.quick(1)
 def test_what_is_computed_again_is_compared(place: Path, model: Path, change: Any) -> None:
     full, virtual = virtual_store(place, model)
@@ -503,25 +489,6 @@ def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
     stored = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8).reshape(-1, 2)
     apart = (projected / STEP - stored + 128) % 256 - 128
     assert np.abs(apart).max() < 0.51
-
-
-def test_fingerprints_count_around() -> None:
-    """Numbers of one step apart are near where they pass the ends of int8, and those of three are not."""
-    ends = np.array([[127, -128], [-128, 127], [5, 0]], np.int8)
-    assert difference(ends, ends[[1, 0, 2]]) == STEP
-    assert difference(ends, np.array([[-126, -128], [-128, 127], [5, 0]], np.int8)) == pytest.approx(3 * STEP)
-    assert difference(ends, np.array([[-1, -128], [-128, 127], [5, 0]], np.int8)) == pytest.approx(128 * STEP)
-
-
-def test_fingerprints_of_any_values() -> None:
-    """Neither zeros nor the largest numbers make one that is not a number."""
-    spec = payload_specs(plan_metadata())[0]
-    vectors = np.zeros((2, 3, 4), np.float32)
-    vectors[:, 1], vectors[:, 2] = 3e38, 1e-45
-    found = fingerprints(spec, {spec.path: vectors})
-    again = vectors * np.float32(1 - 1e-6)
-    again[:, 2] = vectors[:, 2]
-    assert difference(found, fingerprints(spec, {spec.path: again})) <= STEP
 
 
 def plan_metadata() -> Any:

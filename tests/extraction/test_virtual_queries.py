@@ -12,12 +12,9 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.sentence import Document
-from embstore.corpus.trees import Tree
 from embstore.probes.splits import split_words
 from embstore_explorer import answer
-from embstore_explorer import report as report_of
 from embstore_explorer.stores import Explored
 from tests.extraction.plans import plan_of
 from tests.models import tiny
@@ -75,41 +72,9 @@ def class_probe(store: es.Store) -> Any:
     return es.ClassProbe(label="upos", **SMALL).fit(store, split_words(*lists), progress=False).score().frame
 
 
-def edge_probe(store: es.Store) -> Any:
-    edges = [
-        EdgeSentence(each.words, [EdgeTarget((0, 1), None, (each.labels["upos"][0],))])
-        for each in corpus()  # type: ignore[arg-type]
-    ]
-    probe = es.EdgeProbe(projection=4, hidden_size=4, **SMALL)
-    return probe.fit(store, edges[:60], edges[60:80], name="x", progress=False).score(edges[80:], resamples=5).frame
-
-
-def structural_probe(store: es.Store) -> Any:
-    trees = [
-        Tree(tuple(each.words), np.arange(len(each.words)) - 1, np.zeros(len(each.words), bool))
-        for each in corpus() if len(each.words) > 2
-    ]  # fmt: skip
-    probe = es.StructuralProbe(rank=3, **SMALL)
-    return probe.fit(store, trees[:40], trees[40:60], progress=False).score(trees[60:]).frame
-
-
-def change(store: es.Store) -> Any:
-    half = store.n_rows // 2
-    sides = (store.select(rows=np.arange(half)), store.select(rows=np.arange(half, store.n_rows)))
-    return es.analysis.measure_change(*sides, min_occurrences=3, resamples=9)
-
-
 def batches(store: es.Store) -> Any:
     loaded = store.select(layers=[1, 2]).to_torch(label="upos", batch_size=50, shuffle=True, seed=3)
     return [np.asarray(each).tobytes() for batch in loaded for each in batch]
-
-
-def exported(store: es.Store) -> Any:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = es.export(store, Path(folder) / "x.h5")
-        return found.digest, found.vectors(np.arange(found.n_rows)).tobytes()
 
 
 def explored(store: es.Store) -> Any:
@@ -130,31 +95,17 @@ def _plain(found: Any) -> Any:
     return [_plain(each) for each in found] if isinstance(found, list) else repr(found)
 
 
-def report(store: es.Store) -> Any:
-    return [each.frame for each in report_of(store, sections=["geometry"]).sections if hasattr(each, "frame")]
-
-
 QUERIES: dict[str, Callable[[es.Store], Any]] = {
     "geometry": lambda store: es.geometry(store, min_contexts=2),
     "neighbors": lambda store: es.neighbors(store, word_of(store), layers=1, k=5),
     "sql": lambda store: es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
-    "senses": lambda store: es.senses(store, word_of(store), layers=1, n_clusters=2).frame,
     "class probe": class_probe,
-    "edge probe": edge_probe,
-    "structural probe": structural_probe,
-    "change": change,
-    "cka": lambda store: es.analysis.linear_cka(store),
-    "static vectors": lambda store: es.static_vectors(store, layers=2).vectors.tobytes(),
-    "nearest labels": lambda store: es.analysis.knn_labels(store, "upos", k=3).frame,
-    "projection": lambda store: es.analysis.project(store, layers=2).frame,
     "lookup": lambda store: (
         store.select(words=word_of(store)).table(),
         store.select(words=word_of(store)).concordance(),
     ),
     "to_torch": batches,
-    "export": exported,
     "explorer": explored,
-    "report": report,
 }
 QUICK = ("lookup", "to_torch")
 
@@ -209,12 +160,3 @@ def test_one_in_a_bucket_is_computed_into_its_cache(
 
 def not_again(*_: Any) -> None:
     raise AssertionError("computed twice")
-
-
-def test_progress_names_what_is_computed(
-    stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("embstore.progress.DELAY_SECONDS", 0.0)
-    monkeypatch.setattr("embstore.progress._is_visible", lambda: True)
-    es.open(stores["virtual"]).vectors([300], layers=2)[0]
-    assert "compute rows" in capsys.readouterr().err

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.errors import InvalidValueError, ModelError
+from embstore.errors import ModelError
 from embstore.models import load_encoder
 from embstore.models.elmo.network import TimeMajor
-from embstore.models.encoder import Spans
 from tests.models.oracle import REDUCE, gather, relative_error, word_spans
 from tests.models.tiny_elmo import PlainBiLm, save_elmo
 
@@ -128,22 +127,6 @@ def test_no_clip_is_idle(tmp_path):
     layers = bound.layers(SENTENCES[4])
     for other in (free, open_ended):
         assert np.abs(layers - other.layers(SENTENCES[4])).max() > 1e-3
-
-
-def test_layer_0_is_the_word_twice_in_any_position(case):
-    vectors = case.encode(layers=(0,))[0]
-    half = case.encoder.info.hidden_size // 2
-    assert np.array_equal(vectors[:, :half], vectors[:, half:])
-    words = [word for sentence in SENTENCES for word in sentence]
-    assert np.array_equal(vectors[words.index("bank")], vectors[len(words) - 1 - words[::-1].index("bank")])
-
-
-def test_words_are_cut_at_their_last_character(case):
-    longest = case.encoder.options.max_characters - 2
-    words = ["x" * (longest - 1), "x" * longest, "x" * (longest + 1), "x" * 400]
-    ((vectors,),) = next(carried(case.encoder, [[words]], [0]))
-    apart = np.abs(vectors - vectors[1]).max(axis=1)
-    assert apart[[2, 3]].max() < 1e-6 < 1e-3 < apart[0]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last", "max"])
@@ -286,24 +269,3 @@ def test_published_names_of_files(folder):
     for name in ("options.json", "lm_weights.hdf5"):
         (folder / name).rename(folder / f"elmo_2x4096_512_2048cnn_2xhighway_{name.removeprefix('lm_')}")
     assert load_encoder(folder).info.architecture == "ELMo"
-
-
-def test_bad_arguments(folder):
-    encoder = load_encoder(folder)
-    tokenized = encoder.tokenize(SENTENCES)
-    spans, _ = word_spans(tokenized)
-    beyond = Spans(*(np.array([number]) for number in (1, 0, 2)))
-    for some, options in (
-        (spans, {"layers": (3,)}),
-        (spans, {"layers": ()}),
-        (spans, {"layers": (1, 1)}),
-        (spans, {"pooling": "sum"}),
-        (spans, {"batch_subwords": 0}),
-        (beyond, {}),
-    ):
-        with pytest.raises(InvalidValueError):
-            encoder.encode(tokenized, some, **{"layers": (1,), "pooling": "mean", "batch_subwords": 9} | options)
-    with pytest.raises(InvalidValueError, match=r"unknown batching 'equal' of .*; allowed are packed"):
-        encoder.use_batching("equal")
-    none = Spans(*(np.empty(0, np.int64) for _ in range(3)))
-    assert list(encoder.encode(tokenized, none, layers=(0,), pooling="mean", batch_subwords=9)) == []

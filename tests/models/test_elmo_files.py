@@ -13,7 +13,6 @@ import pytest
 from embstore.errors import ModelError
 from embstore.models import load_encoder
 from tests.models.tiny_elmo import save_elmo
-from tests.privileges import reachable_folder, without_privileges
 
 
 @pytest.fixture
@@ -32,9 +31,6 @@ def refused(folder: Path, match: str) -> None:
         ("lstm", "dim", None, "options.json' are not those of ELMo at lstm.dim: None is not of type 'integer'"),
         ("lstm", "dim", 11, r"contain RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0 as float32 \(12, 40\)"),
         ("lstm", "n_layers", 3, "do not contain RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0"),
-        ("lstm", "cell_clip", -3, "at lstm.cell_clip: -3 is less than or equal to"),
-        ("char_cnn", "activation", "gelu", "at char_cnn.activation: 'gelu' is not one of"),
-        ("char_cnn", "filters", [[1, 2, 3]], r"at char_cnn.filters.0: \[1, 2, 3\] is too long"),
         ("char_cnn", "filters", [[51, 2]], "have char_cnn.filters 51 wide; a word has 50 characters"),
         ("char_cnn", "filters", [[1, 4], [2, 5], [4, 7]], r"contain CNN/W_cnn_2 as float32 .* \(1, 4, 3, 7\)"),
     ],
@@ -43,20 +39,6 @@ def test_odd_options(folder, section, key, value, match):
     options = json.loads((folder / "options.json").read_text("utf-8"))
     options[section][key] = value
     (folder / "options.json").write_text(json.dumps(options), "utf-8")
-    refused(folder, match)
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("{", "are not JSON"),
-        ("[]", r"at the top: \[\] is not of type 'object'"),
-        ('{"lstm": {}}', "at the top: 'char_cnn' is a required property"),
-        (b"\xff\xfe{", "are not JSON"),
-    ],
-)
-def test_options_that_are_something_else(folder, text, match):
-    (folder / "options.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     refused(folder, match)
 
 
@@ -81,13 +63,6 @@ def test_weights_beyond_the_compute_dtype(folder):
         load_encoder(folder, compute_dtype="float16")
 
 
-def test_weights_of_whole_numbers(folder):
-    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
-        del file["char_embed"]
-        file["char_embed"] = np.zeros((261, 3), np.int32)
-    refused(folder, r"contain char_embed as int32 \(261, 3\); the options require floats of shape \(261, 3\)")
-
-
 @pytest.mark.parametrize("kept", [0, 100, 3000])
 def test_truncated_weights(folder, kept):
     whole = (folder / "lm_weights.hdf5").read_bytes()
@@ -108,22 +83,8 @@ def test_files_that_are_missing_or_too_many(folder):
 
 
 @pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
-def test_files_that_cannot_be_read(name):
-    with reachable_folder() as top:
-        folder = save_elmo(top / "elmo")
-        (folder / name).chmod(0)
-        with without_privileges():
-            refused(folder, f"{name}' cannot be read: Permission denied")
-
-
-@pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_files_that_are_no_files(folder, name, make):
     (folder / name).unlink()
     make(folder / name)
     refused(folder, f"{name}' is not a file")
-
-
-def test_a_folder_with_config_is_no_elmo(folder):
-    (folder / "config.json").write_text("{}", "utf-8")
-    refused(folder, "config.json of .* is not of a known model|has no model.safetensors")

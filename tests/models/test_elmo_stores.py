@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -66,20 +64,3 @@ def test_a_missing_partition_comes_back_with_the_same_bytes(folder, tmp_path, su
         assert made.layout.n_partitions > 2
         es.extract(made, path)
     assert all_files(path) == whole
-
-
-@pytest.mark.slow
-def test_the_command_line(folder, tmp_path):
-    corpus(tmp_path / "corpus.txt")
-    command = [sys.executable, "-m", "embstore", "extract", "corpus.txt", "out.zarr", "--model", str(folder)]
-    done = subprocess.run([*command, "--layers", "0,2"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "(ELMo, packed)" in done.stdout
-    store = es.open(tmp_path / "out.zarr")
-    assert (store.layers, store.metadata.hidden_size) == ((0, 2), 12)
-    (folder / "lm_weights.hdf5").unlink()
-    command[5] = "other.zarr"
-    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-    assert failed.returncode == 2
-    assert failed.stderr.count("\n") == 1
-    assert "has no file *weights.hdf5" in failed.stderr

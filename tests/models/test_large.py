@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -153,32 +151,6 @@ def test_the_weights_on_each_device():
     ):
         model.hf_device_map = device_map
         assert placing.weights_by_device(model) == expected
-
-
-@pytest.mark.slow
-def test_the_plan_of_70_billion_parameters(monkeypatch, capsys):
-    """What the page says of them is what our code computes, and its sums are those of the published sizes."""
-    root = Path(__file__).parents[2]
-    monkeypatch.syspath_prepend(root / "benchmarks")
-    large = pytest.importorskip("large")
-    monkeypatch.setattr(sys, "argv", ["large.py"])
-    monkeypatch.setattr(logging, "disable", lambda level: None)
-    large.main()
-    page, printed = (root / "docs/explanation/scale.md").read_text(), capsys.readouterr().out
-    figures = re.findall(r"(?<![\d,.])[\d,]+\.?\d*(?= (?:GB|B|words|h)\b)", printed)
-    rates = re.findall(r": ([\d,]+) words/s|words ([\d.]+) h", printed)
-    assert len(figures) > 40
-    wanted = {figure for pair in rates for figure in pair if figure} | {"17.50", "18.82", "8.56", "17.38", "40.61"}
-    assert not {figure for figure in wanted if figure not in page}
-    model = large.Model.of(large.LLAMA)
-    block = 2 * 8192 * 8192 + 2 * 8192 * 1024 + 3 * 8192 * 28672
-    assert model.n_matrices(80) == 80 * block
-    assert model.n_parameters == 80 * (block + 2 * 8192) + 128256 * 8192 + 8192
-    split = model.split({**dict.fromkeys(range(8), 79 * 2**30), "cpu": 2**40})
-    assert (sum(split.values()), max(split.values()) < 0.8 * 79 * 2**30) == (2 * model.n_parameters, True)
-    assert model.tensor(8) == 2 * (80 * block + 128256 * 8192) // 8 + 2 * (161 * 8192)
-    two = model.split({0: 79 * 2**30, 1: 79 * 2**30, "cpu": 2**40})
-    assert list(two) == ["cuda:0", "cuda:1", "cpu"]
 
 
 @pytest.mark.slow

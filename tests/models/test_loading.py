@@ -80,14 +80,9 @@ def test_shards_are_hashed_in_order(tmp_path, folder):
     refused(tmp_path / "sharded", f"has no {shards[0].name}")
 
 
-@pytest.mark.parametrize("name", [Path("nowhere"), "./nowhere", "a/b/c", "spaces are not allowed"])
-def test_no_such_folder(name):
-    refused(name, "no model folder")
-
-
 @pytest.mark.parametrize(
     "name",
-    [3, None, 2.5, [], b"bert", True, "x" * 300, "x/" * 3000, "\ud800", "", "a\0b"],
+    [None, True, "x/" * 3000, "\ud800", "a\0b", Path("nowhere"), "./nowhere", "a/b/c", "spaces are not allowed"],
     ids=lambda name: repr(name)[:9],
 )
 @pytest.mark.parametrize("load", [load_encoder, model_kind, subword_encoder])
@@ -176,43 +171,30 @@ def test_an_index_next_to_the_weights_is_ignored_as_transformers_does(folder):
     ("change", "match"),
     [
         (replaced("config.json", NESTED), "is not of a known model"),
-        (replaced("config.json", b"[]"), "is not of a known model"),
         (replaced("config.json"), "has no config.json"),
         (
             lambda folder: edit_config(folder, num_hidden_layers=10**7),
             "has 10000000 layers, its weights have only 5",
         ),
         (lambda folder: edit_config(folder, vocab_size=10**13), "cannot be loaded"),
-        (lambda folder: edit_config(folder, num_attention_heads=0), "cannot be loaded"),
-        (replaced("tokenizer.json", NESTED), "tokenizer of .* cannot be loaded"),
         (lambda folder: os.truncate(folder / "tokenizer.json", 3000), "tokenizer of .* cannot be loaded"),
-        (replaced("tokenizer.json"), "has no tokenizer"),
-        (replaced("tokenizer_config.json", NESTED), "cannot be loaded"),
         (replaced("model.safetensors"), "has no model.safetensors"),
         (index_of(NESTED), "is not a safetensors index"),
         (shards("../other/model.safetensors"), "is not the name of a file in its folder"),
-        (shards(5), "is not a safetensors index"),
         (header(lambda entry: entry.update(shape=[2**40, 2**20])), "are damaged"),
-        (header(lambda entry: entry.update(data_offsets=[0, 2**60])), "are damaged"),
         (weights(struct.pack("<Q", 2**62)), "are damaged"),
         (weights(struct.pack("<Q", 2) + b"{}"), "do not contain"),
-        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{", "utf-8"), "config.json of .* is not of a known model"),
         (lambda folder: edit_config(folder, model_type="of-the-future"), "is not of a known model"),
         (lambda folder: edit_config(folder, intermediate_size=52), "cannot be loaded"),
         (own_code, "is not of a known model"),
         (without_tokenizer, "has no tokenizer"),
         (replaced("adapter_config.json", b"{}"), "is an adapter: give a model with the adapter merged"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{", "utf-8"), "tokenizer of .* cannot be loaded"),
-        (weights(0), "are damaged"),
-        (weights(4), "are damaged"),
         (weights(5000), "are damaged"),
-        (weights(b"<html>not found</html>" * 100), "are damaged"),
         (pickled, "pickled weights are never loaded: convert them"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has no model.safetensors; give a folder with"),
     ],
 )
-@pytest.mark.quick(16)
+@pytest.mark.quick(10)
 def test_a_damaged_folder_is_refused(folder, change, match):
     change(folder)
     refused(folder, match)
@@ -226,10 +208,6 @@ def test_models_of_something_else_than_text(folder, kind):
     (folder / "config.json").unlink()
     model.save_pretrained(folder)
     refused(folder, "has no embeddings of subwords: use a model of text")
-
-
-def test_a_file_is_not_a_model(folder):
-    refused(folder / "model.safetensors", "is a file; give the folder")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -251,13 +229,6 @@ def test_missing_weights_are_not_random(folder, name):
     refused(folder, f"do not contain 1 parameters that the hidden states need, such as '{name}'")
 
 
-def test_missing_weights_do_not_hide_each_other(tmp_path):
-    folder = save("t5", tmp_path)
-    names = ["encoder.block.1.layer.1.DenseReluDense.wi.weight", "encoder.block.1.layer.1.DenseReluDense.wo.weight"]
-    edit_weights(folder, lambda tensors: [tensors.pop(name) for name in names])
-    refused(folder, "do not contain 2 parameters")
-
-
 def test_a_pooler_that_hidden_states_do_not_need_may_be_missing(folder):
     whole = load_encoder(folder)
 
@@ -273,44 +244,10 @@ def test_a_pooler_that_hidden_states_do_not_need_may_be_missing(folder):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_unknown_options(folder):
-    for device, message in (
-        ("cuda", "device 'cuda' is not available here; choose one of auto, cpu"),
-        ("cuda:3", "device 'cuda:3' is not available"),
-        ("gpu", "unknown device 'gpu'"),
-        ("cuda:-1", "device 'cuda:-1'"),
-        ("meta", "device 'meta' is not supported"),
-    ):
-        with es.config(device=device):
-            refused(folder, message)
+    with es.config(device="cuda"):
+        refused(folder, "device 'cuda' is not available here; choose one of auto, cpu")
     refused(folder, "unknown compute dtype 'int8'; allowed are auto, float32", compute_dtype="int8")
     refused(folder, "device_map {} is not allowed", device_map={})
-    refused(folder, "device_map 'gpu' is not allowed", device_map="gpu")
-
-
-def test_a_model_the_hub_does_not_have(monkeypatch):
-    import httpx
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    answer = httpx.Response(404, request=httpx.Request("GET", "https://example.org"))
-    for error, advice in (
-        (OSError("no\nnetwork"), "no network"),
-        (
-            errors.LocalEntryNotFoundError("a paragraph"),
-            "the hub is not reached, .*: check the spelling",
-        ),
-        (
-            errors.RepositoryNotFoundError("a paragraph", response=answer),
-            "it has no such model, or a private one",
-        ),
-        (errors.GatedRepoError("a paragraph", response=answer), "accept its terms"),
-    ):
-
-        def failing(*args: object, error: Exception = error, **options: object) -> None:
-            raise error
-
-        monkeypatch.setattr(huggingface_hub, "snapshot_download", failing)
-        refused("someone/something", f"could not be downloaded from the hub: {advice}", revision="v1")
 
 
 def test_a_model_of_the_hub_is_known_by_its_revision(folder, monkeypatch):

@@ -18,7 +18,6 @@ from embstore.models.batching import BATCHINGS, make_batches, split_batch
 from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
 from embstore.models.transformer import encoder as transformer
 from embstore.models.transformer.encoder import TransformerEncoder
-from embstore.models.transformer.network import Network
 from tests.extraction.plans import plan_of
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, random_sentences, save
@@ -108,23 +107,6 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
         pytest.raises(DeviceMemoryError, match=rf"one sentence of {longest} subwords.*--max-length.*cpu"),
     ):
         list(passes)
-
-
-def test_an_extraction_with_little_memory_is_complete(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(Network, "candidate_batchings", lambda self, *_, **__: ("packed",))
-    plan = es.plan(
-        sentences(), model=encoder, options=es.ExtractionOptions(batch_subwords=512, dtype="float32"), calibrate=False
-    )
-    whole = es.extract(plan, tmp_path / "whole.zarr")
-    SmallMemory(encoder, 200)
-    with pytest.warns(SmallerBatchesWarning):
-        short = es.extract(plan, tmp_path / "short.zarr")
-    assert es.verify(tmp_path / "short.zarr").ok
-    every = np.arange(whole.n_rows)
-    for layer in whole.layers:
-        one, other = (np.asarray(store.vectors(every, layers=layer)[0]) for store in (short, whole))
-        assert np.abs(one - other).max() < 2e-5 * np.abs(other).max()
-    assert short.metadata.extraction == whole.metadata.extraction
 
 
 def test_other_errors_are_raised(encoder):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embstore.models.encoder import StageTimes
-from embstore.models.running import HostCopies, HostCopy, RunningBatch, Stopwatch, collect, launched, to_device
+from embstore.models.running import HostCopies, HostCopy, RunningBatch, Stopwatch, collect, launched
 
 
 class Pass:
@@ -76,10 +76,6 @@ def test_vectors_that_stay_on_the_device_are_yielded_as_soon_as_they_are_launche
     assert all(batch.copy.host == () for batch in waiting), "what waits holds no vectors"
     run(-1)
     assert log == [0.5, 1.5, 2.5, 3.5, 4.5], "memory is short"
-
-
-def test_no_batches():
-    assert list(collect(iter(()), None, None, ahead=1)) == []
 
 
 GPU = torch.device("cuda", 1)
@@ -150,18 +146,3 @@ def test_a_copy_waits_for_the_vectors_and_nothing_waits_for_it(log):
     ]
     assert all(torch.equal(here, there) for here, there in zip(copying.host, (vectors, extremes), strict=True))
     assert copying.device[0] is vectors  # it must not be freed before the copy has ended
-
-
-def test_arrays_are_copied_through_pinned_memory(monkeypatch):
-    calls = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: (calls.append("pin"), self)[1])
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, device, **options: (calls.append((device, options)), self)[1])
-    array = np.arange(6).reshape(2, 3).T
-    assert np.array_equal(to_device(array, GPU).numpy(), array)
-    assert calls == ["pin", (GPU, {"non_blocking": True})]
-
-
-def test_on_a_cpu_nothing_is_copied():
-    vectors = torch.zeros(1, 2, 3)
-    cpu = torch.device("cpu")
-    assert HostCopies(cpu).begin((vectors,), Stopwatch(cpu)).host[0] is vectors

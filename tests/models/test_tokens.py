@@ -64,6 +64,7 @@ def test_words_are_split_as_in_whole_sentences(kind):
     assert subject.mode == "words"
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.lists(st.lists(st.text(min_size=1, max_size=12).filter(lambda w: " " not in w), max_size=6), max_size=6))
 def test_any_words_are_split_as_in_whole_sentences(sentences):
@@ -82,15 +83,6 @@ def _subject(kind: str) -> SubwordTokenizer:
     if kind not in _subjects:
         _subjects[kind] = SubwordTokenizer(wrap(KINDS[kind]()), vocabulary=400)
     return _subjects[kind]
-
-
-def test_a_word_may_have_no_piece_or_many():
-    subject = SubwordTokenizer(wrap(wordpiece()), vocabulary=400)
-    tokenized = subject.tokenize([["\u200b", "a" * 50, "cat"]])
-    counts = np.diff(tokenized.word_indptr).tolist()
-    assert counts[0] == 0
-    assert counts[1] == 50
-    assert subject.subword_text(tokenized.ids[-1]).endswith("cat")
 
 
 def test_the_cache_is_bounded(monkeypatch):
@@ -280,12 +272,3 @@ def test_wordpiece_and_static_words_are_the_same_when_attached():
         assert plain.word_indptr.tolist() == marked.word_indptr.tolist()
     assert numbers.word(int(numbers.tokenize([["\x1fnew"]]).ids[0])) == "new"
     assert numbers.tokenize([["new"]]).ids.tolist() == numbers.tokenize([["\x1fnew"]]).ids.tolist()
-
-
-def test_gpt2_pieces_of_text_with_a_leading_space(data):
-    tokenizer = gpt2(data / "gpt2-tokenizer")
-    subject = SubwordTokenizer(tokenizer, vocabulary=50257)
-    tokenized = subject.tokenize([["The", "cat's", "naïve", "日本"], ["The"]])
-    raw = tokenizer.backend_tokenizer.encode(" The cat's naïve 日本", add_special_tokens=False).ids
-    assert tokenized.ids.tolist() == [*raw, raw[0]]
-    assert subject.subword_text(raw[0]) == "ĠThe"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 
 import numpy as np
-import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from embstore.models import load_encoder
 from embstore.models.encoder import Spans
-from tests.models.oracle import PlainScript, gather, relative_error, word_spans
+from tests.models.oracle import gather
 
 
 def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):
@@ -33,31 +32,3 @@ def test_gpt_nano_equals_an_independent_implementation(data, tmp_path):
     vectors = gather(passes, spans, 4, 48)
     for layer, name in enumerate(("x", "block0", "block1", "ln_f")):
         assert np.abs(vectors[layer] - expected[name].reshape(33, 48)).max() < 2e-6
-
-
-@pytest.mark.slow
-def test_minilm_on_real_text_equals_a_plain_script(minilm, data):
-    sentences: list[list[str]] = [[]]
-    with open(data / "ud-ewt" / "en_ewt-ud-dev.conllu", encoding="utf-8") as lines:
-        for line in lines:
-            columns = line.rstrip("\n").split("\t")
-            if columns[0].isdigit():
-                sentences[-1].append(columns[1])
-            elif line == "\n":
-                sentences.append([])
-            if len(sentences) > 40:
-                break
-    sentences = [sentence for sentence in sentences if sentence]
-    encoder = load_encoder(minilm)
-    tokenized = encoder.tokenize(sentences)
-    assert encoder.info.max_subwords == 510
-    assert encoder.self_check(tokenized, layers=range(7), pooling="mean") < 2e-5
-    assert encoder.batching == "varlen"
-    spans, names = word_spans(tokenized)
-    vectors = gather(
-        encoder.encode(tokenized, spans, layers=range(7), pooling="mean", batch_subwords=512), spans, 7, 384
-    )
-    script = PlainScript.open(minilm)
-    expected = np.stack([script.span(sentences[s], w, w + 1, "mean") for s, w in names], axis=1)
-    assert relative_error(vectors, expected) < 2e-5
-    assert encoder.network.candidate_batchings() == ("varlen", "packed", "padded", "equal")

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import embstore as es
-from embstore.errors import InvalidValueError
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
 from embstore.models.transformer.network import Network
@@ -148,13 +146,6 @@ def test_without_a_kernel_cuda_does_not_attend_end_to_end(encoder, monkeypatch):
             attend(torch.nn.Identity(), *given, None, **{KEYWORD: sentences})
 
 
-def test_runs_of_sentences_of_one_length():
-    sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
-    assert sentences.runs == ((3, 9), (1, 5), (2, 4), (1, 1))
-    assert sentences.longest == 9
-    assert sentences.bounds.tolist() == [0, 9, 18, 27, 32, 36, 40, 41]
-
-
 @pytest.mark.parametrize("more", [{"position_bias": 1}, {"softcap": 1.0}, {"s_aux": 1}])
 def test_other_kinds_of_attention_are_refused(more):
     sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
@@ -187,44 +178,9 @@ def test_it_is_first_on_a_gpu_and_makes_no_mask(encoder, on_a_gpu, monkeypatch):
     assert relative_error(vectors, expected) < 2e-5
 
 
-def test_a_model_that_drops_keywords_is_packed(encoder, on_a_gpu):
-    model = encoder.network.fast_tap.model
-    forward = model.forward
-
-    def forgetful(**inputs):
-        inputs.pop(KEYWORD, None)
-        return forward(**inputs)
-
-    model.forward = forgetful
-    encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
-    assert encoder.batching == "packed"
-
-
 def test_models_without_keywords_or_of_other_attention_are_not_tried(encoder):
     parameters = encoder.network.inputs.parameters
     assert accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
     assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters - {"position_ids"})
     encoder.network.fast_tap.model.config._attn_implementation = "eager"
     assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
-
-
-def test_an_attention_window_uses_a_mask(encoder, on_a_gpu):
-    tokenized = encoder.tokenize(SENTENCES)
-    encoder.self_check(tokenized, layers=(3,), pooling="mean", attention_window=2)
-    assert encoder.batching == "packed"
-    encoder.use_batching("varlen")
-    spans, _ = word_spans(tokenized)
-    with pytest.raises(InvalidValueError, match="no mask for an attention window"):
-        encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=60, attention_window=2)
-
-
-def test_a_store_records_its_batching(encoder, tmp_path, monkeypatch, on_a_gpu):
-    plan = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
-    assert plan.metadata.extraction["batching"] == plan.as_json()["batching"] == "varlen"
-    encoder.use_batching("packed")  # as another plan might
-    store = es.extract(plan, tmp_path / "s.zarr")
-    assert store.metadata.extraction["batching"] == encoder.batching == "varlen"
-    monkeypatch.setattr(Network, "candidate_batchings", lambda self, *_, **__: ("packed",))
-    other = es.plan(SENTENCES, model=encoder, options=es.ExtractionOptions(dtype="float32"), calibrate=False)
-    with pytest.raises(es.errors.StoreMismatchError, match=r"extraction\.batching 'varlen', this plan has 'packed'"):
-        es.extract(other, tmp_path / "s.zarr")
