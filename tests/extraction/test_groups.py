@@ -257,14 +257,10 @@ def test_the_batch_of_a_plan_has_space_for_the_groups_on_the_device(free: int, b
     ("n_partitions", "rows", "nbytes", "batch", "size"),
     [
         (1000, 8192, 163_577_856, 65536, 13),  # BERT-base, all layers, float16 on a GPU: as many as fit into 2 GiB
-        (1000, 4096, 209_715_200, 65536, 10),  # BERT-large
-        (1000, 512, 138_412_032, 65536, 15),  # 7B
         (1000, 512, 138_412_032, 2048, 8),  # 7B on a CPU
         (1000, 8192, 163_577_856, 2048, 1),  # BERT-base on a CPU
         (30, 512, 138_412_032, 65536, 7),  # a quarter of a small store
-        (3, 512, 138_412_032, 65536, 1),
         (1000, 256, 3 * 2**30, 65536, 1),  # a partition that is larger than a group may be
-        (1000, 256, 2**20, 256, 2),
         (1000, 256, 2**20, 257, 3),
     ],
 )

@@ -1,8 +1,7 @@
-"""Rows are chosen and numbered block after block: the same whatever the block, in memory that does not grow."""
+"""Rows are chosen and numbered block after block: the same whatever the block."""
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -73,39 +72,6 @@ def test_any_block_gives_the_same_index(keep: Keep, unit: str, context: str, mon
         for name, column in index.arrays().items():
             assert column.dtype == expected[name].dtype, name
             np.testing.assert_array_equal(column, expected[name], err_msg=name)
-
-
-@pytest.mark.parametrize(
-    "keep", [Keep(), Keep(words=frozenset(f"w{number}" for number in range(90)))], ids=["all", "most"]
-)
-def test_memory_does_not_grow_with_the_rows(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column of 8 bytes a row would take 6.4 MB, one a sentence 3.2; masks of a byte take 0.8 and 0.4."""
-    monkeypatch.setattr(rows_module, "BLOCK", 2**13)
-    monkeypatch.setattr("embstore.corpus.keep.BLOCK_ROWS", 2**13)
-    count, sentences = 800_000, 400_000
-    found = Survey(Spool())
-    for number in range(100):
-        _ = found.types[f"w{number}"]
-    found.n_sentences = sentences
-    columns = {
-        "type": np.arange(count, dtype=np.int32) % 100,
-        "sentence": np.arange(count) // 2,
-        "position": np.arange(count, dtype=np.int32) % 2,
-        "subwords": np.ones(count, np.int16),
-        "context": np.arange(sentences, dtype=np.uint64),
-        "text_bytes": np.full(sentences, 3, np.int32),
-        "text": np.full(3 * sentences, ord("x"), np.uint8),
-    }
-    for name, values in columns.items():
-        found.spool.append(name, values)
-    kept = int((columns["type"] < 90).sum()) if keep.words else count
-    del columns
-    tracemalloc.start()
-    index, _ = index_of(found, keep, "word")
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(index.type) == kept
-    assert peak < 2.5e6, f"{peak:,} bytes"
 
 
 def test_a_tokenizer_that_changes_after_the_plan_is_noticed(tmp_path: Path) -> None:

@@ -353,19 +353,6 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
         es.extract(made, place / "y.h5", virtual=True)
 
 
-@pytest.mark.slow
-def test_layers_that_were_dropped_cannot_be_kept(place: Path, model: Path) -> None:
-    full = es.extract(plan(model), place / "full.zarr")
-    thin(full.path, keep=[1, 2], model=model)
-    with pytest.raises(InvalidValueError, match="keeps layers 1, 2: others are not stored any more"):
-        thin(full.path, keep=[1])
-    with pytest.raises(InvalidValueError, match="layer 9"):
-        thin(full.path, keep=[9])
-    shutil.rmtree(full.path)
-    full = es.extract(plan(model), full.path)
-    assert thin(full.path, keep=None, model=model).metadata.kept == full.layers  # as elsewhere, all
-
-
 class Killed(BaseException):
     """Ends a process at once."""
 

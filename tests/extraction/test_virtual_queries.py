@@ -13,15 +13,9 @@ import pytest
 
 import embstore as es
 from embstore.corpus.sentence import Document
-from embstore.probes.splits import split_words
-from embstore_explorer import answer
-from embstore_explorer.stores import Explored
 from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.object_server import Bucket
-
-TRAINING = es.probes.Training(epochs=2, batch_size=64)
-SMALL: dict[str, Any] = {"training": TRAINING, "device": "cpu", "seed": 1}
 
 
 def labels(words: list[str]) -> dict[str, list[str]]:
@@ -58,7 +52,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: dict[str, Path]) -> None:
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "explorer"))
     monkeypatch.setenv("EMBSTORE_MODEL", str(stores["full"].parent.parent / "bert"))
 
 
@@ -66,46 +59,20 @@ def word_of(store: es.Store) -> str:
     return store.index.words[int(np.bincount(store.index.type).argmax())]
 
 
-def class_probe(store: es.Store) -> Any:
-    classes: dict[str, list[str]] = {form: [] for form in store.index.words}
-    lists = [dict(list(classes.items())[start::2]) for start in range(2)]
-    return es.ClassProbe(label="upos", **SMALL).fit(store, split_words(*lists), progress=False).score().frame
-
-
 def batches(store: es.Store) -> Any:
     loaded = store.select(layers=[1, 2]).to_torch(label="upos", batch_size=50, shuffle=True, seed=3)
     return [np.asarray(each).tobytes() for batch in loaded for each in batch]
-
-
-def explored(store: es.Store) -> Any:
-    shown = [Explored(store, address="store", name="store")]
-    asked = {
-        "occurrences": {"word": word_of(store)}, "word": {"word": word_of(store)}, "senses": {"word": word_of(store)},
-        "neighbors": {"row": 7}, "geometry": {}, "cka": {}, "similarity": {"sentence": 3, "layer": 2}, "map": {},
-    }  # fmt: skip
-    return [_plain(answer(shown, name, params)) for name, params in asked.items()]
-
-
-def _plain(found: Any) -> Any:
-    """The answer with the bytes of its arrays; without the seconds, and the path of the store, that it may name."""
-    if hasattr(found, "arrays"):
-        return _plain(found.data), {name: np.asarray(each).tobytes() for name, each in found.arrays.items()}
-    if isinstance(found, dict):
-        return {name: _plain(each) for name, each in found.items() if name not in ("python", "seconds")}
-    return [_plain(each) for each in found] if isinstance(found, list) else repr(found)
 
 
 QUERIES: dict[str, Callable[[es.Store], Any]] = {
     "geometry": lambda store: es.geometry(store, min_contexts=2),
     "neighbors": lambda store: es.neighbors(store, word_of(store), layers=1, k=5),
     "sql": lambda store: es.sql(store, "select word, cos(h2, vec(7, 2)) s from occurrences order by s desc limit 9"),
-    "class probe": class_probe,
     "lookup": lambda store: (
         store.select(words=word_of(store)).table(),
         store.select(words=word_of(store)).concordance(),
     ),
     "to_torch": batches,
-    "explorer": explored,
 }
 QUICK = ("lookup", "to_torch")
 
@@ -127,8 +94,7 @@ def test_queries_have_the_same_tables(stores: dict[str, Path], name: str, tmp_pa
     expected = query(es.open(stores["full"]))
     assert expected is not None
     for kind in ("thinned", "virtual"):
-        for kept in ("cache", "explorer"):
-            shutil.rmtree(tmp_path / kept, ignore_errors=True)
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
         assert same(query(es.open(stores[kind])), expected), kind
 
 

@@ -54,17 +54,6 @@ def test_short_sentences_fill_their_rows(capacity):
     assert occupied(lengths, batches) > 0.98
 
 
-def test_a_short_sentence_does_not_pay_for_a_whole_row():
-    (batch,) = make_batches(np.array([5, 4]), how="packed", batch_subwords=2048)
-    assert batch.shape == (1, 9)
-
-
-def test_short_sentences_fill_the_rest_of_long_rows():
-    lengths = np.array([100] + [14] * 2, np.int64)
-    (batch,) = make_batches(lengths, how="packed", batch_subwords=2048, row_capacity=64)
-    assert batch.shape == (1, 128)
-
-
 def test_long_sentences_come_first():
     lengths = np.array([5, 500, 70, 6], np.int64)
     for how in BATCHINGS:

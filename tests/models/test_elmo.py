@@ -147,18 +147,6 @@ def test_chosen_layers_are_the_same_as_all(case):
         assert np.array_equal(case.encode(layers=layers), full[list(layers)])
 
 
-def test_no_layer_beyond_the_deepest_is_computed(case, monkeypatch):
-    ran = []
-    for number, layer in enumerate(case.encoder.network.layers):
-        before = layer._steps
-        monkeypatch.setattr(layer, "_steps", lambda *args, n=number, run=before: ran.append(n) or run(*args))
-    case.encode(layers=(1,), batch_subwords=10_000)
-    assert set(ran) == {0}
-    ran.clear()
-    case.encode(layers=(0,))
-    assert not ran
-
-
 def test_batches_change_only_the_last_bits(case):
     full = case.encode()
     assert np.array_equal(full, case.encode())

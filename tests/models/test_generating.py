@@ -98,7 +98,7 @@ def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatc
         return new
 
     monkeypatch.setattr(generating, "_continued", watched)
-    options = {"model": model, "max_new_tokens": 40, "temperature": 3.0, "device": "cpu"}
+    options = {"model": model, "max_new_tokens": 40, "temperature": 3.0}
     texts, encoder = [], load_encoder(model)
     for seed in (0, 0, 1):
         found.clear()

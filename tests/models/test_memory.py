@@ -109,14 +109,6 @@ def test_one_sentence_that_does_not_fit_is_named(encoder):
         list(passes)
 
 
-def test_other_errors_are_raised(encoder):
-    tokenized = encoder.tokenize(SENTENCES)
-    spans, _ = word_spans(tokenized)
-    SmallMemory(encoder, 10, error=RuntimeError("CUDA error: an illegal memory access was encountered"))
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        list(encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=128))
-
-
 @pytest.mark.parametrize(
     ("error", "means"),
     [
@@ -165,10 +157,7 @@ def test_a_self_check_without_memory_is_one_line(encoder):
     ("free", "position_nbytes", "size"),
     [
         (78 * GIB, 100_000, 65536),  # BERT-base on an H100
-        (13 * GIB, 100_000, 65536),
         (12 * GIB, 100_000, 32768),
-        (4 * GIB, 100_000, 16384),
-        (2**18, 1, 65536),
         (2**17, 1, 65536),
         (2**17 - 2, 1, 32768),
         (2**20, 100_000, 1024),  # hardly any memory: batches are split
