@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
@@ -95,14 +95,6 @@ class Proxy:
     def requests(self) -> list[Request]:
         with self._mutex:
             return list(self._requests)
-
-    @contextmanager
-    def recording(self) -> Iterator[list[Request]]:
-        """Give a list that holds, at the end of the block, the requests made in it."""
-        made: list[Request] = []
-        before = len(self.requests)
-        yield made
-        made.extend(self.requests[before:])
 
     def _fault_of(self, line: str) -> Fault | None:
         with self._mutex:

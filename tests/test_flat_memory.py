@@ -14,7 +14,6 @@ import polars as pl
 import pytest
 
 import embstore as es
-from tests.random_stores import write_stores
 
 ROWS = (400_000, 1_200_000)
 SIZE = 4
@@ -39,7 +38,10 @@ def test_reading_takes_as_much_for_any_number_of_rows(tmp_path: Path, suffix: st
     peaks: dict[str, list[int]] = {}
     for n_rows in ROWS:
         path = tmp_path / f"{n_rows}{suffix}"
-        write_stores([path], n_rows=n_rows, n_layers=1, hidden_size=SIZE, n_types=100)
+        rng, n_words = np.random.default_rng(0), 20
+        sentences = [[f"w{word}" for word in words] for words in rng.integers(0, 100, (n_rows // n_words, n_words))]
+        vectors = (rng.standard_normal((1, n_words, SIZE), np.float32) for _ in sentences)
+        es.store.write_arrays(path, sentences, vectors, model="random")
         works = {
             "verify": lambda path=path: es.verify(path),
             "scan": lambda path=path: sum(len(block) for _, block in es.open(path).scan(0)),

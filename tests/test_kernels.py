@@ -27,7 +27,6 @@ from embstore.kernels import (
     plain,
     rank_rows,
     score_pairs,
-    will_need,
 )
 from embstore.store.vectors import dequantize
 from tests.store_making import make_store
@@ -140,20 +139,6 @@ def test_values_that_are_not_finite_are_found(either: None) -> None:
     found = [all_finite(row.view(np.int8), False) for row in values]
     np.testing.assert_array_equal(found, np.isfinite(values).all(1))
     assert all_finite(np.empty(0, np.int8), True)
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_pages_of_memory_maps_are_requested(either: None, skips: bool, tmp_path: Path) -> None:
-    """Rows near each other, far from each other, more than one request can bring, and where nothing is mapped."""
-    (tmp_path / "file").write_bytes(bytes(4 * 2**20 + 1))
-    mapped = np.memmap(tmp_path / "file", np.uint8, "r")
-    start = mapped.ctypes.data
-    will_need(np.array([start, start + 100, start + 2**20], np.uint64), 300, skips)
-    will_need(np.array([start], np.uint64), len(mapped), skips)
-    will_need(np.array([start + 7], np.uint64), len(mapped) - 7, skips)
-    will_need(np.array([8], np.uint64), 100, skips)
-    will_need(np.empty(0, np.uint64), 100, skips)
-    assert not mapped.any()
 
 
 class Search:
@@ -553,29 +538,6 @@ def test_values_that_are_not_finite_are_refused(target: int, value: float) -> No
     sums = UnitSums(40)
     assert sums.add(np.full((1, 40), 65504, np.float16)) == 1
     np.testing.assert_allclose(sums.total, 1 / np.sqrt(40), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"total": np.zeros(5)},
-        {"runs": np.zeros((1, 2), np.int64)},
-        {"run_sums": np.zeros((2, 1, 4), np.float32)},
-        {"buffers": np.zeros((1, 4), np.float32)},
-        {"word_counts": np.zeros((1, 3), np.int64)},
-        {"word_totals": np.zeros((1, 5))},
-        {"sizes": np.zeros(3, np.int64)},
-    ],
-    ids=str,
-)
-def test_sums_of_other_shapes_are_refused(either: None, change: dict[str, np.ndarray]) -> None:
-    sums = UnitSums(4)
-    vars(sums).update(change)
-    with pytest.raises(ValueError, match="do not fit"):
-        sums.add(np.ones((3, 4), np.float32))
-    for arguments in ({"words": np.zeros(2, np.int64)}, {"sentences": np.zeros(2, np.int64)}):
-        with pytest.raises(ValueError, match="do not fit"):
-            UnitSums(4, slots=[-1], sizes=[1]).add(np.ones((3, 4), np.float32), **arguments)
 
 
 def test_without_the_extension_a_store_is_read_and_searched_alike(tmp_path: Path) -> None:

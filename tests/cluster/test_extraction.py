@@ -232,10 +232,3 @@ def test_a_store_of_another_corpus_is_refused_before_the_model_is_loaded(
         plan_of(one, model="a-model", keep=es.corpus.Keep(labelled="class"))
     with pytest.raises(es.errors.InvalidValueError, match="there is no folder"):
         plan_of(one, model="a-model", store=tmp_path / "nowhere" / "s.zarr")
-
-
-def test_a_plan_shows_itself() -> None:
-    plan = make_plan(many(10))
-    assert repr(plan).startswith("model")
-    assert str(plan) == repr(plan)
-    assert "<th style='text-align:left'>occurrences</th>" in plan._repr_html_()

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from embstore.corpus import FORMATS, Sentence, open_corpus, read_word_classes, read_word_list
-from embstore.corpus.formats.base import Format, ReadOptions
-from embstore.corpus.lines import Lines
+from embstore.corpus import Sentence, open_corpus, read_word_classes, read_word_list
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
@@ -272,15 +269,6 @@ def test_options_that_affect_reading_are_recorded(tmp_path: Path) -> None:
     assert repr(columns) == "<Corpus 'a.conll', format='conll', columns='word,pos'>"
 
 
-def test_of_two_formats_with_a_suffix_one_is_recognized_by_its_first_line() -> None:
-    of_suffix: dict[str, list[Format]] = {}
-    for form in FORMATS.values():
-        for suffix in form.suffixes:
-            of_suffix.setdefault(suffix, []).append(form)
-    assert {suffix for suffix, forms in of_suffix.items() if len(forms) > 1} == {".jsonl", ".tsv"}
-    assert all(form.sniff for forms in of_suffix.values() for form in forms[:-1])
-
-
 def test_word_lists(tmp_path: Path) -> None:
     path = tmp_path / "words.lst"
     path.write_text("bank\n\nNew  York \nNew_York\n#x\n")
@@ -294,15 +282,3 @@ def test_word_classes(tmp_path: Path) -> None:
     assert read_word_classes(path) == read_word_classes(path, optional=True) == expected
     path.write_text("New York\n\nbank\n")
     assert read_word_classes(path, optional=True) == {"New York": {}, "bank": {}}
-
-
-def test_a_new_format_is_one_reader_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_bars(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
-        for line in lines:
-            yield Sentence(line.split("|"))
-
-    monkeypatch.setitem(FORMATS, "bars", Format("bars", (".bars",), read_bars))
-    (tmp_path / "a.bars").write_text("the|old bank\nriver\n")
-    for corpus in (open_corpus(tmp_path), open_corpus(tmp_path / "a.bars", format="bars")):
-        assert corpus.format == "bars"
-        assert [list(sentence.words) for sentence in corpus] == [["the", "old bank"], ["river"]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from embstore.corpus import Document, Sentence, open_corpus, splitting
 from embstore.corpus.splitting import Splitter, ends_sentence, is_wrapped
-from embstore.errors import CorpusError, InvalidValueError
+from embstore.errors import InvalidValueError
 
 PLAIN = Splitter()
 PROSE = (
@@ -127,15 +127,6 @@ def test_a_document_is_a_file_or_a_string(tmp_path: Path) -> None:
     assert strings[0] is strings[1] is not strings[2]
 
 
-def test_an_empty_file_and_an_empty_string(tmp_path: Path) -> None:
-    for text in ("", "\n\r\n  \n"):
-        with pytest.raises(CorpusError, match="no sentence in it"):
-            read(tmp_path, text)
-    for item, what in (("", "no word"), (" \n", "no word"), ("a\ud800", "surrogate")):
-        with pytest.raises(CorpusError, match=rf"sentence 1: .*{what}"):
-            list(open_corpus(["a", item]))
-
-
 @pytest.mark.parametrize("split", ["sentences", "lines"])
 def test_a_huge_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
     monkeypatch.setattr(splitting, "MAX_PIECE", 300)
@@ -173,37 +164,11 @@ def test_a_run_without_white_space_is_cut() -> None:
     assert max(map(len, Splitter().sentence("x" * 1_201).words)) == splitting.MAX_WORD  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
-def test_a_tokenizer_forgets_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = list(PLAIN.sentence(PROSE).words)  # type: ignore[union-attr]
-    splitting._tokenizer.cache_clear()
-    monkeypatch.setattr(splitting, "MAX_VOCABULARY", 10)
-    for _ in range(2):
-        assert PLAIN.sentence(PROSE).words == expected  # type: ignore[union-attr]
-        assert splitting._tokenizer.cache_info().currsize == 0
-
-
 def test_languages() -> None:
     assert [shown(each) for each in open_corpus(["Er kam bzw. z.B. so."], language="de")] == ["Er kam bzw. z.B. so|."]
     assert [shown(each) for each in open_corpus(["你好。世界"], language="zh")] == ["你|好|。", "世|界"]
     with pytest.raises(InvalidValueError, match=r"language: 'klingon' is not one of .*en, .*xx is for any other"):
         open_corpus(["a"], language="klingon")
-    for options, named in (
-        ({"split": "space"}, "split: 'space' is not one of sentences, lines"),
-        ({"words": "x"}, "words"),
-    ):
-        with pytest.raises(InvalidValueError, match=named):
-            open_corpus(["a"], **options)  # type: ignore[arg-type]
-
-
-def test_options_that_a_format_does_not_have(tmp_path: Path) -> None:
-    (tmp_path / "a.pse").write_text("a b")
-    (tmp_path / "a.tsv").write_text("s\t0\ta b\tc")
-    for name in ("split", "words", "language", "text"):
-        with pytest.raises(InvalidValueError, match=f"{name}: 'en' has no meaning for the format pse"):
-            open_corpus(tmp_path / "a.pse", **{name: "en"})  # type: ignore[arg-type]
-    with pytest.raises(InvalidValueError, match="split: 'lines' has no meaning for the format sts"):
-        open_corpus(tmp_path / "a.tsv", split="lines")
 
 
 def test_the_second_of_two_sentences_goes_on_in_the_next_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

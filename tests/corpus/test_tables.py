@@ -184,8 +184,6 @@ def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[str, bytes | str, str]] = {
-    "not JSON": ("a.jsonl", '{"text": "a"}\n\n{"text": \n', "a.jsonl:3: not JSON: Expecting value at column 10"),
-    "a list": ("a.jsonl", "[1]\n", "a.jsonl:1: not a JSON object"),
     "missing column": (
         "a.jsonl",
         '{"text": "a"}\n{"body": "a"}\n',
@@ -193,7 +191,6 @@ BAD: dict[str, tuple[str, bytes | str, str]] = {
     ),
     "text a number": ("a.jsonl", '{"text": 1}\n', "a.jsonl:1: text: 1 is neither a text, a list of words"),
     "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', "a.jsonl:1: text: half of a surrogate pair"),
-    "surrogate in a field": ("a.jsonl", '{"text": "a", "x": "\\ud800"}\n', "a.jsonl:1: x: half of a surrogate pair"),
     "latin-1": ("a.jsonl", b'{"text": "caf\xe9"}\n', "a.jsonl:1: byte 0xe9 at offset 13 is not utf-8"),
     "long number": ("a.jsonl", '{"text": "a", "x": 9223372036854775808}', "is not within 64 bits"),
     "nested": ("a.jsonl", '{"text": "a", "x": [1, 2]}\n', "a.jsonl:1: x: [1, 2] is not one value"),
@@ -215,7 +212,6 @@ BAD: dict[str, tuple[str, bytes | str, str]] = {
     ),
     "header only": ("a.csv", "text,b\n", "no sentence in it (read as csv)"),
     "no Parquet": ("a.parquet", b"PAR1 nothing", "a.parquet: not a Parquet file that can be read"),
-    "empty Parquet": ("a.parquet", b"", "a.parquet: not a Parquet file that can be read"),
 }
 
 
@@ -321,13 +317,11 @@ def test_spans_against_an_oracle() -> None:
     ("spans", "expected"),
     [
         ([[0, 8]], "row 0: spans: [0, 8] is not within the text of 7 characters: 0 <= start < stop <= 7"),
-        ([[-1, 2]], "is not within the text"),
         ([[2, 2]], "is not within the text"),
         ([[3, 4]], "spans: [3, 4] has no word: ' '"),
         ([[0, 3], [2, 5]], "spans: [0, 3] and [2, 5] overlap"),
         ([[0, True]], "spans: [0, True] is not [start, stop]"),
         ([[0, 1, "x", "y"]], "is not [start, stop] or [start, stop, label]"),
-        ([3], "spans: 3 is not"),
         ("0,3", "spans: '0,3' is not a list"),
     ],
 )

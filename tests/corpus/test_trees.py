@@ -41,18 +41,6 @@ def test_trees_are_read(tmp_path: Path) -> None:
     assert (chef.root, yes.words, yes.heads.tolist()) == (2, ("Yes",), [-1])
 
 
-def test_distances_and_depths_by_hand() -> None:
-    heads = np.array([1, 2, -1, 2, 2])
-    assert tree_depths(heads).tolist() == [2, 1, 0, 1, 1]
-    assert tree_distances(heads).tolist() == [
-        [0, 1, 2, 3, 3],
-        [1, 0, 1, 2, 2],
-        [2, 1, 0, 1, 1],
-        [3, 2, 1, 0, 2],
-        [3, 2, 1, 2, 0],
-    ]  # fmt: skip
-
-
 @st.composite
 def trees(draw: st.DrawFn) -> np.ndarray:
     count = draw(st.integers(1, 12))
@@ -109,12 +97,3 @@ def test_invalid_trees_are_refused_in_one_line(tmp_path: Path, text: str, messag
     with pytest.raises(CorpusError) as raised:
         read_trees(written(tmp_path, text))
     assert message in str(raised.value)
-
-
-def test_real_trees(data: Path) -> None:
-    found = read_trees(data / "ud-ewt" / "en_ewt-ud-dev.conllu")
-    assert len(found) == 2001
-    for tree in found[:50]:
-        distances = tree_distances(tree.heads)
-        assert int((distances == 1).sum()) == 2 * (len(tree) - 1)
-        assert np.array_equal(distances[tree.root], tree_depths(tree.heads))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -238,12 +238,8 @@ def _site() -> str:
     return " < ".join(found)
 
 
-def replayed(
-    start: Disk, events: Sequence[Event], *, without: Callable[[Synced], bool] = lambda event: False
-) -> Iterator[Disk]:
-    """Yield the disk after each event; fsyncs that `without` names are left out, as in a program without them."""
-    disk = start
+def replayed(disk: Disk, events: Sequence[Event]) -> Iterator[Disk]:
+    """Yield the disk after each event."""
     for event in events:
-        if not (isinstance(event, Synced) and without(event)):
-            disk = disk.after(event)
+        disk = disk.after(event)
         yield disk

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections import Counter
 from collections.abc import Callable
-from multiprocessing import forkserver
 from pathlib import Path
 from signal import SIGALRM, SIGKILL
 from typing import Any
@@ -94,20 +92,6 @@ def test_an_append_killed_at_every_call(
     assert states == ["old", *(f"old, and {done} of 5 partitions" for done in range(6)), "new"]
     with capsys.disabled():
         print(f"\n{scene}: a kill at {len(steps)} of {len(names)} calls: {dict(Counter(found))}")
-
-
-@pytest.mark.slow
-def test_a_client_that_is_killed_while_it_asks_for_a_process_ends_no_other(tmp_path: Path, whole: GetWhole) -> None:
-    scene = "extraction to Zarr"
-    uninterrupted = whole(scene)
-    for number in range(2):
-        running = Running(scene, begin(scene, uninterrupted, tmp_path / str(number)), held=True)
-        running.go_on()
-        with socket.socket(socket.AF_UNIX) as client:  # connects, sends nothing, is gone
-            client.connect(forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
-        running.release()
-        assert running.join() == 0
-        ALL_SCENES[scene].assert_whole(tmp_path / str(number), uninterrupted)
 
 
 @pytest.mark.parametrize("suffix", [pytest.param("Zarr", marks=pytest.mark.slow), "HDF5"])

@@ -100,33 +100,6 @@ def test_no_power_failure_loses_anything(
         print(f"\n{scene}: {len(chosen)} of {len(states)} states of the disk, seed {SEED}: {sorted(found)}")
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
-@pytest.mark.parametrize("scene", TRACED)
-def test_every_fsync_is_needed(tmp_path: Path, whole: GetWhole, record: GetRecord, scene: str) -> None:
-    """Without any one of them, some power failure loses or damages something."""
-    run = record(scene)
-    sites = sorted({event.site for event in run.events if isinstance(event, Synced) and event.site})
-    assert sites
-    harmless = []
-    for number, site in enumerate(sites):
-        disks = replayed(run.start, run.events, without=lambda event, site=site: event.site == site)  # type: ignore[misc]
-        if not any_is_lost(scene, whole(scene), tmp_path / str(number), disks):
-            harmless.append(site)
-    of_cache = [f"{FOLDER} < files.replacing"]  # a copy whose name is lost is made again
-    assert harmless == (of_cache if scene == "computing again" else [])
-
-
-def any_is_lost(scene: str, whole: Whole, folder: Path, disks: Iterator[Disk]) -> bool:
-    folder.mkdir()
-    for number, (done, found) in enumerate(distinct(disks, count=0)):
-        try:
-            require_survives(scene, whole, folder / str(number), done, found, resume=True)
-        except (Exception, pytest.fail.Exception):
-            return True
-    return False
-
-
 FOLDER = "files.fsync < files.fsync_folder"
 TREE = "files.fsync < files.fsync_tree"
 REPLACED = {f"{TREE} < files.replacing": 1, f"{FOLDER} < files.replacing": 1}
@@ -163,7 +136,7 @@ SYNCS: dict[str, dict[str, int]] = {
 @pytest.mark.parametrize("scene", SYNCS)
 @pytest.mark.quick(1)
 def test_each_writer_syncs_what_it_must(record: GetRecord, scene: str) -> None:
-    """The fsyncs of each writer; that each of them is needed is what `test_every_fsync_is_needed` shows."""
+    """Not one fsync of a writer is left out."""
     found = Counter(event.site for event in record(scene).events if isinstance(event, Synced))
     assert dict(found) == SYNCS[scene]
 

@@ -216,13 +216,6 @@ def test_a_store_of_a_newer_format_is_left_alone(tmp_path: Path, suffix: str, mo
     assert tree(path) == before
 
 
-@pytest.mark.parametrize("suffix", BACKENDS)
-def test_repair_of_a_missing_store_makes_it(tmp_path: Path, reference: Get, suffix: str) -> None:
-    path = tmp_path / "alone" / f"store{suffix}"
-    path.parent.mkdir()
-    assert_repaired(path, reference(suffix), lost=(0, 1, 2, 3, 4))
-
-
 @pytest.mark.parametrize("is_relative", [False, True])
 @pytest.mark.parametrize("hurt", ["index", "vectors", "root"])
 @pytest.mark.parametrize("suffix", BACKENDS)

@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.errors import StorageError, StoreBusyError, StoreMismatchError
+from embstore.errors import StorageError, StoreBusyError
 from embstore.store import StoreWriter, create_store
 from embstore.store.collection import JoinedSource
 from tests.privileges import reachable_folder, without_privileges
 from tests.resilience.running import Running
 from tests.resilience.scene import (
     BACKENDS,
-    CountingEncoder,
     Reference,
     assert_rows,
     assert_whole,
@@ -34,26 +33,6 @@ Get = Callable[..., Reference]
 SCENE = {".zarr": "extraction to Zarr", ".h5": "extraction to HDF5"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", BACKENDS)
-def test_the_second_writer_is_refused_and_the_first_finishes(tmp_path: Path, reference: Get, suffix: str) -> None:
-    path = tmp_path / "alone" / f"store{suffix}"
-    path.parent.mkdir()
-    first = Running(SCENE[path.suffix], path.parent, held=True)
-    assert first.wait_for("progress") is not None
-    for repair in (False, True):
-        encoder = CountingEncoder()
-        with pytest.raises(StoreBusyError, match="another process is writing") as caught:
-            es.extract(make_plan(encoder=encoder), path, repair=repair)
-        assert str(path) in str(caught.value)
-        assert encoder.rows == 0
-    with pytest.raises(StoreMismatchError):
-        es.extract(make_plan(pooling="last"), path)
-    first.release()
-    assert first.join() == 0
-    assert_whole(path, reference(suffix))
-
-
 APPENDS = ("append", "append of another corpus")
 
 
@@ -63,24 +42,6 @@ def parts_of(path: Path) -> list[dict[str, bytes | None]]:
     assert isinstance(store.source, JoinedSource)
     found = [tree(each.path) for each in store.stores()]
     return [{name: data for name, data in each.items() if not name.startswith("appended")} for each in found]
-
-
-@pytest.mark.slow
-def test_the_second_append_is_refused_and_the_first_finishes(tmp_path: Path, whole: Callable[[str], Whole]) -> None:
-    one, other = (whole(name) for name in APPENDS)
-    write_tree(one.before, tmp_path)
-    first = Running(APPENDS[0], tmp_path, held=True)
-    assert first.wait_for("progress") is not None
-    for name in APPENDS:
-        with pytest.raises(StoreBusyError, match="another process is writing"):
-            SCENES[name].work(tmp_path)
-    first.release()
-    assert first.join() == 0
-    SCENES[APPENDS[0]].assert_whole(tmp_path, one)
-    SCENES[APPENDS[1]].work(tmp_path)
-    added = {name: data for name, data in other.after.items() if "/0001.zarr/" in name}
-    found = tree(tmp_path)
-    assert {name: found.get(name.replace("/0001", "/0002")) for name in added} == added
 
 
 @pytest.mark.slow

@@ -7,9 +7,7 @@ import os
 import pickle
 import shutil
 import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -397,16 +395,12 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
     [
         (lambda folder: es.open([]), InvalidValueError, "needs one store"),
         (lambda folder: es.open([folder / "m.zarr"] * 2), InvalidValueError, "given twice"),
-        (lambda folder: es.open([folder / "m.zarr", folder / "a/../m.zarr"]), InvalidValueError, "twice, once as "),
         (lambda folder: es.open([folder / "link/m.zarr", folder / "m.zarr"]), InvalidValueError, "twice, once as "),
         (lambda folder: es.open([folder / "m.zarr", folder / "no.zarr"]), StoreNotFoundError, "no.zarr"),
-        (lambda folder: es.open([folder / "m.zarr", 3]), InvalidValueError, "named by its path"),
         (lambda folder: es.open(folder / "no.json"), StoreNotFoundError, "no collection at"),
         (lambda folder: es.open(folder / "bad.json"), StoreFormatError, "not a JSON list"),
-        (lambda folder: collect([], folder / "out.json"), StoreFormatError, "it lists none"),
         (lambda folder: es.extraction.options_of(folder / "no.zarr"), StoreNotFoundError, "no.zarr"),
         (lambda folder: es.extraction.options_of(folder / "m.h5"), InvalidValueError, "cannot grow"),
-        (lambda folder: es.extraction.options_of("s3://bucket/m.zarr"), InvalidValueError, "cannot grow"),
     ],
 )
 def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match: str) -> None:
@@ -552,18 +546,6 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert isinstance(again.index.type.base, np.memmap)
     np.testing.assert_array_equal(again.select().vectors(), expected[1])
     assert len(again.source.opened.opened()) == 2
-
-
-def test_members_are_opened_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a bucket each needs several requests, one after the other."""
-    paths = [make_store(tmp_path / f"{number}.zarr", seed=number).store.path for number in range(2)]
-    store = collect(paths, tmp_path / "collection.json")
-    both, opened = threading.Barrier(2, timeout=600), merged.Members._opened
-    monkeypatch.setattr(merged.Members, "_opened", lambda *given: (opened(*given), both.wait())[0])
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(store.source.opened.__getitem__, range(2)))
-    assert [each.path for each in found] == paths
-    assert store.source.opened[0] is found[0]
 
 
 def test_members_are_opened_when_their_rows_are_read(tmp_path: Path) -> None:

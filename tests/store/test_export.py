@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,8 +21,6 @@ from embstore.errors import (
     NonFiniteError,
     StorageError,
     StoreDamagedError,
-    StoreFormatError,
-    StoreNotFoundError,
 )
 from embstore.store import Store, StoreWriter, create_store, export, verify
 from embstore.store.check.findings import schema_faults
@@ -75,21 +72,8 @@ def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtyp
     assert all_files(again.path) == all_files(source.path)
 
 
-@pytest.mark.parametrize(
-    ("layers", "stored"),
-    [(None, (0, 2, 5)), ("last", (5,)), (2, (2,)), ([-1, 2, 5], (2, 5)), (np.array([0]), (0,))],
-)
-@pytest.mark.quick(4)
-def test_layers(made: Made, tmp_path: Path, layers: Any, stored: tuple[int, ...]) -> None:
-    out = export(made.store.select(layers=layers), tmp_path / f"out{made.store.path.suffix}")
-    assert out.layers == stored
-    np.testing.assert_array_equal(values(out), made.vectors[[(0, 2, 5).index(layer) for layer in stored]])
-    assert table(out) == table(made.store)
-
-
-@pytest.mark.slow
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 @pytest.mark.usefixtures("small_shards")
 def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     count = len(made.table)
@@ -257,27 +241,6 @@ def test_an_interrupted_export_is_resumed(
     assert all_files(out) == all_files(uninterrupted.path)
 
 
-def test_a_store_rewritten_by_another_tool_can_be_exported(tmp_path: Path) -> None:
-    made = make_store(tmp_path / "s.zarr")
-    path = made.store.path / "hidden_states"
-    array = zarr.open_array(path)
-    vectors, attributes = array[...], dict(array.attrs)
-    group = zarr.open_group(made.store.path)
-    del group["hidden_states"]
-    rewritten = group.create_array(
-        "hidden_states",
-        shape=vectors.shape,
-        dtype=vectors.dtype,
-        chunks=(1, 64, 6),
-        shards=(3, 256, 6),
-        attributes=attributes,
-    )
-    rewritten[...] = vectors
-    copy = export(made.store.path, tmp_path / "out.zarr")
-    np.testing.assert_array_equal(values(copy), made.vectors)
-    assert verify(copy.path).ok
-
-
 def test_memory_is_bounded(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No read is larger than a batch, however many rows are copied."""
     monkeypatch.setattr("embstore.store.convert.export.BATCH_NBYTES", 1)
@@ -289,23 +252,6 @@ def test_memory_is_bounded(made: Made, tmp_path: Path, monkeypatch: pytest.Monke
     copy = export(made.store, tmp_path / "out.zarr")
     np.testing.assert_array_equal(values(copy), made.vectors)
     assert max(sizes) <= 256
-
-
-@given(st.data())
-@settings(max_examples=30)
-def test_index_subset_against_plain_python(made: Made, data: st.DataObject) -> None:
-    rows = sorted(data.draw(st.sets(st.integers(0, len(made.table) - 1), min_size=1, max_size=30)))
-    index = made.store.index.subset(np.array(rows))
-    expected = expected_table(made, rows)
-    assert [index.words[number] for number in index.type] == [row["word"] for row in expected]
-    assert index.sentence.tolist() == [row["sentence"] for row in expected]
-    assert [index.texts[int(number)] for number in index.sentence] == [row["text"] for row in expected]
-    assert [int(index.source[number]) for number in index.sentence] == [row["source"] for row in expected]
-    assert index.position.tolist() == [row["position"] for row in expected]
-    assert index.subwords.tolist() == [row["subwords"] for row in expected]
-    sentences = [row["sentence"] for row in expected]
-    assert np.diff(index.indptr).tolist() == [sentences.count(number) for number in range(len(index.texts))]
-    assert sorted(set(index.type.tolist())) == list(range(len(index.words)))
 
 
 def test_metadata_is_valid_against_the_schema(made: Made, tmp_path: Path) -> None:
@@ -390,21 +336,6 @@ def test_bad_paths(made: Made, tmp_path: Path, make: Callable[[Path], Path], mes
     with pytest.raises(InvalidValueError, match=message):
         export(made.store, out)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_onto_itself(made: Made) -> None:
-    before = all_files(made.store.path)
-    with pytest.raises(InvalidValueError, match="exists already"):
-        export(made.store, made.store.path)
-    assert all_files(made.store.path) == before
-
-
-def test_no_source(tmp_path: Path) -> None:
-    (tmp_path / "text.h5").write_text("no store")
-    for path, kind in ((tmp_path / "none.zarr", StoreNotFoundError), (tmp_path / "text.h5", StoreFormatError)):
-        with pytest.raises(kind):
-            export(path, tmp_path / "out.zarr")
-    assert not (tmp_path / "out.zarr").exists()
 
 
 @pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")

@@ -68,24 +68,6 @@ def test_other_tools_read_the_same(
     assert seen["commits"][:3] == ["uint64", "3", "2"]
 
 
-@pytest.fixture(scope="module")
-def large() -> Example:
-    return example(rows=140_000, layers=(0, 1), hidden_size=1, partition_rows=65_536)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tools", "suffix"), [(("zarr", "tensorstore", "xarray"), ".zarr"), (("h5py", "xarray"), ".h5")]
-)
-def test_large_columns(tmp_path: Path, large: Example, tools: tuple[str, ...], suffix: str) -> None:
-    path = large.make(tmp_path / f"s{suffix}").path
-    wanted = expected(large)
-    for tool in tools:
-        (seen,) = read_by(tool, path)
-        for name, description in wanted.items():
-            assert seen[name] == description, (tool, name)
-
-
 @pytest.mark.parametrize("tool", ["zarr", "tensorstore", "xarray"])
 @pytest.mark.slow
 def test_rows_that_are_not_written_are_nan(tmp_path: Path, tool: str) -> None:

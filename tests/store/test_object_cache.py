@@ -46,19 +46,6 @@ def test_cached_shards_read_as_the_disk_and_are_fetched_once(bucket: Bucket, tmp
 
 
 @pytest.mark.slow
-def test_the_folder_can_be_named_in_the_environment(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = example()
-    made.make(tmp_path / "x.zarr")
-    url = bucket.upload(tmp_path / "x.zarr", KEY)
-    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
-    assert np.array_equal(open_store(url).vectors([5], layers=0)[0], made.values[0][[5]])
-    assert list((tmp_path / "cache").glob("*.cached"))
-    assert np.array_equal(open_store(tmp_path / "x.zarr").vectors([5], layers=0)[0], made.values[0][[5]])
-
-
-@pytest.mark.slow
 def test_a_store_that_was_replaced_is_never_served_stale(bucket: Bucket, tmp_path: Path) -> None:
     before, after = example(), example(seed=0)
     after.arrays["hidden_states"] = after.arrays["hidden_states"] + np.float16(1)
@@ -133,17 +120,3 @@ def test_a_folder_that_may_only_be_read_gives_what_it_has(tmp_path: Path, monkey
     assert kept.find("a", 100) is not None
     with pytest.raises(StorageError, match=r"cannot write /.* \(EMBSTORE_CACHE chooses another folder\): Read-only"):
         CacheFolder(tmp_path / "new", 250).add([("b", 1)], lambda descriptors: None)
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_line(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    example().make(tmp_path / "x.zarr")
-    far = open_store(bucket.upload(tmp_path / "x.zarr", KEY), cache=tmp_path / "cache")
-
-    def full(descriptor: int, *arguments: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(OSError, match=r"cannot write .*cache \(.*\): the disk is full"):
-        far.vectors([1], layers=0)[0]
-    monkeypatch.undo()

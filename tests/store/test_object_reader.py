@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,6 @@ from embstore.errors import (
     InvalidValueError,
     MissingRowsError,
     StoreDamagedError,
-    StoreFormatError,
-    StoreNotFoundError,
     UnfinishedStoreWarning,
 )
 from embstore.store import Store, open_store
@@ -63,19 +59,6 @@ def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path,
         ):
             assert first == other
             assert np.array_equal(mine, theirs)
-
-
-@pytest.mark.slow
-def test_columns_and_selections_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path) -> None:
-    near, far = upload(bucket, example(), tmp_path)
-    assert far.table().equals(near.table())
-    assert far.select(words="bank").table().equals(near.select(words="bank").table())
-    sparse = near.select(rows=np.arange(0, 700, 97))
-    there = far.select(rows=np.arange(0, 700, 97))
-    assert np.array_equal(sparse.vectors(), there.vectors())
-    again = pickle.loads(pickle.dumps(far))
-    assert np.array_equal(again.vectors([3, 1], layers=0)[0], near.vectors([3, 1], layers=0)[0])
-    assert far.describe() == {**near.describe(), "path": f"{bucket.url}/{KEY}"}
 
 
 @pytest.mark.parametrize(
@@ -218,50 +201,6 @@ def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) 
     bucket.put(f"{KEY}/zarr.json", root.replace(b"tiny", b"tidy"))
     with pytest.raises(StoreDamagedError, match=r"the metadata of .* was changed"):
         open_store(url)
-
-
-def test_what_is_no_store_is_refused_in_one_line(bucket: Bucket) -> None:
-    bucket.put("other/zarr.json", b'{"zarr_format": 3, "node_type": "group", "attributes": {}}')
-    for address, kind, said in (
-        (f"{bucket.url}/none.zarr", StoreNotFoundError, f"there is no store at {bucket.url}/none.zarr"),
-        ("s3://no-such-bucket/x.zarr", StoreNotFoundError, "there is no bucket 'no-such-bucket'"),
-        (f"{bucket.url}/other", StoreFormatError, "has no attribute 'embstore'"),
-        (f"{bucket.url}/x.h5", InvalidValueError, "a store in a bucket is a .zarr"),
-        ("ftp://host/x.zarr", InvalidValueError, "ftp:// is not supported"),
-    ):
-        with pytest.raises(kind) as raised:
-            open_store(address)
-        assert said in str(raised.value)
-
-
-@pytest.mark.slow
-def test_shards_that_another_tool_wrote_are_read_or_refused(bucket: Bucket, tmp_path: Path) -> None:
-    zarr = pytest.importorskip("zarr")
-    made = example()
-    made.make(tmp_path / "x.zarr")
-    group = zarr.open_group(str(tmp_path / "x.zarr"), mode="r+")
-    for compressors, readable in ((None, True), ("auto", False)):
-        group.create_array(
-            "hidden_states",
-            data=made.arrays["hidden_states"],
-            shards=(3, 256, 16),
-            chunks=(1, 256, 16),
-            compressors=compressors,
-            overwrite=True,
-        )
-        url = bucket.upload(tmp_path / "x.zarr", KEY)
-        if readable:
-            assert np.array_equal(open_store(url).vectors([5, 300]), made.values[:, [5, 300]])
-        else:
-            with pytest.raises(StoreFormatError, match="rewritten by another tool"):
-                open_store(url)
-
-
-def test_no_warning_for_a_finished_store(bucket: Bucket, tmp_path: Path) -> None:
-    upload(bucket, example(rows=10), tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_store(f"{bucket.url}/{KEY}")
 
 
 @pytest.mark.parametrize("remote", [False, pytest.param(True, marks=pytest.mark.slow)])

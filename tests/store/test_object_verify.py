@@ -52,35 +52,6 @@ def test_a_full_folder_for_temporary_files_is_no_damage(url: str, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["scale/c/0/1", "occurrences/type/c/0", "types/zarr.json"])
-def test_damage_is_found_as_on_a_disk(bucket: Bucket, url: str, tmp_path: Path, place: str) -> None:
-    for change in ("bit", "end", "gone", "more"):
-        data = bucket.get(f"{KEY}/{place}")
-        changed = {"bit": bytes([data[0] ^ 1]) + data[1:], "end": data[:-1], "gone": b"", "more": data}[change]
-        other = {"more": f"{place}.bak"}.get(change, place)
-        bucket.delete(f"{KEY}/{other}") if change == "gone" else bucket.put(f"{KEY}/{other}", changed)
-        file = tmp_path / "x.zarr" / other
-        file.unlink() if change == "gone" else file.write_bytes(changed)
-        there, here = verify(url), verify(tmp_path / "x.zarr")
-        assert [(fault.part, fault.partition) for fault in there.faults] == [
-            (fault.part, fault.partition) for fault in here.faults
-        ]
-        assert not there.ok
-        for bytes_, name in ((data, place),):
-            bucket.put(f"{KEY}/{name}", bytes_)
-            (tmp_path / "x.zarr" / name).write_bytes(bytes_)
-    assert "does not belong to the store" in str(there.faults[0])
-
-
-@pytest.mark.slow
-def test_an_unfinished_store_names_what_is_missing(bucket: Bucket, tmp_path: Path) -> None:
-    made = example()
-    made.fill(made.create(tmp_path / "x.zarr"), [1])
-    report = verify(bucket.upload(tmp_path / "x.zarr", KEY))
-    assert (report.ok, report.missing) == (True, (0, 2))
-
-
-@pytest.mark.slow
 def test_a_server_that_fails_says_nothing_of_the_store(bucket: Bucket, url: str) -> None:
     with pytest.raises(StoreNotFoundError, match="there is no store at"):
         verify(f"{bucket.url}/none.zarr")

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embstore.errors import EmbstoreError, InvalidValueError, StoreNotFoundError
+from embstore.errors import InvalidValueError
 from embstore.store import StoreWriter, create_store, open_store, verify
-from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter
 from tests.object_server import Bucket, Fault
 from tests.store.example import Example, all_files, example
@@ -74,28 +73,6 @@ def test_transient_faults_are_retried(
     upload(made, f"{bucket.url}/some/x.zarr")
     assert fault.met == fault.times
     assert files(bucket) == all_files(made.make(tmp_path / "x.zarr").path)
-
-
-def test_a_bucket_or_store_that_is_not_there_is_one_line(bucket: Bucket) -> None:
-    made = small()
-    with pytest.raises(StoreNotFoundError, match="there is no bucket 'no-such-bucket'"):
-        create_store("s3://no-such-bucket/x.zarr", metadata=made.metadata, index=made.index)
-    with pytest.raises(StoreNotFoundError, match=r"there is no store at s3://.*/x\.zarr: embstore extract makes one"):
-        StoreWriter(f"{bucket.url}/x.zarr")
-
-
-def test_an_existing_store_is_not_touched(bucket: Bucket) -> None:
-    made = small()
-    upload(made, f"{bucket.url}/some/x.zarr")
-    before = files(bucket)
-    with pytest.raises(EmbstoreError, match=r"x\.zarr exists already"):
-        create_store(f"{bucket.url}/some/x.zarr", metadata=small(seed=1).metadata, index=small(seed=1).index)
-    with StoreWriter(ObjectPath(f"{bucket.url}/some/x.zarr")) as writer:
-        assert writer.missing() == []
-        with pytest.raises(InvalidValueError, match="partition 0 is committed already"):
-            writer.write(0, small(seed=1).partition(0))
-        writer.finish()
-    assert files(bucket) == before
 
 
 def test_requests_of_a_partition(bucket: Bucket) -> None:

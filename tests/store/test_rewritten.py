@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from embstore.errors import StoreDamagedError, StoreFormatError
-from embstore.store import Store, StoreWriter, open_store, verify
+from embstore.store import Store, StoreWriter, export, open_store, verify
 from embstore.store.backend import open_reader
 from embstore.store.reading.mapped import LibraryRows, MappedRows
 from tests.store.example import DTYPES, Example, example
@@ -80,6 +80,7 @@ def test_default_compressor_falls_back_to_zarr(tmp_path: Path, dtype: str, shard
         write_again(path, "scale", chunks=(2, 100))
     assert kind_of_rows(path) is LibraryRows
     check_reading(made, open_store(path))
+    check_reading(made, export(path, tmp_path / "copy.zarr"))
 
 
 def test_chunks_of_all_fill_that_are_left_out(tmp_path: Path) -> None:
