@@ -26,6 +26,7 @@ from embstore.store import Store, StoreWriter, create_store, export, verify
 from embstore.store.check.findings import schema_faults
 from embstore.store.reading.scan import SequentialReader
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16
+from tests.resilience.conftest import campaign
 from tests.store.example import DTYPES, SUFFIXES, all_files, flip, stored_as, table, values
 from tests.store_making import Made, make_store
 
@@ -73,7 +74,8 @@ def test_whole_there_and_back_is_the_same_store(made: Made, tmp_path: Path, dtyp
 
 
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=campaign(60, 8))
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("small_shards")
 def test_some_rows_layers_and_words(made: Made, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     count = len(made.table)

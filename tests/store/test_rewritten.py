@@ -52,7 +52,7 @@ def kind_of_rows(path: Path) -> type:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 def test_morton_order_without_compressor_is_mapped(tmp_path: Path, dtype: str) -> None:
     """zarr-python puts the chunks of a shard in Morton order; inner chunks of other sizes are no matter."""
     made = example(rows=900, dtype=dtype, partition_rows=512)
