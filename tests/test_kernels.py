@@ -544,7 +544,8 @@ def test_without_the_extension_a_store_is_read_and_searched_alike(tmp_path: Path
     made = make_store(tmp_path / "s.zarr", sentences=40)
     code = (
         "import numpy as np, sys, embstore as es\n"
-        "assert es.kernels.compiled_name() is None\n"
+        "from embstore import kernels\n"
+        "assert kernels.compiled_name() is None\n"
         "store = es.open(sys.argv[1])\n"
         "near = es.neighbors(store, store.select(rows=[3, 17]), k=9, layers=2)\n"
         "geometry = es.geometry(store, layers=[0, 2])\n"
