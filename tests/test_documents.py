@@ -177,21 +177,6 @@ def test_options_that_pages_name_exist() -> None:
         assert not (wrong := [name for name in named if not OTHERS.fullmatch(name)]), f"{page.name}: {wrong}"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["info"], ["info", "a.zarr", "b.zarr", "--no-such"], ["extract", "a.txt", "b.zarr", "--modle", "x"], ["nothing"]],
-)
-def test_a_wrong_command_is_found(words: list[str]) -> None:
-    with pytest.raises(Exception, match=r"missing|o such"):
-        check_command(["embstore", *words])
-
-
-@pytest.mark.parametrize("code", ["es.nothing", "es.geometry(s, metric=1)", "from embstore.analysis import nothing"])
-def test_a_wrong_name_is_found(code: str) -> None:
-    with pytest.raises((AttributeError, TypeError), match=r"nothing|metric"):
-        check_names(code, {"es": es})
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "page",

@@ -179,19 +179,6 @@ def test_scores_of_structural_probes_have_a_panel_a_metric() -> None:
         plot.structure_figure(frame(rows).head(0))
 
 
-@pytest.mark.quick(1)
-def test_legends_of_attention_do_not_lie_on_the_label_of_the_axis() -> None:
-    items = {"share": "self", "entropy": "all", "distance": "", "pattern": "vertical", "uuas": ""}
-    rows = [(metric, layer, 0, item, 1, 0.5, 0.1) for metric, item in items.items() for layer in (1, 2)]
-    columns = ["metric", "layer", "head", "item", "offset", "value", "baseline"]
-    figure = plot.attention_figure(pl.DataFrame(rows, schema=columns, orient="row"))
-    figure.draw_without_rendering()
-    below = [axis for axis in figure.axes if axis.get_xlabel() == "layer" and axis.get_legend()]
-    assert len(below) >= 2
-    for axis in below:
-        assert axis.get_legend().get_window_extent().y1 <= axis.xaxis.label.get_window_extent().y0
-
-
 def test_a_figure_of_a_page_has_the_colors_of_the_page() -> None:
     text = plot.svg(plot.probe_scores(frame([{"layer": layer, "value": 0.1 * layer} for layer in range(3)])))
     assert "stroke: currentColor; stroke-opacity: 0.1" in text
@@ -234,21 +221,6 @@ def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path)
         with pytest.raises(InvalidValueError):
             call(value)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("value", [3, "x", b"x", object()])
-def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
-    cka = pl.DataFrame({"layer": [0], "other_layer": [0], "value": [1.0]})
-    for call in (
-        partial(plot.cka_map, cka, names=value),
-        partial(plot.edge_layers, edge_frame(), split=value),
-        partial(plot.edge_summary, edge_frame(), names=value),
-        partial(plot.probe_scores, frame([{}]), metric=value),
-        partial(plot.probe_scores, frame([{}]), split=value),
-        partial(plot.save, plot.mixing_layers(edge_frame()), value),
-    ):
-        with pytest.raises(InvalidValueError):
-            call()
 
 
 @pytest.mark.slow

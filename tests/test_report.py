@@ -149,16 +149,6 @@ def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     assert report.html.count("Not computed: ") == 2
 
 
-def test_unknown_sections_and_files_are_refused(tmp_path: Path) -> None:
-    made = make_store(tmp_path / "small.zarr", sentences=4)
-    with pytest.raises(InvalidValueError, match="section 'sense'"):
-        report_of(made.store, sections="sense")
-    with pytest.raises(InvalidValueError, match="no section is chosen"):
-        report_of(made.store, sections=[])
-    with pytest.raises(InvalidValueError, match=r"report .*a\.pdf has no known suffix"):
-        report_of(made.store, sections="contents").save(tmp_path / "a.pdf")
-
-
 @pytest.mark.slow
 def test_two_groups_are_supported_and_one_is_not(store: Store) -> None:
     assert es.analysis.sense_support(es.senses(store, HOSTILE[0])) == 1 / 20

@@ -37,8 +37,8 @@ def test_a_store_in_a_bucket_is_asked_as_one_on_a_disk(made: Path, url: str, run
 @pytest.mark.slow
 def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bucket, run: Run, tmp_path: Path) -> None:
     assert run("verify", url).status == 0
-    assert run("static", url, tmp_path / "there.npy", "--layer", "1").status == 0
-    assert run("static", made / "store.zarr", tmp_path / "here.npy", "--layer", "1").status == 0
+    assert run("static", url, tmp_path / "there.npy", "--layers", "1").status == 0
+    assert run("static", made / "store.zarr", tmp_path / "here.npy", "--layers", "1").status == 0
     assert (tmp_path / "there.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
     assert run("export", url, tmp_path / "copy.zarr").status == 0
     assert es.verify(tmp_path / "copy.zarr").ok
@@ -48,20 +48,3 @@ def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bu
     damaged = run("verify", url)
     assert damaged.status == 1
     assert "hidden_states/c/0/0/0 (partition 0): its bytes do not match the commit record" in damaged.out
-
-
-def test_an_endpoint_that_is_not_there_is_one_line(bucket: Bucket, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("EMBSTORE_RETRIES", "0")
-    ran = run("info", f"{bucket.url}/x.zarr")
-    assert (ran.status, ran.err.count("\n")) == (1, 1)
-    assert "the server cannot be reached, connection refused" in ran.err
-
-
-@pytest.mark.slow
-def test_indexes_are_for_disks(url: str, run: Run) -> None:
-    pytest.importorskip("faiss")
-    ran = run("index", url, "--layer", "1")
-    assert (ran.status, ran.err.count("\n")) == (2, 1)
-    assert "needs a store on a disk" in ran.err
-    assert "has no index" in run("index", url, "--list").out

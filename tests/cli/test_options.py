@@ -101,11 +101,6 @@ def test_a_wrong_file_is_refused_in_one_line(text: str, message: str, tmp_path: 
     assert str(refused.value).startswith(f"--config {tmp_path / 'a.toml'}")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidValueError, match=r"--config .* cannot be read: No such file"):
-        CONFIG.read(tmp_path / "none.toml")
-
-
 def test_the_file_that_is_written_explains_each_setting() -> None:
     assert CONFIG.toml() == (
         "# How many are taken, and how many at most.\nn = 2\nrate = 0.5\n"

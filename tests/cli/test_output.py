@@ -6,7 +6,6 @@ import errno
 import json
 import re
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,13 +37,6 @@ def test_plan_as_json(work: Work) -> None:
     assert plan["sentences"] == 4
     assert plan["words"] == plan["occurrences"] == 33
     assert plan["layers"] == [0, 1, 2, 3]
-
-
-def test_extract_as_json_prints_nothing_else(work: Work) -> None:
-    ran = work.run("extract", "corpus.txt", "new.zarr", "--model", "model", "--json")
-    assert (ran.status, ran.err) == (0, "")
-    printed = json.loads(ran.out)
-    assert (printed["store"], printed["n_rows"]) == ("new.zarr", 33)
 
 
 def test_info_as_json(work: Work) -> None:
@@ -99,12 +91,6 @@ def test_verify_of_a_damaged_store(work: Work) -> None:
 
     assert work.run("extract", "corpus.txt", "store.zarr", "--model", "model", "--repair").status == 0
     assert work.run("verify", "store.zarr").status == 0
-
-
-def test_paths_are_printed_as_given(work: Work) -> None:
-    for path in ("store.zarr", "./store.zarr", "../work/store.zarr", str(work / "store.zarr")):
-        ran = work.run("info", path, "--json")
-        assert json.loads(ran.out)["path"] == str(Path(path))
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
@@ -198,18 +184,6 @@ def test_plan_for_a_full_disk_is_printed_and_refused(work: Work, monkeypatch: py
     assert ran.err.count("\n") == 1
 
 
-def test_extract_to_a_full_disk_is_refused_before_anything_is_written(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full(monkeypatch)
-    before = work.contents()
-    ran = work.run("extract", "corpus.txt", "new.zarr", "--model", "model")
-    assert ran.status == 1
-    assert "1.0 KiB free" in ran.err
-    assert ran.err.count("\n") == 1
-    assert work.contents() == before
-
-
 def test_an_unfinished_store_is_reported(work: Work) -> None:
     with pytest.warns(es.errors.UnfinishedStoreWarning):
         make_store(work / "part.zarr", leave_out=(1,))
@@ -264,10 +238,3 @@ def test_tables_are_readable_in_narrow_terminals(columns: int, work: Work, monke
     assert re.search(r"95 % interval", out), "no word is broken"
     if columns == 40:
         assert re.search(r"^self-similarity: [\d.-]+$", out, re.M), "a row is printed as lines of name: value"
-
-
-@pytest.mark.parametrize("command", ["", "probe"])
-def test_a_group_without_a_command_prints_its_help(command: str, work: Work) -> None:
-    ran = work.run(*command.split())
-    assert "COMMAND [ARGS]..." in ran.out
-    assert ran.status in (0, 2)

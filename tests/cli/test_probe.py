@@ -107,37 +107,12 @@ def test_several_stores_seeds_and_figures(folder: Work) -> None:
     )
 
 
-@pytest.mark.slow
-def test_words_one_a_line_have_the_classes_of_the_store(folder: Work) -> None:
-    listed = valid(folder.run("probe", "classes", "made.zarr", *CLASSES, "--json"), "probe_output")
-    for name in ("train", "test"):
-        words = [
-            line.split("\t")[0].strip("@").replace("_", " ")
-            for line in (folder / f"{name}.tsv").read_text().splitlines()
-        ]
-        folder.write(f"{name}.tsv", "\n".join(words) + "\n")
-    again = valid(folder.run("probe", "classes", "made.zarr", *CLASSES, "--json"), "probe_output")
-    own, other = ([row for row in rows if row["metric"] != "frequency_f1"] for rows in (again, listed))
-    assert own == other
-    assert {row["item"] for row in again} > {row["item"] for row in own}, "frequencies are those of the rows then"
-
-
 def test_sites_and_models_of_stores_are_named(work: Work) -> None:
     rows = [{"text": [f"a{number}", f"b{number}"], "class": ["a", "b"]} for number in range(8)]
     work.write("c.jsonl", "\n".join(map(json.dumps, rows)) + "\n")
     for store, pooling, sites in (("s", "mean", "query,key"), ("last", "last", "query")):
-        ran = work.run(
-            "extract",
-            "c.jsonl",
-            f"{store}.zarr",
-            "-m",
-            "model",
-            "--layers",
-            "2",
-            "--pooling",
-            pooling,
-            *settings(sites=sites),
-        )
+        command = f"extract c.jsonl {store}.zarr -m model --layers 2 --pooling {pooling} --sites {sites}"
+        ran = work.run(*command.split())
         assert ran.status == 0, ran.err
     for name, numbers in (("train.tsv", range(6)), ("test.tsv", (6, 7))):
         write_list(work / name, {f"{kind}{number}": [kind] for kind in "ab" for number in numbers})
@@ -270,8 +245,3 @@ def test_bad_input_is_one_line(folder: Work) -> None:
         (("structure", "trees.zarr", *STRUCTURE, "--save", "."), "is not a file of saved probes"),
     ):
         folder.refuses(" ".join(("probe", *map(str, arguments))), message)
-
-
-def test_a_frame_without_code_lengths_is_not_drawn() -> None:
-    with pytest.raises(es.errors.InvalidValueError, match="there are no code lengths to draw"):
-        es.plot.code_lengths(pl.DataFrame({"task": ["a"], "layer": [0], "metric": ["f1"], "value": [1.0]}))

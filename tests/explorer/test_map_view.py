@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from tests.explorer.conftest import HOSTILE, LONG, Opened, becomes, loaded, new_page, pointed
+from tests.explorer.conftest import HOSTILE, Opened, becomes, loaded, new_page, pointed
 from tests.explorer.test_views import values
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
@@ -188,21 +188,6 @@ def test_a_sentence_shows_its_words_and_their_similarity(view: Opened, stores: l
     assert "×" in shown
     page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 4)
     expect(page.locator(".matrix .note")).to_have_text(shown)
-
-
-def test_a_long_sentence_is_legible(view: Opened, stores: list[Path]) -> None:
-    store = es.open(stores[0])
-    number = next(place for place, text in enumerate(store.index.texts) if text.count(" ") == LONG - 1)
-    page = view(view="sentence", sentence=number)
-    scroll = page.locator(".matrix-scroll")
-    least = 14 * int(store.index.indptr[number + 1] - store.index.indptr[number])
-    becomes(page, lambda: scroll.evaluate(f"e => e.scrollWidth >= {least} && {least} > e.clientWidth"), True)
-    becomes(page, lambda: page.evaluate("document.documentElement.scrollWidth > innerWidth"), False)
-    scroll.evaluate("e => e.scrollTo(e.scrollWidth, e.scrollHeight)")
-    becomes(page, lambda: scroll.evaluate("e => e.querySelector('canvas').offsetWidth <= e.clientWidth"), True)
-    words = store.index.texts[number].split(" ")
-    said = page.locator(".matrix .note").get_by_text(f"{words[-1]} × {words[-1]}: 1.000")
-    pointed(scroll, last_cell, said)
 
 
 @pytest.mark.parametrize("block", [1, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
 
 import embstore as es
 from embstore.errors import InvalidValueError
@@ -28,7 +26,6 @@ from embstore_explorer.queries.registry import CancelledQueryError, NotFoundErro
 from embstore_explorer.stores import Explored
 from embstore_explorer.tables import as_file, table
 from tests.store_making import make_store, make_text_store
-from tests.web_host import web_host
 
 
 @pytest.fixture(scope="module")
@@ -132,51 +129,6 @@ def test_occurrences_are_shown_in_their_sentences(one: list[Explored], store: es
     assert [each["row"] for each in given["rows"]] == [3, 4, 5, 7]
 
 
-ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
-    ("stores", {}),
-    ("complete", {"prefix": "b"}),
-    ("occurrences", {"where": "upos = 'NOUN' and position > 1", "sort": "left", "limit": 9}),
-    ("occurrences", {"rows": "255-257,3"}),
-    ("word", {"word": "bank"}),
-    ("senses", {"word": "bank", "layer": "2", "clusters": 2}),
-    ("neighbors", {"row": 300, "layers": "0,5", "k": 5}),
-    ("geometry", {}),
-    ("cka", {}),
-    ("map", {"word": "river", "layer": "2", "color": "upos"}),
-    ("sentence", {"row": 300}),
-    ("similarity", {"sentence": 60, "layer": "5"}),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["bucket", "web", "collection"])
-def test_a_store_elsewhere_answers_as_one_on_a_disk(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    path = make_store(tmp_path / "s.zarr").store.path
-    with ExitStack() as opened:
-        if kind == "bucket":
-            address = request.getfixturevalue("bucket").upload(path, "in/s.zarr")
-        elif kind == "web":
-            address = f"{opened.enter_context(web_host(tmp_path)).url}/s.zarr"
-        else:
-            made = [path, make_store(tmp_path / "t.zarr", seed=1).store.path]
-            address = str(tmp_path / "s.json")
-            Path(address).write_text(json.dumps([each.name for each in made]))
-            path = es.store.export(address, tmp_path / "copy.zarr").path
-        there, here = explored([address]), explored([path])
-        for name, params in ELSEWHERE:
-            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "there"))  # nothing computed there is read here
-            far = answer(there, name, params)
-            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
-            near = answer(here, name, params)
-            if name != "stores":
-                codes = [(each.data if isinstance(each, Arrays) else each).get("python", "") for each in (far, near)]
-                assert codes[0].replace(address, str(path)) == codes[1]
-            shown = table(far), table(near)
-            assert_frame_equal(*(each.drop("address", "member", strict=False) for each in shown), abs_tol=1e-5)
-
-
 def test_a_word_is_compared_with_the_corpus(one: list[Explored], store: es.Store) -> None:
     found = run(one, "word", word="bank")
     own = es.geometry(store.select(words="bank"), metrics="selfsim", min_contexts=1).filter(pl.col("item") == "bank")
@@ -264,18 +216,6 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
     assert max(sizes) == 4
     assert sum(sizes) == 3 * 30
     assert not searches.waiting
-
-
-def test_an_error_of_a_search_is_that_of_all_who_share_it(one: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: object, **options: object) -> None:
-        raise es.errors.StoreDamagedError("the file is gone")
-
-    monkeypatch.setattr(neighbors_module.es, "neighbors", broken)
-    for _ in range(2):
-        with pytest.raises(es.errors.StoreDamagedError, match="the file is gone"):
-            answer(one, "neighbors", {"row": 1})
-    monkeypatch.undo()
-    assert run(one, "neighbors", row=1)["layers"]
 
 
 @pytest.mark.slow
@@ -402,12 +342,6 @@ def test_results_are_made_once_for_all_and_the_last_are_kept(store: es.Store, mo
         assert (first.result(), second.result()[1]) == (7, 7)
 
 
-def test_too_many_layers_are_refused(one: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neighbors_module, "MAX_LAYERS", 2)
-    with pytest.raises(InvalidValueError, match="3 layers are too many: give 2 at most"):
-        answer(one, "neighbors", {"row": 1, "layers": "0,2,5"})
-
-
 def test_large_results_take_the_place_of_older_ones(monkeypatch: pytest.MonkeyPatch, store: es.Store) -> None:
     one = Explored(store)
     monkeypatch.setattr(explored_stores, "KEPT_NBYTES", 1000)
@@ -532,36 +466,22 @@ def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str,
     ("name", "params", "said"),
     [
         ("occurrences", {"limit": "1001"}, "limit 1001 is not allowed: give 1 to 1,000"),
-        ("occurrences", {"limit": "9" * 5000}, "limit"),
         ("occurrences", {"offset": "-1"}, "offset -1"),
-        ("occurrences", {"offset": "１"}, "offset '１'"),
         ("occurrences", {"descending": "yes"}, "true or false"),
         ("occurrences", {"rows": "5-1"}, "rows"),
         ("occurrences", {"rows": "0-99999999"}, "more than 1,000,000 rows"),
-        ("occurrences", {"rows": "0-599999,0-599999"}, "more than 1,000,000 rows"),
-        ("occurrences", {"rows": "x"}, "row numbers"),
-        ("occurrences", {"rows": "99999"}, "no row 99999"),
-        ("occurrences", {"rows": [True]}, "rows"),
         ("occurrences", {"unknown": "1"}, "there is no parameter 'unknown'"),
         ("occurrences", {"word": ""}, "word has 0 characters"),
-        ("occurrences", {"word": ["bank"]}, "give a text"),
         ("occurrences", {"word": "\ud800"}, "surrogate"),
         ("occurrences", {"where": "x" * 2001}, "where has 2,001 characters"),
-        ("occurrences", {"where": "nothing = 1"}, "nothing"),
         ("occurrences", {"where": "upos = 'NOUN'; drop table x"}, "is not a condition"),
-        ("occurrences", {"where": "(select 1)"}, "where"),
         ("occurrences", {"where": "read_csv('/etc/passwd') = 'x'"}, "where"),
-        ("occurrences", {"where": "position + 1"}, "where"),
         ("occurrences", {"sort": "colour"}, "choose one of row, word"),
-        ("occurrences", {"store": "1"}, "there is no store 1"),
-        ("neighbors", {}, "give one of row, word and text"),
         ("neighbors", {"row": "1", "word": "bank"}, "give one of row, word and text"),
-        ("neighbors", {"row": "1", "k": "201"}, "k 201"),
         ("neighbors", {"row": "1", "layers": "1"}, "layer 1 is not stored"),
         ("neighbors", {"row": "1", "where": "upos = 'NONE'"}, "no occurrence"),
         ("neighbors", {"text": "a [bank] again"}, "model"),
         ("senses", {"word": "bank", "layer": "0-999999999"}, "is not stored"),
-        ("senses", {"word": "bank", "clusters": "51"}, "clusters 51"),
         ("word", {}, "the parameter word is missing"),
     ],
 )

@@ -7,7 +7,6 @@ import base64
 import csv
 import io
 import json
-import os
 import re
 import signal
 import subprocess
@@ -350,23 +349,6 @@ def test_a_closed_connection_cancels_its_query(
     assert ended.wait(600)
 
 
-def test_a_slow_query_does_not_hold_up_others(known: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, real = threading.Event(), server.answer
-
-    def slow(stores: Any, name: str, params: Any, **options: Any) -> Any:
-        if name == "geometry":
-            held.wait(600)
-        return real(stores, name, params, **options)
-
-    monkeypatch.setattr(server, "answer", slow)
-    waiting = threading.Thread(target=known.get, args=("/api/geometry",))
-    waiting.start()
-    assert known.get("/api/stores").status_code == 200
-    assert waiting.is_alive()
-    held.set()
-    waiting.join()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "number"), [("127.0.0.1", signal.SIGINT), ("0.0.0.0", signal.SIGTERM)])
 def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, host: str, number: signal.Signals) -> None:
@@ -392,10 +374,3 @@ def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, host: str, n
 def test_a_host_that_is_none_is_refused_before_a_store_is_opened(host: str) -> None:
     with pytest.raises(InvalidValueError, match=r"host .*; choose another address"):
         serving.serve(["gone.zarr"], host=host, browser=False)
-
-
-@pytest.mark.slow
-def test_the_server_loads_nothing_heavy() -> None:
-    code = "import sys, embstore_explorer.serving; print(*(m for m in sys.modules if '.' not in m))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
-    assert not {"torch", "transformers", "polars", "pandas", "matplotlib", "h5py", "zarr"} & set(loaded.stdout.split())

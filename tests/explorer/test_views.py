@@ -49,25 +49,6 @@ def test_every_view_is_accessible(view: Opened, name: str, theme: str) -> None:
     assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_every_view_fits_a_window_of_200_percent(view: Opened, name: str) -> None:
-    page = view(view=name, word="bank", width=640, height=360)
-    becomes(page, lambda: page.evaluate("document.documentElement.scrollWidth > innerWidth"), False)
-
-
-@pytest.mark.parametrize(
-    ("name", "long", "frame"),
-    [
-        ("layers", "select[aria-label=Store] option, .field option", "html"),
-        ("sentence", ".sentence-words a", ".sentence-words"),
-    ],
-)
-def test_long_names_and_words_stay_on_a_phone(view: Opened, name: str, long: str, frame: str) -> None:
-    page = view(view=name, width=390, height=844)
-    page.locator(long).evaluate_all("texts => texts.forEach(text => (text.textContent = 'embeddings'.repeat(12)))")
-    becomes(page, lambda: page.locator(frame).evaluate("box => box.scrollWidth > box.clientWidth"), False)
-
-
 def test_a_word_is_searched_filtered_sorted_and_shared(view: Opened, stores: list[Path]) -> None:
     store = es.open(stores[0])
     page = view(view="word")
@@ -111,21 +92,6 @@ def test_a_word_is_searched_filtered_sorted_and_shared(view: Opened, stores: lis
     shows(page, chosen)
 
 
-def test_a_third_click_ends_the_sorting_and_full_pages_end_with_the_last_row(view: Opened, stores: list[Path]) -> None:
-    sentences = es.open(stores[0]).select(words="bank").table(columns=["sentence"])["sentence"]
-    page = view(view="word", word="bank", offset="50")
-    right = page.get_by_role("button", name="Right")
-    for order in ("ascending", "descending"):
-        right.click()
-        page.locator(f"th[aria-sort={order}]").wait_for()
-        assert "offset" not in values(page)
-    right.click()
-    page.locator("th[aria-sort]").wait_for(state="detached")
-    page = view(view="word", word="bank", where=f"sentence < {sentences[50]}")
-    page.get_by_text("1–50 of 50").wait_for()
-    expect(page.get_by_role("button", name="Next page")).to_be_disabled()
-
-
 def test_the_menu_writes_conditions_and_an_address_is_one_entry_of_the_history(view: Opened) -> None:
     page = view(view="word", word="bank")
     menu, where = page.get_by_label("Add a condition on a label"), page.get_by_role("textbox", name="Where")
@@ -141,17 +107,6 @@ def test_the_menu_writes_conditions_and_an_address_is_one_entry_of_the_history(v
     assert page.evaluate("history.length") == entries
     page.get_by_text("Clear", exact=True).click()
     becomes(page, lambda: values(page).get("where"), None)
-
-
-def test_escape_closes_the_completion_and_then_restores_the_word(view: Opened) -> None:
-    page = view(view="word", word="bank")
-    box = page.get_by_role("combobox", name="Word")
-    box.fill("riv")
-    page.get_by_role("listbox").get_by_role("option").first.wait_for()
-    box.press("Escape")
-    expect(page.get_by_role("listbox")).to_be_hidden()
-    box.press("Escape")
-    expect(box).to_have_value("bank")
 
 
 def test_senses_choose_lines(view: Opened) -> None:
@@ -300,24 +255,6 @@ def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened)
     page.get_by_role("complementary", name="The word").wait_for()
     assert all("Failed to load resource" in complaint for complaint in view.complaints)
     view.complaints.clear()
-
-
-def test_a_concordance_shows_both_sides_on_a_phone(view: Opened) -> None:
-    page = view(view="word", word="bank", width=390, height=844)
-    table = page.locator(".scroll").first.bounding_box()
-    right = page.locator("td.right").first.bounding_box()
-    assert right["x"] + right["width"] <= table["x"] + table["width"]
-
-
-def test_the_similarity_of_layers_is_the_stronger_the_greater(view: Opened) -> None:
-    page = view(view="layers", theme="light")
-    cells = page.locator("section", has=page.get_by_role("heading", name="Similarity of layers")).locator(
-        "[data-mark=cell] rect"
-    )
-    colours = [cell.evaluate("cell => getComputedStyle(cell).fill") for cell in cells.all()]
-    assert len(set(colours)) > 1, "the cells have the colours of their numbers"
-    diagonal = colours[0]
-    assert colours.count(diagonal) >= round(len(colours) ** 0.5), "1 is the strongest"
 
 
 def test_the_theme_is_chosen_and_remembered(view: Opened) -> None:
