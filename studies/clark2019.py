@@ -171,7 +171,7 @@ def measure(
     run: Run[Clark2019], name: str, what: str, corpus: Corpus, weights: str, statistics: Sequence[Any]
 ) -> pl.DataFrame:
     """Return the frame of `attention` of a model over a corpus, as a step."""
-    sample = {"n_sentences": run.settings.n_sentences, "seed": run.settings.seed}
+    sample: dict[str, Any] = {"n_sentences": run.settings.n_sentences, "seed": run.settings.seed}
 
     def make() -> pl.DataFrame:
         made = es.attention(corpus, model=run.models[name], statistics=statistics, **sample)

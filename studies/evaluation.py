@@ -118,16 +118,14 @@ def evaluate(
         lexicon = Lexicon(vectors)
         for benchmark in benchmarks:
             known = lexicon.rows(benchmark.items)
-            covered = (known >= 0).all(1)
+            covered = np.all(known >= 0, axis=1)
             value = _score(benchmark, lexicon, known, covered, seed) if covered.any() else None
             about = (system, benchmark.name, benchmark.kind, METRICS[benchmark.kind])
             rows.append((*about, value, int(covered.sum()), float(covered.mean())))
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
-def _score(
-    benchmark: Benchmark, lexicon: Lexicon, rows: NDArray[np.int64], covered: NDArray[np.bool_], seed: int
-) -> float | None:
+def _score(benchmark: Benchmark, lexicon: Lexicon, rows: NDArray[np.int64], covered: Any, seed: int) -> float | None:
     unit, gold = lexicon.unit, np.array(benchmark.gold)
     if benchmark.kind == "similarity":
         left, right = unit[rows[covered]].transpose(1, 0, 2)

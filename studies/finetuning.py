@@ -109,7 +109,7 @@ def read_items(task: str, path: Path) -> list[Item]:
     items: list[Item] = []
     if count == 0:
         form, column = ("conllu", "upos") if path.suffix == ".conllu" else ("conll", "label")
-        for sentence in es.open_corpus(path, format=form):  # type: ignore[arg-type]
+        for sentence in es.open_corpus(path, format=form):
             if column not in sentence.labels:
                 raise CorpusError(f"{path}: no label column {column!r}; it has {', '.join(sentence.labels) or 'none'}")
             labels = list(sentence.labels[column])
@@ -353,12 +353,13 @@ def finetune(
             optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": settings.learning_rate}),
         )
         trainer.remove_callback(transformers.trainer_callback.PrinterCallback)
-        last = get_last_checkpoint(str(training)) if training.is_dir() else None
+        checkpoint: Any = get_last_checkpoint
+        last = checkpoint(str(training)) if training.is_dir() else None
         trainer.train(resume_from_checkpoint=last)
         trainer.save_model(str(out))
     history = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     metrics = dict.fromkeys(("accuracy", kind.metric))
-    epochs = [
+    epochs: list[dict[str, Any]] = [
         {"epoch": round(entry["epoch"]), "dev": {name: entry[f"eval_{name}"] for name in metrics}} for entry in history
     ]
     best = max(epochs, key=lambda row: row["dev"][kind.metric])  # the first one of equals

@@ -172,7 +172,7 @@ def head_importance(
     raw, n = gradients.mean(0), len(gradients)
 
     def normalised(importance: NDArray[np.float64]) -> NDArray[np.float64]:
-        return importance / np.maximum(np.sqrt((importance**2).sum(-1, keepdims=True)), 1e-30)
+        return np.asarray(importance / np.maximum(np.sqrt((importance**2).sum(-1, keepdims=True)), 1e-30))
 
     low = high = np.full_like(raw, np.nan)
     if resamples and n > 1:  # else every sample would be that sentence

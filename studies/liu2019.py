@@ -230,7 +230,8 @@ def probe_task(run: Run[Liu2019], store: es.Store, model: str, encoder: str, nam
             rows = [row for split in splits for row in sentence_rows(run, probe, splits[split], split, labels)]
             columns = {"store": store.path.stem, "task": name}
             frame = pl.DataFrame([{**columns, **row} for row in rows], infer_schema_length=None)
-            whole = pl.concat([result.frame, frame.cast(_schema(result.frame, frame))], how="diagonal")
+            own: Any = {column: dtype for column, dtype in result.frame.schema.items() if column in frame.columns}
+            whole = pl.concat([result.frame, frame.cast(own)], how="diagonal")
             result = ProbeResult(whole, result.notes)
         for each in checkpoint.parent.glob(f"{step}*.checkpoint"):
             each.unlink()
@@ -245,10 +246,6 @@ def probe_task(run: Run[Liu2019], store: es.Store, model: str, encoder: str, nam
         "resamples": run.settings.resamples,
     }
     return run.table(step, made_from, make)
-
-
-def _schema(frame: pl.DataFrame, part: pl.DataFrame) -> dict[str, Any]:
-    return {name: dtype for name, dtype in frame.schema.items() if name in part.columns}
 
 
 def sentence_rows(

@@ -206,8 +206,9 @@ class Run(Generic[Settings]):
 @contextmanager
 def quiet() -> Iterator[None]:
     """Hide the progress bars and warnings of transformers inside the block."""
-    from transformers.utils import logging as reports
+    from transformers.utils import logging
 
+    reports: Any = logging
     level = reports.get_verbosity()
     reports.set_verbosity_error()
     reports.disable_progress_bar()

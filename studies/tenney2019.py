@@ -400,8 +400,8 @@ def order_table(scores: Scores, model: str, suffix: str) -> Section:
     rows = [{"by": "the paper, both", "order": " < ".join(known), "in its order": "", "distinct": ""}]
     for metric, name in WHERE.items():
         found = {task: scores.trained[model, task].row(metric) for task in scores.tasks}
-        ordered = sorted((task for task in found if found[task].get("value") is not None),
-                         key=lambda task, found=found: found[task]["value"])  # fmt: skip
+        values = {task: row["value"] for task, row in found.items() if row.get("value") is not None}
+        ordered = sorted(values, key=values.__getitem__)
         pairs = [pair for pair in combinations(ORDER, 2) if set(pair) <= set(ordered)]
         right = sum(ordered.index(first) < ordered.index(second) for first, second in pairs)
         ends = {task: each for task in ordered if (each := interval(found[task])) is not None}

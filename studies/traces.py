@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from embstore.corpus import EdgeSentence
 from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe
 from embstore.store import Store
@@ -66,7 +67,9 @@ class Traces:
     sentences: tuple[SentenceTrace, ...]
 
 
-def trace(store: Store, tasks: Sequence[tuple[EdgeProbe, object]], *, split: str, seed: int | None = None) -> Traces:
+def trace(
+    store: Store, tasks: Sequence[tuple[EdgeProbe, Sequence[EdgeSentence]]], *, split: str, seed: int | None = None
+) -> Traces:
     """Follow the predictions of P(0) ... P(L) of a seed for the targets of a split, of several tasks at once.
 
     If each target of a task has exactly one label, probabilities are normalized to sum to 1 over its labels, as

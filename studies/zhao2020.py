@@ -138,7 +138,7 @@ class Zhao2020(StudySettings):
             epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
         )
         own = {"label": LABEL, "kind": self.kind, "hidden_size": self.hidden_size, "max_contexts": self.max_contexts}
-        return ClassProbe(**{**own, "seeds": self.seeds, "training": training, **changes})  # type: ignore[arg-type]
+        return ClassProbe(**{**own, "seeds": self.seeds, "training": training, **changes})
 
     def finetuning(self, window: int | None = None) -> FineTuneSettings:
         """Return the settings of a fine-tuning; `window` limits its attention."""
@@ -272,7 +272,7 @@ def count_pairs(study: Study, store: es.Store) -> pl.DataFrame:
     pairs = store.table().select(pl.col("word", LABEL).cast(pl.String)).drop_nulls().group_by("word", LABEL).len()
     by_split = {
         split: pairs.filter(
-            pl.Series([c in study.words.of(split).get(w, ()) for w, c, _ in pairs.iter_rows()], dtype=bool)
+            pl.Series([c in study.words.of(split).get(w, ()) for w, c, _ in pairs.iter_rows()], dtype=pl.Boolean)
         )
         for split in SPLITS
     }

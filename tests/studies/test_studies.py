@@ -201,6 +201,63 @@ def test_disabled_heads(tuned: Path) -> None:
     assert pruned.filter(share=1.0)["value"].n_unique() == 1, "without all heads every order is the same"
 
 
+@pytest.mark.slow
+def test_kovaleva(treebank: Path, tmp_path: Path) -> None:
+    """The effects of disabled heads are those of the fine-tuned model; the table shows the attention of the model."""
+    planted.model(tmp_path / "model")
+    planted.folder(tmp_path / "ner", "ner", train=20, dev=10)
+    settings = studies.Kovaleva2019(
+        tuning={"ner": tmp_path / "ner"}, n_sentences=8, resamples=50, seeds=(1,), tuning_rate=4e-3
+    )
+    dev = treebank / "some-dev.conllu"
+    study = run(settings, dev, tmp_path / "model", tmp_path / "out")
+    tuned = tmp_path / "out" / "models" / "ner"
+    disabled = studies.disable_heads(tmp_path / "ner" / "dev.conll", model=tuned, n_sentences=8, resamples=50)
+    assert study.frames["disabled"].drop("task").equals(disabled)
+    layer = disabled.filter(pl.col("head").is_null(), layer=2).row(0, named=True)
+    (section,) = (each for each in study.sections if each.title == "Disabled layers: ner")
+    assert section.rows[2]["change"] == f"{layer['effect']:+.4f}"
+    patterns = es.attention(dev, model=tmp_path / "model", statistics=["patterns"], n_sentences=8).frame
+    values = patterns.filter(pl.col("layer").is_not_null(), item="heterogeneous")["value"]
+    assert study.sections[0].rows[0]["heterogeneous"] == f"{values.mean():.3f}"
+
+
+@pytest.mark.slow
+def test_zhao(model: Path, tmp_path: Path) -> None:
+    """The scores of the layers are those of class probes on the store of the study; a tuned model is probed too."""
+    frames = {"animal": "the {} sat on a mat because it was warm .", "place": "a b {} flow to the old hill , ok !"}
+    lines: list[str] = []
+    lists: dict[str, list[str]] = {"train": [], "test": []}
+    for number, word in enumerate([name + end for end in ("", "s") for name in WORDS]):
+        sense = ("animal", "place")[number % 2]
+        lines += [frames[sense].format(f"@{word}@-{sense}")] * (1 + number % 4)
+        lists["test" if number % 3 == 0 else "train"].append(f"@{word}@\t-{sense}=2")
+    (tmp_path / "corpus.txt").write_text("\n".join(lines) + "\n")
+    for name, rows in lists.items():
+        (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n")
+    planted.folder(tmp_path / "pos", "pos", train=20, dev=10)
+    settings = studies.Zhao2020.small(
+        epochs=3,
+        context_windows=(0, None),
+        attention_windows=(0,),
+        tuning={"pos": tmp_path / "pos"},
+        tuning_sentences=None,
+        skipgram_size=12,
+    )
+    study = run(settings, tmp_path / "corpus.txt", model, tmp_path / "out")
+    train, test = (es.corpus.read_word_classes(tmp_path / f"{name}.tsv") for name in ("train", "test"))
+    store = es.open(tmp_path / "out" / "stores" / "bert-full.zarr")
+    probe = settings.probe().fit(store, es.probes.split_words(train, test, seed=0))
+    scored = probe.score(splits=["dev", "test"], name="BERT").summary()
+    value = scored.filter(metric="f1", split="test", layer=2)["value"].item()
+    contexts = study.frames["contexts"].filter(store="BERT", task="class", metric="f1", split="test", layer=2)
+    assert contexts["value"].item() == value
+    (section,) = (each for each in study.sections if each.title.startswith("Table 6"))
+    (row,) = (row for row in section.rows if row["representation"] == "BERT, layer 2")
+    assert row["test"].startswith(f"{value:.3f}")
+    assert set(study.frames["finetuned"]["setup"]) == {"a", "b"}
+
+
 def test_effects_of_equal_variants_are_zero() -> None:
     counts = np.random.default_rng(0).integers(0, 5, (1, 20, 3)).repeat(2, 0)
     effect, low, high = effects(counts, resamples=50, seed=0)
