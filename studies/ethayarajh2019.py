@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import inf
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import polars as pl
 
@@ -85,10 +85,9 @@ class Ethayarajh2019(StudySettings):
 
     The defaults are the paper's.
 
-    min_contexts: different sentences that a word needs. baseline: over `sample` vectors, or "exact". vectors: files of
-    word vectors by name, compared in Table 1. benchmarks: a folder of word benchmarks, see `read_benchmarks`; without
-    it Table 1 is left out. benchmark_layers: the layers in Table 1, by default the first two and the last two with
-    context. n_words: words listed at each end of a layer. resamples: of words and sentences, for intervals.
+    min_contexts: different sentences that a word needs. sample: vectors of a baseline. vectors: files of word vectors
+    by name, compared in Table 1. benchmarks: a folder of word benchmarks, see `read_benchmarks`; without it Table 1 is
+    left out. n_words: words listed at each end of a layer. resamples: of words and sentences, for intervals.
     """
 
     about: ClassVar[str] = "how contextual the vectors of each layer are"
@@ -104,20 +103,11 @@ class Ethayarajh2019(StudySettings):
     least: ClassVar[dict[str, int]] = {"min_contexts": 2, "sample": 2, "n_words": 1, "resamples": 1}
 
     min_contexts: int = 5
-    baseline: Literal["sample", "exact"] = "sample"
     sample: int = 1000
     vectors: Mapping[str, str | Path] = field(default_factory=dict)
     benchmarks: str | Path | None = None
-    benchmark_layers: tuple[int, ...] | None = None
     n_words: int = 10
     resamples: int = 1000
-
-    def evaluated(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers of a model in Table 1: the chosen ones, or the first and last two with context."""
-        if self.benchmark_layers is not None:
-            return tuple(layers[-1] if layer == -1 else layer for layer in self.benchmark_layers)
-        inner = tuple(layer for layer in layers if layer > 0) or tuple(layers)
-        return tuple(dict.fromkeys((*inner[:2], *inner[-2:])))
 
 
 def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
@@ -138,15 +128,15 @@ def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
     else:
         frames |= evaluate_all(run, stores, vectors, benchmarks)
     scores = Scores(settings, {name: store.metadata for name, store in stores.items()}, frames)
-    sections = [findings(scores), *(by_layer(scores, model) for model in run.models), published_layers()]
+    sections = [findings(scores), *(by_layer(scores, model) for model in run.models)]
     sections += [words(scores, model) for model in run.models]
     if "evaluation" in frames:
         sections += [static(scores), shared(scores)]
-    baseline = f"{settings.sample:,} sampled vectors" if settings.baseline == "sample" else "all vectors"
     return run.result(
         "How contextual are the vectors? After Ethayarajh 2019",
         f"{', '.join(run.models)}. Words of {settings.min_contexts} different sentences or more, without punctuation; "
-        f"baselines over {baseline} (the paper: 5; 1,000); intervals from {settings.resamples:,} bootstrap samples; "
+        f"baselines over {settings.sample:,} sampled vectors (the paper: 5; 1,000); "
+        f"intervals from {settings.resamples:,} bootstrap samples; "
         f"seed {settings.seed}.",
         frames=frames,
         sections=sections,
@@ -163,8 +153,11 @@ def words_of(store: es.Store) -> es.store.Selection:
 def measure(run: Run[Ethayarajh2019], name: str, store: es.Store) -> dict[str, pl.DataFrame]:
     """Return the `geometry` of a model by layer, and `words`, the most and least context-specific of each layer."""
     settings = run.settings
-    baseline: Any = settings.sample if settings.baseline == "sample" else "exact"
-    options = {"min_contexts": settings.min_contexts, "baseline": baseline, "seed": settings.seed}
+    options: dict[str, Any] = {
+        "min_contexts": settings.min_contexts,
+        "baseline": settings.sample,
+        "seed": settings.seed,
+    }
     made_from = {"store": store.digest, "geometry": options, "resamples": settings.resamples}
     table = run.table(f"{name}-geometry", made_from, lambda: es.geometry(words_of(store), **options))
     summary = run.table(
@@ -180,6 +173,12 @@ def measure(run: Run[Ethayarajh2019], name: str, store: es.Store) -> dict[str, p
     return {table: frame.select(pl.lit(name).alias("model"), pl.all()) for table, frame in frames.items()}
 
 
+def evaluated(layers: Sequence[int]) -> tuple[int, ...]:
+    """Return the layers of a model in Table 1: the first and last two with context."""
+    inner = tuple(layer for layer in layers if layer > 0) or tuple(layers)
+    return tuple(dict.fromkeys((*inner[:2], *inner[-2:])))
+
+
 def evaluate_all(
     run: Run[Ethayarajh2019],
     stores: Mapping[str, es.Store],
@@ -191,7 +190,7 @@ def evaluate_all(
     Returns the scores on all words of each, "evaluation", and on the words that all of them have, "shared".
     """
     settings, folder = run.settings, Path(run.settings.benchmarks or "")
-    layers = {name: settings.evaluated(store.layers) for name, store in stores.items()}
+    layers = {name: evaluated(store.layers) for name, store in stores.items()}
     made_from = {
         "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
         "vectors": {name: digest_of(Path(path)) for name, path in settings.vectors.items()},
@@ -290,21 +289,6 @@ def by_layer(scores: Scores, model: str) -> Section:
         f"brackets 95 % bootstrap intervals over words or sentences. {same}"
     )
     return Section(f"Figures 1-4 by layer ({model})", note, rows)
-
-
-def published_layers() -> Section:
-    rows = []
-    for model, frame in published_frames().items():
-        for metric, title in METRICS.items():
-            values = {row["layer"]: row["shown"] for row in frame.filter(metric=metric).to_dicts()}
-            layers = range(len(LAYERS["GPT-2"]["anisotropy"]))
-            row: Row = {"model": model, "": title.split(". ")[1]}
-            rows.append(row | {str(layer): decimals(values.get(layer)) for layer in layers})
-    note = (
-        "Means over the words in the result files that the author published; columns are layers. The explainable "
-        "variance is not comparable: that code centres the vectors of a word but not those of its baseline."
-    )
-    return Section("The paper's figures in numbers", note, rows)
 
 
 def words(scores: Scores, model: str) -> Section:

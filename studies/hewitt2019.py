@@ -55,6 +55,8 @@ TASK_METRICS = {
     "compression": "compression",
     "control_compression": "control compression",
 }
+RANK = 128  # of the probes of all layers, or the width of the vectors: more brings nothing in the paper
+TASK_SENTENCES = 300  # of each split of the tasks, whose code lengths take long
 KEYS = ("model", "encoder", "rank", "baseline", "layer", "split", "metric")
 
 
@@ -62,11 +64,9 @@ KEYS = ("model", "encoder", "rank", "baseline", "layer", "split", "metric")
 class Hewitt2019(StudySettings):
     """Settings of the study: how much of a syntax tree the vectors of each layer encode linearly.
 
-    n_sentences: of each split at most, drawn at random; None for all, as in the paper. rank: of the probes of all
-    layers; 128 by default, or the width of the vectors if that is less. ranks: those compared on the best layer. seeds:
-    of the probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for selectivity and code
-    lengths. task_sentences: of each split of these tasks at most. untrained: also the model with random weights, as a
-    baseline.
+    n_sentences: of each split at most, drawn at random; None for all, as in the paper. ranks: those compared on the
+    best layer. seeds: of the probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for
+    selectivity and code lengths. untrained: also the model with random weights, as a baseline.
     """
 
     about: ClassVar[str] = "syntax trees by layer and rank, selectivity, code lengths"
@@ -78,14 +78,12 @@ class Hewitt2019(StudySettings):
   year = {2019}, pages = {4129--4138}, doi = {10.18653/v1/N19-1419}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "rank": 1, "ranks": 1, "task_sentences": 1}
+    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "ranks": 1}
 
     n_sentences: int | None = 3000
-    rank: int | None = None
     ranks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     seeds: tuple[int, ...] = (0,)
     tasks: tuple[str, ...] = ("upos", "dependencies")
-    task_sentences: int | None = 300
     untrained: bool = True
 
     def __post_init__(self) -> None:
@@ -94,13 +92,9 @@ class Hewitt2019(StudySettings):
             if task not in ("upos", "pos", "dependencies"):
                 raise InvalidValueError(f"unknown task {task!r}: choose upos, pos or dependencies")
 
-    def rank_of(self, width: int) -> int:
-        """Return the rank of the probes of all layers."""
-        return min(128, width) if self.rank is None else self.rank
-
     def probe(self, **changes: Any) -> StructuralProbe:
         """Return structural probes as the study trains them, not fitted yet."""
-        return StructuralProbe(**{"rank": self.rank, "seeds": self.seeds, **changes})
+        return StructuralProbe(**{"seeds": self.seeds, **changes})
 
 
 @dataclass(frozen=True)
@@ -150,7 +144,7 @@ def run(run: Run[Hewitt2019], data: Path) -> StudyResult:
     best: dict[str, int] = {}
     parts: list[pl.DataFrame] = []
     for name, store in stores.items():
-        path, rank = run.out / "probes" / name, settings.rank_of(store.hidden_size)
+        path, rank = run.out / "probes" / name, min(RANK, store.hidden_size)
         frame = scored(run, bank, f"{name}-structure", store, settings.probe(), path=path)
         saved = load(path)
         assert isinstance(saved, StructuralProbe)
@@ -231,7 +225,7 @@ def labelled(frame: pl.DataFrame, model: str, encoder: str, rank: int) -> pl.Dat
 def probe_task(run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store, task: str) -> pl.DataFrame:
     """Train linear probes of a task and of its control task, and measure the code lengths of both."""
     settings = run.settings
-    options = {"n_sentences": settings.task_sentences, "seeds": settings.seeds}
+    options = {"n_sentences": TASK_SENTENCES, "seeds": settings.seeds}
     probe = EdgeProbe(kind="linear", control=True, **options)  # type: ignore[arg-type]
     edges = bank.edges(task)
 

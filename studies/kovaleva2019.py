@@ -24,7 +24,7 @@ from embstore_studies.finetuning import (
     label_names,
     read_items,
 )
-from embstore_studies.heads import How, disable_heads, head_importance, prune_heads
+from embstore_studies.heads import disable_heads, head_importance, prune_heads
 from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of
 
 # Kovaleva et al. 2019, section 4.6 (page 8), BERT-base fine-tuned on GLUE: absolute changes of the score. The sentences
@@ -40,8 +40,7 @@ DISABLING = (
 HETEROGENEOUS = "less than half of the maps"
 CHANGED = "the last two layers"
 PRUNED = "up to 40 % of the heads without a noticeable effect (BERT-base, MNLI)"  # Michel et al. 2019
-STATISTICS = ("shares", "patterns", "relations")
-SHOWN_RELATIONS = 10
+STATISTICS = ("shares", "patterns")
 NOTES = (
     "Patterns: by an explicit rule (docs/how-to/attention.md). The paper's classifier was trained on maps labeled "
     "by hand, which are not public, so its shares are not ours.",
@@ -50,8 +49,7 @@ NOTES = (
     "other fine-tuning runs. The epoch of fine-tuning was chosen on dev too.",
     "Heads are ranked on train, pruned with their output set to zero, without training in between. The relative "
     "importance of Voita et al. 2019 (layer-wise relevance propagation) is not computed.",
-    "The features of the paper's Figure 5 and its frame-semantic relations need annotation that is not public; "
-    "dependency relations are given instead.",
+    "The features of the paper's Figure 5 and its frame-semantic relations need annotation that is not public.",
 )
 
 
@@ -61,9 +59,8 @@ class Kovaleva2019(StudySettings):
 
     tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it; one or more.
     n_sentences: of DATA on which attention is measured, and of dev and train on which heads are disabled and ranked,
-    drawn at random; None for all. how: "uniform" attention weights of disabled heads, as in the paper, or "zero"
-    output. resamples: of sentences, for intervals. seeds: of random orders of pruning. tuning_epochs, tuning_sentences
-    (None: all), tuning_batch_size, tuning_rate: of fine-tuning.
+    drawn at random; None for all. resamples: of sentences, for intervals. seeds: of random orders of pruning.
+    tuning_epochs, tuning_sentences (None: all), tuning_rate: of fine-tuning.
     """
 
     about: ClassVar[str] = "patterns of attention before and after fine-tuning, disabled heads and layers, pruning"
@@ -86,12 +83,10 @@ class Kovaleva2019(StudySettings):
 
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
     n_sentences: int | None = 300
-    how: How = "uniform"
     resamples: int = 1000
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_epochs: int = 1
     tuning_sentences: int | None = 1500
-    tuning_batch_size: int = 16
     tuning_rate: float = 2e-4
 
     def __post_init__(self) -> None:
@@ -100,15 +95,15 @@ class Kovaleva2019(StudySettings):
             raise InvalidValueError(
                 f"tuning {dict(self.tuning)} is not allowed: kovaleva2019 needs data for tasks of {', '.join(TASKS)}"
             )
-        if not self.seeds or self.how not in ("uniform", "zero"):
-            raise InvalidValueError(f"seeds {self.seeds}, how {self.how!r}: give one seed or more, uniform or zero")
+        if not self.seeds:
+            raise InvalidValueError("seeds is empty: give one seed or more")
         self.finetuning()
 
     def finetuning(self) -> FineTuneSettings:
         """Return the settings of fine-tuning."""
         return FineTuneSettings(
             epochs=self.tuning_epochs,
-            batch_size=self.tuning_batch_size,
+            batch_size=16,
             learning_rate=self.tuning_rate,
             n_examples=self.tuning_sentences,
             seed=self.seed,
@@ -146,7 +141,7 @@ def run(run: Run[Kovaleva2019], data: Path) -> StudyResult:
     if "paraphrase" in settings.tuning:
         run.notes.append("Cosines of attention of pairs are of each sentence alone.")
     scores = Scores(name, tuple(settings.tuning), frames)
-    sections = [patterns(scores), changes(scores), relations(scores)]
+    sections = [patterns(scores), changes(scores)]
     for task in scores.tasks:
         sections += [layers(scores, task), heads(scores, task)]
     sentences, examples = (
@@ -154,7 +149,7 @@ def run(run: Run[Kovaleva2019], data: Path) -> StudyResult:
     )
     scale = (
         f"Fine-tuned on {examples} sentences, {settings.tuning_epochs} epoch(s) at {settings.tuning_rate:g}; attention "
-        f"and scores on {sentences} sentences; disabled heads are {settings.how}; {settings.resamples:,} bootstrap "
+        f"and scores on {sentences} sentences; disabled heads attend uniformly; {settings.resamples:,} bootstrap "
         f"samples; {len(settings.seeds)} random orders; seed {settings.seed}."
     )
     corpora = "; ".join(
@@ -180,7 +175,7 @@ def tune(run: Run[Kovaleva2019], task: str, model: str) -> FineTuned:
 
 
 def measure(run: Run[Kovaleva2019], name: str, corpus: Path, model: str, weights: Any) -> pl.DataFrame:
-    """Return shares, patterns and relations of every head, in the pretrained model or after a task."""
+    """Return shares and patterns of every head, in the pretrained model or after a task."""
     sample = {"n_sentences": run.settings.n_sentences, "seed": run.settings.seed}
     made_from = {"corpus": digest_of(corpus), **sample, "model": weights}
     frame = run.table(
@@ -204,13 +199,13 @@ def tables_of(
     sample: dict[str, Any] = {"n_sentences": settings.n_sentences, "seed": settings.seed}
     scoring = {"model": tuned.path, "resamples": settings.resamples, **sample}
     made_from = {"tuned": tuned.record, **sample, "resamples": settings.resamples}
-    made_from |= {"how": settings.how, "seeds": settings.seeds}
+    made_from |= {"seeds": settings.seeds}
     is_text = TASKS[task].n_sentences > 0
     items = read_items(task, files["dev"])
     sentences = [words for item in items for words in (map(str.split, item.texts) if is_text else [list(item.texts)])]
     for name, make in {
         "similarity": lambda: attention_similarity(sentences, model_a=model, model_b=tuned.path, **sample),
-        "disabled": lambda: disable_heads(files["dev"], how=settings.how, **scoring),
+        "disabled": lambda: disable_heads(files["dev"], **scoring),
         "importance": lambda: head_importance(files["train"], **scoring),
         "pruned": lambda: prune_heads(files["dev"], importance=tables["importance"], seeds=settings.seeds, **scoring),
     }.items():
@@ -259,26 +254,6 @@ def changes(scores: Scores) -> Section:
     rows.append({"task": "paper", "changed most": CHANGED})
     note = "Cosine of attention weights before and after fine-tuning on sentences of dev, means over heads."
     return Section("Attention before and after fine-tuning", note, rows)
-
-
-def relations(scores: Scores) -> Section:
-    frame = scores.frames["attention"].filter(pl.col("metric") == "relation_to_head", pl.col("head").is_not_null())
-    own = frame.filter(pl.col("model") == "pretrained")
-    names = own.group_by("item").agg(pl.col("count").first()).sort("count", "item", descending=[True, False])["item"]
-    rows: list[Row] = []
-    for item in names[:SHOWN_RELATIONS]:
-        best = own.filter(pl.col("item") == item).sort("value", descending=True, maintain_order=True).row(0, named=True)
-        row: Row = {"relation": item, "words": best["count"], "layer.head": f"{best['layer']}.{best['head']}"}
-        row |= {"attends most to the head": decimals(best["value"]), "best fixed offset": decimals(best["baseline"])}
-        for task in scores.tasks:
-            where = {"model": task, "item": item, "layer": best["layer"], "head": best["head"]}
-            row[f"after {task}"] = decimals(frame.filter(**where)["value"][0])
-        rows.append(row)
-    note = (
-        "The best head of the pretrained model for each relation, chosen on the same sentences, and the same head "
-        "after fine-tuning."
-    )
-    return Section("Attention to syntactic relations", note, rows)
 
 
 def layers(scores: Scores, task: str) -> Section:

@@ -1,11 +1,11 @@
-"""Liu et al. 2019: linear probes of every layer and which layers transfer; Lin et al. 2019: the order of words."""
+"""Liu et al. 2019: linear probes of every layer and which layers transfer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ import embstore as es
 from embstore import plot
 from embstore.corpus import EdgeSentence, derived_edges
 from embstore.errors import InvalidValueError
-from embstore.probes import ProbeResult, summary
+from embstore.probes import summary
 from embstore_studies.study import (
     SPLITS,
     TASKS,
@@ -40,51 +40,34 @@ from embstore_studies.study import (
     treebank_files,
 )
 
-# What Rogers et al. 2020 state of both papers in section 5.2. The numbers of both are in figures and tables that are
-# not at hand, and are left out. The probes, their training and the tasks are those of the authors' code:
-# nelson-liu/contextual-repr-analysis (commit 1ba69cf) and yongjie-lin/bert-opensesame (commit 4b4d369).
+# What Rogers et al. 2020 state of the paper in section 5.2. Its numbers are in figures and tables that are not at hand,
+# and are left out. The probes and their training are those of the authors' code:
+# nelson-liu/contextual-repr-analysis (commit 1ba69cf).
 MIDDLE = "Middle layers of transformers perform best and are the most transferable (Liu et al.; BERT and others)"
 POS = "Parts of speech are read best from middle layers (Liu et al.; BERT base and large)"
-ORDER = "Knowledge of linear word order decreases, around layer 4 of BERT-base's 12 (Lin et al.)"
-HIERARCHY = "Knowledge of the hierarchy of sentences (main auxiliary, subject) increases with it (Lin et al.)"
 PROBED = ("upos", "arcs", "dependencies")
-# Of tasks of word order: the labels to find in a sentence. Generalisation: of sentences where the first word of the
-# labels is another one, so that its place among them does not tell which it is.
-ELEMENTS = {"main-auxiliary": ("main", "auxiliary"), "subject": ("subject", "noun")}
-POSITIONS = tuple(str(number) for number in range(1, 10))  # as derived_edges labels them
-ORDER_TASKS = ("index", *ELEMENTS)
-GENERALISATION = "generalisation"
-INDEXED = range(10, 31)  # the words of a sentence of the task index, as in the code of Lin et al.
 LEAST_TASKS = 3  # for an interval over tasks
-NAMES = {**TASKS, "upos": "POS (UD)", "arcs": "Arcs", "index": "index", "main-auxiliary": "main auxiliary"}
-SPLIT_NAMES = {"test": "first of its kind", GENERALISATION: "not the first"}
-Line = tuple[str, str, str | None, str]  # task, metric, split, item
+NAMES = {**TASKS, "upos": "POS (UD)", "arcs": "Arcs"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Liu2019(StudySettings):
     """Settings of the study: what linear probes read from each layer, and which layers serve most tasks.
 
-    tasks: some of those in the folder and of those that a treebank has (upos, arcs, dependencies; index,
-    main-auxiliary, subject), all by default. treebank: a folder with train, dev and test in CoNLL-U, if `data` is not
-    one. n_sentences: of each split of each task at most, drawn by their texts, so that tasks over the same sentences
-    draw the same ones; None for all. epochs, batch_size, learning_rate, patience, seeds: of the probes. untrained: also
-    the model with random weights, as a baseline. resamples: of test sentences, for intervals.
+    tasks: some of those in the folder and of those that a treebank has (upos, arcs, dependencies), all by default.
+    treebank: a folder with train, dev and test in CoNLL-U, if `data` is not one. n_sentences: of each split of each
+    task at most, drawn by their texts, so that tasks over the same sentences draw the same ones; None for all. epochs,
+    batch_size, learning_rate, seeds: of the probes. untrained: also the model with random weights, as a baseline.
+    resamples: of test sentences, for intervals.
     """
 
-    about: ClassVar[str] = "linear probes of every layer on all tasks, which layers transfer, the order of words"
+    about: ClassVar[str] = "linear probes of every layer on all tasks, which layers transfer"
     data: ClassVar[str] = "a folder with a folder per task (as for tenney2019), or a treebank's in CoNLL-U"
     citation: ClassVar[str] = """@inproceedings{liu-etal-2019-linguistic,
   title = {Linguistic Knowledge and Transferability of Contextual Representations},
   author = {Liu, Nelson F. and Gardner, Matt and Belinkov, Yonatan and Peters, Matthew E. and Smith, Noah A.},
   booktitle = {Proceedings of NAACL-HLT 2019},
   year = {2019}, pages = {1073--1094}, doi = {10.18653/v1/N19-1112}
-}
-@inproceedings{lin-etal-2019-open,
-  title = {Open Sesame: Getting Inside {BERT}'s Linguistic Knowledge},
-  author = {Lin, Yongjie and Tan, Yi Chern and Frank, Robert},
-  booktitle = {Proceedings of the 2019 ACL Workshop BlackboxNLP: Analyzing and Interpreting Neural Networks for NLP},
-  year = {2019}, doi = {10.18653/v1/W19-4825}
 }
 @article{rogers-etal-2020-primer,
   title = {A Primer in {BERT}ology: What We Know About How {BERT} Works},
@@ -101,7 +84,6 @@ class Liu2019(StudySettings):
     epochs: int = 50
     batch_size: int = 16
     learning_rate: float = 5e-3
-    patience: int = 3
     seeds: tuple[int, ...] = (0, 1, 2)
     untrained: bool = True
     resamples: int = 1000
@@ -109,20 +91,20 @@ class Liu2019(StudySettings):
     def probe(self, *, trained: bool = True) -> es.EdgeProbe:
         """Return linear probes as the study trains them, not fitted yet; those of random weights have one seed."""
         training = es.probes.Training(
-            epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
+            epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=3
         )
         return es.EdgeProbe(kind="linear", seeds=self.seeds if trained else self.seeds[:1], training=training)
 
 
 def load_tasks(settings: Liu2019, data: Path) -> dict[str, Task]:
-    """Read and draw all tasks, those of word order last. Raises InvalidValueError, CorpusError."""
+    """Read and draw all tasks. Raises InvalidValueError, CorpusError."""
     folders = task_folders(data)
     treebank = settings.treebank or (data if any(data.glob("*.conllu")) else None)
     if not folders and treebank is None:
         raise InvalidValueError(
             f"{data} has no folder of a task with train.jsonl and no treebank, train, dev and test in CoNLL-U: give one"
         )
-    derived = [] if treebank is None else [name for name in (*PROBED, *ORDER_TASKS) if name not in folders]
+    derived = [] if treebank is None else [name for name in PROBED if name not in folders]
     for name in settings.tasks:
         if name not in (*folders, *derived):
             raise InvalidValueError(f"there is no task {name!r}: choose {', '.join((*folders, *derived))}")
@@ -149,23 +131,10 @@ def with_targets(sentences: list[EdgeSentence]) -> list[EdgeSentence]:
 def derived_splits(name: str, files: Mapping[str, Path]) -> dict[str, list[EdgeSentence]]:
     """Derive a task from a treebank."""
     splits = {split: with_targets(derived_edges(files[split], name)) for split in SPLITS}
-    if name == "index":
-        splits = {split: [each for each in held if len(each.targets) in INDEXED] for split, held in splits.items()}
-    if name in ELEMENTS:
-        not_first = [each for held in splits.values() for each in held if not is_first(name, each)]
-        splits = {split: [each for each in held if is_first(name, each)] for split, held in splits.items()}
-        if not_first:
-            splits[GENERALISATION] = not_first
     for split, sentences in splits.items():
         if not sentences:
             raise InvalidValueError(f"{files[split]} has no sentence for the task {name}: choose other tasks")
     return splits
-
-
-def is_first(name: str, sentence: EdgeSentence) -> bool:
-    """Return whether the element to find is the first word of its kind: the first auxiliary, or the first noun."""
-    label, _ = ELEMENTS[name]
-    return next(target.labels[0] for target in sentence.targets if target.labels[0] in ELEMENTS[name]) == label
 
 
 def run(run: Run[Liu2019], data: Path) -> StudyResult:
@@ -196,16 +165,13 @@ def run(run: Run[Liu2019], data: Path) -> StudyResult:
     sections: list[Section] = []
     for model in run.models:
         suffix = f" ({model})" if len(run.models) > 1 else ""
-        if scores.probed:
-            sections += [tasks_table(scores, model, suffix), transfer_table(scores, model, suffix)]
-        if set(tasks) & set(ORDER_TASKS):
-            sections.append(order_table(scores, model, suffix))
-        sections.append(findings(scores, model, suffix))
+        tables = (tasks_table, transfer_table, findings)
+        sections += [table(scores, model, suffix) for table in tables]
     return run.result(
         "Linear probes and transferability by layer, after Liu et al. 2019",
         f"{run.names}. Size: {sample} (all) of each of {len(tasks)} tasks, {sum(1 for _ in corpus):,} different ones, "
         f"words as their last subword; at most {settings.epochs} epochs (50) in batches of {settings.batch_size} (80) "
-        f"at learning rate {settings.learning_rate:g} (0.001), patience {settings.patience} (3), seeds "
+        f"at learning rate {settings.learning_rate:g} (0.001), patience 3 (3), seeds "
         f"{', '.join(map(str, settings.seeds))}.",
         frames={"scores": frame},
         sections=sections,
@@ -225,14 +191,6 @@ def probe_task(run: Run[Liu2019], store: es.Store, model: str, encoder: str, nam
         probe.fit(store, task.splits["train"], task.splits["dev"], name=name, checkpoint=checkpoint)
         splits = {split: held for split, held in task.splits.items() if split != "train"}
         result = probe.score(splits, resamples=run.settings.resamples)
-        if name in ORDER_TASKS:
-            labels = POSITIONS if name == "index" else ELEMENTS[name][:1]
-            rows = [row for split in splits for row in sentence_rows(run, probe, splits[split], split, labels)]
-            columns = {"store": store.path.stem, "task": name}
-            frame = pl.DataFrame([{**columns, **row} for row in rows], infer_schema_length=None)
-            own: Any = {column: dtype for column, dtype in result.frame.schema.items() if column in frame.columns}
-            whole = pl.concat([result.frame, frame.cast(own)], how="diagonal")
-            result = ProbeResult(whole, result.notes)
         for each in checkpoint.parent.glob(f"{step}*.checkpoint"):
             each.unlink()
         notes = [note for note in result.notes if "the expected layer" not in note]
@@ -246,47 +204,6 @@ def probe_task(run: Run[Liu2019], store: es.Store, model: str, encoder: str, nam
         "resamples": run.settings.resamples,
     }
     return run.table(step, made_from, make)
-
-
-def sentence_rows(
-    run: Run[Liu2019], probe: es.EdgeProbe, sentences: Sequence[EdgeSentence], split: str, labels: Sequence[str]
-) -> Iterator[Row]:
-    """Yield the shares of sentences whose likeliest word for a label is the right one, by layer; then their mean."""
-    right = {seed: right_words(probe, sentences, labels, seed) for seed in probe.fitted_.grid.seeds}
-    draws = np.random.default_rng((run.settings.seed, len(sentences)))
-    count = next(iter(right.values())).shape[2]
-    weights = draws.multinomial(count, np.full(count, 1 / count), run.settings.resamples) / count
-    items = {label: [place] for place, label in enumerate(labels)}
-    if len(labels) > 1:
-        items[""] = list(range(len(labels)))
-    for item, places in items.items():
-        by_seed = {seed: values[places].mean(0) for seed, values in right.items()}
-        resampled = weights @ np.mean(list(by_seed.values()), 0).T
-        for number, layer in enumerate(probe.fitted_.grid.layers):
-            low, high = np.quantile(resampled[:, number], [0.025, 0.975]).tolist() if count > 1 else (None, None)
-            row = {"split": split, "metric": "sentence_accuracy", "item": item, "layer": layer, "count": count}
-            for seed, values in by_seed.items():
-                yield {**row, "seed": seed, "value": float(values[number].mean()), "low": low, "high": high}
-
-
-def right_words(
-    probe: es.EdgeProbe, sentences: Sequence[EdgeSentence], labels: Sequence[str], seed: int
-) -> NDArray[np.float64]:
-    """Return whether the word of each sentence with the highest score for a label has it, [labels, layers, sentences].
-
-    A sentence whose word has no row counts as wrong.
-    """
-    joined = probe.join(sentences)
-    known = probe.fitted_.labels.labels
-    scores = probe.predict(sentences, seed=seed, layerwise=True)
-    first = joined.split.first.tolist()
-    right = np.zeros((len(labels), len(scores), len(first) - 1))
-    for place, label in enumerate(labels):
-        has_label = np.array([label in target.labels for target in joined.targets])
-        for number, (start, stop) in enumerate(pairwise(first)):
-            best = scores[:, start:stop, known.index(label)].argmax(1)
-            right[place, :, number] = has_label[start:stop][best]
-    return right
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,11 +253,6 @@ class Scores:
         parts = self.frame.partition_by("model", "encoder", as_dict=True, include_key=False)
         return {(str(model), str(encoder)): summary(part) for (model, encoder), part in parts.items()}
 
-    @property
-    def probed(self) -> list[str]:
-        """The tasks of the transfer table, all but those of word order."""
-        return [task for task in self.tasks if task not in ORDER_TASKS]
-
     def rows(self, model: str, task: str, metric: str, *, encoder: str = "trained") -> pl.DataFrame:
         """Return the rows of a metric of one task on test, or on dev if there is no test; empty if there are none."""
         frame = self.means.get((model, encoder))
@@ -349,19 +261,17 @@ class Scores:
         rows = frame.filter(task=task, metric=metric)
         return rows.filter(split="test" if "test" in rows["split"] else "dev")
 
-    def curve(
-        self, model: str, task: str, metric: str = "layer_f1", *, split: str | None = None, item: str = ""
-    ) -> Curve | None:
+    def curve(self, model: str, task: str) -> Curve | None:
         """Return a score by layer, on test or else on dev; None if there is none."""
-        rows = self.means[model, "trained"].filter(task=task, metric=metric, item=item).sort("layer")
-        chosen = rows.filter(split=split or ("test" if "test" in rows["split"] else "dev"))
+        rows = self.means[model, "trained"].filter(task=task, metric="layer_f1", item="").sort("layer")
+        chosen = rows.filter(split="test" if "test" in rows["split"] else "dev")
         if not len(chosen):
             return None
         value, low, high = (chosen[name].to_numpy() for name in ("value", "low", "high"))
         return Curve(tuple(chosen["layer"]), value, low, high, rows.filter(split="dev")["value"].to_numpy())
 
     def curves(self, model: str) -> list[Curve]:
-        return [curve for task in self.probed if (curve := self.curve(model, task)) is not None]
+        return [curve for task in self.tasks if (curve := self.curve(model, task)) is not None]
 
 
 class Transfer:
@@ -407,7 +317,7 @@ def title_of(task: str) -> str:
 
 def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
     rows: list[Row] = []
-    for task, curve in zip(scores.probed, scores.curves(model), strict=True):
+    for task, curve in zip(scores.tasks, scores.curves(model), strict=True):
         majority = scores.rows(model, task, "majority_f1")
         mix, last = scores.rows(model, task, "f1").sort("layer"), len(curve.layers) - 1
         row: Row = {"task": title_of(task), "targets": majority["count"][0], "majority": decimals(majority["value"][0])}
@@ -458,53 +368,8 @@ def transfer_table(scores: Scores, model: str, suffix: str) -> Section:
     return Section(f"Transferability of layers{suffix}", note, rows)
 
 
-def order_curves(scores: Scores, model: str) -> dict[str, tuple[str, str, Curve]]:
-    """Return the scores of word order by their names in the report, each with its task and split."""
-    lines = [("index", "test", "", "index, mean of positions")]
-    lines += [("index", "test", position, f"index {position}") for position in POSITIONS]
-    lines += [
-        (task, split, label, f"{title_of(task)}, {name}")
-        for task, (label, _) in ELEMENTS.items()
-        for split, name in SPLIT_NAMES.items()
-    ]
-    curves: dict[str, tuple[str, str, Curve]] = {}
-    for task, split, item, name in lines:
-        curve = scores.curve(model, task, "sentence_accuracy", split=split, item=item) if task in scores.tasks else None
-        if curve is not None:
-            if split == GENERALISATION:  # what dev has, without such sentences, does not choose among layers
-                curve = replace(curve, dev=curve.value)
-            curves[name] = (task, split, curve)
-    return curves
-
-
-def order_table(scores: Scores, model: str, suffix: str) -> Section:
-    rows: list[Row] = []
-    for name, (task, split, curve) in order_curves(scores, model).items():
-        counted = scores.means[model, "trained"].filter(task=task, split=split, metric="sentence_accuracy")
-        row: Row = {"word": name, "sentences": counted["count"][0], **curve.cells()}
-        row["best layer"] = f"{curve.layers[curve.best]}: {curve.shown(curve.best)}"
-        random = scores.means.get((model, "untrained"), counted.clear()).filter(
-            task=task, split=split, metric="sentence_accuracy", layer=curve.layers[-1]
-        )
-        if len(random) and name not in (f"index {position}" for position in POSITIONS):
-            row["random weights"] = decimals(random["value"][-1])
-        rows.append(row)
-    note = (
-        "After Lin et al. 2019: the share of sentences in which the word with the highest score is the right one. "
-        "Index: the first to ninth word of sentences of 10 to 30 words. Main auxiliary and subject noun: probes are "
-        "trained on sentences in which it is the first auxiliary or noun, so that its place alone tells it; it is "
-        "not the first in the rows that say so (sentences of all splits, none of them trained on), where the first one "
-        "is always wrong. Best layer: by dev; of the latter by these sentences themselves, so that its score is a "
-        "little too high. Random weights: the last layer of an untrained network. "
-        "Sentences of a treebank, where the paper has generated ones: no numbers are compared."
-    )
-    return Section(f"Linear order and hierarchy{suffix}", note, rows)
-
-
 def findings(scores: Scores, model: str, suffix: str) -> Section:
-    stated: list[tuple[str, str, str]] = []
-    if scores.probed:
-        stated.append((MIDDLE, *middle_finding(Transfer(scores, model))))
+    stated: list[tuple[str, str, str]] = [(MIDDLE, *middle_finding(Transfer(scores, model)))]
     for task in ("pos", "upos"):
         curve = scores.curve(model, task) if task in scores.tasks else None
         if curve is not None:
@@ -515,25 +380,10 @@ def findings(scores: Scores, model: str, suffix: str) -> Section:
             if best in (0, last) and ends == {"holds"}:
                 holds = "does not hold"
             stated.append((POS, here, holds))
-    curves = order_curves(scores, model)
-    if "index, mean of positions" in curves:
-        curve = curves["index, mean of positions"][2]
-        drops = np.diff(curve.value)
-        place, top = int(drops.argmin()), int(curve.value[:2].argmax())
-        here = f"{curve.shown(top)} at layer {curve.layers[top]}, {curve.shown(-1)} at layer {curve.layers[-1]}; "
-        here += f"falls most from layer {curve.layers[place]} to {curve.layers[place + 1]} ({drops[place]:+.3f})"
-        stated.append((ORDER, here, curve.compared(-1, top)))
-    for task in ELEMENTS:
-        name = f"{title_of(task)}, {SPLIT_NAMES[GENERALISATION]}"
-        if name in curves:
-            curve = curves[name][2]
-            middle = len(curve.layers) // 2
-            here = f"{name}: {curve.shown(0)} at layer 0, {curve.shown(middle)} at layer {curve.layers[middle]}"
-            stated.append((HIERARCHY, here, curve.compared(0, middle)))
     note = (
         "Stated: by Rogers et al. 2020, section 5.2. Holds, or does not: the intervals do not overlap, or the interval "
         "of the difference leaves out 0; otherwise it is not determined. Middle layers are best: layer 0 and the last "
-        "are both lower than the best. Hierarchy: layer 0 and the one in the middle."
+        "are both lower than the best."
     )
     rows = [{"stated": claim, "here": here, "verdict": holds} for claim, here, holds in stated]
     return Section(f"What of the papers holds here{suffix}", note, rows)
@@ -555,34 +405,20 @@ def middle_finding(transfer: Transfer) -> tuple[str, str]:
 
 def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
     """Draw every figure, with its title by the name of its file."""
-    figures: dict[str, tuple[str, Any]] = {}
-    if scores.probed:
-        own: dict[str, list[Line]] = {title_of(task): [(task, "layer_f1", None, "")] for task in scores.probed}
-        figures["layers.png"] = ("Linear probes by layer", curves_figure(scores, own, "score (test)"))
-        figures["transfer.png"] = ("Scores of each layer, by task", transfer_figure(scores))
-    order: dict[str, list[Line]] = {}
-    if "index" in scores.tasks:
-        order[title_of("index")] = [("index", "sentence_accuracy", "test", "")]
-    for task, (element, _) in ELEMENTS.items():
-        if task in scores.tasks:
-            order[title_of(task)] = [(task, "sentence_accuracy", split, element) for split in SPLIT_NAMES]
-    if order:
-        figures["order.png"] = ("Linear order and hierarchy", curves_figure(scores, order, "share of sentences"))
-    return figures
+    return {
+        "layers.png": ("Linear probes by layer", curves_figure(scores)),
+        "transfer.png": ("Scores of each layer, by task", transfer_figure(scores)),
+    }
 
 
-def curves_figure(scores: Scores, lines_of: Mapping[str, Sequence[Line]], y: str) -> Any:
-    """Draw scores by layer with their intervals, a panel for each name and a color for each model."""
-    figure, axes = plot.subplots(1, len(lines_of), figsize=(3.0 * len(lines_of) + 0.4, 3.2))
-    for (name, lines), axis in zip(lines_of.items(), axes[0], strict=True):
+def curves_figure(scores: Scores) -> Any:
+    """Draw scores by layer with their intervals, a panel for each task and a color for each model."""
+    figure, axes = plot.subplots(1, len(scores.tasks), figsize=(3.0 * len(scores.tasks) + 0.4, 3.2))
+    for task, axis in zip(scores.tasks, axes[0], strict=True):
         for number, model in enumerate(scores.models):
-            for (task, metric, split, item), dash in zip(lines, ("-", "--"), strict=False):
-                curve = scores.curve(model, task, metric, split=split, item=item)
-                if curve is not None:
-                    label = model if len(lines) == 1 else f"{model}, {SPLIT_NAMES[str(split)]}"
-                    values = (curve.value, curve.low, curve.high)
-                    draw_line(axis, curve.layers, *values, number=number, label=label, dash=dash)
-        plot.style(axis, title=name, x="layer", y=y)
+            if (curve := scores.curve(model, task)) is not None:
+                draw_line(axis, curve.layers, curve.value, curve.low, curve.high, number=number, label=model)
+        plot.style(axis, title=title_of(task), x="layer", y="score (test)")
     add_legend(figure, axes)
     return figure
 
@@ -591,7 +427,7 @@ def transfer_figure(scores: Scores) -> Any:
     """Draw the normalized scores of layers (rows) and tasks (columns), darker where higher, with the scores."""
     transfers = {model: Transfer(scores, model) for model in scores.models}
     height = max(len(transfer.layers) for transfer in transfers.values())
-    size = ((0.62 * len(scores.probed) + 1.2) * len(transfers) + 0.6, 0.36 * height + 1.6)
+    size = ((0.62 * len(scores.tasks) + 1.2) * len(transfers) + 0.6, 0.36 * height + 1.6)
     figure, axes = plot.subplots(1, len(transfers), figsize=size)
     for axis, (model, transfer) in zip(axes[0], transfers.items(), strict=True):
         shades, best = transfer.normalized, transfer.dev.argmax(1)
@@ -600,7 +436,7 @@ def transfer_figure(scores: Scores) -> Any:
             look = {"color": "white" if shades[task, at] > 0.6 else "black"}
             look["weight"] = "bold" if at == best[task] else "normal"
             axis.text(task, at, f"{value:.2f}", ha="center", va="center", fontsize=7, **look)
-        axis.set_xticks(range(len(scores.probed)), [title_of(task) for task in scores.probed], rotation=45, ha="right")
+        axis.set_xticks(range(len(scores.tasks)), [title_of(task) for task in scores.tasks], rotation=45, ha="right")
         axis.set_yticks(range(len(transfer.layers)), [str(layer) for layer in transfer.layers])
         axis.set_title(model, fontsize=11)
         axis.set_ylabel("layer", fontsize=9)

@@ -59,8 +59,8 @@ PRONOUNS = frozenset(
 class Peters2018(StudySettings):
     """Settings of the study: what the similarities of the vectors of each layer tell without training.
 
-    n_sentences: with pronouns at most, drawn by their texts; None for all. examples: pronouns shown. resamples: of
-    documents, for intervals.
+    n_sentences: with pronouns at most, drawn by their texts; None for all. resamples: of documents, for
+    intervals.
     """
 
     about: ClassVar[str] = "antecedents of pronouns by similarity alone, without training"
@@ -72,10 +72,9 @@ class Peters2018(StudySettings):
   year = {2018}, pages = {1499--1509}, doi = {10.18653/v1/D18-1179}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "examples": 0, "resamples": 1}
+    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "resamples": 1}
 
     n_sentences: int | None = 1500
-    examples: int = 5
     resamples: int = 1000
 
 
@@ -187,15 +186,6 @@ class Spans:
         words = self.sentences[pronoun.sentence].words
         return any(stop == start + 1 and words[start].lower() in PRONOUNS for start, stop in pronoun.candidates)
 
-    def marked(self, pronoun: Pronoun) -> str:
-        """Return the sentence of a pronoun with it and its last antecedent in brackets."""
-        words = list(self.sentences[pronoun.sentence].words)
-        antecedent = [span for span, right in zip(pronoun.candidates, pronoun.right, strict=True) if right][-1]
-        for start, stop in (pronoun.span, antecedent):
-            words[start] = f"[{words[start]}"
-            words[stop - 1] += "]"
-        return " ".join(words)
-
 
 def read_spans(data: Path, settings: Peters2018) -> Spans:
     """Read coreference; raises InvalidValueError, CorpusError."""
@@ -225,7 +215,6 @@ def run(run: Run[Peters2018], data: Path) -> StudyResult:
     sections = [Section("What the paper states", CLAIM_NOTE, [claim(settings, frame)])]
     for model in run.models:
         sections.append(accuracy(settings, frame.filter(model=model), model))
-        sections += [examples(settings, frame.filter(model=model), model, spans)] if settings.examples else []
     return run.result(
         "Similarities without training, after Peters et al. 2018",
         f"{', '.join(run.models)}. {len(spans.pronouns):,} pronouns; resamples {settings.resamples:,}, seed "
@@ -317,23 +306,6 @@ def accuracy(settings: Peters2018, frame: pl.DataFrame, model: str) -> Section:
         "column is of pronouns without an earlier one. In brackets 95 % bootstrap intervals over documents."
     )
     return Section(f"Antecedents of pronouns ({model})", note, rows)
-
-
-def examples(settings: Peters2018, frame: pl.DataFrame, model: str, spans: Spans) -> Section:
-    """Pronouns that the best layer resolves and layer 0 does not, those of the shortest sentences."""
-    frame = frame.filter("ambiguous", ~pl.col("centered"))
-    means = frame.group_by("layer").agg(pl.col("value").mean()).sort(["value", "layer"], descending=[True, False])
-    best, first = means["layer"][0], min(means["layer"])
-    pair = frame.filter(layer=best).join(frame.filter(layer=first), on="pronoun", suffix="_first")
-    gained = pair.filter(pl.col("value") == 1, pl.col("value_first") == 0)["pronoun"].to_list()
-    n_lost = len(pair.filter(pl.col("value") == 0, pl.col("value_first") == 1))
-    texts = sorted((spans.marked(spans.pronouns[number]) for number in gained), key=lambda text: (len(text), text))
-    note = (
-        f"{len(gained):,} pronouns are right in layer {best} alone of the two, {n_lost:,} in layer {first} alone. "
-        "The shortest sentences of the former, with the last antecedent."
-    )
-    rows = [{"pronoun and antecedent": text} for text in texts[: settings.examples]]
-    return Section(f"Resolved in layer {best} and not in layer {first} ({model})", note, rows)
 
 
 def layer_figure(settings: Peters2018, frame: pl.DataFrame) -> Any:

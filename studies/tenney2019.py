@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import polars as pl
 
@@ -28,7 +28,7 @@ from embstore_studies.study import (
     read_tasks,
     student,
 )
-from embstore_studies.traces import Traces, ambiguous_sentences, decision_reversals, trace
+from embstore_studies.traces import Traces, ambiguous_sentences, trace
 
 # What the paper states of BERT-large on OntoNotes and others, layers counted as in embstore. The order is that of
 # section 4, earliest first, by both metrics; the accuracy of POS at layer 0 is on dev (section 4.1).
@@ -51,13 +51,8 @@ FIGURE1 = {
 }
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 LEAST_SEEDS = 3  # for a spread over seeds
+TRACES = 3  # sentences shown for Figure 3
 MAX_WORDS = 30  # longer sentences are shown last
-CHANGES = {
-    "gained": "wrong → right",
-    "lost": "right → wrong",
-    "returned": "of these, back to an earlier decision",
-    "by_seed": "right by one seed alone",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +61,8 @@ class Tenney2019(StudySettings):
 
     tasks: some of those in the folder, all by default. n_sentences: of each split of each task at most, drawn by their
     texts, so that tasks over the same sentences draw the same ones; None for all, as in the paper. seeds: of the
-    probes' weights. unit: one row per subword, as in the paper, or per word. epochs, batch_size, learning_rate,
-    patience, hidden_size: of the probes. layerwise: also a probe of each layer alone. control: also the control task of
-    each task. untrained: also the model with random weights, as a baseline. resamples: of sentences, for intervals.
-    traces: sentences shown for Figure 3.
+    probes' weights. epochs, batch_size, learning_rate, hidden_size: of the probes. untrained: also the model with
+    random weights, as a baseline. resamples: of sentences, for intervals.
     """
 
     about: ClassVar[str] = "in which layers the tasks of the NLP pipeline are solved"
@@ -81,22 +74,17 @@ class Tenney2019(StudySettings):
   year = {2019}, pages = {4593--4601}, doi = {10.18653/v1/P19-1452}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "seeds": 0, "traces": 0, "resamples": 0}
+    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "seeds": 0, "resamples": 0}
 
     tasks: tuple[str, ...] = ()
     n_sentences: int | None = 300
-    unit: Literal["subword", "word"] = "subword"
     epochs: int = 30
     batch_size: int = 32
     learning_rate: float = 1e-3
-    patience: int = 3
     hidden_size: int = 256
     seeds: tuple[int, ...] = (0, 1, 2)
-    layerwise: bool = False
-    control: bool = False
     untrained: bool = True
     resamples: int = 1000
-    traces: int = 3
 
     def probe(self, *, trained: bool = True) -> es.EdgeProbe:
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""
@@ -104,10 +92,8 @@ class Tenney2019(StudySettings):
             hidden_size=self.hidden_size,
             projection=self.hidden_size,
             seeds=self.seeds if trained else self.seeds[:1],
-            layerwise=self.layerwise and trained,
-            control=self.control and trained,
             training=es.probes.Training(
-                epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
+                epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=3
             ),
         )
 
@@ -120,8 +106,8 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
     run.begin()
 
     def extract(name: str, model: str, layers: str) -> es.Store:
-        file = f"{name}-{settings.unit}s-{settings.n_sentences or 'all'}-{settings.seed}"
-        options = es.ExtractionOptions(layers=layers, unit=settings.unit)
+        file = f"{name}-subwords-{settings.n_sentences or 'all'}-{settings.seed}"
+        options = es.ExtractionOptions(layers=layers, unit="subword")
         splits = [sentences for task in tasks.values() for sentences in task.splits.values()]
         corpus = Distinct(lambda: (each.words for each in chain.from_iterable(splits)))
         return run.extract(name, corpus, model=model, options=options, file=file)
@@ -136,23 +122,21 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
         for name, task in tasks.items()
     )
     trained = {name: encoders["trained"] for name, encoders in stores.items()}
-    reversals = {model: count_reversals(run, model, trained[model], tasks) for model in models}
-    scores = Scores(settings, list(models), tuple(tasks), frame, reversals)
+    scores = Scores(list(models), tuple(tasks), frame)
     sections: list[Section] = []
     for model in models:
         suffix = f" ({model})" if len(models) > 1 else ""
-        tables = (tasks_table, order_table, layers_table, reversals_table)
+        tables = (tasks_table, order_table, layers_table)
         sections += [table(scores, model, suffix) for table in tables]
     sections.append(depth_table(scores))
-    if settings.traces:
-        first = next(iter(models))
-        sections.append(traces_table(ambiguous(run, first, trained[first], tasks), first))
+    first = next(iter(models))
+    sections.append(traces_table(ambiguous(run, first, trained[first], tasks), first))
     count, seeds = settings.n_sentences, ", ".join(map(str, settings.seeds))
     sample = "all sentences" if count is None else f"at most {count:,} sentences of each split"
     return run.result(
         "The NLP pipeline after Tenney et al. 2019",
-        f"{run.names}. Size: {sample} of each of {len(tasks)} tasks (the paper: all), one row per {settings.unit} "
-        f"(subword), probes of {settings.hidden_size} units (256), at most {settings.epochs} epochs, seeds {seeds}, "
+        f"{run.names}. Size: {sample} of each of {len(tasks)} tasks (the paper: all), one row per subword, "
+        f"probes of {settings.hidden_size} units (256), at most {settings.epochs} epochs, seeds {seeds}, "
         f"seed {settings.seed}.",
         frames={"scores": frame},
         sections=sections,
@@ -206,15 +190,6 @@ def probes_of(run: Run[Tenney2019], model: str, tasks: Mapping[str, Task]) -> di
     return {name: (run.out / "tables" / f"{model}-{name}.json").read_text() for name in tasks}
 
 
-def count_reversals(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[str, Task]) -> pl.DataFrame:
-    """Count by task and layer the decisions that change there, and those that differ between the first two seeds."""
-
-    def make() -> pl.DataFrame:
-        return decision_reversals(*(traced(run, model, store, tasks, seed) for seed in run.settings.seeds[:2]))
-
-    return run.table(f"{model}-reversals", {"probes": probes_of(run, model, tasks)}, make)
-
-
 def ambiguous(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[str, Task]) -> pl.DataFrame:
     """Return the ambiguous edges of the most ambiguous sentences with the probabilities of P(0) ... P(L): Figure 3.
 
@@ -230,7 +205,7 @@ def ambiguous(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[
             "short", "several", "turned", descending=True, maintain_order=True
         )
         rows = []
-        for number in order["sentence"].to_list()[: run.settings.traces]:
+        for number in order["sentence"].to_list()[:TRACES]:
             sentence = traces.sentences[number]
             for edge in sentence.ambiguous().annotations:
                 spans = " → ".join(" ".join(sentence.words[slice(*s)]) for s in (edge.span1, edge.span2) if s)
@@ -244,7 +219,7 @@ def ambiguous(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[
         layers = {str(layer): pl.Float64 for layer in traces.layers}
         return pl.DataFrame(rows, schema={**columns, **layers})
 
-    return run.table("ambiguous", {"probes": probes_of(run, model, tasks), "count": run.settings.traces}, make)
+    return run.table("ambiguous", {"probes": probes_of(run, model, tasks), "count": TRACES}, make)
 
 
 def traces_table(frame: pl.DataFrame, model: str) -> Section:
@@ -262,13 +237,11 @@ def traces_table(frame: pl.DataFrame, model: str) -> Section:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """The scores of one run: `frame` of model, encoder and the columns of `ProbeResult`; `reversals` by model."""
+    """The scores of one run: `frame` of model, encoder and the columns of `ProbeResult`."""
 
-    settings: Tenney2019
     models: Sequence[str]
     tasks: Sequence[str]
     frame: pl.DataFrame
-    reversals: Mapping[str, pl.DataFrame] = field(default_factory=dict)
 
     def means(self, model: str, *, encoder: str = "trained") -> pl.DataFrame:
         """Return means over the seeds."""
@@ -351,8 +324,6 @@ def tasks_table(scores: Scores, model: str, suffix: str) -> Section:
         if random.layers:
             row["random weights"] = decimals(random.value("f1", random.layers[-1]))
         row["paper"] = f"P(0) {decimals(POS_AT_LAYER_0)}" if task == "pos" else ""
-        if scores.settings.control:
-            row["selectivity"] = decimals(own.value("selectivity", last))
         for metric, name in WHERE.items():
             value, paper = own.value(metric), FIGURE1.get(task, {}).get(metric)
             row[name] = shown(own.row(metric), 2)
@@ -432,8 +403,6 @@ def layers_table(scores: Scores, model: str, suffix: str) -> Section:
         "differential": "differential (F1)",
         "share": "differential, share of the sum",
     }
-    if scores.settings.layerwise:
-        kinds["layer_f1"] = "F1 of layer l"
     rows: list[Row] = []
     for task in scores.tasks:
         own = scores.trained[model, task]
@@ -452,46 +421,6 @@ def layers_table(scores: Scores, model: str, suffix: str) -> Section:
     return Section(f"Figure 2. By layer{suffix}", note, rows)
 
 
-def reversals_table(scores: Scores, model: str, suffix: str) -> Section:
-    rows: list[Row] = []
-    for task in scores.tasks:
-        frame = scores.reversals[model].filter(task=task)
-        for change, name in CHANGES.items():
-            if not frame[change].null_count():
-                by_layer = {str(row["layer"]): row[change] for row in frame.to_dicts()}
-                rows.append({"task": title_of(task), "edges": frame["edges"].first(), "": name, **by_layer})
-    note = (
-        "Edges (a target and one right label) of dev for which the answer of P(l) is right and that of P(l - 1) wrong, "
-        "or the reverse, by the probes of the first seed; columns are l. Right by one seed alone: what P(l) of the "
-        "first two seeds decide differently, with nothing else changed. Changes that are not more than these are no "
-        "evidence for a layer."
-    )
-    return Section(f"Decision reversals{suffix}", note, rows)
-
-
-def reversals_figure(scores: Scores) -> Any:
-    """Draw the share of edges that each layer changes, a panel for each task (rows) and model (columns)."""
-    size = 1.2 + 4.4 * len(scores.models), 0.9 + 1.05 * len(scores.tasks)
-    figure, axes = plot.subplots(len(scores.tasks), len(scores.models), figsize=size, sharex="col")
-    for column, model in enumerate(scores.models):
-        for axis, task in zip(axes[:, column], scores.tasks, strict=True):
-            frame = scores.reversals[model].filter(task=task)
-            layers, edges = frame["layer"].to_list(), frame["edges"].to_numpy()
-            for change, sign, color in (("gained", 1, plot.PALETTE[0]), ("lost", -1, plot.PALETTE[1])):
-                axis.bar(layers, sign * frame[change].to_numpy() / edges, 0.8, color=color, label=CHANGES[change])
-            if not frame["by_seed"].null_count():
-                half = frame["by_seed"].to_numpy() / edges / 2
-                label = f"{CHANGES['by_seed']}, half on each side"
-                axis.errorbar(layers, 0 * half, half, fmt="none", ecolor="black", label=label)
-            axis.axhline(0, color="#999999", linewidth=0.8)
-            plot.style(axis, title=title_of(task), layers=layers)
-        axes[-1, column].set_xlabel(f"layer of {model}" if len(scores.models) > 1 else "layer", fontsize=9)
-    figure.supylabel("share of the edges that change at the layer", fontsize=9)
-    handles = axes[0, 0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncol=3, frameon=False, fontsize=8)
-    return figure
-
-
 def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
     """Draw every figure, with its title by the name of its file."""
     named = {model: scores.means(model).with_columns(pl.col("task").replace(TASKS)) for model in scores.models}
@@ -500,7 +429,6 @@ def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
         "figure1.png": ("Figure 1. Summary", plot.edge_summary(first)),
         "figure2.png": ("Figure 2. By layer", plot.edge_layers(first)),
         "figureA1.png": ("Figure A.1. Mixing weights", plot.mixing_layers(named)),
-        "reversals.png": ("Decision reversals by layer", reversals_figure(scores)),
     }
     if len(named) > 1:
         figures["figureA2.png"] = ("Figure A.2. Summary by model", plot.edge_summary(named))

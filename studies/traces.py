@@ -10,7 +10,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.corpus import EdgeSentence
-from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe
 from embstore.store import Store
 
@@ -22,8 +21,7 @@ class Annotation:
     """One edge (spans and a right label) of a sentence, with the probabilities that P(0) ... P(L) give.
 
     `wrong`: the label that is not right with the highest average over the layers; None if all labels are right.
-    `right_probability`, `wrong_probability`: float64 [layers]. `answered` bool [layers]: whether the answer of P(l), by
-    the rule of F1, is or includes the right label.
+    `right_probability`, `wrong_probability`: float64 [layers].
     """
 
     task: str
@@ -33,7 +31,6 @@ class Annotation:
     wrong: str | None
     right_probability: NDArray[np.float64]
     wrong_probability: NDArray[np.float64]
-    answered: NDArray[np.bool_]
 
     @property
     def average(self) -> float:
@@ -88,7 +85,6 @@ def trace(
         if labels.single:
             share /= share.sum(2, keepdims=True)
         gold, average = found.split.gold, share.mean(0)
-        answers = share == share.max(2, keepdims=True) if labels.single else share >= 0.5
         best = np.where(gold, -np.inf, average).argmax(1)
         for number, right in np.argwhere(gold).tolist():
             wrong = None if gold[number].all() else int(best[number])
@@ -100,7 +96,6 @@ def trace(
                 wrong=None if wrong is None else labels.labels[wrong],
                 right_probability=share[:, number, right],
                 wrong_probability=np.full(len(share), np.nan) if wrong is None else share[:, number, wrong],
-                answered=answers[:, number, right],
             )
             edges_of[words[sentence_of[number]]].setdefault((edge.task, edge.span1, edge.span2, edge.right), edge)
     layers = tasks[0][0].fitted_.grid.layers
@@ -138,49 +133,3 @@ def ambiguous_sentences(traces: Traces) -> pl.DataFrame:
     counts = dict.fromkeys(("sentence", "ambiguous", "turned", "edges"), pl.Int64)
     frame = pl.DataFrame(rows, schema={**counts, "tasks": pl.String, "text": pl.String})
     return frame.sort("ambiguous", "turned", descending=True, maintain_order=True)
-
-
-def decision_reversals(traces: Traces, other: Traces | None = None) -> pl.DataFrame:
-    """Count the edges for which P(l) decides otherwise than P(l - 1), by task and layer l.
-
-    An edge is right at l if the answer of P(l) is, or for tasks with several labels a target includes, its label; as
-    in F1. `other`: the traces of the same targets by probes of another seed, which show how much of that is chance.
-
-    Columns: `task`, `layer` (l, from the second on), `edges`, `gained` (wrong before, right at l), `lost` (right
-    before, wrong at l), `returned` (of both, those that had changed before, and so return to an earlier decision), and
-    `by_seed`, the edges that are right at l by one seed and wrong by the other; null without `other`.
-
-    Raises InvalidValueError for `other` with other edges or layers.
-    """
-    answers = _answers(traces)
-    other_answers = None if other is None else _answers(other)
-    if other_answers is not None and answers.keys() != other_answers.keys():
-        raise InvalidValueError("the traces of two seeds are not of the same edges: give the same targets")
-    rows = []
-    for task in traces.tasks:
-        edges = [edge for edge in answers if edge[1] == task]
-        shape = len(edges), len(traces.layers)
-        is_right = np.array([answers[edge] for edge in edges], bool).reshape(shape)
-        now, before = is_right[:, 1:], is_right[:, :-1]
-        changed = now != before
-        counts = {
-            "gained": now & ~before,
-            "lost": before & ~now,
-            "returned": changed & (np.cumsum(changed, axis=1) > 1),
-        }
-        if other_answers is not None:
-            counts["by_seed"] = now != np.array([other_answers[edge] for edge in edges], bool).reshape(shape)[:, 1:]
-        for at, layer in enumerate(traces.layers[1:]):
-            row = {"task": task, "layer": layer, "edges": len(edges)}
-            rows.append(row | {name: int(is_counted[:, at].sum()) for name, is_counted in counts.items()})
-    whole = dict.fromkeys(("layer", "edges", "gained", "lost", "returned", "by_seed"), pl.Int64)
-    return pl.DataFrame(rows, schema={"task": pl.String, **whole})
-
-
-def _answers(traces: Traces) -> dict[tuple[object, ...], NDArray[np.bool_]]:
-    """Return by edge whether each P(l) is right about it."""
-    return {
-        (sentence.words, edge.task, edge.span1, edge.span2, edge.right): edge.answered
-        for sentence in traces.sentences
-        for edge in sentence.annotations
-    }

@@ -49,6 +49,7 @@ NOTES = (
 )
 SUPERSENSES = "The senses are {count} lexicographer classes of WordNet (noun.act, verb.motion, ...), not its synsets."
 TRAIN, TEST = "train", "test"
+LAST = 4  # layers that are averaged, as often for BERT
 KEYS = ("model", "k", "layer")
 
 
@@ -57,8 +58,8 @@ class Wiedemann2019(StudySettings):
     """Settings of the study: how well the nearest train occurrences of a word tell its sense, layer by layer.
 
     n_sentences: of a corpus in Wiki-PSE markup at most, drawn by their text; None for all. test_share: of these
-    sentences, drawn by their text too; a folder of CoarseWSD-20 has its own split. ks: numbers of neighbours. last: how
-    many of the last layers are averaged. resamples: of words, for intervals.
+    sentences, drawn by their text too; a folder of CoarseWSD-20 has its own split. ks: numbers of neighbours.
+    resamples: of words, for intervals.
     """
 
     about: ClassVar[str] = "word senses by the nearest neighbours, by layer and number of neighbours"
@@ -70,12 +71,11 @@ class Wiedemann2019(StudySettings):
   year = {2019}, note = {arXiv:1909.10430}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 2, "ks": 1, "last": 1, "resamples": 1}
+    least: ClassVar[dict[str, int]] = {"n_sentences": 2, "ks": 1, "resamples": 1}
 
     n_sentences: int | None = 10000
     test_share: float = 0.2
     ks: tuple[int, ...] = (1, 3, 5, 7, 10)
-    last: int = 4
     resamples: int = 1000
 
     def __post_init__(self) -> None:
@@ -245,7 +245,7 @@ def disambiguate(run: Run[Wiedemann2019], senses: SenseCorpus, name: str, store:
         train = store.select(labels=chosen[TRAIN])
         LOG.info(f"{len(senses.ambiguous):,} ambiguous words, {len(train):,} train occurrences")
         parts = []
-        for layers, averaged in ((store.layers, False), (store.layers[-settings.last :], True)):
+        for layers, averaged in ((store.layers, False), (store.layers[-LAST:], True)):
             labels = knn_labels(
                 store.select(labels=chosen[TEST], layers=list(layers)),
                 label="sense",
@@ -261,7 +261,7 @@ def disambiguate(run: Run[Wiedemann2019], senses: SenseCorpus, name: str, store:
                     parts.append(labels.by_word(layers=layer, k=k).sort("word").with_columns(**own))
         return pl.concat(parts)
 
-    made_from = {"store": store.digest, "ks": settings.ks, "last": settings.last, "capped": True}
+    made_from = {"store": store.digest, "ks": settings.ks, "last": LAST, "capped": True}
     return run.table(f"{name}-senses", made_from, make)
 
 
@@ -294,8 +294,8 @@ def between(row: Row, name: str) -> str:
     return with_interval((row[name], row[f"{name}_low"], row[f"{name}_high"]))
 
 
-def layer_name(row: Row, last: int) -> str:
-    return f"mean of the last {last}" if row["layer"] is None else str(row["layer"])
+def layer_name(row: Row) -> str:
+    return f"mean of the last {LAST}" if row["layer"] is None else str(row["layer"])
 
 
 def kinds(settings: Wiedemann2019, senses: SenseCorpus, scores: pl.DataFrame) -> Section:
@@ -316,7 +316,7 @@ def kinds(settings: Wiedemann2019, senses: SenseCorpus, scores: pl.DataFrame) ->
         parts["no example (back-off)"] = len(unseen), back_off
         total = sum(count for count, _ in parts.values())
         parts["all"] = total, sum(count * (accuracy or 0) for count, accuracy in parts.values()) / total
-        name = f"{model}, {layer_name(best, settings.last)}"
+        name = f"{model}, {layer_name(best)}"
         for part, (count, accuracy) in parts.items():
             rows.append({"model, layer": name, "train": part, "occurrences": count, "accuracy": decimals(accuracy)})
     note = (
@@ -331,7 +331,7 @@ def layers_table(settings: Wiedemann2019, scores: pl.DataFrame, model: str) -> S
     rows = rows_at(scores, model, settings.ks[0])
     table = [
         {
-            "layer": layer_name(row, settings.last),
+            "layer": layer_name(row),
             "accuracy": between(row, "accuracy"),
             "macro F1": between(row, "f1"),
             "above most frequent sense": between(row, "gain"),
@@ -356,7 +356,7 @@ def by_k(settings: Wiedemann2019, scores: pl.DataFrame) -> Section:
             row = rows_at(scores, model, k)[-1]
             rows.append({"model": model, "k": k, "accuracy": between(row, "accuracy"), "macro F1": between(row, "f1")})
     note = (
-        f"The mean of the last {settings.last} layers. The paper lets no more neighbours vote than the rarest "
+        f"The mean of the last {LAST} layers. The paper lets no more neighbours vote than the rarest "
         "train sense of the word has examples, so that frequent senses do not always win."
     )
     return Section("By number of neighbours", note, rows)

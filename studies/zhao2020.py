@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -12,7 +12,7 @@ import polars as pl
 
 import embstore as es
 from embstore.analysis import attention_similarity
-from embstore.corpus import Corpus, Document, Keep, Sentence, open_corpus, read_word_classes
+from embstore.corpus import Corpus, Keep, Sentence, open_corpus, read_word_classes
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.extraction import extract_windows, plan_windows
 from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
@@ -34,6 +34,7 @@ LABEL = "class"
 OWN = "own"  # the vocabulary of representations that have a vector for every word
 PAIR = "|||"  # between the two sentences of a pair, as corpora of pairs have it
 WINDOWS = (0, 2, 4, 8, 16, 32, None)
+SKIPGRAM_EPOCHS = 5  # the default of word2vec
 REPRESENTATIONS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
 
 
@@ -46,12 +47,11 @@ class Zhao2020(StudySettings):
     train, test: word lists in the format of Wiki-PSE; train.tsv and test.tsv next to the corpus by default. vectors:
     files of word vectors by name, which are probed on the words that they contain. tuning: data for fine-tuning by task
     (pos, ner, classify, paraphrase), as `finetune` takes it. n_words: words of each list at most, drawn at random; None
-    for all. max_contexts: occurrences of a word-class pair at most. passage_subwords: also vectors in passages of
-    consecutive sentences, this many subwords at most; None for none. kind, hidden_size, epochs, batch_size,
+    for all. max_contexts: occurrences of a word-class pair at most. kind, hidden_size, epochs, batch_size,
     learning_rate, patience, seeds: of the probes. context_windows, attention_windows: words on each side, None for the
     whole sentence; the latter for part-of-speech tagging. tuning_epochs, tuning_sentences (None: all),
-    tuning_batch_size, tuning_rate (None: the paper's for each task): of fine-tuning. similarity_sentences: sentences on
-    which attention is compared. skipgram_size, skipgram_epochs: of the skip-gram vectors trained on the corpus.
+    tuning_batch_size, tuning_rate (None: the paper's for each task): of fine-tuning. similarity_sentences: those on
+    which attention is compared. skipgram_size: of the skip-gram vectors trained on the corpus.
     """
 
     about: ClassVar[str] = "semantic classes by layer, representation and context, before and after fine-tuning"
@@ -69,7 +69,6 @@ class Zhao2020(StudySettings):
         "attention_windows": 0,
         "n_words": 1,
         "max_contexts": 1,
-        "passage_subwords": 1,
         "similarity_sentences": 1,
     }
 
@@ -79,7 +78,6 @@ class Zhao2020(StudySettings):
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
     n_words: int | None = None
     max_contexts: int = 100
-    passage_subwords: int | None = None
     kind: Literal["linear", "mlp"] = "mlp"
     hidden_size: int = 1024
     epochs: int = 400
@@ -95,7 +93,6 @@ class Zhao2020(StudySettings):
     tuning_rate: float | None = None
     similarity_sentences: int = 500
     skipgram_size: int = 300
-    skipgram_epochs: int = 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +125,6 @@ class Zhao2020(StudySettings):
             "tuning_rate": 2e-4,
             "similarity_sentences": 200,
             "skipgram_size": 100,
-            "skipgram_epochs": 5,
         }
         return cls(**{**small, **changes})
 
@@ -174,9 +170,6 @@ def run(run: Run[Zhao2020], data: Path) -> StudyResult:
     check_corpus(data, words)
     check_files(run)
     encoder = es.load_encoder(model)
-    size, longest = settings.passage_subwords, encoder.info.max_subwords
-    if size is not None and longest is not None and size > longest:
-        raise InvalidValueError(f"passage_subwords {size} is more than the model accepts: give {longest} or less")
     run.begin()
     LOG.info(settings.describe())
     study = Study(run, data, model, words)
@@ -292,14 +285,14 @@ def count_pairs(study: Study, store: es.Store) -> pl.DataFrame:
 class Stores:
     """The stores of the study.
 
-    `bert` and `bags` by context: a context window, None for the whole sentence, or "passage"; the whole sentence has
+    `bert` and `bags` by context: a context window, or None for the whole sentence; the whole sentence has
     all words, the others those of train and dev. `other_bags` and `words`: other vectors by name. `vocabularies`: the
     words of tables that do not have all words; their stores hold rows of these alone. `subwords`: the model's own
     table.
     """
 
-    bert: Mapping[int | str | None, es.Store]
-    bags: Mapping[int | str | None, es.Store]
+    bert: Mapping[int | None, es.Store]
+    bags: Mapping[int | None, es.Store]
     other_bags: Mapping[str, es.Store]
     words: Mapping[str, es.Store]
     vocabularies: Mapping[str, frozenset[str]]
@@ -341,7 +334,7 @@ def extract_all(study: Study, model: Encoder) -> Stores:
 def train_skipgram(study: Study) -> Path:
     """Train skip-gram vectors on the corpus, the paper's PSE, and return their file; a target is one word."""
     settings = study.settings
-    name = f"skip-gram-{settings.skipgram_size}-{settings.skipgram_epochs}-{settings.seed}.bin"
+    name = f"skip-gram-{settings.skipgram_size}-{settings.seed}.bin"
     path = study.run.out / "models" / name
 
     def joined(sentence: Sentence) -> list[str]:
@@ -357,7 +350,7 @@ def train_skipgram(study: Study) -> Path:
             [joined(sentence) for sentence in study.open_corpus()],
             sg=1,
             vector_size=settings.skipgram_size,
-            epochs=settings.skipgram_epochs,
+            epochs=SKIPGRAM_EPOCHS,
             seed=settings.seed,
             min_count=1,
             workers=1,
@@ -369,15 +362,11 @@ def train_skipgram(study: Study) -> Path:
     return path
 
 
-def extract_contexts(study: Study, name: str, model: Encoder) -> dict[int | str | None, es.Store]:
-    """Extract one representation by context: the whole sentence, windows of words, and passages."""
-    stores: dict[int | str | None, es.Store] = {None: extract_one(study, name, model, file=f"{name}-full")}
+def extract_contexts(study: Study, name: str, model: Encoder) -> dict[int | None, es.Store]:
+    """Extract one representation by context: the whole sentence and windows of words."""
+    stores: dict[int | None, es.Store] = {None: extract_one(study, name, model, file=f"{name}-full")}
     if any(window is not None for window in study.settings.context_windows):
         stores.update(extract_windowed(study, name, model).items())
-    if study.settings.passage_subwords is not None:
-        options = replace(kept(study, tested=False), context=study.settings.passage_subwords + model.n_specials)
-        text = open_corpus(OneText(study.open_corpus()))
-        stores["passage"] = study.run.extract(f"{name}-passage", text, model=model, options=options)
     return stores
 
 
@@ -420,17 +409,6 @@ def extract_one(
     return study.run.extract(name, study.open_corpus(), model=model, options=options, file=file)
 
 
-@dataclass(frozen=True)
-class OneText:
-    """The sentences of a corpus, those without a document as one text, so that passages cross them."""
-
-    corpus: Corpus
-
-    def __iter__(self) -> Iterator[Sentence]:
-        text = Document()
-        return (replace(sentence, document=sentence.document or text) for sentence in self.corpus)
-
-
 def probe_types(study: Study, stores: Stores) -> pl.DataFrame:
     """Probe one vector per word, the paper's Table 5; once more on the words of each table that has not all."""
     complete = {name: store for name, store in stores.words.items() if name not in stores.vocabularies}
@@ -456,9 +434,9 @@ def probe_contexts(study: Study, stores: Stores) -> pl.DataFrame:
     frames = [probe_stores(study, "bags", bags, control=True)]
     folder = study.run.out / "probes" / "pretrained"
 
-    def save(probe: ClassProbe, result: ProbeResult) -> None:
+    def save(probe: ClassProbe, result: ProbeResult) -> list[str]:
         probe.save(folder)
-        study.run.notes.extend(note for note in result.notes if "no probe" not in note)
+        return [note for note in result.notes if "no probe" not in note]
 
     frames.append(probe_stores(study, "bert", {"BERT": stores.full}, control=True, pairs=True, then=save, needs=folder))
     return pl.concat(frames, how="diagonal")
@@ -467,13 +445,13 @@ def probe_contexts(study: Study, stores: Stores) -> pl.DataFrame:
 def probe_windows(study: Study, stores: Stores) -> pl.DataFrame:
     """Probe the layers and the bag of subwords by context, dev scores: the paper's Figure 5.
 
-    `context` is the number of words on each side, or "passage". The frame has the word-class pairs of the model too;
+    `context` is the number of words on each side. The frame has the word-class pairs of the model too;
     see `separated`.
     """
     frames = []
     for context, store in stores.bert.items():
         if context is not None:
-            name = context if isinstance(context, str) else f"window-{context}"
+            name = f"window-{context}"
             both = {"BERT": store, "P-BERT": stores.bags[context]}
             frame = probe_stores(study, name, both, splits=("dev",), pairs=True)
             frames.append(frame.with_columns(pl.lit(str(context)).alias("context")))
@@ -489,30 +467,30 @@ def probe_stores(
     vocabulary: str = OWN,
     pairs: bool = False,
     words: WordSplit | None = None,
-    then: Callable[[ClassProbe, ProbeResult], None] | None = None,
+    then: Callable[[ClassProbe, ProbeResult], list[str]] | None = None,
     needs: Path | None = None,
     **settings: Any,
 ) -> pl.DataFrame:
     """Train and score probes on each store, or return the stored table.
 
     `words`: those that take part, if not all. `pairs`: also the word-class pairs of the model. `then` is called with
-    the probes and their result; `needs` is what it leaves.
+    the probes and their result and returns notes; `needs` is what it leaves.
     """
     words = study.words if words is None else words
     wanted = repr(study.settings.probe(**settings))
 
-    def make() -> pl.DataFrame:
-        results, frames = [], []
+    def make() -> tuple[pl.DataFrame, Sequence[str]]:
+        results, frames, notes = [], [], list[str]()
         for name, store in stores.items():
             probe = study.settings.probe(**settings).fit(store, words)
             result = probe.score(splits=splits, name=name)
             if then is not None:
-                then(probe, result)
+                notes += then(probe, result)
             results.append(result)
             if pairs and name == "BERT":
                 frames.append(pairs_of(probe, name, splits))
         summary = ProbeResult.concat(results).summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
-        return pl.concat([summary, *frames], how="diagonal")
+        return pl.concat([summary, *frames], how="diagonal"), notes
 
     made_from = {
         "stores": {name: store.digest for name, store in stores.items()},

@@ -112,10 +112,9 @@ class Scores:
 
     @property
     def contexts(self) -> list[str]:
-        """The contexts of Figure 5: windows of words, the whole sentence, and passages."""
+        """The contexts of Figure 5: windows of words and the whole sentence."""
         windows = [window for window in self.settings.context_windows if window is not None]
-        passages = [] if self.settings.passage_subwords is None else ["passage"]
-        return [*map(str, sorted(windows)), "all", *passages]
+        return [*map(str, sorted(windows)), "all"]
 
     def by_context(self) -> pl.DataFrame:
         """Return dev F1 by representation, layer and context."""
@@ -142,8 +141,6 @@ def sections(scores: Scores) -> list[Section]:
         found.append(pos_windows(frames["pos_windows"]))
     if "finetuned" in frames:
         found.append(finetuned(scores))
-        if "pos" in scores.settings.tuning:
-            found.append(after_pos(scores))
     return [section for section in found if section.rows]
 
 
@@ -259,8 +256,6 @@ def windows(scores: Scores) -> Section:
         row: Row = {"representation": f"{name}, layer {layer}" if name == "BERT" else name}
         rows.append(row | {context: decimals(values.get(context)) for context in scores.contexts})
     note = "The model is given this many words on each side of the target."
-    if scores.settings.passage_subwords is not None:
-        note += f" Passage: a block of at most {scores.settings.passage_subwords} subwords of the text."
     return Section("Figure 5. Words of context on each side (dev)", note, rows)
 
 
@@ -304,28 +299,6 @@ def finetuned(scores: Scores) -> Section:
     return Section("Figure 6. Before and after fine-tuning (dev)", note, rows)
 
 
-def after_pos(scores: Scores) -> Section:
-    """Return the last layer after fine-tuning for POS, which the paper's text states of its own last layer."""
-    last = scores.n_layers
-    before = f1(scores.frames["contexts"], split="dev", task="class", store="BERT", layer=last)["value"]
-    after = f1(scores.frames["finetuned"], split="dev", task="class", layer=last, model="pos")
-    ours = {"pretrained": before[0], **dict(after.select("setup", "value").iter_rows())}
-    names = {"pretrained": "pretrained", "a": "POS (a) old probes", "b": "POS (b) new probes"}
-    stated = TUNED_POS
-    rows = [
-        {
-            "last layer": name,
-            "ours": decimals(ours[key]),
-            "change": "" if key == "pretrained" or ours[key] is None else f"{ours[key] - ours['pretrained']:+.3f}",
-            "paper": decimals(stated[key]),
-            "paper change": "" if key == "pretrained" else f"{stated[key] - stated['pretrained']:+.3f}",
-        }
-        for key, name in names.items()
-    ]
-    note = f"Our layer {last}; the paper's last of {N_LAYERS}, on its own data: compare the changes."
-    return Section("Figure 6, last layer after POS (dev)", note, rows)
-
-
 def flipped(pairs: pl.DataFrame) -> pl.DataFrame:
     """Return how many pairs of dev flip from layer to layer, and at each layer from context to context.
 
@@ -334,7 +307,6 @@ def flipped(pairs: pl.DataFrame) -> pl.DataFrame:
     dev = pairs.filter(split="dev")
     layers = sorted(pairs.filter(context="all")["layer"].unique().to_list())
     contexts = [*sorted((each for each in dev["context"].unique() if each.isdigit()), key=int), "all"]
-    contexts += ["passage"] if "passage" in dev["context"] else []
     rows = [{"by": "layer", "layer": None, **row} for row in flips(dev.filter(context="all"), "layer", layers)]
     for layer in layers if len(contexts) > 1 else ():
         rows += [

@@ -81,7 +81,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_peters(tasks: Path, model: Path, tmp_path: Path) -> None:
-    study = run(studies.Peters2018(n_sentences=20, examples=2, resamples=50), tasks, model, tmp_path / "out")
+    study = run(studies.Peters2018(n_sentences=20, resamples=50), tasks, model, tmp_path / "out")
     store = es.open(next((tmp_path / "out" / "stores").iterdir()))
     sentences = {" ".join(s.words): s for s in es.corpus.read_edges(tasks / "coreference" / "train.jsonl")}
     row = study.frames["pronouns"].filter(layer=3, centered=False).row(0, named=True)
@@ -97,7 +97,7 @@ def test_peters(tasks: Path, model: Path, tmp_path: Path) -> None:
 
 def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {"tasks": ("pos",), "n_sentences": 20, "epochs": 2, "resamples": 20, "batch_size": 8}
-    tenney = studies.Tenney2019(**common, seeds=(0, 1), hidden_size=8, traces=1)
+    tenney = studies.Tenney2019(**common, seeds=(0, 1), hidden_size=8)
     study = run(tenney, tasks, model, tmp_path / "tenney")
     means = summary(study.frames["scores"].filter(encoder="trained").drop("model", "encoder"))
     weights = means.filter(metric="mixing")
@@ -111,10 +111,10 @@ def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
 
 
 def test_hewitt(treebank: Path, model: Path, tmp_path: Path) -> None:
-    settings = studies.Hewitt2019(n_sentences=20, rank=8, ranks=(2, 8), tasks=())
+    settings = studies.Hewitt2019(n_sentences=20, ranks=(2, 8), tasks=())
     study = run(settings, treebank, model, tmp_path / "out")
     frame = study.frames["structure"].filter(
-        split="test", metric="uuas", layer=0, baseline=False, encoder="trained", rank=8
+        split="test", metric="uuas", layer=0, baseline=False, encoder="trained", rank=32
     )
     assert study.sections[0].rows[1]["UUAS"] == f"{frame['value'].mean():.3f}"
     with pytest.raises(InvalidValueError, match="unknown task"):
@@ -137,7 +137,7 @@ def test_wiedemann(model: Path, tmp_path: Path) -> None:
         around, rest = " ".join(draws.choice(senses[sense], 2)), " ".join(draws.choice(["the", "because", "need"], 3))
         lines.append(f"{around} @{('bank', 'cat')[number % 2]}@-{sense} sat {rest}")
     (tmp_path / "corpus.txt").write_text("\n".join(dict.fromkeys(lines)) + "\n")
-    settings = studies.Wiedemann2019(test_share=0.3, ks=(1, 3), last=2, resamples=50)
+    settings = studies.Wiedemann2019(test_share=0.3, ks=(1, 3), resamples=50)
     study = run(settings, tmp_path / "corpus.txt", model, tmp_path / "out")
     store = es.open(next((tmp_path / "out" / "stores").iterdir()))
     table = store.table().with_columns(pl.col("target", "sense", "split").cast(pl.String))
