@@ -15,7 +15,7 @@ from tests.cli.conftest import Work
         ("zhao2020 corpus.txt -m model", "", "train"),
         ("tenney2019 tasks -m model -m other/model", "", "--model: two models are named model"),
         ("tenney2019 tasks -m a:b", "", "'a:b' cannot be a file name: give NAME=MODEL"),
-        ("tenney2019 tasks -m model", "epochs = 0", "epochs"),
+        ("zhao2020 corpus.txt -m model", 'kind = "letter"', "letter"),
         ("tenney2019 tasks -m =", "", "--model '=' is not allowed: give MODEL or NAME=MODEL"),
         ("chomsky1957 tasks -m model", "", "unknown study 'chomsky1957': choose zhao2020"),
         ("zhao2020 corpus.txt -m model --vectors a", "", "--vectors is a setting: write vectors = VALUE in a file"),
