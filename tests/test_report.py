@@ -130,6 +130,7 @@ def test_the_layer_of_probes_is_chosen_on_dev() -> None:
     assert _best_probe(summary) == (0, 0.6, 0.0)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes(report: Any, store: Store, tmp_path: Path) -> None:
     again = report_of(store)
     assert again.html == report.html

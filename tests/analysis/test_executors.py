@@ -26,10 +26,9 @@ from embstore.analysis.static import static_vectors
 from embstore.config import config
 from embstore.errors import ExecutorError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.executors import Processes
-from embstore.store import Selection, Store, open_store
+from embstore.store import Selection, Store
 from tests.analysis.executors import Scattered
 from tests.analysis.word_store import awkward_words, one_line, write_words
-from tests.object_server import Bucket
 
 
 @pytest.fixture(autouse=True)
@@ -266,14 +265,3 @@ def test_processes_compute_the_same(small: Store) -> None:
         require_same(geometry(small, executor=executor, **asked), geometry(small, **asked))
         found = static_vectors(small, layers=2, executor=executor)
     np.testing.assert_array_equal(found.vectors, static_vectors(small, layers=2).vectors)
-
-
-@pytest.mark.slow
-def test_a_store_in_a_bucket_is_the_same(small: Store, bucket: Bucket) -> None:
-    assert isinstance(small.path, Path)
-    remote = open_store(bucket.upload(small.path, "small.zarr"))
-    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1}
-    with config(memory=10_000):
-        require_same(geometry(remote, executor=Scattered(4), **asked), geometry(small, **asked))
-    expected, found = static_vectors(small, layers=2), static_vectors(remote, layers=2, executor=Scattered(4))
-    np.testing.assert_array_equal(found.vectors, expected.vectors)

@@ -11,9 +11,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-import embstore as es
 from embstore.analysis.neighbors.labels import knn_labels, labelled_occurrences
-from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.errors import InvalidValueError
 from embstore.store import Store
 from tests.analysis.word_store import write_senses
 from tests.store_making import make_store
@@ -184,37 +183,6 @@ def test_of_a_selection_only_its_occurrences(store: Store) -> None:
     assert set(found["nearest_word"]) == {"bank", "suit"}
 
 
-def test_progress_counts_what_is_asked(store: Store, tmp_path: Path) -> None:
-    made = make_store(tmp_path / "store.zarr", sentences=30)
-    heard: list[int] = []
-    labelled = sum(row["upos"] is not None for row in made.table)
-    with es.config(progress=lambda done, total: heard.append(done)):
-        knn_scores(made.store, label="upos")
-    assert heard == [labelled, 2 * labelled, 3 * labelled]
-    heard.clear()
-    with es.config(progress=lambda done, total: heard.append(done)):
-        knn_scores(made.store, label="upos", split="within-word", layers=[0, 5])
-    assert heard[-1] == 2 * labelled
-    assert heard == sorted(heard)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"label": "sense"}, "no label column 'sense': the store has class"),
-        ({"word": "lemma"}, "no label column 'lemma': the store has class"),
-        ({"k": [1, 0]}, "k 0 is not allowed"),
-        ({"k": 500}, r"k 500 is more than the \d+ labelled occurrences that can be found"),
-        ({"split": "train"}, "give train occurrences, or not train"),
-        ({"k": []}, "k is empty"),
-        ({"capped": True}, "averaged and capped are for word-sense disambiguation, not for leave-one-word-out"),
-    ],
-)
-def test_bad_input_is_one_line(options: dict[str, Any], message: str, store: Store) -> None:
-    with pytest.raises(InvalidValueError, match=message):
-        knn_scores(store, **options)
-
-
 def test_words_that_leave_nothing_to_ask(tmp_path: Path) -> None:
     one = write_senses(tmp_path / "one.zarr", [("bank", "x", [1.0, 0]), ("bank", "x", [0.0, 1])])
     with pytest.raises(InvalidValueError, match="only one word is labelled"):
@@ -224,13 +192,6 @@ def test_words_that_leave_nothing_to_ask(tmp_path: Path) -> None:
     none = write_senses(tmp_path / "none.zarr", [("bank", None, [1.0, 0]), ("suit", "x", [0.0, 1])])
     with pytest.raises(InvalidValueError, match=r"no selected occurrence of .* is labelled"):
         knn_scores(none.select(words="bank"), label="class")
-
-
-def test_a_store_that_is_not_finished(tmp_path: Path) -> None:
-    with pytest.warns(UnfinishedStoreWarning):
-        made = make_store(tmp_path / "store.zarr", leave_out=(1,))
-    with pytest.raises(MissingRowsError):
-        knn_scores(made.store, label="upos")
 
 
 @pytest.mark.parametrize("suffix", ["zarr", "h5"])
@@ -251,28 +212,6 @@ def test_labelled_occurrences_are_those_of_the_table(tmp_path: Path, suffix: str
     never = next(str(each["word"]) for each in few.table if each["word"] not in labelled)
     with pytest.raises(InvalidValueError, match="no occurrence labelled in 'upos': choose another word or column"):
         labelled_occurrences(few.store, never, label="upos")
-
-
-@pytest.mark.parametrize("split", ["within-word", "leave-one-word-out"])
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.quick(2)
-def test_the_order_of_the_store_does_not_matter(tmp_path: Path, split: str, k: int) -> None:
-    """Occurrences of a word are equal vectors, as in a layer without context: by row, the first label would win."""
-    rng = np.random.default_rng(5)
-    listed: Listed = []
-    for word in ("bank", "suit", "spring", "the", "of"):
-        vector = rng.normal(size=6)
-        for label, count in (("x", 9), ("y", 14), ("z", 5)):
-            for _ in range(count):
-                noise = 0.1 * rng.normal(size=6) if rng.random() < 0.3 else 0
-                listed.append((word, label, (vector + noise).tolist()))
-    frames = []
-    for number, order in enumerate((range(len(listed)), range(len(listed))[::-1], rng.permutation(len(listed)))):
-        store = write_senses(tmp_path / f"{number}.zarr", [listed[place] for place in order], sentence=1)
-        frames.append(knn_scores(store, label="class", split=split, k=k))
-    for other in frames[1:]:
-        assert other.drop("value").equals(frames[0].drop("value"))
-        np.testing.assert_allclose(other["value"], frames[0]["value"], atol=1e-12)
 
 
 def test_ties_beyond_what_is_fetched_first_vote_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,9 @@ from embstore.errors import (
     InvalidValueError,
     NonFiniteError,
     SearchIndexError,
-    SearchIndexNotFoundError,
 )
 from tests.analysis.test_exact import brute, require_same
 from tests.analysis.word_store import write_words
-from tests.object_server import Bucket
 from tests.store.example import flip
 
 compiled = pytest.importorskip("embstore.kernels.compiled", reason="sketches are searched by the extension")
@@ -447,20 +445,3 @@ def test_a_damaged_sketch_is_not_used_and_said(name: str, tmp_path: Path, monkey
         near(store, 3, 2, index="layer2-sketch")
     build_index(store, 2, kind="sketch")
     assert near(store, 3, 2)["search"][0] == "sketch"
-
-
-@pytest.mark.slow
-def test_a_sketch_is_read_from_a_bucket(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sketch_codes, "MAX_GAP", 100)
-    monkeypatch.setattr(sketch_codes, "CHECKED_ROWS", 32)
-    store = word_store(tmp_path / "store.zarr")
-    build_index(store, 5, kind="sketch")
-    expected = near(store, [3, 500], 5)
-    there = es.open(bucket.upload(store.path, "store.zarr"))
-    found = near(there, [3, 500], 5)
-    assert found["search"].unique().to_list() == ["sketch"]
-    assert found.drop("store").equals(expected.drop("store"))
-    with pytest.raises(SearchIndexNotFoundError, match="has no index 'layer2-sketch'"):
-        open_index(there, name="layer2-sketch")
-    assert near(there, 3, 2)["search"].to_list() == ["scan"] * 7
-    assert isinstance(found, pl.DataFrame)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,6 @@ def test_shuffling_is_determined_by_seed_and_epoch(made: Made, shuffle: Any) -> 
     assert shuffled(epoch=1) == others[2]
 
 
-def test_the_rows_of_a_window_are_permuted_differently_in_each_epoch(made: Made) -> None:
-    one_block = TorchDataset(made.store.select(), shuffle="blocks", block_rows=made.store.n_rows)
-    first = order(one_block)
-    one_block.set_epoch(1)
-    assert order(one_block) != first
-
-
 def test_the_exact_shuffle_is_one_permutation_of_all_rows(made: Made) -> None:
     dataset = TorchDataset(made.store.select(), shuffle=True, seed=3)
     dataset.set_epoch(2)
@@ -151,12 +144,6 @@ def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
         epochs.append(order(loader))
         assert epochs[-1] == order(dataset)
     assert epochs[0] != epochs[1]
-
-
-def test_an_abandoned_pass_begins_again(made: Made) -> None:
-    dataset = TorchDataset(made.store.select(layers=0), batch_size=8)
-    assert order(islice(dataset, 3)) == list(range(24))
-    assert order(dataset) == list(range(made.store.n_rows))
 
 
 @pytest.mark.parametrize("shuffle", ORDERS)
@@ -234,20 +221,6 @@ def test_a_batch_may_be_changed(made: Made) -> None:
         for part in batch:
             part.zero_()
     assert same(dataset, before)
-
-
-def test_bad_options_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    selection = made.store.select()
-    wrong: dict[str, dict[str, Any]] = {
-        "no label column 'ner': the store has upos": {"label": "ner"},
-        "dtype torch.int8 is not allowed": {"dtype": torch.int8},
-        "pin_memory needs a GPU, and torch finds none": {"pin_memory": True},
-        r"share \(2, 2\) is not allowed": {"share": (2, 2)},
-    }
-    for message, options in wrong.items():
-        with pytest.raises(InvalidValueError, match=message):
-            TorchDataset(selection, **options)
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.float64, bool, str])

@@ -37,12 +37,6 @@ def test_it_prints_each_query_with_its_sentence(work: Work) -> None:
         assert f"{score:.3f}" in ran.out
 
 
-def test_a_site_is_named_after_the_store(work: Work) -> None:
-    options = (word_of(work), "-k", "1", "--queries", "1")
-    named, plain = (work.run("neighbors", path, *options) for path in ("store.zarr#residual", "store.zarr"))
-    assert (named.status, named.err, named.out) == (0, "", plain.out)
-
-
 def test_json_follows_the_schema_and_files_hold_the_same(work: Work) -> None:
     word = word_of(work)
     arguments = ("neighbors", "store.zarr", word, "-k", "4", "--queries", "0", "--exclude", "word", "--out", "n.csv")
@@ -85,20 +79,6 @@ def test_a_file_of_word_vectors(work: Work) -> None:
     assert len(ran.out.strip().splitlines()) == 4
     ran = work.run("neighbors", "vectors.txt", "c", "--layers", "1")
     assert (ran.status, ran.out) == (2, "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ((), "give one query: WORD or --row N"),
-        (("the", "--queries", "-1"), "--queries"),
-        (("the", "--label", "upos"), "--label upos is not COLUMN=VALUE"),
-        (("the", "-k", "0"), "-k"),
-        (("the", "--out", "x.txt"), "no known suffix"),
-    ],
-)
-def test_bad_input(arguments: tuple[str, ...], says: str, work: Work) -> None:
-    work.refuses(" ".join(["neighbors", "store.zarr", *arguments]), says)
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_senses_as_json(folder: Work) -> None:
     assert (unlabelled["purity"], unlabelled["silhouette"]) == (None, None)
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".json"])
+@pytest.mark.parametrize("suffix", [".csv"])
 @pytest.mark.quick(1)
 def test_senses_writes_every_occurrence(suffix: str, folder: Work) -> None:
     ran = folder.run("senses", "labels.zarr", "bank", "-l", "0", "--out", f"bank{suffix}", "--clusters", "3")
@@ -67,21 +67,9 @@ def test_senses_writes_every_occurrence(suffix: str, folder: Work) -> None:
         assert table[name].to_list() == found[name].to_list()
 
 
-@pytest.mark.parametrize("name", ["map.png", "map.svg", "map.pdf"])
+@pytest.mark.parametrize("name", ["map.svg"])
 @pytest.mark.quick(1)
 def test_senses_draws_a_map(name: str, folder: Work) -> None:
     ran = folder.run("senses", "senses.zarr", "bank", "--label", "class", "--plot", name)
     assert (ran.status, ran.err) == (0, "")
     assert (folder / name).stat().st_size > 1000
-
-
-@pytest.mark.parametrize(
-    ("command", "parts"),
-    [
-        ("senses senses.zarr bank --plot map.jpeg", ["map.jpeg", ".png"]),
-        ("senses senses.zarr bank --out table.xls", ["table.xls", ".csv"]),
-        ("senses senses.zarr bank --clusters 500", ["500 clusters are more than the 29 occurrences"]),
-    ],
-)
-def test_bad_input_is_one_line(command: str, parts: list[str], folder: Work) -> None:
-    folder.refuses(command, *parts)

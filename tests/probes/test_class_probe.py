@@ -255,24 +255,6 @@ def test_a_class_without_dev_words_is_noted(made: Made) -> None:
     assert not any("without a dev word" in note for note in both.score().notes)
 
 
-def test_bad_input_is_one_line(made: Made) -> None:
-    train, test = made.lists
-    words = split_words(train, test)
-    cases: list[tuple[dict[str, Any], Any, str]] = [
-        ({}, split_words(train, {"nowhere": ["animal"]}), "no test word has a labelled occurrence in .*made"),
-        ({}, split_words({f"no {n}": ["animal"] for n in range(9)}, test), "no class has two train words in .*made"),
-        ({}, split_words(train, test, dev_share=0), "patience 10 needs dev words"),
-        ({"label": "upos"}, words, "there is no label column 'upos': the store has class"),
-        ({"level": "sentence"}, words, "unknown level 'sentence'; allowed are context, type"),
-        ({"kind": "deep"}, words, "unknown kind 'deep'; allowed are linear, mlp"),
-        ({"layers": [2]}, words, "layer 2 is not stored"),
-        ({"classes": ["robot"]}, words, "class 'robot' has no train word in .*made"),
-    ]
-    for settings, split, message in cases:
-        with pytest.raises(InvalidValueError, match=message):
-            ClassProbe(**{"training": Training(epochs=1), **settings}).fit(made.store, split).score()
-
-
 @pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
 def test_missing_rows_are_an_error(tmp_path: Path) -> None:
     made = make_store(tmp_path / "part.zarr", leave_out=(1,))

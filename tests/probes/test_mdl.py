@@ -137,14 +137,3 @@ def test_shuffled_labels_do_not_compress(tmp_path: Path) -> None:
     assert max(lengths(found, "compression").values()) < 1.05
     assert reports[-1][0] == reports[-1][1]
     assert reports == sorted(reports)
-
-
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
-    for options, message in (
-        ({"fractions": (50, 10, 100)}, "fractions 50,10,100 are not allowed"),
-        ({"dev": False}, "patience 3 needs dev targets"),
-        ({"layers": [7]}, "layer 7 is not stored"),
-    ):
-        with pytest.raises(InvalidValueError, match=message):
-            code(made, **options)

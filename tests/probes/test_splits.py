@@ -12,7 +12,7 @@ from embstore.probes.splits import SPLITS, WordSplit, split_words
 WORDS = st.dictionaries(st.text(min_size=1, max_size=4), st.lists(st.sampled_from("abc"), max_size=3), min_size=2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(WORDS, WORDS, st.floats(0, 0.9), st.integers(0, 100))
 def test_splits_are_disjoint_and_complete(
     train: dict[str, list[str]], test: dict[str, list[str]], share: float, seed: int
@@ -54,14 +54,3 @@ def test_words_in_two_lists_are_refused_by_name() -> None:
         split_words(train, {"x": ["a"]}, dev={"w1": ["a"]})
     with pytest.raises(InvalidValueError, match=r"^the dev and the test words must not overlap: both have 'x'$"):
         split_words(train, {"x": ["a"]}, dev={"x": ["a"]})
-
-
-def test_lists_without_words_are_refused() -> None:
-    with pytest.raises(InvalidValueError, match="there are no train words: give some"):
-        split_words({}, {"x": ["a"]})
-    with pytest.raises(InvalidValueError, match="there are no test words: give some"):
-        split_words({"x": ["a"]}, {})
-    with pytest.raises(InvalidValueError, match=r"a share of 0\.2 of 2 train words leaves no train words"):
-        split_words({"x": ["a"], "y": ["a"]}, {"z": ["a"]})
-    with pytest.raises(InvalidValueError, match=r"dev_share 1\.5 is not allowed"):
-        split_words({"x": ["a"], "y": ["a"]}, {"z": ["a"]}, dev_share=1.5)

@@ -224,26 +224,6 @@ def test_sentences_are_found_by_their_words(tmp_path: Path) -> None:
     assert dict(bank.examples) == {NOT_FOUND: "g", ROWS_MISSING: "a new york c"}
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank": 21}, "rank 21 is not allowed: give 1 to 20"),
-        ({"layers": 1}, "layer 1 is not stored: choose among 0, 3, 4"),
-        ({"tasks": ("height",)}, "unknown member of tasks 'height'; allowed are distance, depth"),
-        ({"dev": None}, "patience 5 needs dev trees"),
-        (
-            {"dev": [Tree(("no", "such"), np.array([-1, 0]), np.zeros(2, bool))]},
-            "with all its words: the first is 'no such'; extract the same CoNLL-U files",
-        ),
-    ],
-)
-def test_bad_input_is_one_line(made: TreeStore, settings: dict[str, Any], message: str) -> None:
-    split = parts(made) | ({"dev": settings.pop("dev")} if "dev" in settings else {})
-    with pytest.raises(InvalidValueError) as raised:
-        StructuralProbe(training=Training(epochs=1), **settings).fit(made.store, split["train"], split["dev"])
-    assert message in str(raised.value)
-
-
 def test_stores_of_subwords_and_of_another_width_are_refused_of_another_model_noted(
     made: TreeStore, probe: StructuralProbe, tmp_path: Path
 ) -> None:
