@@ -94,7 +94,8 @@ def test_an_append_killed_at_every_call(
         print(f"\n{scene}: a kill at {len(steps)} of {len(names)} calls: {dict(Counter(found))}")
 
 
-@pytest.mark.parametrize("suffix", [pytest.param("Zarr", marks=pytest.mark.slow), "HDF5"])
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["Zarr", "HDF5"])
 def test_nothing_that_is_committed_is_encoded_again(tmp_path: Path, whole: GetWhole, suffix: str) -> None:
     """Around the creation of the store, half way through, and at the end; again and again in one folder."""
     scene = f"extraction to {suffix}"
