@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,23 +202,6 @@ def test_attention_is_drawn_by_head_and_layer() -> None:
     axis = plot.attention_heatmap(pl.DataFrame(rows, schema=["layer", "head", "value"], orient="row")).axes[0]
     np.testing.assert_allclose(axis.images[0].get_array(), [[0.1, 0.11, 0.12], [0.2, 0.21, 0.22]])
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("head", "layer")
-
-
-ASIDE = ("sense_map",)  # need more than one argument
-
-
-@pytest.mark.parametrize("value", [None, 3, "x", [], object(), pl.DataFrame()])
-def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
-    drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|scores|lengths)$")
-    named = [name for name in plot.__all__ if drawn.match(name)]
-    assert len(named) == 12
-    calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
-    calls += [partial(plot.sense_map, layers=[0])]
-    calls += [partial(plot.save, path=tmp_path / "a.png")]
-    for call in calls:
-        with pytest.raises(InvalidValueError):
-            call(value)
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -58,19 +58,6 @@ def test_one_figure_of_several_stores(work: Work) -> None:
     assert {"store", "other", "layer", "Intra-sentence similarity"} <= svg_texts(work / "figure.svg")
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        (["store.zarr", "--plot", "figure.jpeg"], ["figure.jpeg", ".png"]),
-        (["store.zarr", "--plot", "nowhere/figure.png"], ["nowhere"]),
-        (["store.zarr", "--out", "table.xls"], ["table.xls", ".csv"]),
-        (["store.zarr", "--level"], ["--level"]),
-    ],
-)
-def test_bad_input_is_one_line(options: list[str], parts: list[str], work: Work) -> None:
-    work.refuses(" ".join(["geometry", *options]), *parts)
-
-
 def test_cka_of_one_store_and_of_two(work: Work) -> None:
     assert work.run("export", "store.zarr", "other.h5").status == 0
     ran = work.run("cka", "store.zarr", "--layers", "0,-1", "--json")

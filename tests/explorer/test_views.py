@@ -257,18 +257,6 @@ def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened)
     view.complaints.clear()
 
 
-def test_the_theme_is_chosen_and_remembered(view: Opened) -> None:
-    page = view(view="word")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.evaluate(ground)
-    page.get_by_role("button", name="Switch to dark colours").click()
-    dark = page.evaluate(ground)
-    assert dark != light
-    page.reload()
-    loaded(page)
-    becomes(page, lambda: page.evaluate(ground), dark)
-
-
 def test_the_keyboard_reaches_the_view_first(view: Opened) -> None:
     page = view(view="word")
     page.keyboard.press("Tab")
