@@ -204,12 +204,10 @@ def scored(
     """Fit and score structural probes as a step called `name`; saves them to `path`."""
 
     def make() -> pl.DataFrame:
-        checkpoint = run.out / "probes" / f"{name}.checkpoint"
-        probe.fit(store, bank.trees["train"], bank.trees["dev"], checkpoint=checkpoint)
+        probe.fit(store, bank.trees["train"], bank.trees["dev"])
         result = probe.score({split: bank.trees[split] for split in ("dev", "test")}, name="")
         if path is not None:
             probe.save(path)
-        checkpoint.unlink(missing_ok=True)
         return result.frame
 
     made_from = {"store": store.digest, "treebank": bank.digests, "probe": repr(probe)}

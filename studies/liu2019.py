@@ -187,12 +187,9 @@ def probe_task(run: Run[Liu2019], store: es.Store, model: str, encoder: str, nam
     probe = run.settings.probe(trained=trained)
 
     def make() -> tuple[pl.DataFrame, Sequence[str]]:
-        checkpoint = run.out / "probes" / f"{step}.checkpoint"
-        probe.fit(store, task.splits["train"], task.splits["dev"], name=name, checkpoint=checkpoint)
+        probe.fit(store, task.splits["train"], task.splits["dev"], name=name)
         splits = {split: held for split, held in task.splits.items() if split != "train"}
         result = probe.score(splits, resamples=run.settings.resamples)
-        for each in checkpoint.parent.glob(f"{step}*.checkpoint"):
-            each.unlink()
         notes = [note for note in result.notes if "the expected layer" not in note]
         return result.frame, notes if trained else ()
 

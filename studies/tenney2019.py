@@ -156,13 +156,10 @@ def probe_task(run: Run[Tenney2019], store: es.Store, model: str, encoder: str, 
     path, probe = saved_at(run, model, step), run.settings.probe(trained=trained)
 
     def make() -> tuple[pl.DataFrame, Sequence[str]]:
-        checkpoint = path.with_name(f"{path.name}.checkpoint")
-        probe.fit(store, task.splits["train"], task.splits["dev"], name=name, checkpoint=checkpoint)
+        probe.fit(store, task.splits["train"], task.splits["dev"], name=name)
         held = {split: sentences for split, sentences in task.splits.items() if split != "train"}
         result = probe.score(held, resamples=run.settings.resamples)
         probe.save(path)
-        for each in path.parent.glob(f"{path.name}*.checkpoint"):
-            each.unlink()
         return result.frame, result.notes if trained else ()
 
     made_from = {

@@ -528,7 +528,7 @@ def restrict(words: WordSplit, vocabulary: frozenset[str]) -> WordSplit:
     parts = {
         split: {word: classes for word, classes in words.of(split).items() if word in vocabulary} for split in SPLITS
     }
-    return WordSplit(parts["train"], parts["dev"], parts["test"], words.frequency)
+    return WordSplit(parts["train"], parts["dev"], parts["test"])
 
 
 COLUMNS = ("class", "contexts", "right", "found")  # of word-class pairs, which are stored with the scores

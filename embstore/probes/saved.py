@@ -1,4 +1,4 @@
-"""Tensors with a JSON document in one file, for saved probes and checkpoints.
+"""Tensors with a JSON document in one file, for saved probes.
 
 The file is in the safetensors format; its metadata have the document, with checksums of itself and of all tensors.
 """

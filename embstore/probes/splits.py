@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -22,15 +22,12 @@ SPLITS = ("train", "dev", "test")
 class WordSplit:
     """Words of the three splits, no word in two of them, each with its classes (no classes: those of the store).
 
-    `frequency`: how often a word occurs in the corpus, of the words for which it is known.
-
     Raises InvalidValueError for a word in two splits.
     """
 
     train: Mapping[str, tuple[str, ...]]
     dev: Mapping[str, tuple[str, ...]]
     test: Mapping[str, tuple[str, ...]]
-    frequency: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         for first, second in combinations(SPLITS, 2):
@@ -51,20 +48,18 @@ class WordSplit:
 
     @property
     def sha256(self) -> str:
-        """A hash over all words, their classes and frequencies, whatever their order."""
+        """A hash over all words and their classes, whatever their order."""
         return hashlib.sha256(canonical(self.as_json())).hexdigest()
 
     def __repr__(self) -> str:
         return f"WordSplit({', '.join(f'{len(self.of(split)):,} {split}' for split in SPLITS)} words)"
 
     def as_json(self) -> dict[str, dict[str, Any]]:
-        words = {split: {word: list(classes) for word, classes in sorted(self.of(split).items())} for split in SPLITS}
-        return {**words, "frequency": dict(sorted(self.frequency.items()))}
+        return {split: {word: list(classes) for word, classes in sorted(self.of(split).items())} for split in SPLITS}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Mapping[str, Any]]) -> WordSplit:
-        train, dev, test = (_sorted(document[split]) for split in SPLITS)
-        return cls(train, dev, test, document["frequency"])
+        return cls(*(_sorted(document[split]) for split in SPLITS))
 
 
 @checked
@@ -77,7 +72,6 @@ def split_words(
     ----------
     train, test, dev : mapping
         Each word with its classes, as `read_word_classes` returns them; a word without classes has those of the store.
-        If the classes of a word are a mapping to counts, their sum is its frequency in the corpus.
     dev_share : float
         The share of the train words that become dev words, where none are given.
     seed : int
@@ -92,12 +86,8 @@ def split_words(
     for name, given in (("train", words), ("test", tested)):
         if not given:
             raise InvalidValueError(f"there are no {name} words: give some")
-    frequency: dict[str, int] = {}
-    for listed in filter(None, (train, test, dev)):
-        counts = {word: _count(classes) for word, classes in listed.items()}
-        frequency |= {word: count for word, count in counts.items() if count}
     if dev is not None:
-        return WordSplit(words, _sorted(dev), tested, frequency)
+        return WordSplit(words, _sorted(dev), tested)
     n_dev = round(dev_share * len(words))
     if dev_share and not 0 < n_dev < len(words):
         raise InvalidValueError(
@@ -110,13 +100,7 @@ def split_words(
         {word: classes for word, classes in words.items() if word not in drawn},
         {word: classes for word, classes in words.items() if word in drawn},
         tested,
-        frequency,
     )
-
-
-def _count(classes: Iterable[str]) -> int:
-    """Return the sum of the counts of classes; 0 for classes without counts."""
-    return sum(map(int, classes.values())) if isinstance(classes, Mapping) else 0
 
 
 def _sorted(words: Words) -> dict[str, tuple[str, ...]]:

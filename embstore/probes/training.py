@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
@@ -16,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.arguments import Count, Positive, Range, checked
-from embstore.errors import InvalidValueError, NonFiniteError, StorageError
+from embstore.errors import NonFiniteError
 from embstore.probes.result import Row
-from embstore.probes.saved import Tensors, read_tensors, write_tensors
+from embstore.probes.saved import Tensors
 from embstore.progress import Progress, reporting
 
 LEARNED = {"epochs": torch.int64, "dev_loss": torch.float64, "capped": torch.bool}  # of each probe, besides weights
@@ -103,8 +101,8 @@ class Schedule:
 class Trainer(ABC):
     """A group of probes of one family that are trained together.
 
-    A family implements one epoch and the losses on dev data. Early stopping, best weights, divergence checks,
-    checkpoints and memory groups are those of `train`. Probes are numbered 0 to `n_probes` - 1 within the group.
+    A family implements one epoch and the losses on dev data. Early stopping, best weights, divergence checks
+    and memory groups are those of `train`. Probes are numbered 0 to `n_probes` - 1 within the group.
     """
 
     what: ClassVar[str]  # what the probes are called in errors
@@ -131,15 +129,6 @@ class Trainer(ABC):
 
     def end_epoch(self, better: NDArray[np.bool_], running: NDArray[np.bool_]) -> None:  # noqa: B027 - optional
         """Adapt to the result of an epoch: probes that improved, and those that continue."""
-
-    def restore(self, weights: Tensors, running: NDArray[np.bool_]) -> None:
-        """Continue with the weights of a checkpoint."""
-        for name, tensor in self.weights().items():
-            tensor.copy_(weights[name])
-
-    @abstractmethod
-    def digest(self) -> str:
-        """Return a hash of everything the training depends on: data, sizes and settings."""
 
     def describe(self, number: int) -> str:
         """Return how errors name a probe, such as `layer 3`."""
@@ -196,7 +185,6 @@ def train(
     make_trainer: Callable[[int], Trainer],
     schedule: Schedule,
     *,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = None,
     unit: str = "examples",
     label: str = "train",
@@ -204,10 +192,7 @@ def train(
     """Train probes group after group; the grouping saves memory and does not change any probe.
 
     `groups`: the numbers of the probes of each group. `make_trainer` makes the trainer of a group by its index, so
-    that only one is in memory. `checkpoint`: a file written after each epoch (one per group if there are several); if
-    it exists already and is of the same training, this resumes from it and arrives at the same weights.
-
-    Raises InvalidValueError (a checkpoint of another training), NonFiniteError, MissingRowsError, StorageError.
+    that only one is in memory. Raises NonFiniteError, MissingRowsError.
     """
     n_probes = sum(map(len, groups))
     weights: dict[str, torch.Tensor] = {}
@@ -220,10 +205,7 @@ def train(
             def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
                 report(before + done, total)
 
-            path = None if checkpoint is None else Path(checkpoint)
-            if path is not None and len(groups) > 1:
-                path = path.with_name(f"{path.stem}.{members[0]}-{members[-1]}{path.suffix}")
-            run = _Run(trainer, schedule, path)
+            run = _Run(trainer, schedule)
             run.train(advance)
             advance(n_steps)
             for name, tensor in run.best_weights.items():
@@ -240,33 +222,22 @@ def train(
     return Trained(weights, epochs, dev_loss, capped)
 
 
-_ARRAYS = ("running", "best", "best_epoch", "waited")
-
-
 class _Run:
-    """One group in training: which probes are running, and the best weights of each so far.
+    """One group in training: which probes are running, and the best weights of each so far."""
 
-    `checkpoint`: a file from which it resumes; raises InvalidValueError at once for one that could not be written
-    later, or is of another training.
-    """
-
-    def __init__(self, trainer: Trainer, schedule: Schedule, checkpoint: Path | None) -> None:
+    def __init__(self, trainer: Trainer, schedule: Schedule) -> None:
         n_probes = trainer.n_probes
-        self._trainer, self._schedule, self._checkpoint = trainer, schedule, checkpoint
-        self._epoch = 0
+        self._trainer, self._schedule = trainer, schedule
         self.running = np.ones(n_probes, bool)
         self.best = np.full(n_probes, np.inf)
         self.best_epoch = np.zeros(n_probes, np.int64)
-        self.waited = np.zeros(n_probes, np.int64)
+        self._waited = np.zeros(n_probes, np.int64)
         self.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
-        if checkpoint is not None:
-            self._digest = trainer.digest()
-            self._resume(checkpoint)
 
     def train(self, advance: Callable[[int], object]) -> None:
         """Train until every probe has stopped or all epochs are done."""
         trainer, schedule = self._trainer, self._schedule
-        for epoch in range(self._epoch + 1, schedule.epochs + 1):
+        for epoch in range(1, schedule.epochs + 1):
             if not self.running.any():
                 break
             done = (epoch - 1) * trainer.n_examples
@@ -278,9 +249,6 @@ class _Run:
             if schedule.patience or epoch == schedule.epochs:
                 self._keep(better)
             trainer.end_epoch(better, self.running)
-            if self._checkpoint is not None:
-                document = {"probe": "checkpoint", "training": self._digest, "epoch": epoch}
-                write_tensors(self._checkpoint, document, self._state())
 
     def _judge(self, epoch: int) -> NDArray[np.bool_]:
         """Update best losses and stop probes that have waited long enough; returns which probes improved."""
@@ -296,8 +264,8 @@ class _Run:
             )
         better = self.running & (losses < self.best - self._trainer.min_gain)
         self.best[better], self.best_epoch[better] = losses[better], epoch
-        self.waited = np.where(better, 0, self.waited + 1)
-        self.running = self.running & (self.waited < self._schedule.patience)
+        self._waited = np.where(better, 0, self._waited + 1)
+        self.running = self.running & (self._waited < self._schedule.patience)
         return better
 
     def _keep(self, better: NDArray[np.bool_]) -> None:
@@ -322,89 +290,8 @@ class _Run:
                     f"NaN or infinity: {VERIFY}, or give a smaller learning rate than {self._schedule.learning_rate:g}"
                 )
 
-    def _state(self) -> dict[str, torch.Tensor]:
-        """Return everything that the next epoch depends on."""
-        state = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
-        state |= {f"weights/{name}": tensor for name, tensor in self._trainer.weights().items()}
-        state |= {f"best_weights/{name}": tensor for name, tensor in self.best_weights.items()}
-        for number, optimizer in enumerate(self._trainer.optimizers):
-            state_dict = optimizer.state_dict()
-            rates = [group["lr"] for group in state_dict["param_groups"]]
-            state[f"rates/{number}"] = torch.tensor(rates, dtype=torch.float64)
-            for place, moments in state_dict["state"].items():
-                state |= {f"optimizer/{number}/{place}/{name}": tensor for name, tensor in moments.items()}
-        return state
-
-    def _resume(self, path: Path) -> None:
-        """Continue from the state in a file, if there is one."""
-        if path.is_dir():
-            raise InvalidValueError(f"checkpoint {path} is a folder: give the name of a file")
-        if not path.absolute().parent.is_dir():
-            raise InvalidValueError(f"checkpoint {path}: the folder {path.parent} does not exist: create it first")
-        if not path.exists():
-            return
-        what = self._trainer.what
-        wrong = InvalidValueError(f"{path} is not a checkpoint of {what}: remove it, or give another name")
-        if not path.is_file():
-            raise wrong
-        try:
-            document, state = read_tensors(path)
-        except OSError as error:
-            raise StorageError(f"checkpoint {path} cannot be read: {error.strerror or error}") from error
-        except ValueError:
-            raise wrong from None
-        if document.get("training") != self._digest:
-            raise InvalidValueError(
-                f"checkpoint {path} is of another training (other data, store or options): remove it, or give another "
-                "name"
-            )
-        try:
-            self._epoch = int(document["epoch"])
-            for name in _ARRAYS:
-                own, found = getattr(self, name), state[name].numpy()
-                if found.shape != own.shape or found.dtype != own.dtype:
-                    raise wrong
-                setattr(self, name, found)
-            weights = {name: state[f"weights/{name}"] for name in self.best_weights}
-            n_probes = {len(self.running), int(self.running.sum())}
-            for name, tensor in self.best_weights.items():
-                if weights[name].shape[1:] != tensor.shape[1:] or len(weights[name]) not in n_probes:
-                    raise wrong
-                tensor.copy_(state[f"best_weights/{name}"])
-            self._trainer.restore(weights, self.running)
-            for number, optimizer in enumerate(self._trainer.optimizers):
-                _restore(optimizer, number, state)
-        except (KeyError, RuntimeError, TypeError, ValueError):
-            raise wrong from None
-
-
-def _restore(optimizer: torch.optim.Optimizer, number: int, state: Tensors) -> None:
-    """Give an optimizer the learning rates and the moments of a checkpoint."""
-    state_dict = optimizer.state_dict()
-    for group, rate in zip(state_dict["param_groups"], state[f"rates/{number}"].tolist(), strict=True):
-        group["lr"] = rate
-    places = [place for group in state_dict["param_groups"] for place in group["params"]]
-    moments = {place: f"optimizer/{number}/{place}" for place in places}
-    state_dict["state"] = {
-        place: {name: state[f"{prefix}/{name}"] for name in ("step", "exp_avg", "exp_avg_sq")}
-        for place, prefix in moments.items()
-        if f"{prefix}/step" in state
-    }
-    optimizer.load_state_dict(state_dict)
-
 
 def seeded(*key: object) -> torch.Generator:
     """Return a generator whose random numbers depend on the key only."""
     digest = hashlib.sha256(repr(key).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-
-
-def digest_of(*parts: object) -> str:
-    """Return the SHA-256 over arrays (shape, dtype and bytes) and over the repr of everything else."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, np.ndarray):
-            digest.update(f"{part.shape} {part.dtype.str} ".encode() + np.ascontiguousarray(part).tobytes())
-        else:
-            digest.update(f"{part!r} ".encode())
-    return digest.hexdigest()

@@ -162,7 +162,6 @@ def test_examples_of_a_store_train_the_same_probes_as_in_memory(made: Made) -> N
         for each in (data, replace(data, examples=memory))
     )
     assert one.equal(other)
-    assert data.examples.digest() != memory.digest()
 
 
 def test_types_are_means_with_all_their_classes(made: Made) -> None:
@@ -269,20 +268,3 @@ def test_examples_that_are_not_finite_are_not_scored(made: Made, probe: ClassPro
     vectors[4][3, 1] = np.nan
     with pytest.raises(NonFiniteError, match="examples of layer 4 contain NaN or infinity"):
         decide(probe.fitted_.bank, replace(part, examples=ArrayExamples(vectors)))
-
-
-def test_frequencies_are_of_the_corpus_and_not_of_a_store_of_some_occurrences(tmp_path: Path) -> None:
-    made = make(tmp_path / "some.zarr")
-    made.store.metadata.extraction["keep"] = {"max_contexts": 9}
-    train, test = made.lists
-    plain = ClassProbe(training=Training(epochs=1, patience=0)).fit(made.store, split_words(train, test)).score()
-    assert "frequency_f1" not in plain.frame["metric"]
-    assert any("no F1 by frequency" in note for note in plain.notes)
-    counted = [{word: dict.fromkeys(names, 400) for word, names in words.items()} for words in (train, test)]
-    words = split_words(*counted)
-    assert words.frequency == {word: 400 * len(names) for each in (train, test) for word, names in each.items()}
-    probe = ClassProbe(training=Training(epochs=1, patience=0)).fit(made.store, words)
-    for found in (probe.score(), probe.score(counted[1]), probe.score(test)):  # dev words keep their counts
-        dev = found.frame.filter(metric="frequency_f1", split="dev")
-        assert set(dev["item"]) == {"300-999"}
-        assert not any("no F1 by frequency" in note for note in found.notes)

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embstore.probes.classes.scores import BINS, Decisions, bin_name, scored
+from embstore.probes.classes.scores import Decisions, scored
 from embstore.probes.control import ControlTask
 from tests.probes.oracle import f1, rule_of_half
 
 CLASSES = ("a", "b", "c")
 
 
-def values_of(decisions: Decisions, frequency: np.ndarray) -> dict[tuple[str, str], float | None]:
-    return {(row["metric"], row["item"]): row["value"] for row in scored(decisions, 0, 0, frequency, CLASSES)}
+def values_of(decisions: Decisions) -> dict[tuple[str, str], float | None]:
+    return {(row["metric"], row["item"]): row["value"] for row in scored(decisions, 0, 0, CLASSES)}
 
 
 def decisions(words: list[str], own: list[str], yes: np.ndarray) -> tuple[Decisions, list[str]]:
@@ -39,33 +39,23 @@ def test_scores_are_those_of_a_slow_count(seed: int, count: int, share: float) -
     words = [f"w{number}" for number in rng.integers(0, 9, count)]
     own = [CLASSES[number] for number in rng.integers(0, 3, count)]
     yes = rng.random((count, 3)) < share
-    made, named = decisions(words, own, yes)
-    frequency = np.array([words.count(word) for word in named])
-    rows = list(scored(made, 0, 0, frequency, CLASSES))
+    made, _ = decisions(words, own, yes)
+    rows = list(scored(made, 0, 0, CLASSES))
     listed = [dict(zip(CLASSES, row.tolist(), strict=True)) for row in yes]
     expected, counts = rule_of_half(listed, words, own, list(CLASSES))
-    values = values_of(made, frequency)
+    values = values_of(made)
     assert values["f1", ""] == pytest.approx(expected["f1"])
     assert values["contexts_f1", ""] == pytest.approx(expected["contexts_f1"])
     for name in CLASSES:
         value = values["class_f1", name]
         assert (0.0 if value is None else value) == pytest.approx(f1(counts[name]))
-    for number, least in enumerate(BINS):
-        most = BINS[number + 1] if number + 1 < len(BINS) else np.inf
-        mine = [place for place, word in enumerate(words) if least <= words.count(word) < most]
-        if mine:
-            chosen = ([each[place] for place in mine] for each in (listed, words, own))
-            part, _ = rule_of_half(*chosen, list(CLASSES))
-            assert values["frequency_f1", bin_name(number)] == pytest.approx(part["f1"])
-        else:
-            assert ("frequency_f1", bin_name(number)) not in values
     assert [row["count"] for row in rows if row["metric"] == "f1"] == [len(made.contexts)]
 
 
 def test_half_of_the_contexts_is_enough_for_either_kind_of_decision() -> None:
     yes = np.array([[1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 0]], bool)
     made, _ = decisions(["w"] * 4, ["a"] * 4, yes)
-    values = values_of(made, np.array([4]))
+    values = values_of(made)
     assert values["recall", ""] == 1.0  # 2 of 4 on its own class
     assert values["precision", ""] == 0.5  # b: 2 of 4 wrong is right by half; c: 3 of 4 wrong is not
 
@@ -73,7 +63,7 @@ def test_half_of_the_contexts_is_enough_for_either_kind_of_decision() -> None:
 def test_words_of_all_classes_count_each_decision() -> None:
     gold = np.array([[1, 1, 0], [0, 0, 1], [0, 1, 0]], bool)
     yes = np.array([[1, 0, 1], [0, 0, 1], [0, 1, 1]], np.int32)
-    values = values_of(Decisions(yes[:, None, None], np.ones(3, np.int64), gold, np.arange(3)), np.ones(3))
+    values = values_of(Decisions(yes[:, None, None], np.ones(3, np.int64), gold, np.arange(3)))
     assert (values["precision", ""], values["recall", ""]) == (3 / 5, 3 / 4)
     assert values["f1", ""] == values["contexts_f1", ""] == pytest.approx(2 * 3 / (5 + 4))
 
@@ -85,7 +75,7 @@ def test_a_control_task_counts_the_pairs_of_the_task() -> None:
     assert named == ["v", "w"]
     assert control.gold.argmax(1).tolist() == [0, 2, 2]
     for task in (made, control):
-        [row] = [row for row in scored(task, 0, 0, None, CLASSES) if row["metric"] == "f1"]
+        [row] = [row for row in scored(task, 0, 0, CLASSES) if row["metric"] == "f1"]
         assert (row["count"], row["value"]) == (3, 2 * 3 / (9 + 3))
 
 
@@ -101,14 +91,6 @@ def test_labels_of_a_control_task_depend_on_the_form_and_the_seed() -> None:
 def test_nothing_to_find_and_nothing_found_has_no_score() -> None:
     gold = np.array([[True, False, False]])
     made = Decisions(np.zeros((1, 1, 1, 3), np.int32), np.ones(1, np.int64), gold, np.zeros(1, np.int64))
-    values = values_of(made, np.ones(1))
+    values = values_of(made)
     assert (values["f1", ""], values["precision", ""], values["recall", ""]) == (0.0, None, 0.0)
     assert (values["class_f1", "a"], values["class_f1", "b"]) == (0.0, None)
-    first = {1: "1", 2: "2-4", 4: "2-4", 5: "5-9", 9: "5-9", 10: "10-29", 29: "10-29", 30: "30-99", 99: "30-99"}
-    for frequency, name in (
-        first | {100: "100-299", 299: "100-299", 300: "300-999", 999: "300-999", 1000: "1000-"}
-    ).items():
-        found = scored(made, 0, 0, np.array([frequency]), CLASSES)
-        assert [row["item"] for row in found if row["metric"] == "frequency_f1"] == [name]
-    names = ["1", "2-4", "5-9", "10-29", "30-99", "100-299", "300-999", "1000-"]
-    assert [bin_name(number) for number in range(len(BINS))] == names

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embstore.config import config
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.probes import ControlTask, EdgeProbe, Training
 from embstore.probes.edges.batches import EdgeSplit
@@ -269,16 +268,3 @@ def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
     assert plain["low"].null_count() == len(plain)
     same = found.frame.filter(~found.frame["metric"].str.contains("control|selectivity"))
     assert same.drop("low", "high").equals(plain.drop("low", "high"))
-
-
-def test_the_control_task_has_its_own_checkpoint(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1), planted=1)
-    probe = EdgeProbe(projection=8, hidden_size=10, control=True, training=Training(epochs=2))
-    path, reports = tmp_path / "state", list[tuple[int, int | None]]()
-    probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
-    whole = probe.score(made.splits["test"], resamples=20)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.zarr", "state", "state.control"]
-    with config(progress=lambda done, total: reports.append((done, total))):
-        probe.fit(made.store, made.splits["train"], made.splits["dev"], checkpoint=path)
-    assert probe.score(made.splits["test"], resamples=20).frame.equals(whole.frame)
-    assert reports == [(1200, 2400), (2400, 2400)], "nothing is left to train"

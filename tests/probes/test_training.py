@@ -1,9 +1,8 @@
-"""What all trainings share: settings, memory budgets, checkpoints from which interrupted trainings resume."""
+"""What all trainings share: settings, progress, early stopping, and the rules of scikit-learn."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,124 +13,34 @@ import torch
 from embstore.config import config
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
-from embstore.probes.saved import read_tensors, write_tensors
-from embstore.probes.training import Schedule, Trainer, digest_of, train
+from embstore.probes.training import Schedule, Trainer, train
 from tests.probes import class_store, edge_store, tree_store
 
-Fit = Callable[..., Any]
 
-
-class _InterruptedError(Exception):
-    pass
-
-
-def shown(progress: Any, fit: Callable[[], Any]) -> Any:
-    """Fit with a progress bar, which is a function here."""
-    with config(progress=progress):
-        return fit()
-
-
-def class_fit(folder: Path) -> Fit:
-    made = class_store.make(folder / "class.zarr", words=40)
-    training = Training(epochs=8, batch_size=16, learning_rate=0.05, patience=2)
-
-    def fit(seed: int = 0, progress: Any = None, **options: Any) -> ClassProbe:
-        probe = ClassProbe(kind="mlp", hidden_size=4, seeds=seed, training=training)
-        return shown(progress, lambda: probe.fit(made.store, split_words(*made.lists), **options))  # type: ignore[no-any-return]
-
-    return fit
-
-
-def edge_fit(folder: Path) -> Fit:
-    made = edge_store.make(folder / "edge.zarr", sentences=30, layers=(0, 1, 2), planted=1)
-    training = Training(epochs=10, batch_size=4, learning_rate=0.03, patience=1)
-
-    def fit(seed: int = 0, progress: Any = None, **options: Any) -> EdgeProbe:
-        probe = EdgeProbe(projection=6, hidden_size=5, seeds=seed, training=training)
-        splits = made.splits
-        return shown(progress, lambda: probe.fit(made.store, splits["train"], splits["dev"], **options))  # type: ignore[no-any-return]
-
-    return fit
-
-
-def structure_fit(folder: Path) -> Fit:
-    made = tree_store.make(folder / "trees.zarr", sentences=60)
-    training = Training(epochs=10, batch_size=8, learning_rate=0.3, patience=2)
-
-    def fit(seed: int = 0, progress: Any = None, **options: Any) -> StructuralProbe:
-        probe = StructuralProbe(layers=(0, 3), rank=5, seeds=seed, training=training)
-        return shown(progress, lambda: probe.fit(made.store, made.trees[:40], made.trees[40:], **options))  # type: ignore[no-any-return]
-
-    return fit
-
-
-@pytest.mark.parametrize("family", [class_fit, edge_fit, structure_fit])
+@pytest.mark.parametrize("kind", ["class", "edge", "structural"])
 @pytest.mark.slow
-def test_an_interrupted_training_resumes_to_the_same_weights(tmp_path: Path, family: Callable[[Path], Fit]) -> None:
-    fit = family(tmp_path)
+def test_probes_stop_one_by_one_and_progress_ends_at_the_total(tmp_path: Path, kind: str) -> None:
     reports: list[tuple[int, int | None]] = []
-    whole = fit(progress=lambda done, total: reports.append((done, total)))
-    trained = whole.fitted_.trained
-    assert len(set(trained.epochs.tolist())) > 1, "some probes stop before others"
+    probe: Any
+    with config(progress=lambda done, total: reports.append((done, total))):
+        if kind == "class":
+            words = class_store.make(tmp_path / "class.zarr", words=40)
+            training = Training(epochs=8, batch_size=16, learning_rate=0.05, patience=2)
+            probe = ClassProbe(kind="mlp", hidden_size=4, training=training)
+            probe.fit(words.store, split_words(*words.lists))
+        elif kind == "edge":
+            edges = edge_store.make(tmp_path / "edge.zarr", sentences=30, layers=(0, 1, 2), planted=1)
+            training = Training(epochs=10, batch_size=4, learning_rate=0.03, patience=1)
+            probe = EdgeProbe(projection=6, hidden_size=5, control=True, training=training)
+            probe.fit(edges.store, edges.splits["train"], edges.splits["dev"])
+        else:
+            made = tree_store.make(tmp_path / "trees.zarr", sentences=60)
+            training = Training(epochs=10, batch_size=8, learning_rate=0.3, patience=2)
+            probe = StructuralProbe(layers=(0, 3), rank=5, training=training)
+            probe.fit(made.store, made.trees[:40], made.trees[40:])
+    assert len(set(probe.fitted_.trained.epochs.tolist())) > 1, "some probes stop before others"
     assert reports == sorted(reports)
-    total = reports[-1][1] or 0
-    assert reports[-1][0] == total
-    path = tmp_path / "state"
-    for share in (0.15, 0.25, 0.35):
-
-        def interrupt(done: int, _: int | None, stop: float = share * total) -> None:
-            if stop <= done < total:
-                raise _InterruptedError
-
-        with pytest.raises(_InterruptedError):
-            fit(checkpoint=path, progress=interrupt)
-    begun: list[int] = []
-    again = fit(checkpoint=path, progress=lambda done, _: begun.append(done))
-    assert begun[0] > 0.2 * total, "the training resumes and does not start again"
-    own = again.fitted_.trained
-    assert all(torch.equal(tensor, own.weights[name]) for name, tensor in trained.weights.items())
-    np.testing.assert_array_equal(own.epochs, trained.epochs)
-    np.testing.assert_array_equal(own.dev_loss, trained.dev_loss)
-    finished: list[int] = []
-    fit(checkpoint=path, progress=lambda done, _: finished.append(done))
-    assert finished == [total], "nothing is left to train"
-    with pytest.raises(InvalidValueError, match="is of another training"):
-        fit(seed=1, checkpoint=path)
-    data = path.read_bytes()
-    document, state = read_tensors(path)
-    wrong = [b"something", b"", data[:-8], data[: len(data) // 2], bytes([*data[:-1], data[-1] ^ 1])]
-    for name in ("rates/0", "running", next(iter(each for each in state if each.startswith("weights/")))):
-        write_tensors(path, document, state | {name: torch.zeros(3, 7)})
-        wrong.append(path.read_bytes())
-    for each in wrong:
-        path.write_bytes(each)
-        with pytest.raises(InvalidValueError, match=r"is not a checkpoint of (class|edge|structural) probes"):
-            fit(checkpoint=path)
-    if hasattr(os, "mkfifo"):
-        os.mkfifo(tmp_path / "pipe")
-        with pytest.raises(InvalidValueError, match="pipe is not a checkpoint"):
-            fit(checkpoint=tmp_path / "pipe")
-
-
-def test_a_checkpoint_that_could_not_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    fit = class_fit(tmp_path)
-    for path, message in ((tmp_path, "is a folder"), (tmp_path / "none" / "state", "does not exist")):
-        with pytest.raises(InvalidValueError, match=message):
-            fit(checkpoint=path)
-
-
-def test_a_digest_depends_on_values_shapes_and_dtypes() -> None:
-    one = np.arange(6)
-    same = digest_of("a", one, 3)
-    assert digest_of("a", np.arange(12)[:6].copy(), 3) == same
-    others = [
-        ("b", one, 3),
-        ("a", one.reshape(2, 3), 3),
-        ("a", one.astype(np.int32), 3),
-        ("a", one, 4),
-        ("a", one + 1, 3),
-    ]
-    assert same not in {digest_of(*other) for other in others}
+    assert reports[-1][0] == reports[-1][1]
 
 
 def test_settings_have_the_defaults_of_each_probe() -> None:
@@ -188,9 +97,6 @@ class _Losses(Trainer):
 
     def dev_losses(self, running: np.ndarray) -> np.ndarray:
         return np.array([self._losses[self._epoch - 1]])
-
-    def digest(self) -> str:
-        return "made"
 
 
 @pytest.mark.parametrize(("losses", "best"), [([2.0, 1.95, 1.8, 1.75], 3), ([2.0, 1.95, 1.91, 1.0], 1)])

@@ -16,7 +16,7 @@ from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
 from embstore.errors import InvalidValueError
 from embstore.probes.splits import SPLITS, WordSplit
-from embstore.probes.training import READ_AHEAD, digest_of
+from embstore.probes.training import READ_AHEAD
 from embstore.store import Selection, Store
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.vectors import VALUE_DTYPE
@@ -34,10 +34,6 @@ class Examples(Protocol):
         """Fill `out` [layer, n, width], C-contiguous and of `dtype`."""
         ...
 
-    def digest(self) -> str:
-        """Return a hash that identifies the vectors."""
-        ...
-
 
 class StoredExamples:
     """Occurrences of a store, `rows` int64 [n]; their vectors are read when they are needed."""
@@ -52,9 +48,6 @@ class StoredExamples:
 
     def read(self, numbers: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any], /) -> None:
         self._store.vectors(self._rows[numbers], layers=layers, out=out)
-
-    def digest(self) -> str:
-        return digest_of(self._store.digest, self._rows)
 
 
 class ArrayExamples:
@@ -72,9 +65,6 @@ class ArrayExamples:
     def read(self, numbers: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any], /) -> None:
         for layer, target in zip(layers, out, strict=True):
             np.take(self._vectors[layer], numbers, 0, target, "clip")
-
-    def digest(self) -> str:
-        return digest_of(*(part for layer in sorted(self._vectors) for part in (layer, self._vectors[layer])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +134,7 @@ class SplitExamples:
     """The examples of one split, in groups: word-class pairs (level context) or words (level type).
 
     `group` int64 [n]: the group of each example. By group, `word` int64 [groups] indexes `words`, and `gold` is bool
-    [groups, classes]. `frequency` int64 [words]: in the word lists, or else occurrences in the store; `is_partial`: it
-    has some occurrences of each word only, and not all words have a count in the lists. `left_out`: counts by reason.
+    [groups, classes]. `left_out`: counts by reason.
     """
 
     examples: Examples
@@ -153,14 +142,7 @@ class SplitExamples:
     words: tuple[str, ...]
     word: NDArray[np.int64]
     gold: NDArray[np.bool_]
-    frequency: NDArray[np.int64]
-    is_partial: bool
     left_out: Mapping[str, int]
-
-    @property
-    def corpus_frequency(self) -> NDArray[np.int64] | None:
-        """The frequency of each word in the corpus; None if it is not known."""
-        return None if self.is_partial else self.frequency
 
     @property
     def contexts(self) -> NDArray[np.int64]:
@@ -288,7 +270,6 @@ class ClassExamples:
             words=tuple(self._index.words[number] for number in types.tolist()),
             word=word,
             gold=own[fit][:, None] == np.arange(len(classes)),
-            **self._frequency(types),
             left_out=left_out,
         )
 
@@ -316,17 +297,8 @@ class ClassExamples:
             words=tuple(self._index.words[number] for number in types.tolist()),
             word=np.arange(len(types)),
             gold=gold,
-            **self._frequency(types),
             left_out=left_out,
         )
-
-    def _frequency(self, types: NDArray[np.int64]) -> dict[str, Any]:
-        stored = np.bincount(np.asarray(self._index.type), minlength=len(self._index.words))[types]
-        known = self.split.frequency
-        listed = np.array([known.get(self._index.words[number], 0) for number in types.tolist()], np.int64)
-        keep = self.selection.store.metadata.extraction.get("keep") or {}
-        is_partial = keep.get("max_contexts") is not None and not listed.all()
-        return {"frequency": np.where(listed > 0, listed, stored), "is_partial": bool(is_partial)}
 
     def _sampled(self, rows: NDArray[np.int64], pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw at most `max_contexts` occurrences of each pair: the same ones in every store of a corpus."""

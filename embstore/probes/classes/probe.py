@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -100,13 +99,7 @@ class ClassProbe(Probe[FittedClasses]):
         return ExampleOptions(label or self.label, self.level, self.max_contexts, self._seeds[0])
 
     @checked
-    def fit(
-        self,
-        data: Store | Selection,
-        words: WordSplit,
-        *,
-        checkpoint: str | Path | None = None,
-    ) -> ClassProbe:
+    def fit(self, data: Store | Selection, words: WordSplit) -> ClassProbe:
         """Train a probe for each class, layer and seed on the train words, stopping on the dev words; returns itself.
 
         Parameters
@@ -115,16 +108,14 @@ class ClassProbe(Probe[FittedClasses]):
             The labelled occurrences.
         words : WordSplit
             The words of each split; see `split_words`.
-        checkpoint : path
-            A file written after each epoch, from which the same call resumes.
 
         Raises
         ------
         InvalidValueError
             For a layer, label column or class that does not exist, a split without labelled occurrences, early stopping
-            without dev words or a checkpoint of another training.
-        MissingRowsError, NonFiniteError, StorageError
-            Where vectors cannot be read or are not finite, or a checkpoint cannot be written.
+            without dev words.
+        MissingRowsError, NonFiniteError
+            Where vectors cannot be read or are not finite.
         """
         schedule = self._schedule(has_dev=bool(words.dev))
         source = ClassExamples(selected(data, layers_of(data, self.layers)), words, self._examples())
@@ -144,7 +135,6 @@ class ClassProbe(Probe[FittedClasses]):
             examples["train"],
             examples.get("dev"),
             schedule=schedule,
-            checkpoint=checkpoint,
             progress=settings().progress,
         )
         self.fitted_ = FittedClasses(
@@ -230,11 +220,6 @@ class ClassProbe(Probe[FittedClasses]):
                 tasks[CONTROL] = both.of_classes(slice(n_classes, None), control)
             rows += [{"split": split, **row} for row in _rows(tasks, bank.shape, part, fitted.classes)]
             notes += [f"{name}: {split}: {count:,} {reason}" for reason, count in part.left_out.items() if count]
-            if part.corpus_frequency is None:
-                notes.append(
-                    f"{name}: no F1 by frequency: the store has some occurrences of each word only, and the word lists "
-                    "no counts"
-                )
         return ProbeResult.of(rows, notes, store=name)
 
     @checked
@@ -250,9 +235,8 @@ class ClassProbe(Probe[FittedClasses]):
     ) -> pl.DataFrame:
         """Return the classes that the probes of one layer find for each word-class pair (word, at level type).
 
-        Columns: `word`, its own `classes`, its `frequency` in the corpus (in the store if that is not known),
-        `contexts`, `right` (contexts that the probes of its own classes say yes to, the least of them at level type)
-        and `found`, the classes whose probes say yes by the rule of half.
+        Columns: `word`, its own `classes`, `contexts`, `right` (contexts that the probes of its own classes say yes to,
+        the least of them at level type) and `found`, the classes whose probes say yes by the rule of half.
 
         Parameters
         ----------
@@ -283,7 +267,6 @@ class ClassProbe(Probe[FittedClasses]):
             {
                 "word": [part.words[number] for number in made.word.tolist()],
                 "classes": [names[row].tolist() for row in made.gold],
-                "frequency": part.frequency[made.word],
                 "contexts": made.contexts,
                 "right": np.where(made.gold.any(1), least, 0),
                 "found": [names[row].tolist() for row in right | wrong],
@@ -330,8 +313,7 @@ class ClassProbe(Probe[FittedClasses]):
         known = fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
-            given = split_words(known.train, words, dev=dev)
-            known = replace(given, frequency={**known.frequency, **given.frequency})
+            known = split_words(known.train, words, dev=dev)
         source = ClassExamples(selected(data, wanted), known, self._examples(label))  # type: ignore[arg-type]  # not None
         return source, fitted.bank.at_layers(wanted).to(self._schedule().device), fitted.control
 
@@ -374,7 +356,7 @@ def _rows(tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, cla
     for (place, layer), (number, seed) in product(enumerate(shape.layers), enumerate(shape.seeds)):
         f1: list[Row] = []
         for task, decisions in tasks.items():
-            for scores in scored(decisions, place, number, part.corpus_frequency, classes):
+            for scores in scored(decisions, place, number, classes):
                 row = {"layer": layer, "seed": seed, "task": task, **scores}
                 yield row
                 if row["metric"] == "f1":

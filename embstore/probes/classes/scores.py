@@ -15,8 +15,6 @@ from embstore.probes.classes.bank import ProbeBank, blocks_of, logits_of
 from embstore.probes.classes.examples import SplitExamples, iter_batches
 from embstore.probes.training import VERIFY
 
-BINS = (1, 2, 5, 10, 30, 100, 300, 1000)  # least frequencies of the bins of words
-
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
@@ -72,12 +70,8 @@ def verdicts(
     return gold & own, ~gold & other, gold & ~own
 
 
-def scored(
-    decisions: Decisions, layer: int, seed: int, frequency: NDArray[np.int64] | None, classes: tuple[str, ...]
-) -> Iterator[dict[str, Any]]:
+def scored(decisions: Decisions, layer: int, seed: int, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield rows (metric, item, value, count) of one layer and seed, given as places.
-
-    `frequency` int64 [words]; None if it is not known, and then there is no frequency_f1.
 
     `count`: the word-class pairs to find; of contexts_f1, their contexts.
     """
@@ -98,23 +92,9 @@ def scored(
     for number, name in enumerate(classes):
         right, wrong, missed = (int(each[:, number].sum()) for each in verdict)
         yield row("class_f1", _f1(right, wrong, missed), right + missed, name)
-    if frequency is None:
-        return
-    bins = np.searchsorted(BINS, np.maximum(frequency[decisions.word], 1), side="right") - 1
-    for number in np.unique(bins).tolist():
-        right, wrong, missed = (int(each[bins == number].sum()) for each in verdict)
-        yield row("frequency_f1", _f1(right, wrong, missed), right + missed, bin_name(number))
 
 
 def _f1(right: int, wrong: int, missed: int) -> float | None:
     """Return F1, None if there was nothing to find and nothing was found."""
     whole = 2 * right + wrong + missed
     return 2 * right / whole if whole else None
-
-
-def bin_name(number: int) -> str:
-    """Return the frequencies of a bin, such as 5-9."""
-    first = BINS[number]
-    if number + 1 == len(BINS):
-        return f"{first}-"
-    return str(first) if BINS[number + 1] == first + 1 else f"{first}-{BINS[number + 1] - 1}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
-from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
+from embstore.probes.training import Schedule, Trained, Trainer, train
 from embstore.progress import Progress
 
 COPIES = 4  # of a probe's weights: its own, two of Adam, those of its best epoch
@@ -62,7 +61,6 @@ def train_bank(
     dev: LabelledExamples | None = None,
     *,
     schedule: Schedule,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
     """Train all probes of a shape on their mean binary cross-entropy; probe p of layer l is number l * n_probes + p.
@@ -71,7 +69,7 @@ def train_bank(
     returned are those of the vectors as stored. Each seed has its own order of the examples. `dev` may be None without
     early stopping.
 
-    Raises InvalidValueError (a checkpoint of another training), MissingRowsError, NonFiniteError, StorageError.
+    Raises MissingRowsError, NonFiniteError.
     """
     groups = list(_groups(shape, schedule.memory))
     numbers = np.arange(len(shape.layers) * shape.n_probes).reshape(len(shape.layers), shape.n_probes)
@@ -81,7 +79,6 @@ def train_bank(
             [numbers[layers.start : layers.stop, probes.start : probes.stop].ravel() for layers, probes in groups],
             lambda group: ClassTrainer(shape, *groups[group], data, dev, standard, schedule),
             schedule,
-            checkpoint=checkpoint,
             progress=progress,
             label="class probes",
         )
@@ -185,15 +182,6 @@ class ClassTrainer(Trainer):
             said += yes.sum(2, dtype=torch.float64)
             wanted += gold.sum(1, dtype=torch.float64)
         return (1 - 2 * found / (said + wanted)).cpu().numpy().ravel()
-
-    def digest(self) -> str:
-        data = [
-            part
-            for each in (self._data, self._dev)
-            if each is not None
-            for part in (each.examples.digest(), each.group, each.targets)
-        ]
-        return digest_of(self._shape, self._layers, self._probes, self._schedule, *data)
 
     def describe(self, number: int) -> str:
         return f"layer {self._layers[number // self._size[1]]}"

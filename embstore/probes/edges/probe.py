@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -132,7 +131,6 @@ class EdgeProbe(Probe[FittedEdges]):
         dev: Edges | None = None,
         *,
         name: str | None = None,
-        checkpoint: str | Path | None = None,
     ) -> EdgeProbe:
         """Train the probes on the train targets of a task, stopping on the dev targets; returns itself.
 
@@ -145,37 +143,32 @@ class EdgeProbe(Probe[FittedEdges]):
             store by their texts.
         name : str
             Of the task; that of its folder or file by default.
-        checkpoint : path
-            A file written after each epoch, from which the same call resumes (that of the control task has .control in
-            its name).
 
         Raises
         ------
         InvalidValueError
             For texts that the store does not have (with the nearest one), spans outside their sentence, a layer that is
-            not stored, early stopping without dev targets, too little memory or a checkpoint of another training.
-        MissingRowsError, NonFiniteError, StorageError
-            Where vectors cannot be read or are not finite, or a checkpoint cannot be written.
+            not stored, early stopping without dev targets or too little memory.
+        MissingRowsError, NonFiniteError
+            Where vectors cannot be read or are not finite.
         """
         schedule, store = self._schedule(has_dev=dev is not None), store_of(data)
         layers = layers_of(data, self.layers)
-        path = None if checkpoint is None else Path(checkpoint)
         task = join_task(store, train, dev, name=name, sample=self._sample())
         drawn = ControlTask.of(task.train.gold, self._seeds[0]) if self.control else None
-        tasks = {"": task} if drawn is None else {"": task, ".control": control_task(task, store, drawn)}
+        tasks = [task] if drawn is None else [task, control_task(task, store, drawn)]
         grid = self._grid(layers)
         shape = self._shape(task.labels, grid, store.hidden_size)
         stream = EdgeStream(store, grid.layers, schedule)
         bank = stream.untrained(EdgeBank, shape, grid.allowed, grid.seed_of, task)
         trained: list[Trained] = []
         with reporting(settings().progress, unit="sentences", label=task.labels.name) as report:
-            for suffix, each in tasks.items():
+            for each in tasks:
 
                 def part(done: int, total: int | None, before: int = len(trained)) -> None:
                     report(before * (total or 0) + done, len(tasks) * (total or 0))
 
-                file = path and path.with_name(f"{path.stem}{suffix}{path.suffix}")
-                trained.append(train_edges(bank, stream, each.train, each.dev, checkpoint=file, progress=part))
+                trained.append(train_edges(bank, stream, each.train, each.dev, progress=part))
         capped = np.concatenate([each.capped for each in trained])
         notes = (*task.notes, *self._capped_notes(task.labels.name, capped))
         self.fitted_ = FittedEdges(

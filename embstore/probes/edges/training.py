@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,7 +15,7 @@ from embstore.errors import InvalidValueError
 from embstore.probes.edges.batches import GROUP_NBYTES, EdgeBatch, EdgeSplit, LargestBatch, iter_batches
 from embstore.probes.edges.model import MIXING, EdgeBank, EdgeShape, dropout_factors
 from embstore.probes.edges.tasks import EdgeTask
-from embstore.probes.training import READ_AHEAD, Schedule, Trained, Trainer, digest_of, train
+from embstore.probes.training import READ_AHEAD, Schedule, Trained, Trainer, train
 from embstore.progress import Progress
 from embstore.store import Store
 from embstore.store.vectors import VALUE_DTYPE
@@ -113,22 +112,19 @@ def train_edges(
     data: EdgeSplit,
     dev: EdgeSplit | None,
     *,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
     """Train all probes of a bank on the mean binary cross-entropy of each; the bank given is not changed.
 
     The probes of each seed have their own order of the sentences, and are trained after those of the seed before.
 
-    Raises InvalidValueError (a checkpoint of another training, memory that one probe does not fit), NonFiniteError,
-    MissingRowsError, StorageError.
+    Raises InvalidValueError (memory that one probe does not fit), NonFiniteError, MissingRowsError.
     """
     groups = stream.training_groups(bank.shape, bank.seeds, data, dev)
     return train(
         groups,
         lambda group: EdgeTrainer(bank.take(groups[group]).to(stream.schedule.device), stream, data, dev),
         stream.schedule,
-        checkpoint=checkpoint,
         progress=progress,
         unit="sentences",
         label="edge probes",
@@ -197,20 +193,6 @@ class EdgeTrainer(Trainer):
         for name, state in states.items():
             if state:
                 self._adam.state[weights[name]] = state
-
-    def restore(self, weights: Mapping[str, torch.Tensor], running: NDArray[np.bool_]) -> None:
-        device = self._schedule.device
-        self._restrict(np.flatnonzero(running), {name: tensor.to(device) for name, tensor in weights.items()})
-
-    def digest(self) -> str:
-        stream = self._stream
-        arrays = [
-            array
-            for split in filter(None, (self._data, self._dev))
-            for array in (split.first, *split.spans, split.gold, split.unknown)
-        ]
-        made_of = (stream.store.digest, tuple(stream.layers), self._schedule, self._initial.shape)
-        return digest_of(type(self._bank).__name__, *made_of, self._initial.allowed, self._initial.seeds, *arrays)
 
     def describe(self, number: int) -> str:
         layers = np.array(self._stream.layers)[self._initial.allowed[number]].tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -113,14 +112,7 @@ class StructuralProbe(Probe[FittedStructure]):
     n_sentences: Positive | None = None
 
     @checked
-    def fit(
-        self,
-        data: Store | Selection,
-        train: Sequence[Tree],
-        dev: Sequence[Tree] | None = None,
-        *,
-        checkpoint: str | Path | None = None,
-    ) -> StructuralProbe:
+    def fit(self, data: Store | Selection, train: Sequence[Tree], dev: Sequence[Tree] | None = None) -> StructuralProbe:
         """Train the probes on gold trees, stopping on the dev trees; returns itself.
 
         Parameters
@@ -129,16 +121,14 @@ class StructuralProbe(Probe[FittedStructure]):
             A store of words.
         train, dev : sequence of Tree
             Gold trees, as `read_trees` returns them.
-        checkpoint : path
-            A file written after each epoch, from which the same call resumes.
 
         Raises
         ------
         InvalidValueError
             For a store of subwords, a split without a sentence in the store, a layer or rank that is not allowed, early
-            stopping without dev trees or a checkpoint of another training.
-        MissingRowsError, NonFiniteError, StorageError
-            Where vectors cannot be read or are not finite, or a checkpoint cannot be written.
+            stopping without dev trees.
+        MissingRowsError, NonFiniteError
+            Where vectors cannot be read or are not finite.
         """
         require_distinct("tasks", self.tasks)
         store = store_of(data)
@@ -159,7 +149,6 @@ class StructuralProbe(Probe[FittedStructure]):
             banks["train"],
             banks.get("dev"),
             schedule=schedule,
-            checkpoint=checkpoint,
             progress=settings().progress,
         )
         self.fitted_ = FittedStructure(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
@@ -14,10 +13,11 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.probes.structure.examples import Treebank, TreeBatch, iter_tree_batches
 from embstore.probes.structure.network import Projected, StructureShape
-from embstore.probes.training import Schedule, Trained, Trainer, digest_of, train
+from embstore.probes.training import Schedule, Trained, Trainer, train
 from embstore.progress import Progress
 
 COPIES = 5  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch
+DECAY = 0.1  # as Hewitt & Manning
 READ = 5  # batches in memory: in use, and read ahead in the dtype of the store and as float32
 
 
@@ -27,8 +27,6 @@ def train_structure(
     dev: Treebank | None,
     *,
     schedule: Schedule,
-    decay: float = 0.1,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Progress = False,
 ) -> Trained:
     """Train all probes of a shape; they are numbered in the order [layer, task, seed].
@@ -36,8 +34,7 @@ def train_structure(
     Each seed has its own order of the sentences, and is trained after the seed before. The layers that are trained at a
     time fit the memory of the schedule with their vectors.
 
-    Raises InvalidValueError (memory that one layer does not fit, a checkpoint of another training), MissingRowsError,
-    NonFiniteError, StorageError.
+    Raises InvalidValueError (memory that one layer does not fit), MissingRowsError, NonFiniteError.
     """
     batch_size = min(schedule.batch_size, len(data))
     n_words = int(np.sort(data.lengths)[-batch_size:].sum())
@@ -58,14 +55,13 @@ def train_structure(
     def make(group: int) -> StructureTrainer:
         seed, places = groups[group]
         layers = tuple(shape.layers[place] for place in places)
-        return StructureTrainer(replace(shape, layers=layers, seeds=(shape.seeds[seed],)), data, dev, schedule, decay)
+        return StructureTrainer(replace(shape, layers=layers, seeds=(shape.seeds[seed],)), data, dev, schedule)
 
     with torch.no_grad():
         return train(
             [numbers[places, :, seed].ravel() for seed, places in groups],
             make,
             schedule,
-            checkpoint=checkpoint,
             progress=progress,
             unit="sentences",
             label="structural probes",
@@ -75,17 +71,15 @@ def train_structure(
 class StructureTrainer(Trainer):
     """The structural probes of some layers in training; stopped probes are not changed any more.
 
-    After an epoch without a lower dev loss, a probe's learning rate is multiplied by `decay` and its Adam state reset.
+    After an epoch without a lower dev loss, a probe's learning rate is multiplied by DECAY and its Adam state reset.
     """
 
     what = "structural probes"
     min_gain = 1e-4
 
-    def __init__(
-        self, shape: StructureShape, data: Treebank, dev: Treebank | None, schedule: Schedule, decay: float
-    ) -> None:
+    def __init__(self, shape: StructureShape, data: Treebank, dev: Treebank | None, schedule: Schedule) -> None:
         self._shape, self._data, self._dev = shape, data, dev
-        self._schedule, self._decay, self._device = schedule, decay, schedule.device
+        self._schedule, self._device = schedule, schedule.device
         self._grid = shape.initial_weights().to(schedule.device)
         self._places = list(product(*map(range, shape.sizes)))
         self.n_probes, self.n_examples = len(self._places), schedule.n_read(len(data))
@@ -124,13 +118,8 @@ class StructureTrainer(Trainer):
         if not self._schedule.patience:
             return
         for number in np.flatnonzero(running & ~better).tolist():
-            self._adam.param_groups[number]["lr"] *= self._decay
+            self._adam.param_groups[number]["lr"] *= DECAY
             self._adam.state.pop(self._parameters[number], None)
-
-    def digest(self) -> str:
-        banks = [bank for bank in (self._data, self._dev) if bank is not None]
-        gold = [digest_of(bank.store.digest, bank.first, *bank.distances, *bank.depths) for bank in banks]
-        return digest_of(self._shape, self._schedule, self._decay, *gold)
 
     def describe(self, number: int) -> str:
         layer, task, _ = self._places[number]
