@@ -21,8 +21,8 @@ import typer
 import embstore
 from tests.documents import PAGES, ROOT, blocks
 
-MAX_KNOBS = 512  # options and keys of --config on all pages of --help together, without what prints a page
-MAX_KNOBS_OF_A_COMMAND = 62
+MAX_KNOBS = 290  # options and keys of --config on all pages of --help together, without what prints a page
+MAX_KNOBS_OF_A_COMMAND = 54
 CONFIG_SCHEMA = ROOT / "schemas" / "config.schema.json"
 FOLDERS = ("cli", "examples", "explorer", "studies")
 SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
