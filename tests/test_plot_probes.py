@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,3 +218,35 @@ def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:
         plot.save(figure, tmp_path / "a.jpg")
     with pytest.raises(StorageError, match=r"cannot write .*a\.png: No such file"):
         plot.save(figure, tmp_path / "none" / "a.png")
+
+
+ASIDE = ("sense_map",)  # need more than one argument
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [], object(), pl.DataFrame()])
+def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
+    drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|scores|lengths)$")
+    named = [name for name in plot.__all__ if drawn.match(name)]
+    assert len(named) == 12
+    calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
+    calls += [partial(plot.sense_map, layers=[0])]
+    calls += [partial(plot.save, path=tmp_path / "a.png")]
+    for call in calls:
+        with pytest.raises(InvalidValueError):
+            call(value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [3, "x", b"x", object()])
+def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
+    cka = pl.DataFrame({"layer": [0], "other_layer": [0], "value": [1.0]})
+    for call in (
+        partial(plot.cka_map, cka, names=value),
+        partial(plot.edge_layers, edge_frame(), split=value),
+        partial(plot.edge_summary, edge_frame(), names=value),
+        partial(plot.probe_scores, frame([{}]), metric=value),
+        partial(plot.probe_scores, frame([{}]), split=value),
+        partial(plot.save, plot.mixing_layers(edge_frame()), value),
+    ):
+        with pytest.raises(InvalidValueError):
+            call()

@@ -4,13 +4,11 @@ from .attention.measure import SentenceAttention as SentenceAttention
 from .attention.measure import sentence_attention as sentence_attention
 from .attention.similarity import HeadDistances as HeadDistances
 from .attention.statistic import Statistic as Statistic
-from .attention.statistic import Values as Values
 from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import sentence_similarity as sentence_similarity
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
-from .neighbors.exact import Exclusion as Exclusion
 from .neighbors.find import encode_word as encode_word
 from .neighbors.find import encoder_of as encoder_of
 from .neighbors.index import build_index as build_index

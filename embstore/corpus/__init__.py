@@ -6,14 +6,12 @@ from embstore.corpus.formats import FORMATS
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.formats.pse import read_word_classes
 from embstore.corpus.keep import Keep
-from embstore.corpus.lines import read_word_list
-from embstore.corpus.sentence import Document, Sentence
+from embstore.corpus.sentence import Sentence
 from embstore.corpus.trees import Tree, read_trees
 
 __all__ = [
     "FORMATS",
     "Corpus",
-    "Document",
     "EdgeSentence",
     "EdgeTarget",
     "Keep",
@@ -25,5 +23,4 @@ __all__ = [
     "read_edges",
     "read_trees",
     "read_word_classes",
-    "read_word_list",
 ]

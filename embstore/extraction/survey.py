@@ -16,9 +16,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from embstore.corpus import Document, Sentence
 from embstore.corpus.keep import blocks_of
-from embstore.corpus.sentence import PAIR, is_encodable
+from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
 from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED

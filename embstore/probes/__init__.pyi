@@ -1,15 +1,12 @@
 from .base import require_free as require_free
 from .classes.probe import ClassProbe as ClassProbe
-from .control import ControlTask as ControlTask
 from .edges.probe import EdgeProbe as EdgeProbe
 from .edges.tasks import split_files as split_files
-from .edges.tasks import task_name as task_name
 from .loading import load as load
 from .mdl import code_length as code_length
 from .result import ProbeResult as ProbeResult
 from .result import summary as summary
 from .splits import WordSplit as WordSplit
 from .splits import split_words as split_words
-from .structure.probe import RecoveredTree as RecoveredTree
 from .structure.probe import StructuralProbe as StructuralProbe
 from .training import Training as Training

@@ -32,9 +32,10 @@ from embstore.analysis.words import (
     rows_of_words,
     word_groups,
 )
-from embstore.errors import MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.store import Selection, Store, Strings
 from tests.analysis.word_store import Written, awkward_words, one_line, write_words
+from tests.store_making import make_store
 
 
 def maximum_explainable_variance(
@@ -352,3 +353,20 @@ def test_rows_not_written_are_refused(tmp_path: Path) -> None:
     held = [row for row in written.rows["many"] if row < 512]
     found = maximum_explainable_variance(rest, layer=2, types=[1], centered=True)
     assert found[0] == pytest.approx(explained(written.values[0, held], centered=True), abs=1e-6)
+
+
+def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store.zarr").store
+    mev = maximum_explainable_variance
+    one_line(lambda: mev(store, layer=2, types=[]), InvalidValueError, "no word")
+    one_line(lambda: mev(store, layer=2, types=[99]), InvalidValueError, "no type 99")
+    one_line(lambda: mev(store, layer=2, types=[1, 1]), InvalidValueError, "twice")
+    one_line(lambda: mev(store, layer=2, types=[1.5]), InvalidValueError, "integers")
+    one_line(
+        lambda: mev(store.select(words="bank"), layer=2, types=[1]),
+        InvalidValueError,
+        "'river' has no selected occurrence",
+    )
+    one_line(lambda: sample_mev(np.array([[1.0, np.inf]])), NonFiniteError, "vector 0")
+    moments = LayerMoments(np.ones(2), np.full((2, 2), np.nan), 3)
+    one_line(lambda: moments.mev(centered=True), NonFiniteError, "not finite")

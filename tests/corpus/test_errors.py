@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from embstore.corpus import Sentence, open_corpus, read_edges, read_word_classes, read_word_list
+from embstore.corpus import Sentence, open_corpus, read_edges, read_word_classes
+from embstore.corpus.lines import read_word_list
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
 from tests.privileges import reachable_folder, without_privileges
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from embstore.corpus import Sentence, open_corpus, read_word_classes, read_word_list
+from embstore.corpus import Sentence, open_corpus, read_word_classes
+from embstore.corpus.lines import read_word_list
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:

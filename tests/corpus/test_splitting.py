@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embstore.corpus import Document, Sentence, open_corpus, splitting
+from embstore.corpus import Sentence, open_corpus, splitting
+from embstore.corpus.sentence import Document
 from embstore.corpus.splitting import Splitter, ends_sentence, is_wrapped
 from embstore.errors import InvalidValueError
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import embstore as es
-from embstore.corpus import Document, Keep, Sentence
-from embstore.corpus.sentence import sentence_pair
+from embstore.corpus import Keep, Sentence
+from embstore.corpus.sentence import Document, sentence_pair
 from embstore.errors import InvalidValueError
 from embstore.extraction.windows import Overlap, Units, cut_documents
 from embstore.models.encoder import indptr

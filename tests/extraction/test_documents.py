@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.corpus import Document, Sentence
+from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import CorpusError
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.rows import make_index

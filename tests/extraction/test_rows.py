@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.corpus import Document, Keep, Sentence
+from embstore.corpus import Keep, Sentence
+from embstore.corpus.sentence import Document
 from embstore.errors import StoreDamagedError
 from embstore.extraction import rows as rows_module
 from embstore.extraction import windows

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 import embstore as es
-from embstore.corpus import Document, Sentence
+from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.executors import Processes
 from embstore.extraction import resume

@@ -23,6 +23,7 @@ import torch
 import zstandard
 
 import embstore as es
+from embstore.corpus.lines import read_word_list
 from embstore.errors import EmbstoreError, ModelError
 from embstore.models import load_encoder
 from embstore.models.elmo.weights import read_options
@@ -110,7 +111,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "model of a file": ("v.kv", lambda path: load_encoder(str(path))),
     **{f"corpus, {name}": ("c", lambda path, name=name: corpus(path, name)) for name in es.corpus.FORMATS},
     "trees": ("c.conllu", lambda path: list(es.corpus.read_trees(path))),
-    "word list": ("w.txt", lambda path: es.corpus.read_word_list(path)),
+    "word list": ("w.txt", lambda path: read_word_list(path)),
     "word classes": ("w.txt", lambda path: es.corpus.read_word_classes(path)),
     "edges": ("e.jsonl", lambda path: list(es.corpus.read_edges(path))),
     "store, HDF5": ("s.h5", es.open),

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
-from embstore.probes import ControlTask, EdgeProbe, Training
+from embstore.probes import EdgeProbe, Training
+from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.scores import (
     EdgeCounts,

@@ -20,7 +20,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.corpus import Document, Sentence
+from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import (
     AppendedTwiceWarning,
     InvalidValueError,
