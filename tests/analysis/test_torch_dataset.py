@@ -253,7 +253,7 @@ def test_a_dataset_can_be_sent_to_workers_that_are_spawned(made: Made, tmp_path:
 import sys, torch, embstore as es
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    dataset = TorchDataset(es.open(sys.argv[1]).select(layers=0), batch_size=64, shuffle=True)
+    dataset = es.open(sys.argv[1]).select(layers=0).to_torch(batch_size=64, shuffle=True)
     dataset.set_epoch(1)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
     print(torch.cat([batch.rows for batch in loader]).tolist())
