@@ -25,7 +25,7 @@ from tests.models import tiny
 
 HELD = (  # the command, which waits for long once the first words are encoded
     "import time, embstore.extraction.extract as e; whole = e._run_here\n"
-    "e._run_here = lambda *given: whole(*given[:2], lambda n_rows: (given[2](n_rows), time.sleep(3600)))\n"
+    "e._run_here = lambda *given: whole(given[0], lambda n_rows: (given[1](n_rows), time.sleep(3600)))\n"
     "from embstore_cli.main import run; run()"
 )
 
@@ -216,7 +216,7 @@ def test_completion_of_commands_and_options(tmp_path: Path) -> None:
         return set(run_process(cwd=tmp_path, env=env).out.split())
 
     assert complete("embstore geo", 1) == {"geometry"}
-    assert complete("embstore probe ", 2) >= {"classes", "edges", "structure", "mdl", "trace", "apply"}
+    assert complete("embstore probe ", 2) >= {"classes", "edges", "structure", "mdl", "apply"}
     assert "--context-window" in complete("embstore extract --con", 2)
     named = environment(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")  # the shell of the tests may be unknown
     assert "_EMBSTORE_COMPLETE=complete_bash" in run_process("--show-completion", "bash", cwd=tmp_path, env=named).out
