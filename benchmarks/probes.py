@@ -2,7 +2,7 @@
 
     python benchmarks/probes.py --rows 50000 --out benchmarks/results/probes.json
 
-Linear probes of every layer for 41 random classes, three epochs of all rows. The rivals are given float32 vectors in
+Linear probes of every layer for 41 classes of words, three epochs of all rows. The rivals are given float32 vectors in
 memory; embstore reads the store.
 """
 
@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from made import random_store
 from measure import Case, measure, parser_of, products, write_result
@@ -60,13 +59,15 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=arguments.tmp) as name, es.config(progress=False):
         store = random_store(Path(name) / "random.zarr", rows=arguments.rows)
-        labels = np.random.default_rng(0).integers(0, CLASSES, store.n_rows)
+        words = store.table(columns=["word"])["word"].cast(str)
+        code = {word: number % CLASSES for number, word in enumerate(sorted(set(words)))}
         vectors = torch.from_numpy(store.select().vectors()).float()
-        targets = torch.from_numpy(labels)
-        examples = {int(row): f"class {label}" for row, label in enumerate(labels)}
-        training = es.probes.Training(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE, patience=None)
+        targets = torch.tensor([code[word] for word in words])
+        labelled = store.with_labels("class", [f"class {code[word]}" for word in words])
+        split = es.probes.WordSplit({word: (f"class {number}",) for word, number in code.items()}, {}, {})
+        training = es.probes.Training(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE, patience=0)
         cases: dict[str, Case] = {
-            "ours": lambda number: es.ClassProbe(training=training).fit(store, examples),
+            "ours": lambda number: es.ClassProbe(training=training, max_contexts=None).fit(labelled, split),
             "one baddbmm over layers": lambda number: one_product(vectors, targets),
             "nn.Linear a layer": lambda number: one_by_one(vectors, targets),
             "limit": products(6.0 * EPOCHS * vectors.numel() * CLASSES),

@@ -215,7 +215,7 @@ def test_bare_import_loads_nothing_heavy(statement: str) -> None:
 COMMANDS = {  # each after those before it, with the packages that it may import
     "info {store}": {"numpy"},
     "lookup {store} bank": {"numpy", "rich"},
-    "neighbors {store} bank --layer 2 -k 2": {"numpy", "rich", "polars"},
+    "neighbors {store} bank --layers 2 -k 2": {"numpy", "rich", "polars"},
 }
 
 

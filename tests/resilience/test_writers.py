@@ -40,7 +40,7 @@ def parts_of(path: Path) -> list[dict[str, bytes | None]]:
     """The bytes of the store at `path` and of each of its parts, without order."""
     store = es.open(path)
     assert isinstance(store.source, JoinedSource)
-    found = [tree(each.path) for each in store.stores()]
+    found = [tree(each.path) for each in store.source.opened]
     return [{name: data for name, data in each.items() if not name.startswith("appended")} for each in found]
 
 

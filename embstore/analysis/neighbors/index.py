@@ -55,7 +55,16 @@ from embstore.store.backend import is_file, zarr_storage
 from embstore.store.layout import RESIDUAL, Layers, one_layer
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.files import crc32c, crc32c_of_file, make_folders, read_json, remove, replacing, storing
+from embstore.store.storage.files import (
+    crc32c,
+    crc32c_of_file,
+    make_folders,
+    read_json,
+    reading,
+    remove,
+    replacing,
+    storing,
+)
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.linalg import unit_rows
 
@@ -154,7 +163,9 @@ def checked_name(name: str) -> str:
 def _existing(store: Store, name: str) -> Path:
     """The folder of an index; raises SearchIndexNotFoundError."""
     folder = folder_of(store) / checked_name(name)
-    if not folder.is_dir():
+    with reading(folder):
+        is_there = folder.is_dir()
+    if not is_there:
         names = ", ".join(state.name for state in list_indexes(store))
         raise SearchIndexNotFoundError(f"{store.path} has no index {name!r}: it has {names or 'none'}")
     return folder
@@ -207,7 +218,9 @@ def build_index(
     default = f"layer{settings.layer}-{SKETCH if kind == SKETCH else f'{plain}-{metric}{space}'}"
     name = checked_name(default[:100] if name is None else name)
     folder = folder_of(data) / name
-    if _is_built(data, folder, settings):
+    with storing(folder):
+        is_built = _is_built(data, folder, settings)
+    if is_built:
         return open_index(data, name=name, check=False)
     with (
         storing(folder),
