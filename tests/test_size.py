@@ -47,7 +47,7 @@ def words() -> int:
 def members() -> int:
     """Return how many public members an open store has."""
     with tempfile.TemporaryDirectory() as folder:
-        store = make_store(Path(folder) / "store.zarr")
+        store = make_store(Path(folder) / "store.zarr").store
         return len([name for name in dir(store) if not name.startswith("_")])
 
 
