@@ -17,7 +17,7 @@ import embstore as es
 
 
 class Texts:
-    """The sentences of a corpus, read anew in every pass; the words of a target are joined, as in new_york."""
+    """The sentences of a corpus, read again in every pass; the words of a target are joined, as in new_york."""
 
     def __init__(self, corpus: str) -> None:
         self.corpus = es.open_corpus(corpus)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TABLE = "table"
 NUMBER = re.compile(r"-?[0-9]{1,9}", re.ASCII)  # of a layer
-ATTACHED = "\x1f"  # stands before a word that follows the one before it without a space
+ATTACHED = "\x1f"  # precedes a word that follows another one without a space
 MAX_HEADER = 2**24
 KEPT, KEPT_NBYTES = 64, 2**30  # results by store, and bytes of their arrays and of the row numbers asked for
 

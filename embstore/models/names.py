@@ -1,4 +1,4 @@
-"""Names of models: what kind of encoder a name stands for, and where its files are; nothing is loaded."""
+"""Names of models: which kind of encoder each means, and where its files are; nothing is loaded."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def _member(fields: Any, folder: Path | ObjectPath) -> Member:
 
 
 def _relative(name: str, folder: Path | ObjectPath) -> Path | ObjectPath:
-    """Return the location that a name stands for in a folder; it may be a URL or lead out of the folder."""
+    """Return the location that a name means in a folder; it may be a URL or lead out of the folder."""
     if "://" in name:
         return parse_location(name)
     if isinstance(folder, Path):
