@@ -70,11 +70,11 @@ print(n_rows, status["VmHWM"].split()[0])
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc with the peak of a process")
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "jsonl"])
 def test_a_table_of_any_number_of_rows_is_read_in_as_much_memory(tmp_path: Path, suffix: str) -> None:
-    """A million rows of 200 random characters, in Parquet one row group: 200 MB, of which a quarter is allowed."""
+    """400,000 rows of 200 random characters, in Parquet one row group: 80 MB more, of which a quarter is allowed."""
     if suffix == "parquet":
         pytest.importorskip("pyarrow", reason="no pyarrow: without it a row group is read whole")
     peaks = []
-    for n_rows in (100_000, 1_000_000):
+    for n_rows in (50_000, 450_000):
         digits = random.Random(1).randbytes(100 * n_rows).hex()
         frame = pl.DataFrame({"text": [digits[at : at + 200] for at in range(0, len(digits), 200)]})
         del digits
@@ -88,4 +88,4 @@ def test_a_table_of_any_number_of_rows_is_read_in_as_much_memory(tmp_path: Path,
         counted, peak_kib = map(int, found.stdout.split())
         assert counted == n_rows
         peaks.append(peak_kib)
-    assert peaks[1] - peaks[0] < 50 * 1024, peaks
+    assert peaks[1] - peaks[0] < 20 * 1024, peaks
