@@ -91,7 +91,7 @@ COMMANDS = (
     Entry("verify", "store.verify", STORES, "verify ewt.zarr"),
     Entry("lookup", "store.lookup", STORES, "lookup ewt.zarr bank"),
     Entry("export", "store.export", STORES, "export ewt.zarr ewt.h5 --layers 0,12"),
-    Entry("thin", "store.thin", STORES, "thin ewt.zarr --keep 6"),
+    Entry("thin", "store.thin", STORES, "thin ewt.zarr"),
     Entry("label", "store.label", STORES, "label ewt.zarr tags.parquet --on sentence,position"),
     Entry("geometry", "geometry.geometry", MEASURES, "geometry bert.zarr gpt2.zarr --plot geometry.png"),
     Entry("cka", "geometry.cka", MEASURES, "cka bert.zarr finetuned.zarr --plot cka.png"),

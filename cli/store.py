@@ -42,8 +42,8 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, {mib:,.1f} MiB",
         "layers": _plain(described["layers"]),
     }
-    if "kept" in described:
-        lines["kept"] = _plain(described["kept"]) or "none: vectors are computed again"
+    if "virtual" in described:
+        lines["virtual"] = "yes, vectors are computed again when they are read"
     if "sites" in described:
         lines["sites"] = _plain(described["sites"])
     lines |= {
@@ -178,27 +178,18 @@ def export(
 
 def thin(
     store: opt.StorePath,
-    keep: Annotated[str, opt.option("LIST", "The layers that stay, such as 6 or 0,6,last; none drops all.")] = "none",
-    check: Annotated[
-        Literal["all", "near", "sample"],
-        opt.option(
-            "NAME",
-            "What has to agree before: all (every bit), near (all but the last bits), sample (three partitions only).",
-        ),
-    ] = "all",
     model: Annotated[
         str | None, opt.option("MODEL", "The model of the store, if it is not found by its name.", "--model", "-m")
     ] = None,
 ) -> None:
     """Drop vectors that the model can compute again.
 
-    The store then takes a few thousandths of its space. What was dropped is computed again when it is read, compared
+    The store then takes a hundredth of its space or less. What was dropped is computed again when it is read, compared
     with its checksum and cached in the folder EMBSTORE_CACHE. Before anything is dropped, all is computed again once to
-    see that it agrees, which takes as long as the extraction; --check sample computes three partitions (blocks of rows)
-    only. Rerun to resume.
+    see that it agrees, which takes as long as the extraction. Rerun to resume.
     """
     before = sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
-    thinned = es.store.thin(store, keep=keep.removeprefix("layers="), check=check, model=model)
+    thinned = es.store.thin(store, model=model)
     after = sum(file.stat().st_size for file in Path(store).rglob("*") if file.is_file())
     print(f"{_written(thinned)}; {after:,} bytes of {before:,} are left")
     print(f"vectors that were dropped are lost without the model {thinned.metadata.model['name']}: keep its files")

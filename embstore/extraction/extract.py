@@ -198,7 +198,7 @@ def _create(plan: Plan, path: Path | ObjectPath, *, virtual: bool) -> bool:
     if isinstance(path, Path) and not virtual:
         plan.estimate.require_space()
     try:
-        metadata = replace(plan.metadata, kept=()) if virtual else plan.metadata
+        metadata = replace(plan.metadata, virtual=True) if virtual else plan.metadata
         create_store(path, metadata=metadata, index=plan.index, center=_center(plan))
     except InvalidValueError:
         if not exists(path):
@@ -254,7 +254,7 @@ class _Target:
         self._damaged = _repair_layout(plan, path) if repair and not self._created else []
         store = Store(FileSource(open_reader(path)))
         require_same_plan(plan.metadata, store.metadata, path=path)
-        if virtual and store.metadata.kept is None:
+        if virtual and not store.metadata.virtual:
             raise InvalidValueError(f"{path} exists with all its vectors: drop them by `embstore thin`")
         self.center = store.source.center
         self.window = plan.contexts.index(plan.options.context_window)

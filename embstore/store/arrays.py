@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from embstore.store.storage.files import crc32c
 from embstore.store.vectors import BFLOAT16_NAN, INT8_FILL, SCALE_DTYPE, STORAGE_DTYPE
 
 COMMITS = "commits"
-KEPT = "kept"  # the commit records of the layers that a virtual store keeps
 FINGERPRINTS = "fingerprints"
 FINGERPRINT_SIZE = 2
 COMMIT_DTYPE = np.dtype("<u8")
@@ -63,8 +61,7 @@ _FIELD: _Kinds = {**_LABEL, "codes": ("<i4", ("document",))}
 class ArraySpec:
     """One array. `shard` and `chunk` are shapes; a frozen array that is one plain chunk has equal ones.
 
-    `first`: the number of its first partition, for an array that is written a partition at a time. `n_names`: of a
-    column of codes, at least the number of what they are codes of.
+    `first`: the number of its first partition, for an array that is written a partition at a time.
     """
 
     path: str
@@ -76,17 +73,11 @@ class ArraySpec:
     chunk: tuple[int, ...]
     attributes: Mapping[str, Any]
     first: int = 0
-    n_names: int | None = None
 
     @property
     def is_payload(self) -> bool:
         """Whether the array is written a partition at a time, each a shard."""
         return self.dims[0] in ("layer", "block") and "occurrence" in self.dims
-
-    @property
-    def packed(self) -> np.dtype[Any]:
-        """The dtype in which a virtual store has a column: of codes (-1 for none) the smallest that holds them."""
-        return self.dtype if self.n_names is None else np.min_scalar_type(-1 - self.n_names).newbyteorder("<")
 
 
 def frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
@@ -107,10 +98,7 @@ def frozen_kind(path: str) -> tuple[np.dtype[Any], tuple[str, ...]]:
 
 
 def frozen_spec(path: str, arrays: Mapping[str, Any]) -> ArraySpec:
-    """Return the spec of an array that is written once: of the index, the layers or the center.
-
-    `arrays`: the shapes of this one and, for `n_names`, of those next to it.
-    """
+    """Return the spec of an array that is written once: of the index, the layers or the center."""
     shape = arrays[path].shape
     dtype, dims = frozen_kind(path)
     if len(dims) != len(shape):
@@ -120,17 +108,7 @@ def frozen_spec(path: str, arrays: Mapping[str, Any]) -> ArraySpec:
         chunk = (COLUMN_CHUNK,)
         shard = (-(-shape[0] // COLUMN_CHUNK) * COLUMN_CHUNK,)
     fill: int | float = np.nan if dtype.kind == "f" else 0 if dtype.kind == "u" else -1
-    return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {}, n_names=_n_names(path, arrays))
-
-
-def _n_names(path: str, arrays: Mapping[str, Any]) -> int | None:
-    if path == "occurrences/type":
-        names = "types/form_offsets"
-    elif path.startswith("occurrences/labels/"):
-        names = f"{path.removeprefix('occurrences/')}/name_offsets"
-    else:
-        names = f"{path.removesuffix('codes')}name_offsets"
-    return math.prod(arrays[names].shape) if names in arrays else None
+    return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {})
 
 
 def payload_specs(metadata: Metadata, partition: int | None = None) -> list[ArraySpec]:
@@ -179,20 +157,11 @@ def commits_spec(n_partitions: int) -> ArraySpec:
 
 def virtual_specs(metadata: Metadata) -> list[ArraySpec]:
     """Return the specs of the arrays that only a virtual store has, each one chunk that is written in place."""
-    if metadata.kept is None:
+    if not metadata.virtual:
         return []
     shape = (len(metadata.layouts), metadata.n_rows, FINGERPRINT_SIZE)
     dims = ("site", "occurrence", "fingerprint")
-    specs = [ArraySpec(FINGERPRINTS, shape, np.dtype("|i1"), dims, 0, shape, shape, {})]
-    if metadata.kept:
-        specs.append(replace(commits_spec(metadata.n_partitions), path=KEPT))
-    return specs
-
-
-def kept_positions(metadata: Metadata, partition: int) -> list[int]:
-    """Return the positions of the layers that a virtual store keeps, among those of the site of a partition."""
-    layers = metadata.layouts[partition // metadata.layout.n_partitions].layers
-    return [layers.index(layer) for layer in metadata.kept or () if layer in layers]
+    return [ArraySpec(FINGERPRINTS, shape, np.dtype("|i1"), dims, 0, shape, shape, {})]
 
 
 def no_records(n_partitions: int) -> Records:

@@ -42,8 +42,8 @@ class Metadata:
     batch_subwords, compute_dtype, seed. `sites`: the sites that are stored and the features of a vector of each, in the
     order of SITES; empty: the residual stream alone, whose vectors have `hidden_size` features. `software`: the
     versions of the packages that began the store, which are not part of the provenance. `fields`: the kind of the
-    values of each field of documents, one of KINDS. `kept`: the layers whose vectors a virtual store keeps, often
-    none; None: all are stored. It is not part of the provenance either.
+    values of each field of documents, one of KINDS. `virtual`: whether vectors are computed again when
+    they are read; that is not part of the provenance either.
     """
 
     n_rows: int
@@ -59,7 +59,7 @@ class Metadata:
     format_version: int = FORMAT_VERSION
     sites: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, str] = field(default_factory=dict)
-    kept: tuple[int, ...] | None = None
+    virtual: bool = False
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -108,7 +108,7 @@ class Metadata:
         """All fields that determine the rows: no software, and no name where a hash identifies the same thing."""
         fields = as_json(self)
         del fields["software"]
-        fields.pop("kept", None)
+        fields.pop("virtual", None)
         for part, name in (("model", "name"), ("model", "revision"), ("corpus", "name")):
             fields[part].pop(name, None)
         return fields
@@ -144,8 +144,8 @@ def as_json(metadata: Metadata) -> dict[str, Any]:
     for name in ("sites", "fields"):
         if not fields[name]:
             del fields[name]
-    if metadata.kept is None:
-        del fields["kept"]
+    if not metadata.virtual:
+        del fields["virtual"]
     return fields
 
 
@@ -191,7 +191,7 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         for name in ("model", "corpus", "extraction", "software", "format_version"):
             given[name] = fields[name]
         given["fields"] = dict(fields.get("fields", {}))
-        given["kept"] = tuple(int(layer) for layer in fields["kept"]) if "kept" in fields else None
+        given["virtual"] = bool(fields.get("virtual", False))
         sizes = fields.get("sites", {})
         sites = {site: int(sizes[site]) for site in sorted(sizes, key=SITES.index)}
         metadata = Metadata(
@@ -221,8 +221,6 @@ def check_metadata(metadata: Metadata) -> None:
         raise InvalidValueError(f"{len(layers):,} layers are more than {MAX_LAYERS:,}, the most that a store can have")
     if not layers or list(layers) != sorted(set(layers)) or layers[0] < 0:
         raise InvalidValueError(f"layers must be distinct ascending numbers from 0 on, not {list(layers)}")
-    if metadata.kept is not None and list(metadata.kept) != [layer for layer in layers if layer in metadata.kept]:
-        raise InvalidValueError(f"the layers {list(metadata.kept)} cannot be kept: the store has {list(layers)}")
     for name in ("hidden_size", "n_rows"):
         check_whole(name, getattr(metadata, name), 1, MAX_SIZE)
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:

@@ -53,7 +53,7 @@ def create_store(
     """
     path = parse_location(path)
     require_writable(path)
-    if metadata.kept is not None and (isinstance(path, ObjectPath) or is_hdf5(path)):
+    if metadata.virtual and (isinstance(path, ObjectPath) or is_hdf5(path)):
         raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
     if isinstance(path, ObjectPath):
         with frozen_of(path, metadata, index, center) as frozen:

@@ -128,9 +128,9 @@ def test_a_store_of_static_vectors(tmp_path: Path) -> None:
 
 def test_words_have_no_fields_and_sites_of_their_source_and_are_stored_whole(tmp_path: Path) -> None:
     given = make_store(tmp_path / "store.zarr", years=True).store.metadata
-    given = replace(given, sites={"residual": 6, "query": 4}, kept=(2,))
+    given = replace(given, sites={"residual": 6, "query": 4}, virtual=True)
     made = word_metadata(given, given.layout, made={"method": "mean"})
-    assert (made.fields, made.sites, made.kept) == ({}, {}, None)
+    assert (made.fields, made.sites, made.virtual) == ({}, {}, False)
 
 
 @pytest.mark.parametrize(("name", "format"), [("v.txt", "text"), ("v.bin", "binary"), ("v.npy", "npy")])

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from numpy.typing import NDArray
 
 import embstore as es
@@ -26,11 +25,8 @@ from embstore.errors import (
 )
 from embstore.executors import Processes
 from embstore.extraction import recompute as recompute_module
-from embstore.store.arrays import payload_specs
-from embstore.store.storage.files import crc32c
 from embstore.store.storage.local import LocalStorage
 from embstore.store.virtual.fingerprints import STEP, signs
-from embstore.store.zarr.format import shard_parts
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.plans import plan_of
@@ -113,21 +109,12 @@ def test_virtual_and_thinned_stores_have_the_vectors_of_the_full_one(place: Path
     assert_same(virtual, full)
     assert es.verify(virtual.path).ok
     shutil.copytree(full.path, place / "thin.zarr")
-    layer = full.layers[-1]
-    kept = thin(place / "thin.zarr", keep=[layer], check="sample")
-    assert es.verify(kept.path).ok
+    thinned = thin(place / "thin.zarr")
+    assert thinned.metadata.virtual
+    assert es.verify(thinned.path).ok
     forget(place)
-    assert (
-        kept.vectors(np.arange(kept.n_rows), layers=layer)[0].tobytes()
-        == full.vectors(np.arange(full.n_rows), layers=layer)[0].tobytes()
-    )
-    assert cached(place) == 0
-    assert_same(kept, full)
-    nothing = thin(place / "thin.zarr")
-    assert nothing.metadata.kept == ()
-    forget(place)
-    assert_same(nothing, full)
-    assert all_files(nothing.path) == all_files(virtual.path)
+    assert_same(thinned, full)
+    assert all_files(thinned.path) == all_files(virtual.path)
 
 
 @pytest.mark.slow
@@ -236,13 +223,9 @@ def test_what_is_computed_again_is_compared(place: Path, model: Path, change: An
             assert np.allclose(found, full.vectors(rows, layers=1)[0], rtol=2e-3)
             with pytest.warns(RecomputedWarning):
                 assert es.verify(virtual.path).ok
-            with pytest.raises(
-                InvalidValueError, match=r"partition 0 of .* other last bits .* accept that with --check near"
-            ):
-                thin(full.path, keep=[2])
+            with pytest.raises(InvalidValueError, match=r"partition 0 of .* other last bits .* where it was made"):
+                thin(full.path)
             assert all_files(full.path) == before
-            with pytest.warns(RecomputedWarning):
-                thin(full.path, keep=[2], check="near")
             return
         with pytest.raises(StoreDamagedError, match=r"partition 0 of .* is not what was committed"):
             virtual.vectors(rows, layers=1)[0]
@@ -262,14 +245,12 @@ def test_a_model_that_is_gone_or_another_one(
     own = Path(shutil.copytree(model, place / "own" / "model"))
     made = plan(own)
     full = es.extract(made, place / "full.zarr")
-    thinned = thin(full.path, keep=[2], model=own)
-    kept = thinned.vectors([5], layers=2)[0]
+    thinned = thin(full.path, model=own)
     own.rename(place / "own" / "moved")
     forget(place)
     gone = r"the model 'model' that made .* is not found, no longer at .*: set EMBSTORE_MODEL"
     with pytest.raises(ModelError, match=gone):
         thinned.vectors([5], layers=1)[0]
-    assert thinned.vectors([5], layers=2)[0].tobytes() == kept.tobytes()
     other = tiny.save("bert", tmp_path_factory.mktemp("models") / "bert", seed=3)
     monkeypatch.setenv("EMBSTORE_MODEL", str(other))
     with pytest.raises(ModelError, match=r"has other weights than the model 'model'.*: set EMBSTORE_MODEL"):
@@ -285,49 +266,6 @@ def test_a_model_that_is_gone_or_another_one(
     monkeypatch.setenv("EMBSTORE_CACHE", str(place / "model" / "config.json" / "below"))
     found = es.open(thinned.path, cache=place / "other").vectors([5], layers=1)[0]  # nothing can be remembered
     assert found.tobytes() == first.tobytes()
-
-
-@pytest.mark.slow
-def test_other_tools_read_not_a_number(place: Path, model: Path) -> None:
-    """A row that is not there is never zeros, and the layers that are kept are plain Zarr."""
-    full = es.extract(plan(model), place / "full.zarr")
-    expected = full.vectors(np.arange(full.n_rows))
-    thin(full.path, keep="1", model=model)
-    array = zarr.open_array(full.path / "hidden_states", mode="r")[...]
-    assert array[1].tobytes() == expected[1].tobytes()
-    assert np.isnan(array[[0, 2, 3]]).all()
-
-
-@pytest.mark.parametrize("nbytes", [2**27, 1000])
-@pytest.mark.slow
-def test_columns_are_compressed_and_the_same(
-    place: Path, model: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One chunk or several, in memory or as a file of the cache; any Zarr tool reads them, and damage is found."""
-    monkeypatch.setattr("embstore.store.zarr.format.PACKED_NBYTES", nbytes)
-    monkeypatch.setattr("embstore.store.virtual.recomputed.SMALL_NBYTES", nbytes)
-    full, virtual = virtual_store(place, model)
-    expected, found = ({**store.index.arrays(), "": store.index.by_type[1]} for store in (full, es.open(virtual.path)))
-    assert sorted(found) == sorted(expected)
-    for name, column in expected.items():
-        assert found[name].dtype == column.dtype
-        assert found[name].tobytes() == column.tobytes(), name
-    assert (cached(place) > 0) == (nbytes == 1000)
-    group = zarr.open_group(virtual.path, mode="r")
-    for name in ("occurrences/type", "occurrences/labels/upos", "sentences/text_bytes"):
-        assert np.array_equal(np.asarray(group[name][...]), expected[name])  # type: ignore[index]
-    assert group["occurrences/labels/upos"].dtype == np.int8  # type: ignore[union-attr]
-    numbers = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8)
-    assert np.array_equal(np.ravel(group["fingerprints"][0]), numbers)  # type: ignore[index]
-    assert not (virtual.path / "types/occurrences").exists()
-    chunk = virtual.path / "occurrences/type" / ("1" if nbytes == 1000 else "0")
-    flip(chunk, chunk.stat().st_size // 2)
-    assert "occurrences/type" in {fault.part for fault in es.verify(virtual.path).faults}
-    forget(place)
-    with pytest.raises(StoreDamagedError, match=r"occurrences/type.* was changed"):
-        _ = es.open(virtual.path).index
-    es.extract(plan(model), virtual.path, repair=True)
-    assert es.verify(virtual.path).ok
 
 
 def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -> None:
@@ -359,12 +297,12 @@ class Killed(BaseException):
 
 @contextmanager
 def killed_at(stop: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """End at the change of this number of a shard or of the records of what is kept."""
+    """End at the change of this number of a shard."""
     keys: list[str] = []
 
     def stopping(change: Callable[..., None]) -> Callable[..., None]:
         def stopped(self: LocalStorage, key: str, *parts: Any) -> None:
-            if key.startswith(("hidden_states/c", "scale/c", "kept")):
+            if key.startswith(("hidden_states/c", "scale/c")):
                 keys.append(key)
                 if len(keys) == stop:
                     raise Killed
@@ -378,40 +316,25 @@ def killed_at(stop: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("keep", ["none", "2"])
 def test_a_store_that_another_process_thins_meanwhile(
-    place: Path, model: Path, keep: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard that is replaced or removed after it was found, but before it is opened."""
+    """A shard that is removed after it was found, but before it is opened."""
     full = es.extract(plan(model), place / "full.zarr")
     shutil.copytree(full.path, place / "x.zarr")
     with killed_at(4, monkeypatch), pytest.raises(Killed):
-        thin(place / "x.zarr", keep=keep, check="sample", model=model)
+        thin(place / "x.zarr", model=model)
     store, opening = es.open(place / "x.zarr"), ZarrReader._open_shard
 
     def late(self: ZarrReader, *arguments: Any, **options: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(ZarrReader, "_open_shard", opening)
-            thin(place / "x.zarr", keep=keep, check="sample")
+            thin(place / "x.zarr")
         return opening(self, *arguments, **options)
 
     monkeypatch.setattr(ZarrReader, "_open_shard", late)
     rows = np.arange(900, 1000)
     assert store.vectors(rows, layers=1)[0].tobytes() == full.vectors(rows, layers=1)[0].tobytes()
-
-
-def test_what_follows_from_another_column_and_is_half_removed(place: Path, model: Path) -> None:
-    """After a power failure a zarr.json may be back whose column is gone, or the other way round."""
-    full, virtual = virtual_store(place, model)
-    for name in ("types/indptr/zarr.json", "types/occurrences/zarr.json", "types/indptr/c/0"):
-        path = virtual.path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(full.path / name, path)
-        assert es.verify(virtual.path).ok, name
-        words = full.select(words=full.index.words[3]).rows
-        assert es.open(virtual.path).select(words=full.index.words[3]).rows.tobytes() == words.tobytes()
-    thin(virtual.path)
-    assert not (virtual.path / "types/indptr").exists()
 
 
 def test_an_interrupted_virtual_extraction_is_resumed(
@@ -442,24 +365,21 @@ def test_an_interrupted_virtual_extraction_is_resumed(
     assert all_files(place / "x.zarr") == expected
 
 
-@pytest.mark.slow
-def test_damage_is_found_and_repaired(place: Path, model: Path) -> None:
+def test_a_damaged_shard_of_a_half_thinned_store_is_repaired(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = plan(model)
     full = es.extract(made, place / "full.zarr")
     expected = everything(full)
-    thin(full.path, keep=[1], model=model)
-    whole = all_files(full.path)
-    shard = full.path / "hidden_states/c/0/1/0"
-    flip(shard, 100)
-    report = es.verify(full.path)
-    assert [fault.partition for fault in report.faults] == [1]
-    with pytest.raises(StoreDamagedError, match="keeps of partition 1 were changed"):
-        es.open(full.path, verify="lazy").vectors([300], layers=1)[0]
+    with killed_at(2, monkeypatch), pytest.raises(Killed):
+        thin(full.path, model=model)
+    left = sorted(full.path.glob("hidden_states/c/0/*/0"))
+    assert 1 < len(left) < full.source.layout.n_partitions
+    flip(left[0], 100)
+    assert [fault.partition for fault in es.verify(full.path).faults] == [int(left[0].parent.name)]
     repaired = es.extract(made, full.path, repair=True)
-    assert all_files(full.path) == whole
+    assert es.verify(full.path).ok
     assert everything(repaired)[0].tobytes() == expected[0].tobytes()
-    shard.unlink()
-    assert everything(es.open(full.path))[0].tobytes() == expected[0].tobytes()
 
 
 def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
@@ -476,23 +396,6 @@ def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
     stored = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8).reshape(-1, 2)
     apart = (projected / STEP - stored + 128) % 256 - 128
     assert np.abs(apart).max() < 0.51
-
-
-def plan_metadata() -> Any:
-    return es.store.Metadata(
-        n_rows=3, layers=(0, 1), hidden_size=4, dtype="float32", partition_rows=256, model={}, corpus={}, extraction={}
-    )
-
-
-def test_a_shard_of_some_layers_has_their_bytes() -> None:
-    spec = payload_specs(plan_metadata())[0]
-    rows = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    whole, part = (b"".join(map(bytes, shard_parts(spec, rows, layers))) for layers in (None, [1]))
-    chunk = 256 * 4 * 4
-    assert part[:chunk] == whole[chunk : 2 * chunk]
-    assert len(whole) - len(part) == chunk
-    assert part[chunk : chunk + 16] == b"\xff" * 16
-    assert crc32c(part[chunk:-4]).to_bytes(4, "little") == part[-4:]
 
 
 @pytest.mark.slow

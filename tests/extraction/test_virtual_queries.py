@@ -33,7 +33,7 @@ def corpus() -> list[es.corpus.Sentence]:
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folders of a full store, of one thinned to a layer and of one that never had a vector."""
+    """The folders of a full store, of one that is thinned and of one that never had a vector."""
     folder = tmp_path_factory.mktemp("stores")
     found = {name: folder / name / "store.zarr" for name in ("full", "thinned", "virtual")}
     with pytest.MonkeyPatch.context() as patch:
@@ -44,7 +44,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             path.parent.mkdir()
         es.extract(made, found["full"])
         shutil.copytree(found["full"], found["thinned"])
-        es.store.thin(found["thinned"], keep=[1], model=folder / "bert")
+        es.store.thin(found["thinned"], model=folder / "bert")
         es.extract(made, found["virtual"], virtual=True)
     return found
 

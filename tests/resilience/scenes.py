@@ -311,18 +311,16 @@ def _result(path: Path, version: int) -> None:
     ProbeResult(frame.with_columns(task=pl.lit("t"), metric=pl.lit("m"))).save(path)
 
 
-def _thin(keep: str, dtype: str = "float32", *, first: str | None = None) -> Scene:
+def _thin(dtype: str) -> Scene:
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr", dtype).tree, folder / virtual.NAME)
-        if first is not None:
-            virtual.thin(folder, keep=first)
 
     def state(folder: Path, whole: Whole) -> str:
         assert whole.reference is not None
         return virtual.state(folder, whole.reference)
 
     return Scene(
-        partial(virtual.thin, keep=keep),
+        virtual.thin,
         state,
         before,
         store=(".zarr", dtype),
@@ -360,9 +358,8 @@ SCENES: dict[str, Scene] = {
     "append of another corpus": _append(3),
     "append to a store that has grown": _append(2, second=True),
     "export": _export(),
-    "thinning": _thin("none"),
-    "thinning of int8 to a layer": _thin("1", "int8"),
-    "thinning further": _thin("none", first="1"),
+    "thinning": _thin("float32"),
+    "thinning of int8": _thin("int8"),
     "computing again": _compute_again(),
     "index": _index(stale=False),
     "index over a stale one": _index(stale=True),

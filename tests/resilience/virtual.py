@@ -31,9 +31,9 @@ def cache_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name} cache")
 
 
-def thin(folder: Path, *, keep: str) -> None:
+def thin(folder: Path) -> None:
     with _computing(cache_of(folder)):
-        es.store.thin(folder / NAME, keep=keep)
+        es.store.thin(folder / NAME)
 
 
 def state(folder: Path, reference: Reference) -> str:
@@ -44,7 +44,7 @@ def state(folder: Path, reference: Reference) -> str:
     whole = reference.tree["hidden_states/c/0/0/0"]
     assert whole is not None
     sizes = [file.stat().st_size for file in sorted((folder / NAME).glob("hidden_states/c/0/*/0"))]
-    return "declared" * (store.metadata.kept is not None) + f" {sum(size >= len(whole) for size in sizes)} whole"
+    return "declared" * store.metadata.virtual + f" {sum(size >= len(whole) for size in sizes)} whole"
 
 
 def make_virtual(folder: Path) -> None:

@@ -20,7 +20,6 @@ from embstore.progress import reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
     FINGERPRINTS,
-    KEPT,
     ArraySpec,
     Records,
     frozen_specs,
@@ -40,21 +39,15 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     APPENDED,
     COMMITS_CHUNK,
-    DERIVED,
     INDEXES,
     LABELS,
     NODE,
     TEMPORARY,
     all_nodes,
-    array_node,
     column_end,
     column_key,
-    column_keys,
-    is_packed,
-    packed_keys,
     shard_end,
     shard_key,
-    unpacked,
 )
 from embstore.store.zarr.reader import root_attribute
 
@@ -145,7 +138,7 @@ def key_sizes(storage: Storage) -> dict[str, int]:
 def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str]:
     """Return the keys of a finished store."""
     keys = set(all_nodes(metadata, arrays)) | {COMMITS_CHUNK}
-    keys |= {key for spec in frozen_specs(arrays) for key in column_keys(metadata, spec)}
+    keys |= {column_key(spec) for spec in frozen_specs(arrays) if 0 not in spec.shape}
     partitions = range(metadata.layout.n_partitions)
     keys |= {column_key(spec) for spec in virtual_specs(metadata)}
     return keys | {shard_key(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
@@ -170,21 +163,12 @@ class ZarrChecks(Checks):
         if parsed is None:
             return
         metadata, arrays = parsed
-        specs = frozen_specs(arrays)
-        reader = None if metadata.kept is None else open_reader(self.path)
-        plain = {} if reader is None else {f"{spec.path}/{NODE}": array_node(spec) for spec in specs}  # begun thinning
+        reader = open_reader(self.path) if metadata.virtual else None
         for key, node in all_nodes(metadata, arrays).items():
             stored = root if key == NODE else self.get(key)
-            if stored not in (None, node, plain.get(key)):
+            if stored not in (None, node):
                 self.fault(key, "was changed")
-        columns: dict[str, NDArray[Any] | None] = {}
-        for spec in specs:
-            crc, key = arrays[spec.path].crc32c, f"{spec.path}/{NODE}"
-            follows = spec.path in DERIVED and column_key(spec) not in sizes
-            if reader is None or (not follows and key in sizes and storage.get(key) == plain[key]):
-                columns[spec.path] = self.column(spec, crc)
-            else:
-                columns[spec.path] = self.expanded(reader, spec, crc)
+        columns = {spec.path: self.column(spec, arrays[spec.path].crc32c) for spec in frozen_specs(arrays)}
         self.index(columns, metadata)
         records = self.read_records(metadata)
         for partition in self.records(records, metadata.layout, COMMITS_CHUNK) if len(records) else ():
@@ -192,9 +176,8 @@ class ZarrChecks(Checks):
                 self.virtual(reader, partition, records[partition])
             else:
                 self.partition(metadata, partition, records[partition])
-        begun = (f"{TEMPORARY}/", f"{FINGERPRINTS}/", f"{KEPT}/")
-        of_columns = {column_key(spec) for spec in specs} | set(plain) if reader is not None else set()
-        for key in sorted(set(sizes) - expected_keys(metadata, arrays) - of_columns):
+        begun = (f"{TEMPORARY}/", f"{FINGERPRINTS}/")
+        for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
             if not key.startswith(begun):  # what a killed writer left is not a fault
                 self.fault(key, "does not belong to the store")
 
@@ -247,20 +230,6 @@ class ZarrChecks(Checks):
         column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
         return column
 
-    def expanded(self, reader: Reader, spec: ArraySpec, expected: int) -> NDArray[Any] | None:
-        """Check a column that a virtual store has compressed, or that follows from another one, and return it."""
-        crc = 0
-        try:
-            for part in unpacked(self.storage, spec) if is_packed(spec) else ():
-                crc = crc32c(part, crc)
-            if is_packed(spec) and crc != expected:
-                raise StoreDamagedError("was changed: its checksum differs")
-            self.checked(sum(self.sizes.get(key, 0) for key in packed_keys(spec)))
-            return reader.column(spec.path)
-        except StoreDamagedError as error:
-            self.fault(spec.path, str(error))
-            return None
-
     def read_records(self, metadata: Metadata) -> Records:
         """Return the commit records [partition, 2]; none, with a fault for each partition, where they are not whole."""
         records = no_records(metadata.n_partitions)
@@ -296,7 +265,7 @@ class ZarrChecks(Checks):
             self.fault(shard_key(specs[0], partition), what, partition=partition)
 
     def virtual(self, reader: Reader, partition: int, record: Records) -> None:
-        """Check a partition of a virtual store: the layers that are kept, and what is computed again or complete."""
+        """Check a partition of a virtual store, which is computed again unless it is complete."""
         part, what = f"partition {partition}", "its bytes do not match the commit record"
         try:
             crc = reader.partition_crc32c(partition)

@@ -130,7 +130,7 @@ def _without_folders(source: Metadata) -> Metadata:
         names = str(part["name"]).split(":")  # of a model it may be KIND:FILE
         return {**part, "name": ":".join(name if name[:1] not in "/~" else PurePath(name).name for name in names)}
 
-    return replace(source, kept=None, model=bare(source.model), corpus=bare(source.corpus))
+    return replace(source, virtual=False, model=bare(source.model), corpus=bare(source.corpus))
 
 
 class _Copy:

@@ -30,7 +30,7 @@ def word_metadata(source: Metadata, layout: Layout, *, made: Mapping[str, Any]) 
         dropped=(),
         sites={},
         fields={},
-        kept=None,
+        virtual=False,
     )
 
 

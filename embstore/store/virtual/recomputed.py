@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,19 @@ from numpy.typing import NDArray
 from embstore import recomputing
 from embstore.errors import InvalidValueError, RecomputedWarning, StoreDamagedError
 from embstore.store.arrays import (
-    COMMIT_DTYPE,
     FINGERPRINT_SIZE,
-    kept_positions,
     payload_specs,
-    record_crc32c,
     virtual_specs,
 )
 from embstore.store.metadata import Metadata
-from embstore.store.storage.base import Expected, KeyNotFoundError, Parts, Storage
+from embstore.store.storage.base import Expected, Parts, Storage
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder, cached_names
 from embstore.store.storage.client import setting
-from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c, crc32c_of_file, write_at
+from embstore.store.storage.files import crc32c, crc32c_of_file, write_at
 from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
-from embstore.store.zarr.format import column_key, shard_end, shard_key, shard_parts
+from embstore.store.zarr.format import column_key, shard_parts
 
 NEAR = " near"  # ends the name of a file whose last bits are others than those committed
-SMALL_NBYTES = 2**23  # of a column that is held in memory once it is expanded
 
 _AT_ONCE = threading.RLock()  # the threads of a process share the model
 
@@ -63,35 +59,6 @@ class Recomputed:
     def files(self, number: int) -> list[Path]:
         """Return the files of a partition's shards; it is computed again unless they are in the cache."""
         return self._found(number)[0]
-
-    def column(self, name: str, nbytes: int, crc: int, parts: Callable[[], Iterable[NDArray[Any]]]) -> Bytes | Path:
-        """Return a column that is made of `parts`: its bytes, or a file in the cache where they are many.
-
-        Raises StoreDamagedError unless their CRC32C is `crc`.
-        """
-        damaged = StoreDamagedError(f"{name} of {self._storage.path} was changed, its checksum differs: {REPAIR_HINT}")
-        if nbytes <= SMALL_NBYTES or nbytes > self._nbytes // 4:
-            data = np.concatenate([part.view(np.uint8) for part in parts()])
-            if crc32c(data) != crc:
-                raise damaged
-            data.flags.writeable = False
-            return data
-
-        def write(descriptors: list[int]) -> None:
-            offset = computed_crc = 0
-            for part in parts():
-                offset, computed_crc = write_at(descriptors[0], part, offset), crc32c(part, computed_crc)
-            if computed_crc != crc:
-                raise damaged
-
-        file = f"{self._metadata.fingerprint} {name} {nbytes} {crc}", nbytes
-        path = self._cache.find(*file)
-        if path is None:
-            self._cache.add([file], write)
-            path = self._cache.find(*file)
-        if path is None:
-            raise self._lost()
-        return path
 
     def _lost(self) -> StoreDamagedError:
         return StoreDamagedError(
@@ -219,40 +186,6 @@ def fingerprint_bytes(metadata: Metadata, number: int) -> tuple[int, int, str]:
     start, stop = (site * metadata.n_rows + row for row in metadata.layout.span(number))
     row_nbytes = FINGERPRINT_SIZE * spec.dtype.itemsize
     return start * row_nbytes, stop * row_nbytes, column_key(spec)
-
-
-def kept_fault(storage: Storage, metadata: Metadata, number: int) -> str | None:
-    """Return what is wrong with the layers that a virtual store keeps of a partition, None where nothing is.
-
-    Layers whose shard is not there are computed again, and a shard may have other layers too: one of a thinning that
-    has begun.
-    """
-    layers, crc = kept_positions(metadata, number), 0
-    start, stop = metadata.layout.span(number)
-    if not layers or not storage.is_in_place:
-        return None
-    for spec in payload_specs(metadata, number):
-        key, (nbytes, end) = shard_key(spec, number), shard_end(spec, stop - start, layers)
-        size, (whole, _) = storage.size(key), shard_end(spec, stop - start)
-        if size is None:
-            return None
-        if size == whole:
-            layer_nbytes = (whole - len(end)) // spec.shape[0]
-            for position in layers:
-                crc = crc32c(storage.get_range(key, position * layer_nbytes, (position + 1) * layer_nbytes), crc)
-            crc = crc32c(end, crc)
-        elif size == nbytes and storage.get_range(key, nbytes - len(end), nbytes).tobytes() == end:
-            crc = storage.crc32c(key, nbytes, crc)
-        else:
-            return f"the size or index of {storage.url(key)} was changed"
-    key, nbytes = column_key(virtual_specs(metadata)[1]), 2 * COMMIT_DTYPE.itemsize
-    try:
-        record = storage.get_range(key, number * nbytes, (number + 1) * nbytes).view(COMMIT_DTYPE)
-    except KeyNotFoundError:
-        return f"{storage.url(key)} is missing"
-    if crc != record_crc32c(record):
-        return f"the layers that {storage.path} keeps of partition {number} were changed"
-    return None
 
 
 def virtual_chunks(metadata: Metadata) -> dict[str, Parts]:

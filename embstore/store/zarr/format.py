@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from embstore.store.arrays import (
 )
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata, StoredArray, document
-from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
 
 NODE = "zarr.json"
@@ -36,9 +35,6 @@ APPENDED = "appended"  # the group of stores that were appended
 INDEXES = "hidden_states/.index"  # search indexes, likewise; they are not part of the store
 LABELS = "hidden_states/.labels"  # label columns that were added, likewise
 ABSENT = 2**64 - 1
-DERIVED = ("types/indptr", "types/occurrences")  # columns that a virtual store sorts from `occurrences/type`
-PACKED_NBYTES = 2**27  # of a compressed chunk, when it is expanded
-PACKED_LEVEL = 9  # of zstd: the size of 19 but for a tenth, and fifteen times as fast
 _PAIR_NBYTES = 16
 _CRC_NBYTES = 4
 _BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -88,9 +84,7 @@ def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str
             nodes[f"{path}/{NODE}"] = group_node({})
     commits = commits_spec(metadata.n_partitions)
     for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits, *virtual_specs(metadata)]:
-        if metadata.kept is None or spec.path not in DERIVED:
-            packed = metadata.kept is not None and is_packed(spec)
-            nodes[f"{spec.path}/{NODE}"] = packed_node(spec) if packed else array_node(spec)
+        nodes[f"{spec.path}/{NODE}"] = array_node(spec)
     nodes[NODE] = group_node({"embstore": document(metadata, arrays)})
     return nodes
 
@@ -98,69 +92,6 @@ def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str
 def column_key(spec: ArraySpec) -> str:
     """Return the key of the one chunk of an array that is written once."""
     return f"{spec.path}/c/" + "/".join("0" for _ in spec.shape)
-
-
-def column_keys(metadata: Metadata, spec: ArraySpec) -> list[str]:
-    """Return the keys of all chunks of an array that is written once: several or none in a virtual store."""
-    if 0 in spec.shape or (metadata.kept is not None and spec.path in DERIVED):
-        return []
-    return packed_keys(spec) if metadata.kept is not None and is_packed(spec) else [column_key(spec)]
-
-
-def is_packed(spec: ArraySpec) -> bool:
-    """Return whether a virtual store has an array that is written once compressed: a column of the index."""
-    return "/" in spec.path and spec.path not in DERIVED and spec.shape[0] > 0
-
-
-def packed_rows(spec: ArraySpec) -> int:
-    """Return the rows of a compressed chunk of a column."""
-    return min(spec.shape[0], PACKED_NBYTES // spec.dtype.itemsize)
-
-
-def packed_keys(spec: ArraySpec) -> list[str]:
-    """Return the keys of the compressed chunks of a column, none of which is that of its plain chunk."""
-    return [f"{spec.path}/{number}" for number in range(-(-spec.shape[0] // packed_rows(spec)))]
-
-
-def packed_node(spec: ArraySpec) -> bytes:
-    """Return the zarr.json of a compressed column."""
-    node = json.loads(array_node(spec))
-    node["chunk_grid"]["configuration"]["chunk_shape"] = [packed_rows(spec)]
-    node["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "."}}
-    node["data_type"] = spec.packed.name
-    node["codecs"] = [_BYTES, {"name": "zstd", "configuration": {"level": PACKED_LEVEL, "checksum": False}}]
-    return _encode(node)
-
-
-def packed(spec: ArraySpec, array: NDArray[Any]) -> Iterator[tuple[str, bytes]]:
-    """Yield the chunks of a column by their keys; the last of several is filled up."""
-    import zstandard
-
-    n_rows, compress = packed_rows(spec), zstandard.ZstdCompressor(PACKED_LEVEL).compress
-    for number, key in enumerate(packed_keys(spec)):
-        chunk = np.ascontiguousarray(array[number * n_rows : (number + 1) * n_rows])
-        if len(chunk) < n_rows:
-            chunk = np.append(chunk, np.full(n_rows - len(chunk), spec.fill, spec.dtype))
-        yield key, compress(chunk.astype(spec.packed, copy=False).tobytes())
-
-
-def unpacked(storage: Storage, spec: ArraySpec) -> Iterator[NDArray[Any]]:
-    """Yield the values of a column in order, chunk by chunk. Raises StoreDamagedError where one is not whole."""
-    import zstandard
-
-    left, nbytes = spec.shape[0], packed_rows(spec) * spec.packed.itemsize
-    for key in packed_keys(spec):
-        try:
-            data = storage.get(key)
-            if zstandard.frame_content_size(data) != nbytes:
-                raise StoreDamagedError(f"{storage.url(key)} was changed, it has another size: {REPAIR_HINT}")
-            chunk = np.frombuffer(zstandard.ZstdDecompressor().decompress(data), spec.packed)
-        except KeyNotFoundError as error:
-            raise StoreDamagedError(f"{error}, a column of the store: {REPAIR_HINT}") from None
-        except zstandard.ZstdError as error:
-            raise StoreDamagedError(f"{storage.url(key)} was changed ({error}): {REPAIR_HINT}") from None
-        yield chunk[:left].astype(spec.dtype, copy=False)
-        left -= len(chunk)
 
 
 def shard_key(spec: ArraySpec, partition: int) -> str:
@@ -173,25 +104,22 @@ def _encode(node: Mapping[str, Any]) -> bytes:
     return (json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def shard_parts(spec: ArraySpec, rows: NDArray[Any], layers: Sequence[int] | None = None) -> list[NDArray[Any] | bytes]:
-    """Return the bytes of a shard of `rows` [layer, n, ...] in parts: each layer with its padding, then the index.
-
-    `layers`: the positions of the layers that the shard holds; None: all.
-    """
+def shard_parts(spec: ArraySpec, rows: NDArray[Any]) -> list[NDArray[Any] | bytes]:
+    """Return the bytes of a shard of `rows` [layer, n, ...] in parts: each layer with its padding, then the index."""
     n_rows = rows.shape[1]
     padding = np.full((-n_rows % CHUNK_ROWS, *rows.shape[2:]), spec.fill, spec.dtype)
     parts: list[NDArray[Any] | bytes] = []
-    for layer in rows if layers is None else (rows[position] for position in layers):
+    for layer in rows:
         parts += [layer, padding] if len(padding) else [layer]
-    return [*parts, shard_end(spec, n_rows, layers)[1]]
+    return [*parts, shard_end(spec, n_rows)[1]]
 
 
-def shard_end(spec: ArraySpec, n_rows: int, layers: Sequence[int] | None = None) -> tuple[int, bytes]:
+def shard_end(spec: ArraySpec, n_rows: int) -> tuple[int, bytes]:
     """Return the number of bytes of a shard of `n_rows` rows, and its last bytes: its index with the checksum."""
     written = -(-n_rows // CHUNK_ROWS)
     chunk_nbytes = int(np.prod(spec.chunk, dtype=np.int64)) * spec.dtype.itemsize
-    end = shard_index((spec.shape[0], spec.shard[1] // CHUNK_ROWS), written, chunk_nbytes, layers)
-    return (spec.shape[0] if layers is None else len(layers)) * written * chunk_nbytes + len(end), end
+    end = shard_index((spec.shape[0], spec.shard[1] // CHUNK_ROWS), written, chunk_nbytes)
+    return spec.shape[0] * written * chunk_nbytes + len(end), end
 
 
 def column_parts(spec: ArraySpec, array: NDArray[Any]) -> list[NDArray[Any] | bytes]:
@@ -209,20 +137,17 @@ def column_end(spec: ArraySpec) -> bytes:
     return padding.tobytes() + shard_index((1, chunks), chunks, spec.chunk[0] * spec.dtype.itemsize)
 
 
-def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int, layers: Sequence[int] | None = None) -> bytes:
+def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int) -> bytes:
     """Return the index of a shard of `chunks` (outer, inner) chunks of which the first `written` inner ones exist.
-
-    `layers`: the outer ones that exist; None: all.
 
     Chunks follow each other in C order without gaps. The index has (offset, nbytes) per chunk as uint64, then the
     CRC32C of these pairs.
     """
     outer, inner = chunks
     pairs = np.full((outer, inner, 2), ABSENT, "<u8")
-    held = range(outer) if layers is None else layers
-    numbers = np.arange(len(held) * written, dtype=np.uint64).reshape(len(held), written)
-    pairs[held, :written, 0] = numbers * np.uint64(chunk_nbytes)
-    pairs[held, :written, 1] = chunk_nbytes
+    numbers = np.arange(outer * written, dtype=np.uint64).reshape(outer, written)
+    pairs[:, :written, 0] = numbers * np.uint64(chunk_nbytes)
+    pairs[:, :written, 1] = chunk_nbytes
     index = pairs.tobytes()
     return index + crc32c(index).to_bytes(_CRC_NBYTES, "little")
 

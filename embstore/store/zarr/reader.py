@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,6 @@ from embstore.store.arrays import (
     payload_specs,
     record_crc32c,
 )
-from embstore.store.index import indptr_by_type, rows_by_type
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import parse
 from embstore.store.reading.mapped import (
@@ -45,20 +43,17 @@ from embstore.store.reading.mapped import (
 from embstore.store.storage.base import Expected, KeyNotFoundError, Storage
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, allow_files, crc32c
 from embstore.store.storage.local import LocalStorage
-from embstore.store.virtual.recomputed import Recomputed, kept_fault
+from embstore.store.virtual.recomputed import Recomputed
 from embstore.store.zarr.format import (
     APPENDED,
     COMMITS_CHUNK,
-    DERIVED,
     NODE,
     array_node,
     column_key,
     index_nbytes,
-    packed_node,
     parse_index,
     shard_end,
     shard_key,
-    unpacked,
 )
 from embstore.store.zarr.remote import RemoteRows
 
@@ -113,7 +108,7 @@ class ZarrReader:
         if not self._is_folder and (len(self._chunk_rows) < len(rows) or (self.cache and self.is_foreign)):
             raise self._rewritten(self.metadata.layout.vectors)
         self._recomputed: Recomputed | None = None
-        if self.metadata.kept is not None:
+        if self.metadata.virtual:
             if self.is_foreign:
                 raise self._rewritten(self.metadata.layout.vectors)
             self._recomputed = Recomputed(self, cache)
@@ -215,16 +210,11 @@ class ZarrReader:
         return column
 
     def _open_column(self, spec: ArraySpec) -> NDArray[Any]:
-        if self._is_folder or self._recomputed is not None:
+        if self._is_folder:
             node = self.storage.get_or_none(f"{spec.path}/{NODE}")
-            follows = spec.path in DERIVED and (node is None or self.storage.size(column_key(spec)) is None)
-            if self._recomputed is not None and (follows or node == packed_node(spec)):
-                return self._expanded(self._recomputed, spec)
             if node is None:
                 raise StoreDamagedError(f"{self.storage.url(f'{spec.path}/{NODE}')} is missing: {REPAIR_HINT}")
             if node != array_node(spec):
-                if not self._is_folder:
-                    raise self._rewritten(spec.path)
                 return self._column_by_zarr(spec)
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
@@ -248,29 +238,6 @@ class ZarrReader:
         data.flags.writeable = False
         return data.view(spec.dtype).reshape(spec.shape)
 
-    def _expanded(self, cache: Recomputed, spec: ArraySpec) -> NDArray[Any]:
-        """Return a column that a virtual store has compressed, or that follows from another one."""
-        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
-        make = partial(self._derived, cache, spec) if spec.path in DERIVED else partial(unpacked, self.storage, spec)
-        column = cache.column(spec.path, nbytes, self.arrays[spec.path].crc32c, make)
-        if isinstance(column, Path):
-            file = MappedFile(column)
-            self._files.append(file)
-            column = file.bytes
-        return column.view(spec.dtype)
-
-    def _derived(self, cache: Recomputed, spec: ArraySpec) -> Iterator[NDArray[np.int64]]:
-        types, n_types = self.column("occurrences/type"), self.arrays["types/indptr"].shape[0] - 1
-        try:
-            if spec.path == "types/indptr":
-                yield indptr_by_type(types, n_types)
-                return
-            folder = cache.folder if cache.folder.is_dir() else Path(tempfile.gettempdir())
-            with rows_by_type(types, n_types, folder) as (_, rows):
-                yield rows
-        except (ValueError, IndexError):
-            raise StoreDamagedError(f"occurrences/type of {self.path} has a type that is none: {REPAIR_HINT}") from None
-
     def most_mapped(self, array: str) -> int:
         """Return for how many partitions of an array `layer` may be called, 0 where its shards are not mapped."""
         return self._max_shards if self.remote is None and array in self._chunk_rows else 0
@@ -286,7 +253,7 @@ class ZarrReader:
         files = layer.files
         for partition in partitions:
             if partition not in files:
-                shard = self._shard(array, partition, position)
+                shard = self._shard(array, partition)
                 offsets = shard.offsets[position]
                 layer.place(partition * len(offsets), shard.file, offsets)
                 files[partition] = shard.file
@@ -298,7 +265,7 @@ class ZarrReader:
         start, stop = self.metadata.layout.span(partition)
         if chunk_rows is None:
             return LibraryRows(partial(self._library_array, spec), position, start)
-        shard = self._shard(array, partition, position)
+        shard = self._shard(array, partition)
         source = shard.sources.get(position)
         if source is None:
             runs = runs_of_chunks(
@@ -317,12 +284,12 @@ class ZarrReader:
 
         Where the rows are follows from the layout, so that the index need not be waited for.
         """
-        if self._is_computed(array, position, partition):
+        if self._is_computed(array, partition):
             return
         if self.is_foreign or self._recomputed is not None:
             self.rows(array, position, partition).will_need(start, stop)
             return
-        shard = self._shard(array, partition, position)
+        shard = self._shard(array, partition)
         first, last = self.metadata.layout.span(partition)
         row_nbytes = shard.chunk_nbytes // CHUNK_ROWS
         layer = position * -(-(last - first) // CHUNK_ROWS) * CHUNK_ROWS
@@ -330,29 +297,23 @@ class ZarrReader:
             request(shard.file, shard.file.nbytes - index_nbytes(shard.n_chunks), shard.file.nbytes)
         request(shard.file, (layer + start) * row_nbytes, (layer + stop) * row_nbytes)
 
-    def is_kept(self, array: str, position: int, partition: int) -> bool:
-        """Return whether a virtual store has rows of one layer (by its position) of a partition in its own folder."""
-        spec = self.specs[array]
-        size = self.storage.size(shard_key(spec, partition)) if self._is_folder else None
-        layers = self.metadata.layers if spec.dims[0] == "layer" else self.metadata.blocks
-        if size is None or layers[position] in (self.metadata.kept or ()):
-            return size is not None
-        return all(self.whole_shards(spec.first + partition % self.metadata.layout.n_partitions))
+    def _is_computed(self, array: str, partition: int) -> bool:
+        """Return whether a virtual store does not have a shard, or another of its partition, in its own folder."""
+        return self._recomputed is not None and not self.has_shards(
+            self.specs[array].first + partition % self.metadata.layout.n_partitions
+        )
 
-    def _is_computed(self, array: str, position: int, partition: int) -> bool:
-        return self._recomputed is not None and not self.is_kept(array, position, partition)
-
-    def whole_shards(self, number: int) -> list[bool]:
-        """Return for each shard of a partition, counted over the store, whether it is there with all layers."""
+    def has_shards(self, number: int) -> bool:
+        """Return whether all shards of a partition, counted over the store, are there, as files of their size."""
         start, stop = self.metadata.layout.span(number)
-        return [
+        return self._is_folder and all(
             self.storage.size(shard_key(spec, number)) == shard_end(spec, stop - start)[0]
             for spec in payload_specs(self.metadata, number)
-        ]
+        )
 
-    def _shard(self, array: str, partition: int, position: int) -> Shard:
+    def _shard(self, array: str, partition: int) -> Shard:
         spec = self.specs[array]
-        again = self._is_computed(array, position, partition)
+        again = self._is_computed(array, partition)
         key = array, partition, again
         if again and key not in self._shards:
             self._shard_file(spec, partition, again=True)  # takes long, and other threads may read meanwhile
@@ -363,9 +324,9 @@ class ZarrReader:
                     with self._of_this_store(checksum=not self._is_folder):
                         shard = self._open_shard(spec, partition, again=again)
                 except StoreDamagedError:
-                    if again or not self._is_computed(array, position, partition):
+                    if again or not self._is_computed(array, partition):
                         raise
-                if shard is None or (not again and self._is_computed(array, position, partition)):
+                if shard is None or (not again and self._is_computed(array, partition)):
                     key = array, partition, True  # another process has thinned it meanwhile
                     shard = self._open_shard(spec, partition, again=True)
                 if len(self._shards) >= self._max_shards:
@@ -386,8 +347,6 @@ class ZarrReader:
         if self.is_foreign:
             return self._crc32c_of_values(partition, stop - start) if self._is_folder else None
         if self._recomputed is not None and self.expected_again(partition) is not None:
-            if fault := kept_fault(self.storage, self.metadata, partition):
-                raise StoreDamagedError(f"{fault}: {REPAIR_HINT}")
             return self._recomputed.crc32c(partition)
         for spec in payload_specs(self.metadata, partition):
             storage, key, (nbytes, end) = self.storage, shard_key(spec, partition), shard_end(spec, stop - start)
@@ -437,7 +396,7 @@ class ZarrReader:
         records = self.commits() if self._records is None else self._records
         if not committed(records, self.metadata.layout)[number]:
             return None
-        return None if self._is_folder and all(self.whole_shards(number)) else self._expected(number)
+        return None if self.has_shards(number) else self._expected(number)
 
     def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool = False) -> Shard:
         file = MappedFile(self._shard_file(spec, partition, again=again), random=True, of=f" of partition {partition}")

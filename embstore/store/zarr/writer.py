@@ -19,27 +19,22 @@ from embstore.store.arrays import (
     commit_record,
     committed,
     frozen_spec,
-    kept_positions,
     no_records,
     payload_specs,
     stored_arrays,
-    virtual_specs,
 )
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.files import crc32c, write_file
 from embstore.store.storage.location import exists_already
 from embstore.store.virtual.fingerprints import fingerprints
-from embstore.store.virtual.recomputed import crc_of, fingerprint_bytes, kept_fault, virtual_chunks
+from embstore.store.virtual.recomputed import crc_of, fingerprint_bytes, virtual_chunks
 from embstore.store.zarr.format import (
     COMMITS_CHUNK,
-    DERIVED,
     NODE,
     all_nodes,
     column_key,
     column_parts,
-    is_packed,
-    packed,
     shard_end,
     shard_key,
     shard_parts,
@@ -55,9 +50,7 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
     objects: dict[str, Parts] = {}
     for name, array in frozen.items():
         spec = frozen_spec(name, frozen)
-        if metadata.kept is not None and is_packed(spec):
-            objects.update({key: [chunk] for key, chunk in packed(spec, array)})
-        elif array.size and (metadata.kept is None or name not in DERIVED):
+        if array.size:
             objects[column_key(spec)] = column_parts(spec, array)
     for key, node in all_nodes(metadata, stored_arrays(frozen)).items():
         objects[key] = [node]
@@ -132,7 +125,7 @@ class ZarrWriter:
         CRC32C is that of its bytes; one that cannot be a shard of this partition is replaced.
         """
         specs, crc = payload_specs(self.metadata, partition), 0
-        if self.metadata.kept is not None:  # of the shards that a virtual store has not
+        if self.metadata.virtual:  # of the shards that it does not have
             self.thin(partition, arrays)
             return crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs])
         for spec in specs:
@@ -153,23 +146,11 @@ class ZarrWriter:
         return crc
 
     def thin(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Store the fingerprints of a partition, then put the layers that are kept in the place of its shards."""
+        """Store the fingerprints of a partition, then remove its shards."""
         specs = payload_specs(self.metadata, partition)
         start, _, key = fingerprint_bytes(self.metadata, partition)
         self._storage.write_at(key, fingerprints(specs[0], arrays).tobytes(), start)
-        self.keep(partition, arrays)
-
-    def keep(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Put the layers that are kept in the place of a partition's shards, after their record."""
-        specs, layers = payload_specs(self.metadata, partition), kept_positions(self.metadata, partition)
-        if not layers:
-            self._delete_shards([partition])
-            return
-        shards = [shard_parts(spec, arrays[spec.path], layers) for spec in specs]
-        record = commit_record(arrays[specs[0].path].shape[1], crc_of(shards)).astype(COMMIT_DTYPE)
-        self._storage.write_at(column_key(virtual_specs(self.metadata)[1]), record.tobytes(), partition * record.nbytes)
-        for spec, parts in zip(specs, shards, strict=True):
-            self._storage.put(shard_key(spec, partition), parts)
+        self.remove_shards([partition])
 
     def _is_shard(self, key: str, shape: tuple[int, bytes]) -> bool:
         nbytes, end = shape
@@ -189,10 +170,9 @@ class ZarrWriter:
         return crc
 
     def is_intact(self, partition: int, crc: int) -> bool:
-        """Return whether a committed partition has the shards that it must have, `crc` of all its layers."""
-        if self.shards_crc32c(partition) == crc:
-            return True
-        return self.metadata.kept is not None and kept_fault(self._storage, self.metadata, partition) is None
+        """Return whether a committed partition has the shards that it must have; `crc`: of them."""
+        stored = self.shards_crc32c(partition)
+        return stored == crc or (stored is None and self.metadata.virtual)
 
     def recover(self) -> None:
         """Begin committing: take care of shards that have no record, and remove what interrupted writes left.
@@ -203,7 +183,7 @@ class ZarrWriter:
         self._storage.finish()
         missing = np.flatnonzero(~committed(self._records, self.metadata.layout)).tolist()
         if self._storage.is_in_place:
-            self._delete_shards(missing)
+            self.remove_shards(missing)
             return
         shards = {key for layout in self.metadata.layouts for key in self._storage.sizes(layout.vectors)}
         for partition in missing:
@@ -230,7 +210,7 @@ class ZarrWriter:
         numbers = list(partitions)
         self._set(numbers, no_records(1)[0])
         self.flush()
-        self._delete_shards(numbers)
+        self.remove_shards(numbers)
 
     def _set(self, partitions: list[int], record: Records) -> None:
         """Set the records of partitions, durably on a disk."""
@@ -257,7 +237,8 @@ class ZarrWriter:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _delete_shards(self, partitions: Iterable[int]) -> None:
+    def remove_shards(self, partitions: Iterable[int]) -> None:
+        """Remove the shards of partitions, whatever their records say."""
         for partition in partitions:
             for spec in payload_specs(self.metadata, partition):
                 key = shard_key(spec, partition)
