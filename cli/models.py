@@ -10,7 +10,7 @@ import embstore as es
 import embstore_cli.options as opt
 from embstore_cli.output import print_json
 
-GENERATING = opt.Config(lambda: es.models.generate, "temperature", "top_p", "seed", "batch_size", "compute_dtype")
+GENERATING = opt.Config(lambda: es.models.generate, "temperature", "seed", "batch_size")
 
 
 def generate(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 ALLOWED = "auto, cpu, cuda, cuda:N, mps, xpu"
 OMP_THREADS = "OMP_NUM_THREADS"
 CGROUPS = Path("/sys/fs/cgroup")
-LOAD = Path("/proc/loadavg")  # its fourth field: the threads that run or could, of all processes
-OWN_THREADS = Path("/proc/self/task")
-LOOKS, LOOK_SECONDS = 5, 2e-3
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start as many threads
 COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
 
@@ -65,35 +60,6 @@ def thread_count(threads: int | None = None) -> int:
     if variable.isdecimal() and int(variable):
         return int(variable)
     return n_cores()
-
-
-def idle_threads() -> int | None:
-    """Return how many of torch's CPU threads find an idle core now; None: all, or it is not known.
-
-    Threads of OpenMP wait for each other actively, so that two of them next to a busy process on two cores take longer
-    than one. OMP_NUM_THREADS overrides it. The busy processes are those that run in each of a few looks at the system;
-    threads of OpenMP that still wait actively for the next task of this process are none.
-    """
-    import torch
-
-    counts = []
-    for _ in range(LOOKS if OMP_THREADS not in os.environ else 0):
-        try:
-            counts.append(int(LOAD.read_text().split()[3].split("/")[0]) - _n_waiting())
-        except (OSError, ValueError, IndexError):
-            return None
-        time.sleep(LOOK_SECONDS)
-    if not counts:
-        return None
-    idle = (os.cpu_count() or 1) - (min(counts) - 1)  # this thread runs while it looks
-    return None if idle >= torch.get_num_threads() else max(1, min(idle, n_cores()))
-
-
-def _n_waiting() -> int:
-    """Return how many threads of this process run without being Python's."""
-    own = {thread.native_id for thread in threading.enumerate()}
-    stats = [(task / "stat").read_text() for task in OWN_THREADS.iterdir() if int(task.name) not in own]
-    return sum(stat.rpartition(")")[2].split()[0] == "R" for stat in stats)
 
 
 def n_cores() -> int:

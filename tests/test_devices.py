@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -21,41 +20,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0 if kind is None else count)
-
-
-@pytest.mark.parametrize(
-    ("running", "threads"),
-    [("1/90", None), ("2/90", 3), ("3/90", 2), ("9/90", 1), ("x/90", None)],
-)
-def test_threads_keep_away_from_busy_processes(
-    running: str, threads: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that looks is one of those that run; on a machine of four cores."""
-    monkeypatch.setattr(devices, "LOAD", tmp_path / "loadavg")
-    monkeypatch.setattr(devices, "n_cores", lambda: 4)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert devices.idle_threads() is None, "the system does not say"
-    (tmp_path / "loadavg").write_text(f"1.0 1.0 1.0 {running} 77\n")
-    assert devices.idle_threads() == threads
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert devices.idle_threads() is None, "the user has chosen"
-
-
-def test_waiting_threads_of_this_process_are_no_busy_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of five running threads one looks, one waits for OpenMP's next task and three are of others."""
-    monkeypatch.setattr(devices, "LOAD", tmp_path / "loadavg")
-    monkeypatch.setattr(devices, "OWN_THREADS", tmp_path / "task")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(devices, "n_cores", lambda: 8)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    (tmp_path / "loadavg").write_text("1.0 1.0 1.0 5/90 77\n")
-    for name, stat in (("1", "1 (a) R) R 0"), ("2", "2 (b) S 0"), (str(threading.get_native_id()), "3 (c) R 0")):
-        (tmp_path / "task" / name).mkdir(parents=True)
-        (tmp_path / "task" / name / "stat").write_text(stat)
-    assert devices.idle_threads() == 8 - 3
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,6 @@ class EncoderSpec:
                 device_map=self.device_map,
                 compute_dtype=self.compute_dtype,
                 revision=self.revision,
-                layers=layers,
             )
         except EmbstoreError as error:
             raise ExecutorError(

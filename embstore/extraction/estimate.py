@@ -7,7 +7,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.config import settings
 from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
-from embstore.devices import OMP_THREADS, n_cores
 from embstore.errors import StorageError
 from embstore.extraction.options import ExtractionOptions, Window
 from embstore.extraction.partition import (
@@ -63,9 +61,7 @@ class Estimate:
     of main memory that the GPU copies into, next to `memory_nbytes`: None on a CPU; `free_nbytes` in `folder`, None for
     a bucket, which has no limit. `seconds`: time of the forward passes and the casts, None if it was not measured.
     `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
-    exact and not projected from a sample. `threads`: CPU threads where other processes keep cores busy; see
-    `devices.idle_threads`.
-    `weights`: bytes on each device of a model that is on several.
+    exact and not projected from a sample.
     """
 
     store_nbytes: int
@@ -76,15 +72,13 @@ class Estimate:
     seconds: float | None
     subwords_to_run: int
     counted: bool
-    threads: int | None = None
     device_nbytes: int | None = None
     pinned_nbytes: int | None = None
-    weights: Mapping[str, int] | None = None
 
     def as_json(self) -> dict[str, Any]:
         document = {**asdict(self), "subwords_counted": self.counted}
-        absent = {name for name in ("device_nbytes", "pinned_nbytes", "weights") if document[name] is None}
-        return {name: each for name, each in document.items() if name not in {"folder", "counted", "threads", *absent}}
+        absent = {name for name in ("device_nbytes", "pinned_nbytes") if document[name] is None}
+        return {name: each for name, each in document.items() if name not in {"folder", "counted", *absent}}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the estimate as lines of text, each a name and a value."""
@@ -94,7 +88,6 @@ class Estimate:
             ("on disk", f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"),
             ("peak memory", format_nbytes(self.memory_nbytes)),
         ]
-        lines += [(f"weights on {device}", format_nbytes(nbytes)) for device, nbytes in (self.weights or {}).items()]
         if self.device_nbytes is not None and self.pinned_nbytes is not None:
             lines.append(("GPU memory", format_nbytes(self.device_nbytes)))
             lines.append(("pinned memory", f"{format_nbytes(self.pinned_nbytes)}, next to peak memory"))
@@ -102,8 +95,6 @@ class Estimate:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         else:
             lines.append(("time", "not measured"))
-        if self.threads is not None:
-            lines.append(("threads", f"{self.threads} of {n_cores()} cores; {OMP_THREADS}={n_cores()} uses all"))
         return lines
 
     def require_space(self, *, share: float = 1.0) -> None:
@@ -162,20 +153,9 @@ def estimate(
         seconds=seconds,
         subwords_to_run=subwords,
         counted=counted,
-        threads=_fewer_threads() if encoder.device.type == "cpu" else None,
         device_nbytes=of_batches if on_device else None,
         pinned_nbytes=ring if on_device else None,
-        weights=dict(encoder.weights_by_device) or None,
     )
-
-
-def _fewer_threads() -> int | None:
-    """Return the number of CPU threads if it is not that of the cores, and nobody has chosen it."""
-    import torch
-
-    threads = torch.get_num_threads()
-    chosen = settings().threads is not None or OMP_THREADS in os.environ
-    return threads if threads < n_cores() and not chosen else None
 
 
 def count_contexts(index: Index, groups: Groups, subwords: NDArray[np.int64]) -> tuple[int, int]:

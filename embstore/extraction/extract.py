@@ -32,7 +32,7 @@ from embstore.errors import (
 from embstore.executors import iter_completed, n_workers_of, one_line
 from embstore.extraction.append import append as append_part
 from embstore.extraction.partition import Part
-from embstore.extraction.plan import Plan, extraction_threads
+from embstore.extraction.plan import Plan
 from embstore.extraction.recompute import remember
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.window_plan import WINDOW_FIELD, WindowPlan
@@ -165,7 +165,7 @@ def extract_together(
     timings = Timings()
     began = time.perf_counter()
     progress = settings().progress if progress is None else progress
-    with torch_threads(extraction_threads()), ExitStack() as stack:
+    with torch_threads(settings().threads), ExitStack() as stack:
         stores = [target for target in targets if not target.complete]
         for store in stores:
             store.open(stack.enter_context(StoreWriter(store.path)))

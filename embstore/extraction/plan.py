@@ -16,7 +16,7 @@ from embstore.arguments import checked
 from embstore.config import settings
 from embstore.corpus import Corpus, open_corpus
 from embstore.corpus.splitting import ends_sentence
-from embstore.devices import idle_threads, torch_threads
+from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
@@ -342,15 +342,9 @@ def plan(
     check_choice(source, options)
     if store is not None:
         check_store(parse_location(store), source, options, contexts)
-    with torch_threads(extraction_threads()):
+    with torch_threads(settings().threads):
         reading = read(source, model, options, contexts, compute_dtype=compute_dtype, store=store)
         return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
-
-
-def extraction_threads() -> int | None:
-    """Return the CPU threads that `es.config` asks for; by default those that find an idle core."""
-    threads = settings().threads
-    return idle_threads() if threads is None else threads
 
 
 def read(
@@ -369,7 +363,7 @@ def read(
     """
     encoder = model
     if isinstance(encoder, str | Path):
-        encoder = encoder_on(settings().device, encoder, compute_dtype=compute_dtype, layers=options.layers)
+        encoder = encoder_on(settings().device, encoder, compute_dtype=compute_dtype)
     if options.attention_window is not None and not encoder.masks_attention:
         raise InvalidValueError(
             f"attention windows need a transformer, whose attention can be masked; {encoder.info.architecture} has "

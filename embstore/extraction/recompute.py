@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from embstore.config import settings
-from embstore.devices import idle_threads, torch_threads
+from embstore.devices import torch_threads
 from embstore.errors import EmbstoreError, InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
 from embstore.extraction.options import CLS
@@ -50,7 +50,7 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     task = Task(Part.of(store.index, start, stop), missing)
     job = Job(metadata.layers, options, text, destinations, groups.size)
     label = f"compute rows {start:,}-{stop - 1:,} of {store.path.name} again"
-    with torch_threads(idle_threads()), reporting(None, total=stop - start, unit="words", label=label) as report:
+    with torch_threads(settings().threads), reporting(None, total=stop - start, unit="words", label=label) as report:
         for _ in Worker(encoder, job, [take], on_rows=Counter(report).add).run([task]):
             pass
 

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from embstore.arguments import checked
+from embstore.config import settings
 from embstore.corpus import Corpus, open_corpus
 from embstore.devices import torch_threads
 from embstore.errors import InvalidValueError
 from embstore.extraction.estimate import Estimate
 from embstore.extraction.options import ExtractionOptions, Window, Words, sorted_windows, window_name
-from embstore.extraction.plan import Plan, as_text, extraction_threads, make_plan, read
+from embstore.extraction.plan import Plan, as_text, make_plan, read
 from embstore.extraction.resume import check_choice, check_store
 from embstore.html import html_table
 from embstore.models.encoder import Encoder
@@ -124,7 +125,7 @@ def plan_windows(
             check_store(path, source, each[window], contexts)
     strictest = next(iter(each.values()))  # a window, if any: whether the model knows it is checked on loading
     plans: dict[Window, Plan] = {}
-    with torch_threads(extraction_threads()):
+    with torch_threads(settings().threads):
         reading = read(source, model, strictest, contexts, compute_dtype=compute_dtype, store=paths[windows[0]])
         for window, own in each.items():
             shared = kind == "context" and bool(plans)  # the batches, and their cost, are those of the first plan

@@ -112,7 +112,7 @@ class BatchedEncoder(Encoder):
         `info.max_subwords` are cut. Raises InvalidValueError for a layer that does not exist, for a span that is empty
         or outside its sentence, and for an attention window of a model without attention.
         """
-        chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window, self.deepest)
+        chosen = check_arguments(self.info, layers, pooling, batch_subwords, attention_window)
         if attention_window is not None and not self.masks_attention:
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
         sizes = self.site_sizes(sites)
@@ -157,7 +157,7 @@ class BatchedEncoder(Encoder):
         The largest difference, relative to the largest value of the layer, may be 2e-5 (5e-3 in float16, 4e-2 in
         bfloat16). Also raises ModelError if plain vectors are not finite or an attention window is not respected.
         """
-        chosen = check_arguments(self.info, layers, pooling, 1, attention_window, self.deepest)
+        chosen = check_arguments(self.info, layers, pooling, 1, attention_window)
         batchings = self.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
         if batching is not None and batching in batchings:
             batchings = (batching,)

@@ -10,7 +10,7 @@ import re
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +22,12 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers.models.auto import auto_factory
 
 from embstore.arguments import checked
 from embstore.errors import ModelError, StorageError, quoted
 from embstore.models.memory import memory_needed
 from embstore.models.names import require_name
-from embstore.models.placing import Place, own_dtype, require_finite_weights, without_blocks
+from embstore.models.placing import Place, own_dtype, require_finite_weights
 from embstore.store.storage.files import fsync_tree, replacing
 
 WEIGHTS = "model.safetensors"
@@ -53,7 +52,7 @@ class Loaded:
     """A model in evaluation mode on its device, its tokenizer, and the source of both.
 
     `missing`: parameters of the model that the files do not contain; their values are random. `dtype`: the one that it
-    computes in. `deepest`: the last layer that the network can give, None if all its blocks are there.
+    computes in.
     """
 
     model: Any
@@ -64,7 +63,6 @@ class Loaded:
     missing: dict[str, torch.Tensor]
     place: Place
     dtype: torch.dtype
-    deepest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -78,26 +76,18 @@ class Checkpoint:
     tokenizer: Any
 
 
-def load(
-    model: str | Path,
-    place: Place,
-    *,
-    dtype: torch.dtype | None,
-    revision: str | None,
-    layers: str | int | Iterable[int | str] = "all",
-) -> Loaded:
+def load(model: str | Path, place: Place, *, dtype: torch.dtype | None, revision: str | None) -> Loaded:
     """Load a model folder or a model of the Hugging Face hub; every failure is a ModelError of one line.
 
-    `dtype`: None is that of `placing.own_dtype`. `layers`: blocks that these do not need may be left out.
+    `dtype`: None is that of `placing.own_dtype`.
     """
     checkpoint = open_checkpoint(model, revision=revision)
     config = checkpoint.config
     dtype = dtype or own_dtype(config, place)
-    deepest = place.deepest(config, layers)
     fits = memory_needed(f"the model {str(model)!r}", place.main)
     with quiet(), ThreadPoolExecutor(1) as other, fits:
         sha256 = other.submit(sha256_of, checkpoint.files)
-        network, missing = _load_network(checkpoint.folder, config, dtype, place, deepest)
+        network, missing = _load_network(checkpoint.folder, config, dtype, place)
     return Loaded(
         network.eval(),
         checkpoint.tokenizer,
@@ -107,7 +97,6 @@ def load(
         missing,
         place=place,
         dtype=dtype,
-        deepest=deepest,
     )
 
 
@@ -236,16 +225,13 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _load_network(
-    folder: Path, config: Any, dtype: torch.dtype, place: Place, deepest: int | None
+    folder: Path, config: Any, dtype: torch.dtype, place: Place
 ) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """Return the network, of an encoder-decoder its encoder, and the parameters that the files do not contain."""
     text_encoders = transformers.AutoModelForTextEncoding
     kind: Any = text_encoders if type(config) in text_encoders._model_mapping else transformers.AutoModel
     has_decoder = getattr(config, "is_encoder_decoder", False) and kind is transformers.AutoModel
     options = place.options()
-    if deepest is not None:
-        own: Any = auto_factory._get_model_class(config, kind._model_mapping)  # type: ignore[no-untyped-call]
-        kind = without_blocks(own, n_layers=config.num_hidden_layers, deepest=deepest)
     offloaded = None if place.device_map is None else tempfile.mkdtemp(prefix="embstore-")  # experts are written there
     network, report = read_network(kind, folder, config, dtype, **options, offload_folder=offloaded)
     if offloaded is not None:

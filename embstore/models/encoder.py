@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal, get_args
 
 import numpy as np
@@ -105,9 +104,8 @@ class Encoder(ABC):
     `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
     `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], None without one:
-    negative before the sentence, else counted from the first special one after it. `deepest`: the last layer that was
-    loaded, None for all. `device_map`: of a model that is on several devices, else None;
-    `weights_by_device`: the bytes of weights on each of those, "disk" included.
+    negative before the sentence, else counted from the first special one after it. `device_map`: of a model
+    that is on several devices, else None.
     """
 
     info: ModelInfo
@@ -123,9 +121,7 @@ class Encoder(ABC):
     times: StageTimes
     causal: bool = False
     masks_attention: bool = False
-    deepest: int | None = None
     device_map: str | Mapping[str, int | str] | None = None
-    weights_by_device: Mapping[str, int] = MappingProxyType({})
 
     def __repr__(self) -> str:
         layers = f"{self.info.num_hidden_layers} layers x {self.info.hidden_size}"
@@ -261,20 +257,14 @@ def check_arguments(
     pooling: str,
     batch_subwords: int = 1,
     attention_window: int | None = None,
-    deepest: int | None = None,
 ) -> tuple[int, ...]:
-    """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed.
-
-    `deepest`: the last layer that was loaded, None for all.
-    """
+    """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed."""
     chosen = tuple(int(layer) for layer in layers)
     for layer in chosen:
         if not 0 <= layer <= info.num_hidden_layers:
             raise InvalidValueError(
                 f"there is no layer {layer}; {info.name!r} has layers 0 to {info.num_hidden_layers}"
             )
-        if deepest is not None and layer > deepest:
-            raise InvalidValueError(f"layer {layer} of {info.name!r} was not loaded, only those up to {deepest}")
     if not chosen or len(set(chosen)) < len(chosen):
         raise InvalidValueError(f"the layers {list(chosen)} must be one or more, each named once")
     if pooling not in POOLINGS:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,6 @@ from embstore.corpus.formats.chat import is_chat
 from embstore.corpus.formats.jsonl import parse_object
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import is_encodable
-from embstore.devices import choose_dtype
 from embstore.errors import InvalidValueError, ModelError, StorageError, quoted
 from embstore.models.checkpoint import Checkpoint, open_checkpoint, quiet, read_network, reason
 from embstore.models.memory import memory_needed
@@ -28,8 +25,7 @@ from embstore.models.placing import Place, own_dtype
 from embstore.models.transformer.probing import longest_sentence
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import reporting
-from embstore.store.storage.files import clean_up, replacing, storing
-from embstore.store.storage.lock import ProcessLock
+from embstore.store.storage.files import replacing
 
 PART = "part"  # the label column: "prompt" or "generated"
 Prompt = str | Sequence[Mapping[str, Any]] | Mapping[str, Any]
@@ -53,10 +49,8 @@ def generate(
     model: str | Path,
     max_new_tokens: Annotated[int, Range(1, 2**20)] = 64,
     temperature: Annotated[float, Range(0, 100)] = 0.0,
-    top_p: Annotated[float, Range(1e-6, 1)] = 1.0,
     seed: Annotated[int, Range(0, 2**64 - 1)] = 0,
     batch_size: Annotated[int, Range(1, 2**16)] = 8,
-    compute_dtype: str = "auto",
     revision: str | None = None,
 ) -> Generated:
     """Continue prompts, and write prompts and continuations as a corpus of JSON lines for `extract`.
@@ -65,8 +59,6 @@ def generate(
     reads exactly the subwords that it was given and generated: a word that its tokenizer would split into others is
     broken into its subwords, and one without a spelling of its own, such as half a character, is its number. So one
     pass of `extract` gives the states while generating, and that of the last subword, which generating never computes.
-
-    What is finished is in NAME.jsonl.partial until all is: the same call continues after one that was stopped.
 
     Parameters
     ----------
@@ -82,14 +74,10 @@ def generate(
         Subwords that are generated for a prompt, at most; a special token that ends a text is part of it.
     temperature : float
         0 takes the likeliest subword, else they are drawn; the model's own defaults of sampling are not used.
-    top_p : float
-        Subwords are drawn among the likeliest that have together this probability.
     seed : int
         Of what is drawn, which is the same for the same prompts and `batch_size` on one machine.
     batch_size : int
         Prompts that are continued together.
-    compute_dtype : str
-        "float32", "float16", "bfloat16" or "auto", that of `load_encoder`.
     revision : str or None
         Of a model of the hub.
 
@@ -100,7 +88,7 @@ def generate(
     ModelError
         For a model that does not generate.
     StorageError
-        If `out` exists or was begun by another call.
+        If `out` exists.
     """
     path = Path(out)
     if path.suffix != ".jsonl":
@@ -112,69 +100,35 @@ def generate(
         open_checkpoint(model, revision=revision),
         Place.of(settings().device),
     )
-    dtype = own_dtype(checkpoint.config, place) if compute_dtype == "auto" else choose_dtype(compute_dtype, place.main)
-    given, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
-    sampling: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": bool(temperature)}
-    sampling |= {"temperature": float(temperature), "top_p": float(top_p), "top_k": 0} if temperature else {}
-    finished = _Finished.of(path, checkpoint.files, given, sampling, str(dtype), temperature and [seed, batch_size])
-    with finished.lock():
-        found = finished.read()
-        with quiet(), memory_needed(f"the model {str(model)!r}", place.main), torch.random.fork_rng():
-            network = _language_model(checkpoint, place, dtype, str(model))
-            found += _rest(network, given, _only(network, sampling), finished, len(found), batch_size, seed)
-        given = [prompt[len(subwords.specials.prefix) :] for prompt in given]
-        with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
-            for (_, fields), prompt, new in zip(rows, given, found, strict=True):
-                file.write(json.dumps(_line(subwords, prompt, new, fields), ensure_ascii=False) + "\n")
-        clean_up(finished.path)
-    return Generated(path, len(rows), sum(map(len, given)), sum(map(len, found)))
-
-
-@dataclass(frozen=True)
-class _Finished:
-    """The file of the batches of texts that are finished: a line with a digest of all they depend on, then one each."""
-
-    path: Path
-    digest: str
-
-    @classmethod
-    def of(cls, out: Path, weights: Sequence[Path], *depends: object) -> _Finished:
-        files = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in weights]
-        digest = hashlib.sha256(json.dumps([torch.__version__, transformers.__version__, files, depends]).encode())
-        return cls(out.with_name(f"{out.name}.partial"), digest.hexdigest())
-
-    def lock(self) -> ProcessLock:
-        busy = f"another process is writing {self.path}; wait until it ends, or stop it"
-        return ProcessLock(self.path.with_suffix(".lock"), busy)
-
-    def read(self) -> list[list[int]]:
-        """Return the texts; a line that is not whole is cut off. Raises StorageError for those of another call."""
-        with storing(self.path):
-            data = self.path.read_bytes() if self.path.exists() else b""
-            whole, line_end, _ = data.rpartition(b"\n")
-            if len(whole + line_end) < len(data):
-                os.truncate(self.path, len(whole + line_end))
-        head, *batches = whole.splitlines() or [self.digest.encode()]
-        if head != self.digest.encode():
-            raise StorageError(
-                f"{self.path} was begun with other prompts, another model or other options: continue with those, or "
-                "remove it"
-            )
-        return [text for batch in batches for text in json.loads(batch)]
-
-    def add(self, texts: list[list[int]]) -> list[list[int]]:
-        with storing(self.path), open(self.path, "ab") as file:
-            file.write(b"" if file.tell() else f"{self.digest}\n".encode())
-            file.write(f"{json.dumps(texts)}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
-        return texts
-
-
-def _line(subwords: SubwordTokenizer, prompt: list[int], new: list[int], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of words, each of the prompt or of what follows."""
-    words, starts = subwords.words_of([*prompt, *new], cut=len(prompt))
-    return {**fields, "text": words, PART: ["prompt" if start < len(prompt) else "generated" for start in starts]}
+    ids, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
+    continued: list[list[int]] = []
+    fits = memory_needed(f"the model {str(model)!r}", place.main)
+    shown = reporting(settings().progress, total=len(rows), unit="texts", label="generate")
+    with quiet(), fits, torch.random.fork_rng(), shown as report:
+        network = _language_model(checkpoint, place, str(model))
+        ends = network.generation_config.eos_token_id
+        ends = [ends] if isinstance(ends, int) else ends or []
+        # What is not set here would be taken from the model's own defaults.
+        sampling = {"temperature": float(temperature), "top_k": 0} if temperature else {}
+        kind: Any = transformers.GenerationConfig
+        network.generation_config = kind(
+            max_new_tokens=max_new_tokens,
+            do_sample=bool(temperature),
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else 0,
+            **sampling,
+        )
+        for start in range(0, len(rows), batch_size):  # each batch has random numbers of its own
+            torch.manual_seed(int(np.random.SeedSequence([seed, start]).generate_state(1, np.uint64)[0]))
+            continued += _continued(network, ids[start : start + batch_size], ends)
+            report(len(continued))
+    ids = [prompt[len(subwords.specials.prefix) :] for prompt in ids]
+    with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        for (_, fields), prompt, new in zip(rows, ids, continued, strict=True):
+            words, starts = subwords.words_of([*prompt, *new], cut=len(prompt))
+            parts = ["prompt" if start < len(prompt) else "generated" for start in starts]
+            file.write(json.dumps({**fields, "text": words, PART: parts}, ensure_ascii=False) + "\n")
+    return Generated(path, len(rows), sum(map(len, ids)), sum(map(len, continued)))
 
 
 def _rows(prompts: str | Path | Iterable[Prompt]) -> Iterator[tuple[Prompt, dict[str, Any]]]:
@@ -186,10 +140,8 @@ def _rows(prompts: str | Path | Iterable[Prompt]) -> Iterator[tuple[Prompt, dict
             name = next((name for name in ("text", "prompt", "messages") if name in prompt), None)
             if name is None:
                 raise InvalidValueError(f"prompt {number} has no text, prompt or messages: {quoted(dict(prompt))}")
-            single = {
-                key: value for key, value in prompt.items() if value is None or isinstance(value, str | int | float)
-            }
-            fields = {key: value for key, value in single.items() if key not in (name, "text", PART)}
+            single = (item for item in prompt.items() if item[1] is None or isinstance(item[1], str | int | float))
+            fields = {key: value for key, value in single if key not in (name, "text", PART)}
             prompt = prompt[name]
         if not (isinstance(prompt, str) and prompt) and not is_chat(prompt):
             raise InvalidValueError(f"prompt {number} is {quoted(prompt)}: give a text or a chat, not empty")
@@ -204,10 +156,9 @@ def _read(path: Path) -> Iterator[Prompt]:
     is_json = path.name.removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
     lines = Lines(path, kind="file of prompts")
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
         try:
-            yield parse_object(line) if is_json else line
+            if line.strip():
+                yield parse_object(line) if is_json else line
         except InvalidValueError as error:
             raise lines.error(number, str(error)) from None
 
@@ -240,11 +191,12 @@ def _tokenized(
     return given, subwords
 
 
-def _language_model(checkpoint: Checkpoint, place: Place, dtype: torch.dtype, name: str) -> Any:
+def _language_model(checkpoint: Checkpoint, place: Place, name: str) -> Any:
     auto: Any = transformers.AutoModelForCausalLM
     if type(checkpoint.config) not in auto._model_mapping or checkpoint.config.is_encoder_decoder:
         raise ModelError(f"the model {name!r} ({checkpoint.config.model_type}) does not generate text: give a decoder")
     options = place.options()
+    dtype = own_dtype(checkpoint.config, place)
     network, report = read_network(auto, checkpoint.folder, checkpoint.config, dtype, **options)
     tied = set(getattr(network, "_tied_weights_keys", None) or ())
     if missing := sorted(set(report["missing_keys"]) - tied):
@@ -252,48 +204,16 @@ def _language_model(checkpoint: Checkpoint, place: Place, dtype: torch.dtype, na
     return (network if options else network.to(place.main)).eval()
 
 
-def _rest(
-    network: Any,
-    prompts: list[list[int]],
-    sampling: Mapping[str, Any],
-    finished: _Finished,
-    first: int,
-    batch_size: int,
-    seed: int,
-) -> list[list[int]]:
-    """Return what follows each prompt from `first` on; each batch has random numbers of its own."""
-    found: list[list[int]] = []
-    with reporting(settings().progress, total=len(prompts), unit="texts", label="generate") as report:
-        for start in range(first, len(prompts), batch_size):
-            report(start)
-            torch.manual_seed(int(np.random.SeedSequence([seed, start]).generate_state(1, np.uint64)[0]))
-            found += finished.add(_continued(network, prompts[start : start + batch_size], sampling))
-        report(len(prompts))
-    return found
-
-
 @torch.inference_mode()
-def _continued(network: Any, prompts: list[list[int]], sampling: Mapping[str, Any]) -> list[list[int]]:
+def _continued(network: Any, prompts: list[list[int]], ends: Sequence[int]) -> list[list[int]]:
     """Return what follows each prompt, up to and with the first subword that ends a text."""
-    longest, ends = max(map(len, prompts)), sampling["eos_token_id"] or []
+    longest = max(map(len, prompts))
     ids = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
-    new = network.generate(input_ids=ids.to(network.device), attention_mask=mask.to(network.device))[:, longest:]
-    found = new.tolist()
-    stops = [next((at + 1 for at, index in enumerate(row) if index in ends), len(row)) for row in found]
-    return [row[:stop] for row, stop in zip(found, stops, strict=True)]
-
-
-def _only(network: Any, sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """Let a network generate by these settings alone, not by its own; returns them with the subwords that end a text.
-
-    What is not set in an argument of `generate` would be taken from the network.
-    """
-    ends = network.generation_config.eos_token_id
-    ends = [ends] if isinstance(ends, int) else ends or None
-    kind: Any = transformers.GenerationConfig
-    network.generation_config = kind(**sampling, eos_token_id=ends, pad_token_id=ends[0] if ends else 0)
-    return {**sampling, "eos_token_id": ends}
+    rows = network.generate(input_ids=ids.to(network.device), attention_mask=mask.to(network.device))
+    new: list[list[int]] = rows[:, longest:].tolist()
+    stops = [next((at + 1 for at, index in enumerate(row) if index in ends), len(row)) for row in new]
+    return [row[:stop] for row, stop in zip(new, stops, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +30,6 @@ def load_encoder(
     *,
     compute_dtype: str = "auto",
     revision: str | None = None,
-    layers: str | int | Iterable[int | str] = "all",
     device_map: str | Mapping[str, int | str] | None = None,
 ) -> Encoder:
     """Load the encoder that extraction runs: a transformer, ELMo, or vectors without context.
@@ -49,8 +48,6 @@ def load_encoder(
         half precision, and float16 on CUDA otherwise.
     revision : str or None
         Of a hub model.
-    layers : str, int or list
-        Those that will be asked for; a GPU, and a split model, need not load the blocks above them.
     device_map : str, mapping or None
         "auto" splits a model over all GPUs, then main memory, then the disk, as the device "split" does; or a map of
         modules to devices, as `accelerate` takes it.
@@ -66,9 +63,7 @@ def load_encoder(
     InvalidValueError
         For an unknown device or dtype.
     """
-    return encoder_on(
-        settings().device, model, compute_dtype=compute_dtype, revision=revision, layers=layers, device_map=device_map
-    )
+    return encoder_on(settings().device, model, compute_dtype=compute_dtype, revision=revision, device_map=device_map)
 
 
 def encoder_on(
@@ -77,7 +72,6 @@ def encoder_on(
     *,
     compute_dtype: str = "auto",
     revision: str | None = None,
-    layers: str | int | Iterable[int | str] = "all",
     device_map: DeviceMap | None = None,
 ) -> Encoder:
     """Load an encoder on a device; see `load_encoder`."""
@@ -103,7 +97,7 @@ def encoder_on(
     if (files := find_elmo(model)) is not None:
         return ElmoEncoder(files, name=str(model), device=place.main, dtype=dtype)
     own = None if compute_dtype == "auto" else dtype
-    return TransformerEncoder(load(model, place, dtype=own, revision=revision, layers=layers))
+    return TransformerEncoder(load(model, place, dtype=own, revision=revision))
 
 
 @checked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -13,7 +12,6 @@ from torch import nn
 
 from embstore.devices import choose_device
 from embstore.errors import InvalidValueError, ModelError, quoted
-from embstore.store.layout import resolve_layers
 
 SPLIT = "split"  # the device that spreads a model over all GPUs, then main memory, then the disk
 CHECKED_NBYTES = 2**30  # of weights in main memory, all of whose values are checked; of more, a sample is
@@ -55,34 +53,14 @@ class Place:
 
     @property
     def loads_straight(self) -> bool:
-        """Whether the weights are read straight to where they belong, and blocks that are not needed not at all."""
+        """Whether the weights are read straight to where they belong."""
         return self.device_map is not None or (self.main.type != "cpu" and find_spec("accelerate") is not None)
-
-    def deepest(self, config: Any, layers: Any) -> int | None:
-        """Return the deepest of the layers that are asked for, if blocks above it need not be loaded; else None."""
-        n_layers = getattr(config, "num_hidden_layers", None)
-        if not self.loads_straight or not isinstance(n_layers, int) or getattr(config, "is_encoder_decoder", False):
-            return None
-        deepest = max(resolve_layers(layers, range(n_layers + 1), ascending=True, absent="does not exist"))
-        return deepest if deepest < n_layers else None
 
     def options(self) -> dict[str, Any]:
         """Return the arguments of `from_pretrained`; empty: the network is moved to `main` afterwards."""
         if not self.loads_straight:
             return {}
         return {"device_map": self.device_map or {"": self.main}}
-
-
-def weights_by_device(network: nn.Module) -> dict[str, int]:
-    """Return the bytes of weights on each device of a network; those of "disk" are read in every pass."""
-    devices: Mapping[str, int | str] = getattr(network, "hf_device_map", {})
-    nbytes: Counter[str] = Counter()
-    for name, value in network.named_parameters():
-        modules = name.split(".")
-        above = (".".join(modules[:end]) for end in range(len(modules), -1, -1))
-        device = next((devices[module] for module in above if module in devices), value.device)
-        nbytes[f"cuda:{device}" if isinstance(device, int) else str(device)] += value.nbytes
-    return dict(nbytes)
 
 
 def own_dtype(config: Any, place: Place) -> torch.dtype:
@@ -94,27 +72,6 @@ def own_dtype(config: Any, place: Place) -> torch.dtype:
     if place.main.type != "cuda":
         return (half if place.device_map is not None else None) or torch.float32
     return half or torch.float16
-
-
-def without_blocks(kind: type, *, n_layers: int, deepest: int) -> type:
-    """Return a class of networks like `kind` that has no blocks above the one that follows layer `deepest`.
-
-    A pass ends at that one; two are left at least, which show the order of the layers. The network is made whole first,
-    because blocks may depend on how many there are. One with several lists of `n_layers` blocks, or none, stays whole.
-    """
-
-    def shortened(network: Any, config: Any, *args: Any, **options: Any) -> None:
-        kind.__init__(network, config, *args, **options)  # type: ignore[misc]
-        lists = {name: part for name, part in network.named_modules() if isinstance(part, nn.ModuleList)}
-        outer = [
-            part
-            for name, part in lists.items()
-            if len(part) == n_layers and not any(name.startswith(f"{other}.") for other in lists)
-        ]
-        if len(outer) == 1:
-            del outer[0][max(deepest, 1) + 1 :]
-
-    return type(kind.__name__, (kind,), {"__init__": shortened, "__module__": kind.__module__})
 
 
 def require_finite_weights(network: nn.Module, name: str, *, but: Mapping[str, torch.Tensor]) -> None:

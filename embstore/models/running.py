@@ -126,14 +126,6 @@ class SpanWork:
         starts = np.repeat(first, counts) + self.spans.start[rows]
         return rows, starts, self.spans.stop[rows] - self.spans.start[rows]
 
-    def kept_positions(self, batch: Batch, *, before: int) -> _Indices:
-        """Return the positions of a batch that are pooled, ascending; see `spans_of`."""
-        _, starts, lengths = self.spans_of(batch, before=before)
-        if self.pooling in ("first", "last"):
-            starts = starts + lengths - 1 if self.pooling == "last" else starts
-            lengths = np.ones_like(lengths)
-        return np.unique(ragged_indices(starts, lengths))
-
 
 def sentences_with_spans(
     tokenized: Tokenized, spans: Spans, limit: int | None, *, before: int = 0, after: int = 0

@@ -143,7 +143,6 @@ def test_a_plan_and_an_extraction_keep_to_the_cpu_quota(tmp_path: Path, monkeypa
 
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(devices, "cpu_quota", lambda: 2)
-    monkeypatch.setattr(devices, "LOAD", tmp_path / "unknown")  # of the machine
     with devices.torch_threads(3):
         encoder = Counting()
         plan = es.plan(sentences(8), model=encoder)

@@ -15,7 +15,6 @@ from tests.models.tiny import ARCHITECTURES, SENTENCES, random_sentences, save
 
 MASKED = {"deberta_v2": "padded", "xlnet": "padded", "t5": "packed"}  # their positions are biases of pairs
 FINAL_NORM = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe", "modernbert", "t5"}
-WHOLE = {"albert", "deberta_v2", "xlnet"}  # one block for all; relative positions in a linear layer; [position, batch]
 QUICK = ("bert", "llama", "t5")
 
 
@@ -91,22 +90,6 @@ def test_no_layer_beyond_the_deepest_is_computed(case):
         handle.remove()
     assert case.encoder.network.fast_tap.blocks
     assert len(reached) == passes
-
-
-def test_the_last_block_computes_only_what_is_pooled(case):
-    spans, names = word_spans(case.tokenized)
-    some = np.arange(0, len(names), 15)
-    few, expected = Spans(*(part[some] for part in vars(spans).values())), case.expected([names[i] for i in some])
-    rows: list[int] = []
-    for layers in (case.layers, (2,)):
-        linears = case.encoder.network.skipping_linears(max(layers))
-        assert bool(linears) == (case.name not in WHOLE)
-        hooks = [linear.register_forward_hook(lambda *call: rows.append(len(call[2]))) for linear in linears]
-        assert relative_error(case.encode(few, layers=layers), expected[list(layers)]) < 2e-5
-        for hook in hooks:
-            hook.remove()
-        assert sum(rows) == len(linears) * int((few.stop - few.start).sum())
-        rows.clear()
 
 
 def test_batch_size_and_order_change_only_the_last_bits(case):

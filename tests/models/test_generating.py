@@ -108,44 +108,6 @@ def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatc
         bounds = pairwise(own.sentence_bounds)
         assert [own.ids[start:stop].tolist() for start, stop in bounds] == [each[encoder.n_before :] for each in found]
     assert texts[0] == texts[1] != texts[2]
-    assert generate(PROMPTS[:1], tmp_path / "narrow.jsonl", top_p=1e-6, **options).path.read_bytes() == (
-        generate(PROMPTS[:1], tmp_path / "greedy.jsonl", **options | {"temperature": 0}).path.read_bytes()
-    )
-
-
-@pytest.mark.parametrize("temperature", [0, 2.0])
-@pytest.mark.quick(1)
-def test_the_same_call_continues_one_that_was_stopped(temperature, tmp_path, monkeypatch):
-    model, made, continued, calls = (
-        decoder("gpt2", tmp_path / "model"),
-        tmp_path / "made.jsonl",
-        generating._continued,
-        [],
-    )
-    options = {"model": model, "max_new_tokens": 9, "temperature": temperature, "batch_size": 2}
-    expected = generate(PROMPTS * 2, tmp_path / "whole.jsonl", **options)
-
-    def stopped(network, prompts, *given):
-        calls.append(len(prompts))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return continued(network, prompts, *given)
-
-    monkeypatch.setattr(generating, "_continued", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        generate(PROMPTS * 2, made, **options)
-    with (tmp_path / "made.jsonl.partial").open("ab") as file:
-        file.write(b"[[1, 2")  # of a line that was being written
-    with pytest.raises(
-        StorageError, match=r"made\.jsonl\.partial was begun with other prompts, another model or other"
-    ):
-        generate(PROMPTS * 2, made, **options | {"max_new_tokens": 8})
-    assert not made.exists()
-    found = generate(PROMPTS * 2, made, **options)
-    assert calls == [2] * 5  # four batches, one of them twice
-    assert made.read_bytes() == expected.path.read_bytes()
-    assert (found.texts, found.subwords) == (expected.texts, expected.subwords)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["made.jsonl", "model", "whole.jsonl"]
 
 
 def marked(sentence) -> list[str]:

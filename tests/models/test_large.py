@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import embstore as es
-from embstore.errors import InvalidValueError, ModelError
+from embstore.errors import ModelError
 from embstore.models import load_encoder, placing
 from embstore.models.placing import Place, own_dtype
 from embstore.models.transformer import network
@@ -103,54 +103,10 @@ def require_equal_over_two_devices(folder):
             torch.ones(3) + torch.ones(3).to("fake:1")
     assert (places["layers.0.mlp.up_proj.weight"], places["layers.1.mlp.up_proj.weight"]) == ("fake:0", "fake:1")
     assert (str(encoder.device), encoder.device_map) == ("fake:0", HALVES)
-    assert sum(encoder.weights_by_device.values()) == encoder.network.weights_nbytes
+    on_first = sum(p.nbytes for p in encoder.network.model.parameters() if str(p.device) == "fake:0")
     batch = encoder.network.batch_nbytes(n_features=128, batch_subwords=64)
-    assert encoder.projected_nbytes(n_features=128, batch_subwords=64) == encoder.weights_by_device["fake:0"] + batch
+    assert encoder.projected_nbytes(n_features=128, batch_subwords=64) == on_first + batch
     assert relative_error(vectors, whole) < 2e-5
-
-
-@pytest.mark.parametrize(
-    ("layers", "encoder_decoder", "device", "expected"),
-    [
-        ("0,2", False, "cuda", 2),
-        ("0,2", True, "cuda", None),
-        ("0,2", False, "cpu", None),
-        ("last", False, "cuda", None),
-    ],
-)
-def test_which_blocks_are_not_needed(layers, encoder_decoder, device, expected):
-    config = transformers.PreTrainedConfig(num_hidden_layers=3, is_encoder_decoder=encoder_decoder)
-    config.num_hidden_layers = 3
-    assert Place(torch.device(device)).deepest(config, layers) == expected
-
-
-def test_blocks_are_left_out_of_a_single_list():
-    class Blocks(torch.nn.Module):
-        def __init__(self, n_lists):
-            super().__init__()
-            self.lists = torch.nn.ModuleDict(
-                {str(n): torch.nn.ModuleList([torch.nn.Linear(1, 1)] * 4) for n in n_lists}
-            )
-
-    short = placing.without_blocks(Blocks, n_layers=4, deepest=2)
-    for n_lists, length in ((1, 3), (2, 4)):
-        assert {len(blocks) for blocks in short(range(n_lists)).lists.values()} == {length}
-
-
-def test_the_weights_on_each_device():
-    with torch.device("meta"):
-        config = transformers.LlamaConfig(
-            hidden_size=8, intermediate_size=4, num_hidden_layers=2, num_attention_heads=2, vocab_size=10
-        )
-        model = transformers.AutoModel.from_config(config, dtype=torch.bfloat16)
-    block = 2 * (4 * 8 * 8 + 3 * 4 * 8 + 2 * 8)
-    for device_map, expected in (
-        ({"": 1}, {"cuda:1": 2 * 10 * 8 + 2 * block + 16}),
-        ({"": "cpu", "layers.1.mlp": "disk"}, {"cpu": 160 + 2 * block + 16 - 192, "disk": 192}),
-        ({"embed_tokens": 0, "layers.0": 0, "layers": 1}, {"cuda:0": 160 + block, "cuda:1": block, "meta": 16}),
-    ):
-        model.hf_device_map = device_map
-        assert placing.weights_by_device(model) == expected
 
 
 @pytest.mark.slow
@@ -173,44 +129,9 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
     encoder = load_encoder(tmp_path, device_map={**dict.fromkeys(parts, "disk"), min(parts): "cpu"})
     assert encoder.info == whole.info
     assert encoder.device.type == "cpu"
-    assert sum(encoder.weights_by_device.values()) == encoder.network.weights_nbytes
-    assert encoder.weights_by_device["disk"] > 0
-    plan = es.plan(SENTENCES, model=encoder, calibrate=False)
-    assert "weights on disk" in dict(plan.lines())
-    assert plan.as_json()["weights"] == encoder.weights_by_device
+    assert encoder.network.weights_nbytes < whole.network.weights_nbytes
     assert relative_error(encoded(encoder)[0], expected) < 2e-5
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("name", "device_map"),
-    [
-        ("llama", "auto"),
-        *(pytest.param(name, {"": "cpu"}, marks=pytest.mark.slow) for name in ("llama", "bert", "gpt2", "mamba")),
-    ],
-)
-def test_blocks_above_the_deepest_layer_are_not_loaded(tmp_path, name, device_map):
-    whole = load_encoder(save(name, tmp_path))
-    expected, _ = encoded(whole)
-    for layers, deepest in (("0,1", 1), (0, 0), ([-2, 1], 2)):
-        encoder = load_encoder(tmp_path, device_map=device_map, layers=layers)
-        assert (encoder.deepest, len(encoder.network.tap.blocks)) == (deepest, max(deepest, 1) + 1)
-        assert encoder.info == whole.info  # a store does not say how the model was loaded
-        assert type(encoder.network.model).__name__ == type(whole.network.model).__name__
-        given = tuple(range(deepest + 1))
-        assert relative_error(encoded(encoder, given)[0], expected[: deepest + 1]) < 2e-5
-        for use in (encoded, lambda one, asked: list(one.encode(*nothing(one), layers=asked, **ENCODE))):
-            with pytest.raises(InvalidValueError, match=f"layer {deepest + 1} of .* only those up to {deepest}$"):
-                use(encoder, (deepest + 1,))
-    assert load_encoder(tmp_path, device_map=device_map, layers="last").deepest is None
-
-
-ENCODE = {"pooling": "mean", "batch_subwords": 256}
-
-
-def nothing(encoder):
-    tokenized = encoder.tokenize(SENTENCES)
-    return tokenized, word_spans(tokenized)[0]
 
 
 def test_weights_on_several_devices_are_not_packed(llama, monkeypatch):

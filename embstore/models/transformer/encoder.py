@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, check_choice, check_whole
+from embstore.errors import InvalidValueError
 from embstore.models.batched import BatchedEncoder, Forward
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import Tokenized, check_arguments
 from embstore.models.memory import fitting_batch, free_nbytes
-from embstore.models.placing import weights_by_device
 from embstore.models.running import RunningBatch, SpanWork
-from embstore.models.transformer.heads import HOW, Disabled, Head, How, require_replay
 from embstore.models.transformer.inputs import Segments, WordWindow
-from embstore.models.transformer.kept import MOST_KEPT, only_at
-from embstore.models.transformer.network import BATCHES_AHEAD, SITE_SUBWORDS, Network
+from embstore.models.transformer.network import BATCHES_AHEAD, Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
     require_window_respected,
     window_mask,
     with_long_sentences,
 )
-from embstore.models.transformer.sites import SiteTap
 from embstore.models.transformer.varlen import pinned_backends, varlen_attention
 from embstore.store.layout import RESIDUAL
 
@@ -51,9 +45,7 @@ class TransformerEncoder(BatchedEncoder):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded.name, loaded.place.main, loaded.dtype)
         self.network = Network(loaded)
-        self.deepest, self.device_map = loaded.deepest, loaded.place.device_map
-        if self.device_map is not None:
-            self.weights_by_device = weights_by_device(loaded.model)
+        self.device_map = loaded.place.device_map
         self.info = self.network.info
         self.causal = self.network.inputs.causal
         specials = self.network.inputs.specials
@@ -132,7 +124,7 @@ class TransformerEncoder(BatchedEncoder):
             words = np.repeat(np.arange(len(n_subwords)), n_subwords)[: len(ids)]
             inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
         states: dict[int, torch.Tensor] = {}
-        with pinned_backends(self.device), self._changing(lambda: self.network.sites):
+        with pinned_backends(self.device):
             if site == RESIDUAL:
                 states.update(enumerate(self.network.tap.plain(inputs)))
             else:
@@ -144,44 +136,13 @@ class TransformerEncoder(BatchedEncoder):
 
     def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of the weights, on the first device of several, and of one batch, from above."""
-        main = "cuda:0" if self.device == torch.device("cuda") else str(self.device)
-        weights = self.weights_by_device.get(main, 0) if self.network.is_split else self.network.weights_nbytes
-        return weights + self.network.batch_nbytes(n_features=n_features, batch_subwords=batch_subwords)
+        return self.network.weights_nbytes + self.network.batch_nbytes(
+            n_features=n_features, batch_subwords=batch_subwords
+        )
 
     def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
         """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""
         return self.network.forward_flops(lengths, deepest=max(check_arguments(self.info, layers, "mean")))
-
-    def disable_heads(self, heads: Collection[Head], *, how: How = "uniform") -> None:
-        """Disable attention heads from now on, and no others; `how` is that of `analysis.disable_heads`.
-
-        `heads`: pairs of a layer from 1 and a head from 0; none: the whole model again. The name and the hash of the
-        weights in `info` change too, so that the vectors do not mix with those of the whole model; saved probes of
-        that read them. Raises InvalidValueError for a head that does not exist, ModelError for a model whose heads are
-        not found.
-        """
-        check_choice("how", how, HOW)
-        chosen = sorted({(int(layer), int(head)) for layer, head in heads})
-        sites, whole = self.network.sites, self.network.info
-        for layer, head in chosen:
-            check_whole("layer of a head", layer, 1, whole.num_hidden_layers)
-            check_whole("head", head, 0, sites.n_heads - 1)
-        self.network.change, self.info = None, whole
-        if not chosen:
-            return
-        inputs = self.network.inputs.plain(np.arange(SITE_SUBWORDS, dtype=np.int32)) | self.network.inputs.fixed
-        require_replay(sites, self.network.model, inputs, name=whole.name)
-        self.network.change = Disabled(chosen, sites.n_heads, how)
-        digest = hashlib.sha256(f"{whole.weights_sha256} {how} {chosen}".encode()).hexdigest()
-        self.info = replace(whole, name=f"{whole.name} without {len(chosen)} heads ({how})", weights_sha256=digest)
-
-    @contextmanager
-    def _changing(self, sites: Callable[[], SiteTap]) -> Iterator[None]:
-        if self.network.change is None:
-            yield
-            return
-        with sites().changing(self.network.change):
-            yield
 
     def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         return self.network.tokenizer.tokenize(sentences)
@@ -198,9 +159,6 @@ class TransformerEncoder(BatchedEncoder):
         def prepare(batch: Batch) -> tuple[Batch, Forward]:
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
             inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
-            kept = work.kept_positions(batch, before=self.n_before)
-            skips = self.device.type == "cpu" and not network.is_split and len(kept) <= MOST_KEPT * batch.positions
-            linears = network.skipping_linears(max(work.layers)) if skips else ()
 
             def forward(take: Any) -> None:
                 def collect(layer: int, state: torch.Tensor, *site: str) -> None:
@@ -211,9 +169,6 @@ class TransformerEncoder(BatchedEncoder):
                     stack.enter_context(pinned_backends(self.device))
                     if how == "varlen":
                         stack.enter_context(varlen_attention(network.fast_tap.model))
-                    stack.enter_context(self._changing(lambda: network.fast_sites))
-                    if linears:
-                        stack.enter_context(only_at(linears, torch.from_numpy(kept)))
                     if inner:
                         stack.enter_context(network.fast_sites.reading(inner, work.layers, receive))
                     network.fast_tap.run(inputs, work.layers, receive)

@@ -18,7 +18,6 @@ from embstore.models.checkpoint import Loaded, reason
 from embstore.models.encoder import ModelInfo
 from embstore.models.names import public_name
 from embstore.models.transformer.inputs import InputMaker
-from embstore.models.transformer.kept import skipping_linears
 from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
 from embstore.models.transformer.probing import (
     find_inputs,
@@ -27,7 +26,7 @@ from embstore.models.transformer.probing import (
     probe_inputs,
     vocabulary_of,
 )
-from embstore.models.transformer.sites import Change, SiteTap, find_sites
+from embstore.models.transformer.sites import SiteTap, find_sites
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds, has_kernel
 
@@ -41,10 +40,8 @@ class Network:
 
     `model`: the model as transformers loads it. `tap`: its layers. `fast_tap`: those of the model that batches run
     through, whose linear layers are packed on a CPU (see `packed_copy`); it is `tap` where nothing can be packed.
-    `row_capacity`: the width of packed rows. `change`: what is changed in the heads of every pass.
+    `row_capacity`: the width of packed rows.
     """
-
-    change: Change | None = None
 
     def __init__(self, loaded: Loaded) -> None:
         self.model: Any = loaded.model
@@ -58,16 +55,14 @@ class Network:
         if not self.is_split:
             packed, self.packed_nbytes = packed_copy(self.model, self._short_inputs())
         self.fast_tap = self.tap.of_copy(packed)
-        self._skipping: dict[tuple[LayerTap, int], tuple[nn.Module, ...]] = {}
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
-        n_layers = self.tap.num_hidden_layers if loaded.deepest is None else self.model.config.num_hidden_layers
         self.info = ModelInfo(
             name=public_name(loaded.name),
             architecture=type(self.model).__name__,
             revision=loaded.revision,
             weights_sha256=loaded.weights_sha256,
             tokenizer_sha256=self.tokenizer.sha256(),
-            num_hidden_layers=n_layers,
+            num_hidden_layers=self.tap.num_hidden_layers,
             hidden_size=self.tap.hidden_size,
             max_subwords=longest_sentence(self.model.config, loaded.tokenizer, specials, offset),
             final_norm=self.tap.final_norm,
@@ -82,13 +77,6 @@ class Network:
     def fast_sites(self) -> SiteTap:
         """Return the sites of the model that batches run through."""
         return self.sites.of_copy(self.fast_tap)
-
-    def skipping_linears(self, layer: int) -> tuple[nn.Module, ...]:
-        """Return the linear layers that may skip positions where `layer` is the last that is run."""
-        if (self.fast_tap, layer) not in self._skipping:
-            found = skipping_linears(self.fast_tap, layer, self._different_inputs())
-            self._skipping = {(self.fast_tap, layer): found}
-        return self._skipping[self.fast_tap, layer]
 
     def drop_packed(self) -> bool:
         """Run batches through the model as transformers loads it from now on; returns whether that is a change."""
@@ -127,9 +115,10 @@ class Network:
 
     @property
     def weights_nbytes(self) -> int:
-        """Return the bytes of the weights, packed copies included."""
-        weights: int = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        return weights + self.packed_nbytes
+        """Return the bytes of the weights, packed copies included; of a split model those on its main device."""
+        main = self.device if self.device.index is not None else torch.device(self.device.type, 0)
+        weights = [p for p in self.model.parameters() if not self.is_split or p.device in (main, self.device)]
+        return sum(p.numel() * p.element_size() for p in weights) + self.packed_nbytes
 
     def batch_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of one batch's activations, masks and results, from above.

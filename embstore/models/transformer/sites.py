@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,26 +49,12 @@ class Attended:
         return found | {"head_output": self.output.flatten(2)}
 
 
-class Change(Protocol):
-    """Changes what the heads of a block compute; tensors are [batch, heads, positions, features or positions]."""
-
-    def before(self, layer: int, states: torch.Tensor) -> torch.Tensor:
-        """Return the queries, or the position bias of the scores, that the heads are to have."""
-
-    def after(self, layer: int, output: torch.Tensor) -> torch.Tensor:
-        """Return the output that the heads are to have."""
-
-
 @dataclass(frozen=True)
 class _Capture:
-    """What the attention function does in a pass: `usual` is the model's own, `take` is given every call.
-
-    `changes`: the change of the block that is running.
-    """
+    """What the attention function does in a pass: `usual` is the model's own, `take` is given every call."""
 
     usual: str
     take: Callable[[Attended], None]
-    changes: tuple[Change, list[int]] | None = None
 
 
 _CAPTURE: ContextVar[_Capture] = ContextVar("embstore_capture")
@@ -85,14 +71,7 @@ def _attend(
     capture = _CAPTURE.get()
     own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(capture.usual, own)
-    if capture.changes is not None:
-        change, running = capture.changes
-        query = change.before(running[0], query)
-        if (bias := options.get("position_bias")) is not None:
-            options["position_bias"] = change.before(running[0], bias)
     output, weights = attend(module, query, key, value, attention_mask, **options)
-    if capture.changes is not None:
-        output = change.after(running[0], output.transpose(1, 2)).transpose(1, 2)
     capture.take(Attended(query, key, value, output, attention_mask, options))
     return output, weights
 
@@ -107,20 +86,15 @@ AttentionMaskInterface.register(MASKED, _mask)
 
 
 @contextmanager
-def _captured(
-    model: Any, take: Callable[[Attended], None], changes: tuple[Change, list[int]] | None = None
-) -> Iterator[None]:
-    """Pass every call of the model's attention on to `take` inside the block; it may be in a block with changes."""
-    usual = before = model.config._attn_implementation
-    if before in (MASKED, UNMASKED):
-        outer = _CAPTURE.get()
-        usual, changes = outer.usual, outer.changes
-    token = _CAPTURE.set(_Capture(usual, take, changes))
+def _captured(model: Any, take: Callable[[Attended], None]) -> Iterator[None]:
+    """Pass every call of the model's attention on to `take` inside the block."""
+    usual = model.config._attn_implementation
+    token = _CAPTURE.set(_Capture(usual, take))
     model.config._attn_implementation = MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        model.config._attn_implementation = usual
         _CAPTURE.reset(token)
 
 
@@ -185,17 +159,6 @@ class SiteTap:
         finally:
             for handle in handles:
                 handle.remove()
-
-    @property
-    def n_heads(self) -> int:
-        """The heads of a block."""
-        return self.sizes["query"] // int(self.attention["head_size"])
-
-    @contextmanager
-    def changing(self, change: Change, take: Callable[[Attended], None] = lambda call: None) -> Iterator[None]:
-        """Change what the heads of every block compute in passes inside the block; `take` is given every call."""
-        with _counted(self.tap) as running, _captured(self.tap.model, take, (change, running)):
-            yield
 
 
 @dataclass
