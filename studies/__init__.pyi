@@ -1,13 +1,9 @@
 from .clark2019 import Clark2019 as Clark2019
 from .ethayarajh2019 import Ethayarajh2019 as Ethayarajh2019
-from .evaluation import evaluate as evaluate
-from .evaluation import read_benchmarks as read_benchmarks
 from .finetuning import FineTuned as FineTuned
 from .finetuning import FineTuneSettings as FineTuneSettings
 from .finetuning import finetune as finetune
 from .heads import disable_heads as disable_heads
-from .heads import head_importance as head_importance
-from .heads import prune_heads as prune_heads
 from .hewitt2019 import Hewitt2019 as Hewitt2019
 from .kovaleva2019 import Kovaleva2019 as Kovaleva2019
 from .liu2019 import Liu2019 as Liu2019

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import polars as pl
 
 import embstore as es
 from embstore import plot
 from embstore.analysis import extreme_words, summarize_geometry
-from embstore.errors import InvalidValueError
-from embstore.vectors import WordVectors, read_vectors
-from embstore_studies.evaluation import TABLE1_COLUMNS, Benchmark, evaluate, read_benchmarks, table1
+from embstore.errors import CorpusError, quoted
 from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of, methods
 
 # Means by layer, from layer 0, of the result files that the author published (kawine/contextual, commit c10c992);
@@ -49,20 +48,21 @@ LAYERS: dict[str, dict[str, tuple[float | None, ...]]] = {
     },
 }
 # fmt: on
-# Table 1 as printed, in the order of TABLE1_COLUMNS.
+# Table 1 as printed, its columns of word similarity, and patterns of the names of their files.
+TABLE1_COLUMNS = {"SimLex999": r"simlex", "MEN": r"\bmen\b", "WS353": r"\bws-?353(?!-(sim|rel))", "RW": r"\brw\b"}
 TABLE1: dict[str, tuple[float, ...]] = {
-    "GloVe": (0.194, 0.216, 0.339, 0.127, 0.189, 0.312, 0.097, 0.390, 0.308),
-    "FastText": (0.239, 0.239, 0.432, 0.176, 0.203, 0.289, 0.104, 0.375, 0.291),
-    "ELMo, Layer 1": (0.276, 0.167, 0.317, 0.148, 0.170, 0.326, 0.114, 0.410, 0.308),
-    "ELMo, Layer 2": (0.215, 0.151, 0.272, 0.133, 0.130, 0.268, 0.132, 0.395, 0.318),
-    "BERT, Layer 1": (0.315, 0.200, 0.394, 0.208, 0.236, 0.389, 0.166, 0.365, 0.321),
-    "BERT, Layer 2": (0.320, 0.166, 0.383, 0.188, 0.230, 0.385, 0.149, 0.365, 0.321),
-    "BERT, Layer 11": (0.221, 0.076, 0.319, 0.135, 0.175, 0.290, 0.149, 0.370, 0.289),
-    "BERT, Layer 12": (0.233, 0.082, 0.325, 0.144, 0.184, 0.307, 0.144, 0.360, 0.294),
-    "GPT-2, Layer 1": (0.174, 0.012, 0.176, 0.183, 0.052, 0.081, 0.033, 0.220, 0.184),
-    "GPT-2, Layer 2": (0.135, 0.036, 0.171, 0.180, 0.045, 0.062, 0.021, 0.245, 0.184),
-    "GPT-2, Layer 11": (0.126, 0.034, 0.165, 0.182, 0.031, 0.038, 0.045, 0.270, 0.189),
-    "GPT-2, Layer 12": (0.140, -0.009, 0.113, 0.163, 0.020, 0.021, 0.014, 0.225, 0.172),
+    "GloVe": (0.194, 0.216, 0.339, 0.127),
+    "FastText": (0.239, 0.239, 0.432, 0.176),
+    "ELMo, Layer 1": (0.276, 0.167, 0.317, 0.148),
+    "ELMo, Layer 2": (0.215, 0.151, 0.272, 0.133),
+    "BERT, Layer 1": (0.315, 0.200, 0.394, 0.208),
+    "BERT, Layer 2": (0.320, 0.166, 0.383, 0.188),
+    "BERT, Layer 11": (0.221, 0.076, 0.319, 0.135),
+    "BERT, Layer 12": (0.233, 0.082, 0.325, 0.144),
+    "GPT-2, Layer 1": (0.174, 0.012, 0.176, 0.183),
+    "GPT-2, Layer 2": (0.135, 0.036, 0.171, 0.180),
+    "GPT-2, Layer 11": (0.126, 0.034, 0.165, 0.182),
+    "GPT-2, Layer 12": (0.140, -0.009, 0.113, 0.163),
 }
 METRICS = {
     "anisotropy": "Figure 1. Anisotropy",
@@ -85,9 +85,9 @@ class Ethayarajh2019(StudySettings):
 
     The defaults are the paper's.
 
-    min_contexts: different sentences that a word needs. sample: vectors of a baseline. vectors: files of word vectors
-    by name, compared in Table 1. benchmarks: a folder of word benchmarks, see `read_benchmarks`; without it Table 1 is
-    left out. n_words: words listed at each end of a layer. resamples: of words and sentences, for intervals.
+    min_contexts: different sentences that a word needs. sample: vectors of a baseline. benchmarks: a folder of files of
+    word pairs, two words and their rating a line; without it Table 1 is left out. n_words: words listed at each end of
+    a layer. resamples: of words and sentences, for intervals.
     """
 
     about: ClassVar[str] = "how contextual the vectors of each layer are"
@@ -104,7 +104,6 @@ class Ethayarajh2019(StudySettings):
 
     min_contexts: int = 5
     sample: int = 1000
-    vectors: Mapping[str, str | Path] = field(default_factory=dict)
     benchmarks: str | Path | None = None
     n_words: int = 10
     resamples: int = 1000
@@ -113,11 +112,7 @@ class Ethayarajh2019(StudySettings):
 def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
     """Run the study on a corpus, see `reproduce`."""
     settings = run.settings
-    for name in run.models:
-        if name in settings.vectors:
-            raise InvalidValueError(f"{name!r} is both a model and a file of word vectors: rename one")
-    vectors = {name: read_vectors(path) for name, path in settings.vectors.items()}
-    benchmarks = () if settings.benchmarks is None else read_benchmarks(settings.benchmarks)
+    benchmarks = {} if settings.benchmarks is None else read_benchmarks(Path(settings.benchmarks))
     corpus = es.open_corpus(data)
     run.begin()
     stores = {name: run.extract(name, corpus) for name in run.models}
@@ -126,12 +121,12 @@ def run(run: Run[Ethayarajh2019], data: Path) -> StudyResult:
     if not benchmarks:
         run.notes.append("no benchmarks are given (the setting benchmarks), so Table 1 is left out")
     else:
-        frames |= evaluate_all(run, stores, vectors, benchmarks)
+        frames["evaluation"] = evaluate(run, stores, benchmarks)
     scores = Scores(settings, {name: store.metadata for name, store in stores.items()}, frames)
     sections = [findings(scores), *(by_layer(scores, model) for model in run.models)]
     sections += [words(scores, model) for model in run.models]
     if "evaluation" in frames:
-        sections += [static(scores), shared(scores)]
+        sections.append(static(scores))
     return run.result(
         "How contextual are the vectors? After Ethayarajh 2019",
         f"{', '.join(run.models)}. Words of {settings.min_contexts} different sentences or more, without punctuation; "
@@ -179,44 +174,81 @@ def evaluated(layers: Sequence[int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*inner[:2], *inner[-2:])))
 
 
-def evaluate_all(
-    run: Run[Ethayarajh2019],
-    stores: Mapping[str, es.Store],
-    vectors: Mapping[str, WordVectors],
-    benchmarks: Sequence[Benchmark],
-) -> dict[str, pl.DataFrame]:
-    """Score the first principal components of some layers of each model, and the given word vectors.
+@dataclass(frozen=True)
+class Benchmark:
+    """Pairs of words and their ratings; `digest`: of their file."""
 
-    Returns the scores on all words of each, "evaluation", and on the words that all of them have, "shared".
+    pairs: Sequence[Sequence[str]]
+    ratings: Sequence[float]
+    digest: str
+
+
+def read_benchmarks(folder: Path) -> dict[str, Benchmark]:
+    """Read the files of word pairs in a folder by name. Raises CorpusError, with the line."""
+    benchmarks = {}
+    for path in sorted(each for each in folder.glob("*") if each.suffix in (".txt", ".tsv", ".csv")):
+        pairs, ratings = [], []
+        for number, line in enumerate(filter(str.strip, path.read_text("utf-8").splitlines()), 1):
+            fields = [field.strip() for field in line.split("\t" if "\t" in line else "," if "," in line else None)]
+            try:
+                rating = float(fields[2])
+            except (ValueError, IndexError):
+                if number == 1:  # a heading
+                    continue
+                raise CorpusError(f"{path}: {quoted(line)}: give two words and their rating") from None
+            pairs.append(fields[:2])
+            ratings.append(rating)
+        benchmarks[path.stem] = Benchmark(pairs, ratings, digest_of(path))
+    if not benchmarks:
+        raise CorpusError(f"{folder} has no benchmark: give a folder of .txt, .tsv or .csv files of word pairs")
+    return benchmarks
+
+
+def evaluate(
+    run: Run[Ethayarajh2019], stores: Mapping[str, es.Store], benchmarks: Mapping[str, Benchmark]
+) -> pl.DataFrame:
+    """Score the first principal components of some layers of each model on word similarity.
+
+    Columns: `system, benchmark, value`, which is Spearman's rho of the cosines of the pairs whose words have a vector
+    and their ratings, `count` of these, and `coverage`, their share.
     """
-    settings, folder = run.settings, Path(run.settings.benchmarks or "")
+    settings = run.settings
     layers = {name: evaluated(store.layers) for name, store in stores.items()}
     made_from = {
         "stores": {name: [store.digest, layers[name]] for name, store in stores.items()},
-        "vectors": {name: digest_of(Path(path)) for name, path in settings.vectors.items()},
-        "benchmarks": {path.name: digest_of(path) for path in sorted(folder.rglob("*")) if path.is_file()},
+        "benchmarks": {name: each.digest for name, each in benchmarks.items()},
         "min_contexts": settings.min_contexts,
-        "seed": settings.seed,
     }
 
-    @cache
-    def systems() -> dict[str, WordVectors]:
-        made: dict[str, Any] = {
-            f"{name}, layer {layer}": es.static_vectors(
-                words_of(store), layers=layer, min_contexts=settings.min_contexts
-            )
-            for name, store in stores.items()
-            for layer in layers[name]
-        }
-        return {**made, **vectors}
+    def make() -> pl.DataFrame:
+        rows: list[Row] = []
+        for name, store in stores.items():
+            for layer in layers[name]:
+                static: Any = es.static_vectors(words_of(store), layers=layer, min_contexts=settings.min_contexts)
+                for benchmark, each in benchmarks.items():
+                    row = {"system": f"{name}, layer {layer}", "benchmark": benchmark}
+                    rows.append(row | similarity(static, each))
+        schema = {"value": pl.Float64, "count": pl.Int64, "coverage": pl.Float64}
+        return pl.DataFrame(rows, schema_overrides=schema, infer_schema_length=None)
 
-    def make(shared: bool) -> pl.DataFrame:
-        return evaluate(systems(), benchmarks, shared=shared, seed=settings.seed)
+    return run.table("evaluation", made_from, make)
 
-    return {
-        "evaluation": run.table("evaluation", made_from, lambda: make(False)),
-        "shared": run.table("shared", made_from, lambda: make(True)),
-    }
+
+def similarity(vectors: Any, benchmark: Benchmark) -> Row:
+    """Score word vectors on pairs; a word is looked up as written, then in lower case."""
+    rows_of = {word: next((row for w in (word, word.lower()) if (row := vectors.row_of(w)) is not None), None)
+               for pair in benchmark.pairs for word in pair}  # fmt: skip
+    known = [at for at, pair in enumerate(benchmark.pairs) if all(rows_of[word] is not None for word in pair)]
+    row: Row = {"value": None, "count": len(known), "coverage": len(known) / len(benchmark.pairs)}
+    if len(known) > 1:
+        of_pairs = [[rows_of[word] for word in benchmark.pairs[at]] for at in known]
+        left, right = vectors.vectors[np.array(of_pairs)].astype(np.float64).transpose(1, 0, 2)
+        lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+        cosines = (left * right).sum(1) / np.where(lengths > 0, lengths, 1)
+        frame = pl.DataFrame({"cosine": cosines.round(12), "rating": [benchmark.ratings[at] for at in known]})
+        rho = frame.select(pl.corr("cosine", "rating", method="spearman")).item()
+        row["value"] = None if np.isnan(rho) else rho
+    return row
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,54 +336,49 @@ def words(scores: Scores, model: str) -> Section:
     return Section(f"Most and least context-specific words ({model})", note, rows)
 
 
-def benchmark_scores(frame: pl.DataFrame) -> tuple[list[Row], list[Row]]:
-    """Return the scores and the coverages as in Table 1, without scores of fewer than MIN_ITEMS items."""
-    known = frame.with_columns(value=pl.when(pl.col("count") >= MIN_ITEMS).then("value"))
-    return table1(known).to_dicts(), table1(known, of="coverage").to_dicts()
+def table1(frame: pl.DataFrame, of: str) -> list[Row]:
+    """Arrange scores as the paper's Table 1, its benchmarks under its names and in its order, then the others."""
+    names = frame["benchmark"].unique(maintain_order=True).to_list()
+    renamed = {
+        name: next((column for column, pattern in TABLE1_COLUMNS.items() if re.search(pattern, name, re.I)), name)
+        for name in names
+    }
+    wide = frame.with_columns(pl.col("benchmark").replace(renamed)).pivot("benchmark", index="system", values=of)
+    order = sorted(wide.columns[1:], key=[*TABLE1_COLUMNS, *wide.columns].index)
+    return wide.select("system", *order).to_dicts()
 
 
 def static(scores: Scores) -> Section:
-    """Table 1 on all words of each system, each row of the paper below ours of the same model and layer."""
+    """Table 1, each row of the paper below ours of the same model and layer."""
     paper: dict[str, Row] = {
         system: {"system": system, **dict(zip(TABLE1_COLUMNS, values, strict=True))}
         for system, values in TABLE1.items()
     }
     rows: list[Row] = []
-    for row, coverage in zip(*benchmark_scores(scores.frames["evaluation"]), strict=True):
-        names = [name for name in row if name != "system"]
-        covered = {name: f" ({coverage[name]:.0%})" if row[name] is not None else "" for name in names}
-        shown = {name: decimals(row[name]) + covered[name] for name in names}
-        rows.append({"system": row["system"], **shown})
+    frame = scores.frames["evaluation"]
+    values = table1(frame.with_columns(value=pl.when(pl.col("count") >= MIN_ITEMS).then("value")), "value")
+    for row, coverage in zip(values, table1(frame, "coverage"), strict=True):
+        names = [name for name in row if name != "system" and row[name] is not None]
+        rows.append({**row, **{name: f"{row[name]:.3f} ({coverage[name]:.0%})" for name in names}})
         known = paper.pop(paper_system(scores, row["system"]), None)
         if known:
-            whole = [name for name in names if (coverage[name] or 0) >= MIN_COVERAGE and known.get(name) is not None]
-            differences = {name: f"{row[name] - known[name]:+.3f}" for name in whole if row[name] is not None}
+            whole = [name for name in names if coverage[name] >= MIN_COVERAGE and name in known]
             rows += [{"system": f"paper: {known['system']}", **_numbers(known)}]
-            rows += [{"system": "difference", **differences}] if differences else []
+            rows += [{"system": "difference", **{name: f"{row[name] - known[name]:+.3f}" for name in whole}}]
     rows += [{"system": f"paper: {row['system']}", **_numbers(row)} for row in paper.values()]
     note = (
-        "First principal components of the words of a layer, not centred. Spearman's rho, accuracy or purity on the "
-        f"items whose words are known; in brackets their share. Of fewer than {MIN_ITEMS} items no score is shown, and "
-        f"below a share of {MIN_COVERAGE:.0%} no difference from the paper."
+        "First principal components of the words of a layer, not centred. Spearman's rho of the pairs whose words are "
+        f"known; in brackets their share. Of fewer than {MIN_ITEMS} pairs no score is shown, and below a share of "
+        f"{MIN_COVERAGE:.0%} no difference from the paper."
     )
-    return Section("Table 1. Static vectors on word benchmarks", note, rows)
+    return Section("Table 1. Static vectors on word similarity", note, rows)
 
 
 def paper_system(scores: Scores, system: str) -> str:
     """Return the name that a system has in the paper's Table 1; empty if it has none."""
-    model, sign, layer = system.rpartition(", layer ")
-    if not sign:
-        return next((name for name in ("GloVe", "FastText") if name.lower() in system.lower()), "")
+    model, _, layer = system.rpartition(", layer ")
     paper = scores.paper_models.get(model, "")
     return f"{paper.removesuffix('-base-cased')}, Layer {layer}" if paper else ""
-
-
-def shared(scores: Scores) -> Section:
-    rows = [{"system": row["system"], **_numbers(row)} for row in benchmark_scores(scores.frames["shared"])[0]]
-    counts = table1(scores.frames["shared"], of="count").row(0, named=True)
-    rows.append({"system": "items", **{name: f"{value:,}" for name, value in counts.items() if name != "system"}})
-    note = f"Every system has all of these words, so that rows are comparable. At least {MIN_ITEMS} items."
-    return Section("Table 1 on shared words", note, rows)
 
 
 def _numbers(row: Mapping[str, Any]) -> Row:
@@ -371,7 +398,6 @@ def findings(scores: Scores) -> Section:
                 scores.layers(model, "intrasim")
             ),
             "less than 5 % of a word's variance is explained by one vector": explained(scores.layers(model, "mev")),
-            **static_findings(scores, model),
         }.items():
             verdicts.setdefault(claim, {"the paper": claim})[model] = f"{holds}: {found}"
     note = (
@@ -446,27 +472,6 @@ def explained(rows: Sequence[Row]) -> tuple[str, str]:
     if high < MEV_BOUND:
         return found, "yes"
     return found, "no" if low > MEV_BOUND else "not determined"
-
-
-def static_findings(scores: Scores, model: str) -> dict[str, tuple[str, str]]:
-    """Compare static vectors on the shared words: lower layers with upper ones, and with the given vectors."""
-    if "shared" not in scores.frames:
-        return {}
-    scores_of = {row.pop("system"): row for row in benchmark_scores(scores.frames["shared"])[0]}
-    layers = [system for system in scores_of if system.rpartition(", layer ")[0] == model]
-    rivals = {} if len(layers) == 1 else {"static vectors of a low layer beat those of the last": layers[-1]}
-    for system in scores_of:
-        if system in scores.settings.vectors:
-            rivals[f"static vectors of a low layer beat {system}"] = system
-    low_layer = scores_of[layers[0]]
-    findings = {}
-    for claim, rival in rivals.items():
-        pairs = [(low_layer[name], score) for name, score in scores_of[rival].items()]
-        pairs = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-        wins = sum(ours > theirs for ours, theirs in pairs)
-        verdict = "yes" if 2 * wins > len(pairs) else "no"
-        findings[claim] = (f"on {wins} of {len(pairs)} benchmarks", verdict if pairs else "not determined")
-    return findings
 
 
 def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:

@@ -52,8 +52,7 @@ class FineTuneSettings:
     """How a model is fine-tuned; the defaults are those of Table 4 of Zhao et al. 2020.
 
     `batch_size`: None is that of the paper for the task. `learning_rate`: of Adam, constant. `max_length`: subwords of
-    a sentence or pair. `n_examples`: train on that many, chosen at random. `attention_window`: words left and right
-    that a word attends to at every layer (appendix C). `seed`: of everything that is random.
+    a sentence or pair. `n_examples`: train on that many, chosen at random. `seed`: of everything that is random.
     """
 
     epochs: int = 5
@@ -61,7 +60,6 @@ class FineTuneSettings:
     learning_rate: float = 5e-5
     max_length: int = 128
     n_examples: int | None = None
-    attention_window: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -152,8 +150,7 @@ def label_names(path: Path, items: Sequence[Item], others: Sequence[Item]) -> tu
 def encode(tokenizer: Any, items: Sequence[Item], names: Sequence[str], task: str, max_length: int) -> list[Any]:
     """Return examples: the label of a word is at its last subword, that of sentences at the first one, [CLS].
 
-    `words`: the number of each subword's word, -1 for special ones. Sentences without a label within the maximum length
-    are left out.
+    Sentences without a label within the maximum length are left out.
     """
     numbers, examples = {name: number for number, name in enumerate(names)}, []
     for item in items:
@@ -173,7 +170,7 @@ def encode(tokenizer: Any, items: Sequence[Item], names: Sequence[str], task: st
                 if label is not None and (whole or word < max(words)):  # the last word may be cut
                     labels[at] = numbers[label]
         if any(label != NO_LABEL for label in labels):
-            examples.append({**encoded, "labels": labels, "words": words})
+            examples.append({**encoded, "labels": labels})
     if not examples:
         raise InvalidValueError("no labeled word is within the maximum length; choose a longer one")
     return examples
@@ -181,14 +178,13 @@ def encode(tokenizer: Any, items: Sequence[Item], names: Sequence[str], task: st
 
 @dataclass(frozen=True)
 class Collator:
-    """Makes one batch of examples, padded at the end; with a window, a word attends to words around it alone."""
+    """Makes one batch of examples, padded at the end."""
 
     padding: int
-    attention_window: int | None = None
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        fills = {"input_ids": self.padding, "labels": NO_LABEL, "words": -2}
-        batch = {
+        fills = {"input_ids": self.padding, "labels": NO_LABEL}
+        return {
             name: torch.nn.utils.rnn.pad_sequence(
                 [torch.tensor(example[name]) for example in examples],
                 batch_first=True,
@@ -196,13 +192,6 @@ class Collator:
             )
             for name in examples[0]
         }
-        words = batch.pop("words")
-        if self.attention_window is not None:
-            one, other = words[:, :, None], words[:, None, :]
-            seen = ((one - other).abs() <= self.attention_window) & (one >= 0) & (other >= 0)
-            seen |= (other == -1) & (one >= -1) | torch.eye(words.shape[1], dtype=torch.bool)  # special ones
-            batch["attention_mask"] = torch.where(seen, 0.0, torch.finfo(torch.float32).min)[:, None]
-        return batch
 
 
 class _Trainer(transformers.Trainer):
@@ -304,7 +293,8 @@ def finetune(
         Without accelerate.
     """
     settings, out = settings or FineTuneSettings(), Path(out)
-    check_task(task, settings)
+    if task not in TASKS:
+        raise InvalidValueError(f"unknown task {task!r}; allowed are {', '.join(TASKS)}")
     if find_spec("accelerate") is None:
         raise MissingPackageError('fine-tuning needs accelerate: pip install "embstore[finetune]"')
     files = find_splits(data)
@@ -345,7 +335,7 @@ def finetune(
         trainer = _Trainer(
             model=network,
             args=arguments(training, kind, settings),
-            data_collator=Collator(tokenizer.pad_token_id or 0, settings.attention_window),
+            data_collator=Collator(tokenizer.pad_token_id or 0),
             train_dataset=encoded[0],
             eval_dataset=encoded[1],
             compute_metrics=lambda prediction: scores_of(kind.metric, names, prediction),
@@ -368,14 +358,6 @@ def finetune(
     plan |= {"labels": labels, "metric": kind.metric, "epochs": epochs, "best_epoch": best["epoch"]}
     write_text(record, json.dumps({**plan, "software": software}, indent=1))
     return FineTuned(out, json.loads(record.read_text()))
-
-
-def check_task(task: str, settings: FineTuneSettings) -> None:
-    """Raise InvalidValueError for an unknown task, or an attention window for the label of a whole sentence."""
-    if task not in TASKS:
-        raise InvalidValueError(f"unknown task {task!r}; allowed are {', '.join(TASKS)}")
-    if settings.attention_window is not None and TASKS[task].n_sentences:
-        raise InvalidValueError("an attention window has no meaning for the label of a whole sentence: use pos or ner")
 
 
 def arguments(folder: Path, task: FineTuneTask, settings: FineTuneSettings) -> Any:

@@ -24,12 +24,11 @@ from embstore_studies.finetuning import (
     label_names,
     read_items,
 )
-from embstore_studies.heads import disable_heads, head_importance, prune_heads
+from embstore_studies.heads import disable_heads
 from embstore_studies.study import Row, Run, Section, StudyResult, StudySettings, decimals, digest_of
 
-# Kovaleva et al. 2019, section 4.6 (page 8), BERT-base fine-tuned on GLUE: absolute changes of the score. The sentences
-# of Kovaleva et al. and of Michel et al. are as later texts quote them, not read in the papers; numbers of figures
-# alone are left out.
+# Kovaleva et al. 2019, section 4.6 (page 8), BERT-base fine-tuned on GLUE: absolute changes of the score, as later
+# texts quote them; numbers of figures alone are left out.
 DISABLING = (
     ("largest gain by a single head", "STS-B, the least of all tasks", "+0.001"),
     ("largest gain by a single head", "MRPC, the most of all tasks", "+0.012"),
@@ -39,7 +38,6 @@ DISABLING = (
 # Rogers et al. 2020, sections 5.1 and 6.3, on Kovaleva et al. 2019 (BERT-base fine-tuned on GLUE).
 HETEROGENEOUS = "less than half of the maps"
 CHANGED = "the last two layers"
-PRUNED = "up to 40 % of the heads without a noticeable effect (BERT-base, MNLI)"  # Michel et al. 2019
 STATISTICS = ("shares", "patterns")
 NOTES = (
     "Patterns: by an explicit rule (docs/how-to/attention.md). The paper's classifier was trained on maps labeled "
@@ -47,8 +45,6 @@ NOTES = (
     "The paper's tasks are of GLUE with BERT-base; its numbers are printed for orientation, without a difference.",
     "Intervals are over sentences of dev and hold for all heads and layers of a task together; they do not cover "
     "other fine-tuning runs. The epoch of fine-tuning was chosen on dev too.",
-    "Heads are ranked on train, pruned with their output set to zero, without training in between. The relative "
-    "importance of Voita et al. 2019 (layer-wise relevance propagation) is not computed.",
     "The features of the paper's Figure 5 and its frame-semantic relations need annotation that is not public.",
 )
 
@@ -58,12 +54,11 @@ class Kovaleva2019(StudySettings):
     """Settings of the study: patterns of attention before and after fine-tuning, and which heads a task needs.
 
     tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it; one or more.
-    n_sentences: of DATA on which attention is measured, and of dev and train on which heads are disabled and ranked,
-    drawn at random; None for all. resamples: of sentences, for intervals. seeds: of random orders of pruning.
-    tuning_epochs, tuning_sentences (None: all), tuning_rate: of fine-tuning.
+    n_sentences: of DATA on which attention is measured, and of dev on which heads are disabled, drawn at random; None
+    for all. tuning_epochs, tuning_sentences (None: all), tuning_rate: of fine-tuning.
     """
 
-    about: ClassVar[str] = "patterns of attention before and after fine-tuning, disabled heads and layers, pruning"
+    about: ClassVar[str] = "patterns of attention before and after fine-tuning, disabled heads and layers"
     data: ClassVar[str] = "a file in CoNLL-U on which attention is measured"
     takes_one_model: ClassVar[bool] = True
     citation: ClassVar[str] = """@inproceedings{kovaleva-etal-2019-revealing,
@@ -72,19 +67,11 @@ class Kovaleva2019(StudySettings):
   booktitle = {Proceedings of EMNLP-IJCNLP 2019},
   year = {2019}, eprint = {1908.08593}
 }
-@inproceedings{michel-etal-2019-sixteen,
-  title = {Are Sixteen Heads Really Better than One?},
-  author = {Michel, Paul and Levy, Omer and Neubig, Graham},
-  booktitle = {Advances in Neural Information Processing Systems 32},
-  year = {2019}, eprint = {1905.10650}
-}
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "resamples": 1, "seeds": 0}
+    least: ClassVar[dict[str, int]] = {"n_sentences": 1}
 
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
     n_sentences: int | None = 300
-    resamples: int = 1000
-    seeds: tuple[int, ...] = (0, 1, 2)
     tuning_epochs: int = 1
     tuning_sentences: int | None = 1500
     tuning_rate: float = 2e-4
@@ -95,8 +82,6 @@ class Kovaleva2019(StudySettings):
             raise InvalidValueError(
                 f"tuning {dict(self.tuning)} is not allowed: kovaleva2019 needs data for tasks of {', '.join(TASKS)}"
             )
-        if not self.seeds:
-            raise InvalidValueError("seeds is empty: give one seed or more")
         self.finetuning()
 
     def finetuning(self) -> FineTuneSettings:
@@ -149,8 +134,7 @@ def run(run: Run[Kovaleva2019], data: Path) -> StudyResult:
     )
     scale = (
         f"Fine-tuned on {examples} sentences, {settings.tuning_epochs} epoch(s) at {settings.tuning_rate:g}; attention "
-        f"and scores on {sentences} sentences; disabled heads attend uniformly; {settings.resamples:,} bootstrap "
-        f"samples; {len(settings.seeds)} random orders; seed {settings.seed}."
+        f"and scores on {sentences} sentences; disabled heads attend uniformly; seed {settings.seed}."
     )
     corpora = "; ".join(
         f"{task} on {splits['train'].name}, scored on {splits['dev'].name} (SHA-256 {digest_of(splits['dev'])[:12]})"
@@ -161,7 +145,7 @@ def run(run: Run[Kovaleva2019], data: Path) -> StudyResult:
         "Attention heads before and after fine-tuning, after Kovaleva et al. 2019",
         f"{name}. {scale}",
         frames=frames,
-        sections=[*sections, paper(), pruning(scores)],
+        sections=[*sections, paper()],
         figures=run.save_figures(figures_of(scores)),
         methods=f"{name} (weights SHA-256 {weights[:12]}) was fine-tuned for {corpora}. Attention was measured on "
         f"{data.name} (SHA-256 {digest_of(data)[:12]}). {scale} Software: {software}.",
@@ -192,22 +176,17 @@ def tables_of(
     """Return what the heads of a fine-tuned model do, as steps.
 
     `similarity`: the cosine of each head's attention before and after, on sentences of dev, those of a pair one by one.
-    `disabled`, `importance` and `pruned`: see `disable_heads`, `head_importance` and `prune_heads`; heads are ranked on
-    train.
+    `disabled`: see `disable_heads`.
     """
     settings, tables = run.settings, dict[str, pl.DataFrame]()
     sample: dict[str, Any] = {"n_sentences": settings.n_sentences, "seed": settings.seed}
-    scoring = {"model": tuned.path, "resamples": settings.resamples, **sample}
-    made_from = {"tuned": tuned.record, **sample, "resamples": settings.resamples}
-    made_from |= {"seeds": settings.seeds}
+    made_from = {"tuned": tuned.record, **sample}
     is_text = TASKS[task].n_sentences > 0
     items = read_items(task, files["dev"])
     sentences = [words for item in items for words in (map(str.split, item.texts) if is_text else [list(item.texts)])]
     for name, make in {
         "similarity": lambda: attention_similarity(sentences, model_a=model, model_b=tuned.path, **sample),
-        "disabled": lambda: disable_heads(files["dev"], **scoring),
-        "importance": lambda: head_importance(files["train"], **scoring),
-        "pruned": lambda: prune_heads(files["dev"], importance=tables["importance"], seeds=settings.seeds, **scoring),
+        "disabled": lambda: disable_heads(files["dev"], model=tuned.path, **sample),
     }.items():
         tables[name] = run.table(f"{name} {task}", made_from, make)
     return tables
@@ -282,8 +261,8 @@ def heads(scores: Scores, task: str) -> Section:
 
 
 def _effect(row: Row) -> Row:
-    interval = "" if row["low"] is None else f"{row['low']:+.4f} to {row['high']:+.4f}"
-    return {"change": f"{row['effect']:+.4f}", "95 %": interval, "clear": "yes" if row["clear"] else "no"}
+    interval, clear = f"{row['low']:+.4f} to {row['high']:+.4f}", "yes" if row["clear"] else "no"
+    return {"change": f"{row['effect']:+.4f}", "95 %, all together": interval, "clear": clear}
 
 
 def paper() -> Section:
@@ -292,24 +271,6 @@ def paper() -> Section:
         "Kovaleva et al. 2019, section 4.6, BERT-base on GLUE; without intervals. Of its figures nothing is read off."
     )
     return Section("Disabled heads and layers in the paper", note, rows)
-
-
-def pruning(scores: Scores) -> Section:
-    rows: list[Row] = []
-    for task in scores.tasks:
-        frame = scores.of("pruned", task)
-        random = frame.filter(pl.col("order") == "random")
-        for row in frame.filter(pl.col("order") == "importance").to_dicts():
-            others = random.filter(pl.col("share") == row["share"])["value"]
-            own = {
-                "task": task,
-                "pruned": f"{row['n_disabled']} ({row['share']:.0%})",
-                "by importance": decimals(row["value"]),
-            }
-            spread = f"{min(others):.3f} to {max(others):.3f}"
-            rows.append({**own, **_effect(row), "random orders": spread})
-    note = f"Dev score as heads are disabled, the least important first (Michel et al. 2019: {PRUNED})."
-    return Section("Pruning", note, rows)
 
 
 def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
@@ -322,29 +283,18 @@ def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
     for task in scores.tasks:
         title = f"Attention before and after fine-tuning for {task}"
         figures[f"similarity-{task}.png"] = (title, plot.attention_heatmap(scores.of("similarity", task), title=title))
-        figures[f"heads-{task}.png"] = (f"Disabled heads and layers: {task}", heads_figure(scores, task))
+        figures[f"heads-{task}.png"] = (f"Disabled heads: {task}", heads_figure(scores, task))
     return figures
 
 
 def heads_figure(scores: Scores, task: str) -> Any:
-    """Draw the effects of disabled heads, their importance, and the score as heads are pruned."""
-    figure, axes = plot.subplots(1, 3, figsize=(11, 3.2))
+    """Draw the effects of disabled heads."""
+    figure, axes = plot.subplots(figsize=(4.4, 3.2))
     disabled = scores.of("disabled", task).filter(pl.col("head").is_not_null())
     reach = float(disabled["effect"].abs().max() or 0) or 1.0  # type: ignore[arg-type]
-    for axis, frame, value, look in (
-        (axes[0, 0], disabled, "effect", {"cmap": "RdBu", "vmin": -reach, "vmax": reach}),
-        (axes[0, 1], scores.of("importance", task), "value", {"cmap": "viridis"}),
-    ):
-        grid = frame.pivot("head", index="layer", values=value).sort("layer").drop("layer").to_numpy()
-        image = axis.imshow(
-            grid, origin="lower", aspect="auto", extent=(-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5), **look
-        )
-        figure.colorbar(image, ax=axis)
-        plot.style(axis, title="effect of disabling" if value == "effect" else "importance", x="head", y="layer")
-    pruned = scores.of("pruned", task)
-    for number, ((order, _), part) in enumerate(pruned.group_by("order", "seed", maintain_order=True)):
-        color = plot.PALETTE[0] if order == "importance" else "#aaaaaa"
-        axes[0, 2].plot(part["share"], part["value"], color=color, label=order if number < 2 else None)
-    plot.style(axes[0, 2], title=f"{scores.model}, {task}", x="share of heads pruned", y=str(pruned["metric"][0]))
-    axes[0, 2].legend(frameon=False, fontsize=8)
+    grid = disabled.pivot("head", index="layer", values="effect").sort("layer").drop("layer").to_numpy()
+    extent = (-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5)
+    look = {"origin": "lower", "aspect": "auto", "cmap": "RdBu", "vmin": -reach, "vmax": reach}
+    figure.colorbar(axes[0, 0].imshow(grid, extent=extent, **look), ax=axes[0, 0])
+    plot.style(axes[0, 0], title=f"{scores.model}, {task}: effect of disabling", x="head", y="layer")
     return figure

@@ -54,15 +54,15 @@ NAMES = {**TASKS, "upos": "POS (UD)", "arcs": "Arcs"}
 class Liu2019(StudySettings):
     """Settings of the study: what linear probes read from each layer, and which layers serve most tasks.
 
-    tasks: some of those in the folder and of those that a treebank has (upos, arcs, dependencies), all by default.
-    treebank: a folder with train, dev and test in CoNLL-U, if `data` is not one. n_sentences: of each split of each
+    tasks: some of those in the folder, and of those that its treebank has (upos, arcs, dependencies), all by default.
+    n_sentences: of each split of each
     task at most, drawn by their texts, so that tasks over the same sentences draw the same ones; None for all. epochs,
     batch_size, learning_rate, seeds: of the probes. untrained: also the model with random weights, as a baseline.
     resamples: of test sentences, for intervals.
     """
 
     about: ClassVar[str] = "linear probes of every layer on all tasks, which layers transfer"
-    data: ClassVar[str] = "a folder with a folder per task (as for tenney2019), or a treebank's in CoNLL-U"
+    data: ClassVar[str] = "a folder with a folder per task (as for tenney2019), a treebank in CoNLL-U, or both"
     citation: ClassVar[str] = """@inproceedings{liu-etal-2019-linguistic,
   title = {Linguistic Knowledge and Transferability of Contextual Representations},
   author = {Liu, Nelson F. and Gardner, Matt and Belinkov, Yonatan and Peters, Matthew E. and Smith, Noah A.},
@@ -79,7 +79,6 @@ class Liu2019(StudySettings):
     least: ClassVar[dict[str, int]] = {"n_sentences": 1, "resamples": 1, "seeds": 0}
 
     tasks: tuple[str, ...] = ()
-    treebank: str | Path | None = None
     n_sentences: int | None = 500
     epochs: int = 50
     batch_size: int = 16
@@ -99,12 +98,11 @@ class Liu2019(StudySettings):
 def load_tasks(settings: Liu2019, data: Path) -> dict[str, Task]:
     """Read and draw all tasks. Raises InvalidValueError, CorpusError."""
     folders = task_folders(data)
-    treebank = settings.treebank or (data if any(data.glob("*.conllu")) else None)
-    if not folders and treebank is None:
+    derived = [name for name in PROBED if name not in folders] if any(data.glob("*.conllu")) else []
+    if not folders and not derived:
         raise InvalidValueError(
             f"{data} has no folder of a task with train.jsonl and no treebank, train, dev and test in CoNLL-U: give one"
         )
-    derived = [] if treebank is None else [name for name in PROBED if name not in folders]
     for name in settings.tasks:
         if name not in (*folders, *derived):
             raise InvalidValueError(f"there is no task {name!r}: choose {', '.join((*folders, *derived))}")
@@ -116,7 +114,7 @@ def load_tasks(settings: Liu2019, data: Path) -> dict[str, Task]:
             splits = {split: draw(with_targets(held), count, seed) for split, held in task.splits.items()}
             tasks[name] = Task(splits, task.digests)
     if derived := [name for name in derived if name in chosen]:
-        files = treebank_files(Path(treebank or data))
+        files = treebank_files(data)
         digests = {split: digest_of(path) for split, path in files.items()}
         for name in derived:
             splits = derived_splits(name, files)

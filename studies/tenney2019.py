@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, combinations
@@ -13,7 +13,7 @@ import polars as pl
 
 import embstore as es
 from embstore import plot
-from embstore.probes import load, summary
+from embstore.probes import summary
 from embstore_studies.study import (
     TASKS,
     Distinct,
@@ -28,7 +28,6 @@ from embstore_studies.study import (
     read_tasks,
     student,
 )
-from embstore_studies.traces import Traces, ambiguous_sentences, trace
 
 # What the paper states of BERT-large on OntoNotes and others, layers counted as in embstore. The order is that of
 # section 4, earliest first, by both metrics; the accuracy of POS at layer 0 is on dev (section 4.1).
@@ -51,8 +50,6 @@ FIGURE1 = {
 }
 WHERE = {"center_of_gravity": "center of gravity", "expected_layer": "expected layer"}
 LEAST_SEEDS = 3  # for a spread over seeds
-TRACES = 3  # sentences shown for Figure 3
-MAX_WORDS = 30  # longer sentences are shown last
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +126,6 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
         tables = (tasks_table, order_table, layers_table)
         sections += [table(scores, model, suffix) for table in tables]
     sections.append(depth_table(scores))
-    first = next(iter(models))
-    sections.append(traces_table(ambiguous(run, first, trained[first], tasks), first))
     count, seeds = settings.n_sentences, ", ".join(map(str, settings.seeds))
     sample = "all sentences" if count is None else f"at most {count:,} sentences of each split"
     return run.result(
@@ -145,21 +140,16 @@ def run(run: Run[Tenney2019], data: Path) -> StudyResult:
     )
 
 
-def saved_at(run: Run[Tenney2019], model: str, task: str) -> Path:
-    return run.out / "probes" / f"{model}-{task}"
-
-
 def probe_task(run: Run[Tenney2019], store: es.Store, model: str, encoder: str, name: str, task: Task) -> pl.DataFrame:
     """Train, score and save the probes of one task on one store, or return the stored scores."""
     trained = encoder == "trained"
     step = name if trained else f"{name}-{encoder}"
-    path, probe = saved_at(run, model, step), run.settings.probe(trained=trained)
+    probe = run.settings.probe(trained=trained)
 
     def make() -> tuple[pl.DataFrame, Sequence[str]]:
         probe.fit(store, task.splits["train"], task.splits["dev"], name=name)
         held = {split: sentences for split, sentences in task.splits.items() if split != "train"}
         result = probe.score(held, resamples=run.settings.resamples)
-        probe.save(path)
         return result.frame, result.notes if trained else ()
 
     made_from = {
@@ -169,67 +159,7 @@ def probe_task(run: Run[Tenney2019], store: es.Store, model: str, encoder: str, 
         "probe": repr(probe),
         "resamples": run.settings.resamples,
     }
-    return run.table(f"{model}-{step}", made_from, make, needs=path)
-
-
-def traced(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[str, Task], seed: int) -> Traces:
-    """Follow the dev targets of all tasks through the saved probes of a seed."""
-    pairs = []
-    for name, task in tasks.items():
-        probe = load(saved_at(run, model, name))
-        assert isinstance(probe, es.EdgeProbe)
-        pairs.append((probe, task.splits["dev"]))
-    return trace(store, pairs, split="dev", seed=seed)
-
-
-def probes_of(run: Run[Tenney2019], model: str, tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """What tables of the saved probes are made from: the origin of each probe's own table."""
-    return {name: (run.out / "tables" / f"{model}-{name}.json").read_text() for name in tasks}
-
-
-def ambiguous(run: Run[Tenney2019], model: str, store: es.Store, tasks: Mapping[str, Task]) -> pl.DataFrame:
-    """Return the ambiguous edges of the most ambiguous sentences with the probabilities of P(0) ... P(L): Figure 3.
-
-    Short sentences, those of several tasks, and those whose answers change between layers come first.
-    """
-
-    def make() -> pl.DataFrame:
-        traces = traced(run, model, store, tasks, run.settings.seeds[0])
-        frame = ambiguous_sentences(traces)
-        lengths = pl.Series([len(traces.sentences[at].words) for at in frame["sentence"].to_list()], dtype=pl.Int64)
-        several = (frame["tasks"].str.count_matches(", ") + 1).clip(1, 3)
-        order = frame.with_columns(short=lengths <= MAX_WORDS, several=several).sort(
-            "short", "several", "turned", descending=True, maintain_order=True
-        )
-        rows = []
-        for number in order["sentence"].to_list()[:TRACES]:
-            sentence = traces.sentences[number]
-            for edge in sentence.ambiguous().annotations:
-                spans = " → ".join(" ".join(sentence.words[slice(*s)]) for s in (edge.span1, edge.span2) if s)
-                row = {"sentence": " ".join(sentence.words), "task": edge.task, "span": spans}
-                for kind, label in (("right", edge.right), ("wrong", edge.wrong)):
-                    values = edge.right_probability if kind == "right" else edge.wrong_probability
-                    if label is not None:
-                        by_layer = dict(zip(map(str, sentence.layers), values.tolist(), strict=True))
-                        rows.append({**row, "kind": kind, "label": label, **by_layer})
-        columns = dict.fromkeys(("sentence", "task", "span", "kind", "label"), pl.String)
-        layers = {str(layer): pl.Float64 for layer in traces.layers}
-        return pl.DataFrame(rows, schema={**columns, **layers})
-
-    return run.table("ambiguous", {"probes": probes_of(run, model, tasks), "count": TRACES}, make)
-
-
-def traces_table(frame: pl.DataFrame, model: str) -> Section:
-    rows = []
-    for before, row in zip([{}, *frame.to_dicts()], frame.to_dicts(), strict=False):
-        is_new = row["sentence"] != before.get("sentence")
-        shown = {**row, "task": title_of(row["task"]), "sentence": row["sentence"] if is_new else ""}
-        rows.append({name: decimals(value) if isinstance(value, float) else value for name, value in shown.items()})
-    note = (
-        "Sentences of dev with several ambiguous edges, whose right label has a mean probability of 0.7 or less; "
-        "columns are l: the probability that P(l) gives the right label and the likeliest wrong one, by the first seed."
-    )
-    return Section(f"Figure 3. Traces ({model})", note, rows)
+    return run.table(f"{model}-{step}", made_from, make)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -17,7 +16,7 @@ import embstore as es
 from embstore import plot
 from embstore.analysis import knn_labels
 from embstore.corpus import Sentence, open_corpus
-from embstore.errors import CorpusError, InvalidValueError, quoted
+from embstore.errors import InvalidValueError
 from embstore_studies.study import (
     LOG,
     Row,
@@ -49,6 +48,7 @@ NOTES = (
 )
 SUPERSENSES = "The senses are {count} lexicographer classes of WordNet (noun.act, verb.motion, ...), not its synsets."
 TRAIN, TEST = "train", "test"
+TEST_SHARE = 0.2  # of the sentences
 LAST = 4  # layers that are averaged, as often for BERT
 KEYS = ("model", "k", "layer")
 
@@ -57,13 +57,12 @@ KEYS = ("model", "k", "layer")
 class Wiedemann2019(StudySettings):
     """Settings of the study: how well the nearest train occurrences of a word tell its sense, layer by layer.
 
-    n_sentences: of a corpus in Wiki-PSE markup at most, drawn by their text; None for all. test_share: of these
-    sentences, drawn by their text too; a folder of CoarseWSD-20 has its own split. ks: numbers of neighbours.
-    resamples: of words, for intervals.
+    n_sentences: at most, drawn by their text; None for all. ks: numbers of neighbours. resamples: of words, for
+    intervals.
     """
 
     about: ClassVar[str] = "word senses by the nearest neighbours, by layer and number of neighbours"
-    data: ClassVar[str] = "a corpus in Wiki-PSE markup, or a folder of CoarseWSD-20 with a folder per word"
+    data: ClassVar[str] = "a corpus in Wiki-PSE markup"
     citation: ClassVar[str] = """@inproceedings{wiedemann-etal-2019-bert,
   title = {Does {BERT} Make Any Sense? Interpretable Word Sense Disambiguation with Contextualized Embeddings},
   author = {Wiedemann, Gregor and Remus, Steffen and Chawla, Avi and Biemann, Chris},
@@ -74,13 +73,10 @@ class Wiedemann2019(StudySettings):
     least: ClassVar[dict[str, int]] = {"n_sentences": 2, "ks": 1, "resamples": 1}
 
     n_sentences: int | None = 10000
-    test_share: float = 0.2
     ks: tuple[int, ...] = (1, 3, 5, 7, 10)
     resamples: int = 1000
 
     def __post_init__(self) -> None:
-        if not 0 < self.test_share < 1:
-            raise InvalidValueError(f"test_share {self.test_share} is not allowed: give a number between 0 and 1")
         if not self.ks:
             raise InvalidValueError("ks is empty: give one number of neighbours or more")
         super().__post_init__()
@@ -123,9 +119,7 @@ class SenseCorpus:
         """Raise InvalidValueError for an empty train or test part, no ambiguous word, or too large a k."""
         table = self.table
         if not len(table):
-            raise InvalidValueError(
-                f"{source} has no word with a sense: mark senses as @word@-class, or give CoarseWSD-20"
-            )
+            raise InvalidValueError(f"{source} has no word with a sense: mark senses as @word@-class")
         for split in (TRAIN, TEST):
             if not len(table.filter(split=split)):
                 raise InvalidValueError(f"the {split} part of {source} is empty: draw more sentences")
@@ -136,11 +130,8 @@ class SenseCorpus:
             raise InvalidValueError(f"ks: {k} is more than the {most} train examples of any ambiguous word: give less")
 
 
-def read_senses(path: Path, *, n_sentences: int | None, test_share: float, seed: int) -> SenseCorpus:
-    """Read a folder of CoarseWSD-20, which has its own split, or a corpus in Wiki-PSE markup, split by sentence.
-
-    Raises InvalidValueError, CorpusError with file and line.
-    """
+def read_senses(path: Path, *, n_sentences: int | None, seed: int) -> SenseCorpus:
+    """Read a corpus in Wiki-PSE markup and split its sentences. Raises CorpusError with file and line."""
 
     def place(seed: int, sentence: Sentence) -> float:
         """A number in [0, 1) that depends on the seed and the text alone."""
@@ -152,63 +143,23 @@ def read_senses(path: Path, *, n_sentences: int | None, test_share: float, seed:
         forms = [word.lower() for word in sentence.words]
         for start, stop in sentence.targets:
             forms[start] = " ".join(forms[start:stop])
-        split = TEST if place(seed + 1, sentence) < test_share else TRAIN
-        return Sentence(sentence.words, _columns(sentence.labels["class"], forms, split), sentence.targets)
+        split = TEST if place(seed + 1, sentence) < TEST_SHARE else TRAIN
+        senses = sentence.labels["class"]
+        columns = {
+            "sense": list(senses),
+            "target": [form if sense else None for sense, form in zip(senses, forms, strict=True)],
+            "split": [split if sense else None for sense in senses],
+        }
+        return Sentence(sentence.words, columns, sentence.targets)
 
-    if path.is_dir():
-        words = sorted(folder for folder in path.iterdir() if (folder / "train.data.txt").is_file())
-        if words:
-            return SenseCorpus([each for word in words for each in _word(word)])
-        if not (path / "corpus.txt").is_file():
-            raise InvalidValueError(f"{path} has no folder of a word with train.data.txt and no corpus.txt: give one")
-        path = path / "corpus.txt"
     sentences = [each for each in open_corpus(path, format="pse") if any(each.labels["class"])]
     return SenseCorpus([labelled(each) for each in sorted(sentences, key=lambda each: place(seed, each))[:n_sentences]])
 
 
-def _columns(senses: Sequence[str | None], targets: Iterable[str], split: str) -> dict[str, list[str | None]]:
-    return {
-        "sense": list(senses),
-        "target": [target if sense else None for sense, target in zip(senses, targets, strict=True)],
-        "split": [split if sense else None for sense in senses],
-    }
-
-
-def _word(folder: Path) -> Iterator[Sentence]:
-    """Yield the sentences of a word of CoarseWSD-20.
-
-    A line of train.data.txt and test.data.txt is the position of the word, a tab, and words joined by spaces; the same
-    line of the gold file has the number of its class, which classes_map.txt names, if it exists.
-    """
-    names: dict[str, str] = {}
-    for file in (folder / "classes_map.txt", folder / "class_map.txt"):
-        if file.is_file():
-            try:
-                names = {str(key): str(name) for key, name in json.loads(file.read_text("utf-8")).items()}
-            except (ValueError, AttributeError):
-                raise CorpusError(f"{file}: is not a JSON object of class names") from None
-    for split in (TRAIN, TEST):
-        try:
-            parts = [(folder / f"{split}.{kind}.txt").read_text("utf-8").splitlines() for kind in ("data", "gold")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise CorpusError(f"{folder}: {split}.data.txt or {split}.gold.txt cannot be read: {error}") from None
-        if len(parts[0]) != len(parts[1]):
-            raise CorpusError(f"{folder}: {len(parts[0])} lines of {split}.data.txt and {len(parts[1])} of its gold")
-        for number, (line, sense) in enumerate(zip(*parts, strict=True), 1):
-            position, _, text = line.partition("\t")
-            words = text.split()
-            if not (position.isdecimal() and int(position) < len(words) and sense.strip()):
-                where = f"{folder / split}.data.txt:{number}"
-                raise CorpusError(f"{where}: {quoted(line)} is not the position of a word, a tab and words")
-            name = names.get(sense.strip(), sense.strip())
-            senses = [name if at == int(position) else None for at in range(len(words))]
-            yield Sentence(words, _columns(senses, [folder.name] * len(words), split))
-
-
 def run(run: Run[Wiedemann2019], data: Path) -> StudyResult:
-    """Run the study on a corpus in Wiki-PSE markup or a folder of CoarseWSD-20, see `reproduce`."""
+    """Run the study on a corpus in Wiki-PSE markup, see `reproduce`."""
     settings = run.settings
-    senses = read_senses(data, n_sentences=settings.n_sentences, test_share=settings.test_share, seed=settings.seed)
+    senses = read_senses(data, n_sentences=settings.n_sentences, seed=settings.seed)
     senses.require_both(data, max(settings.ks))
     run.begin()
     options = es.ExtractionOptions(layers="all", keep=es.corpus.Keep(labelled="sense"))

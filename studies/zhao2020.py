@@ -11,13 +11,12 @@ import numpy as np
 import polars as pl
 
 import embstore as es
-from embstore.analysis import attention_similarity
 from embstore.corpus import Corpus, Keep, Sentence, open_corpus, read_word_classes
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.extraction import extract_windows, plan_windows
 from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
 from embstore.probes import ClassProbe, ProbeResult, WordSplit, load, split_words
-from embstore.vectors import WordVectors, read_vectors, write_vectors
+from embstore.vectors import WordVectors, write_vectors
 from embstore_studies.finetuning import (
     TASKS,
     FineTuned,
@@ -28,14 +27,13 @@ from embstore_studies.finetuning import (
     read_items,
 )
 from embstore_studies.study import LOG, SPLITS, Run, StudyResult, StudySettings, methods
-from embstore_studies.zhao2020_report import Scores, figures_of, flipped, sections
+from embstore_studies.zhao2020_report import Scores, figures_of, sections
 
 LABEL = "class"
-OWN = "own"  # the vocabulary of representations that have a vector for every word
-PAIR = "|||"  # between the two sentences of a pair, as corpora of pairs have it
 WINDOWS = (0, 2, 4, 8, 16, 32, None)
 SKIPGRAM_EPOCHS = 5  # the default of word2vec
-REPRESENTATIONS = ("Rand", "BERTw", "skip-gram", "AVG", "BERT")
+PATIENCE = {"linear": 5, "mlp": 10}  # epochs; linear probes are trained at a higher rate, and converge sooner
+SMALL_BATCH = 16  # of fine-tuning on a sample, which has too few steps in the paper's batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +42,15 @@ class Zhao2020(StudySettings):
 
     The defaults are the paper's where it states a figure; `Zhao2020.small()` takes ten minutes on two CPU cores.
 
-    train, test: word lists in the format of Wiki-PSE; train.tsv and test.tsv next to the corpus by default. vectors:
-    files of word vectors by name, which are probed on the words that they contain. tuning: data for fine-tuning by task
-    (pos, ner, classify, paraphrase), as `finetune` takes it. n_words: words of each list at most, drawn at random; None
-    for all. max_contexts: occurrences of a word-class pair at most. kind, hidden_size, epochs, batch_size,
-    learning_rate, patience, seeds: of the probes. context_windows, attention_windows: words on each side, None for the
-    whole sentence; the latter for part-of-speech tagging. tuning_epochs, tuning_sentences (None: all),
-    tuning_batch_size, tuning_rate (None: the paper's for each task): of fine-tuning. similarity_sentences: those on
-    which attention is compared. skipgram_size: of the skip-gram vectors trained on the corpus.
+    tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it. n_words: of each list
+    at most, drawn at random; None for all. max_contexts: occurrences of a word-class pair at most. kind, hidden_size,
+    epochs, batch_size, learning_rate, seeds: of the probes. context_windows: words on each side, None for
+    the whole sentence. tuning_epochs, tuning_sentences (None: all), tuning_rate (None: the paper's for each task): of
+    fine-tuning. skipgram_size: of the skip-gram vectors trained on the corpus.
     """
 
     about: ClassVar[str] = "semantic classes by layer, representation and context, before and after fine-tuning"
-    data: ClassVar[str] = "a corpus in Wiki-PSE markup"
+    data: ClassVar[str] = "a corpus in Wiki-PSE markup, with train.tsv and test.tsv, the lists of words, next to it"
     takes_one_model: ClassVar[bool] = True
     citation: ClassVar[str] = """@inproceedings{zhao-etal-2020-quantifying,
   title = {Quantifying the Contextualization of Word Representations with Semantic Class Probing},
@@ -66,15 +61,10 @@ class Zhao2020(StudySettings):
 """
     least: ClassVar[dict[str, int]] = {
         "context_windows": 0,
-        "attention_windows": 0,
         "n_words": 1,
         "max_contexts": 1,
-        "similarity_sentences": 1,
     }
 
-    train: str | Path | None = None
-    test: str | Path | None = None
-    vectors: Mapping[str, str | Path] = field(default_factory=dict)
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
     n_words: int | None = None
     max_contexts: int = 100
@@ -83,15 +73,11 @@ class Zhao2020(StudySettings):
     epochs: int = 400
     batch_size: int = 256
     learning_rate: float = 1e-3
-    patience: int = 10
     seeds: tuple[int, ...] = (0,)
     context_windows: tuple[int | None, ...] = WINDOWS
-    attention_windows: tuple[int | None, ...] = WINDOWS
     tuning_epochs: int = 5
     tuning_sentences: int | None = None
-    tuning_batch_size: int | None = None
     tuning_rate: float | None = None
-    similarity_sentences: int = 500
     skipgram_size: int = 300
 
     def __post_init__(self) -> None:
@@ -101,9 +87,6 @@ class Zhao2020(StudySettings):
         for task in self.tuning:
             if task not in TASKS:
                 raise InvalidValueError(f"unknown task {task!r}: choose among {', '.join(TASKS)}")
-        for name in self.vectors:
-            if name in REPRESENTATIONS:
-                raise InvalidValueError(f"vectors {name!r}: the study uses this name itself: choose another")
         self.probe()
         self.finetuning()
 
@@ -116,14 +99,10 @@ class Zhao2020(StudySettings):
             "kind": "linear",
             "epochs": 100,
             "learning_rate": 3e-3,
-            "patience": 5,
             "context_windows": (0, 2, 4, 8, None),
-            "attention_windows": (0, 2, None),
             "tuning_epochs": 1,
             "tuning_sentences": 1500,
-            "tuning_batch_size": 16,
             "tuning_rate": 2e-4,
-            "similarity_sentences": 200,
             "skipgram_size": 100,
         }
         return cls(**{**small, **changes})
@@ -131,19 +110,21 @@ class Zhao2020(StudySettings):
     def probe(self, **changes: Any) -> ClassProbe:
         """Return class probes as the study trains them, not fitted yet."""
         training = es.probes.Training(
-            epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=self.patience
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            patience=PATIENCE[self.kind],
         )
         own = {"label": LABEL, "kind": self.kind, "hidden_size": self.hidden_size, "max_contexts": self.max_contexts}
         return ClassProbe(**{**own, "seeds": self.seeds, "training": training, **changes})
 
-    def finetuning(self, window: int | None = None) -> FineTuneSettings:
-        """Return the settings of a fine-tuning; `window` limits its attention."""
+    def finetuning(self) -> FineTuneSettings:
+        """Return the settings of a fine-tuning."""
         rate: dict[str, Any] = {} if self.tuning_rate is None else {"learning_rate": self.tuning_rate}
         return FineTuneSettings(
             epochs=self.tuning_epochs,
-            batch_size=self.tuning_batch_size,
+            batch_size=None if self.tuning_sentences is None else SMALL_BATCH,
             n_examples=self.tuning_sentences,
-            attention_window=window,
             seed=self.seed,
             **rate,
         )
@@ -175,23 +156,13 @@ def run(run: Run[Zhao2020], data: Path) -> StudyResult:
     study = Study(run, data, model, words)
     stores = extract_all(study, encoder)
     frames = {"counts": count_pairs(study, stores.full), "types": probe_types(study, stores)}
-    frames["contexts"], whole = separated(probe_contexts(study, stores))
-    frames["windows"], narrow = separated(probe_windows(study, stores))
+    frames |= {"contexts": probe_contexts(study, stores), "windows": probe_windows(study, stores)}
     scores = Scores(settings, stores.full.layers[-1], frames)
-    frames["pairs"] = pl.concat([whole.with_columns(pl.lit("all").alias("context")), narrow], how="diagonal")
-    frames["flips"] = flipped(frames["pairs"])
     if settings.tuning:
         tuned = {task: tune(study, task, data) for task, data in settings.tuning.items()}
         best = {task: best_epoch(each, task) for task, each in tuned.items()}
         frames["tuning"] = pl.concat(frame.with_columns(task=pl.lit(task)) for task, frame in best.items())
         frames["finetuned"] = probe_tuned(study, tuned)
-        frames["attention"] = compare_attention(study, tuned)
-    if "pos" in settings.tuning and settings.attention_windows:
-        windows = {w: tune(study, "pos", settings.tuning["pos"], window=w) for w in settings.attention_windows}
-        frames["pos_windows"] = pl.concat(
-            best_epoch(each, "pos").with_columns(pl.lit(window, pl.Int64).alias("window"))
-            for window, each in windows.items()
-        )
     return run.result(
         "Semantic-class probing after Zhao et al. 2020",
         f"Model {Path(model).name}, {scores.n_layers} layers. {settings.describe()}",
@@ -222,11 +193,11 @@ class Study:
 def read_words(settings: Zhao2020, corpus: Path) -> WordSplit:
     """Read the lists of words, draw from them, and split them; dev words are taken from the train words."""
     lists = []
-    for name, path in (("train", settings.train), ("test", settings.test)):
-        neighbor = corpus.parent / f"{name}.tsv"
-        if path is None and not neighbor.is_file():
+    for name in ("train", "test"):
+        path = corpus.parent / f"{name}.tsv"
+        if not path.is_file():
             raise InvalidValueError(f"there is no {name}.tsv next to {corpus}: give a list of {name} words")
-        listed = read_word_classes(neighbor if path is None else path)
+        listed = read_word_classes(path)
         drawn = np.random.default_rng(settings.seed).permutation(len(listed))[: settings.n_words].tolist()
         forms = sorted(listed)
         lists.append({forms[number]: listed[forms[number]] for number in drawn})
@@ -248,9 +219,7 @@ def check_corpus(path: Path, words: WordSplit) -> None:
 
 
 def check_files(run: Run[Zhao2020]) -> None:
-    """Read the vectors and the data of fine-tuning, so that none is refused after hours of extraction."""
-    for file in run.settings.vectors.values():
-        read_vectors(file)
+    """Read the data of fine-tuning, so that none is refused after hours of extraction."""
     for task, data in run.settings.tuning.items():
         files = find_splits(data)
         train, dev = (read_items(task, files[split]) for split in ("train", "dev"))
@@ -286,17 +255,13 @@ class Stores:
     """The stores of the study.
 
     `bert` and `bags` by context: a context window, or None for the whole sentence; the whole sentence has
-    all words, the others those of train and dev. `other_bags` and `words`: other vectors by name. `vocabularies`: the
-    words of tables that do not have all words; their stores hold rows of these alone. `subwords`: the model's own
-    table.
+    all words, the others those of train and dev. `other_bags` and `words`: other vectors by name.
     """
 
     bert: Mapping[int | None, es.Store]
     bags: Mapping[int | None, es.Store]
     other_bags: Mapping[str, es.Store]
     words: Mapping[str, es.Store]
-    vocabularies: Mapping[str, frozenset[str]]
-    subwords: Encoder
 
     @property
     def full(self) -> es.Store:
@@ -320,15 +285,9 @@ def extract_all(study: Study, model: Encoder) -> Stores:
         "P-Rand": extract_one(study, "p-rand", bag_encoder(random)),
         "P-skip-gram": extract_one(study, "p-skip-gram", bag_encoder(trained)),
     }
-    vocabularies = {}
-    for name, file in settings.vectors.items():
-        words[name] = extract_one(study, f"words-{name}", vector_encoder(file, missing="drop", seed=settings.seed))
-        complete = vector_encoder(file, missing="random", seed=settings.seed)
-        other_bags[f"P-{name}"] = extract_one(study, f"p-words-{name}", bag_encoder(complete))
-        vocabularies[name] = frozenset(words[name].index.words)
     bert = extract_contexts(study, "bert", model)
     bags = extract_contexts(study, "p-bert", bag_encoder(subwords))
-    return Stores(bert, bags, other_bags, words, vocabularies, subwords)
+    return Stores(bert, bags, other_bags, words)
 
 
 def train_skipgram(study: Study) -> Path:
@@ -410,26 +369,12 @@ def extract_one(
 
 
 def probe_types(study: Study, stores: Stores) -> pl.DataFrame:
-    """Probe one vector per word, the paper's Table 5; once more on the words of each table that has not all."""
-    complete = {name: store for name, store in stores.words.items() if name not in stores.vocabularies}
-    complete["AVG"] = stores.full
-    frames = [probe_stores(study, "types", complete, level="type")]
-    for name, vocabulary in stores.vocabularies.items():
-        words = restrict(study.words, vocabulary)
-        empty = [split for split in SPLITS if not words.of(split)]
-        if empty:
-            study.run.notes.append(f"{name} has vectors for too few words: no {empty[0]} words, so no table")
-            continue
-        shared = {**complete, name: stores.words[name]}
-        frames.append(probe_stores(study, f"types-{name}", shared, level="type", vocabulary=name, words=words))
-    return pl.concat(frames)
+    """Probe one vector per word, the paper's Table 5."""
+    return probe_stores(study, "types", {**stores.words, "AVG": stores.full}, level="type")
 
 
 def probe_contexts(study: Study, stores: Stores) -> pl.DataFrame:
-    """Probe one vector per context with the control task, the paper's Table 6; saves the model's probes.
-
-    The frame has the word-class pairs of the model too; see `separated`.
-    """
+    """Probe one vector per context with the control task, the paper's Table 6; saves the model's probes."""
     bags = {"P-BERT": stores.bags[None], **stores.other_bags}
     frames = [probe_stores(study, "bags", bags, control=True)]
     folder = study.run.out / "probes" / "pretrained"
@@ -438,22 +383,21 @@ def probe_contexts(study: Study, stores: Stores) -> pl.DataFrame:
         probe.save(folder)
         return [note for note in result.notes if "no probe" not in note]
 
-    frames.append(probe_stores(study, "bert", {"BERT": stores.full}, control=True, pairs=True, then=save, needs=folder))
+    frames.append(probe_stores(study, "bert", {"BERT": stores.full}, control=True, then=save, needs=folder))
     return pl.concat(frames, how="diagonal")
 
 
 def probe_windows(study: Study, stores: Stores) -> pl.DataFrame:
     """Probe the layers and the bag of subwords by context, dev scores: the paper's Figure 5.
 
-    `context` is the number of words on each side. The frame has the word-class pairs of the model too;
-    see `separated`.
+    `context` is the number of words on each side.
     """
     frames = []
     for context, store in stores.bert.items():
         if context is not None:
             name = f"window-{context}"
             both = {"BERT": store, "P-BERT": stores.bags[context]}
-            frame = probe_stores(study, name, both, splits=("dev",), pairs=True)
+            frame = probe_stores(study, name, both, splits=("dev",))
             frames.append(frame.with_columns(pl.lit(str(context)).alias("context")))
     return pl.concat(frames) if frames else pl.DataFrame()
 
@@ -464,40 +408,30 @@ def probe_stores(
     stores: Mapping[str, es.Store],
     *,
     splits: Sequence[str] = ("dev", "test"),
-    vocabulary: str = OWN,
-    pairs: bool = False,
-    words: WordSplit | None = None,
     then: Callable[[ClassProbe, ProbeResult], list[str]] | None = None,
     needs: Path | None = None,
     **settings: Any,
 ) -> pl.DataFrame:
     """Train and score probes on each store, or return the stored table.
 
-    `words`: those that take part, if not all. `pairs`: also the word-class pairs of the model. `then` is called with
-    the probes and their result and returns notes; `needs` is what it leaves.
+    `then` is called with the probes and their result and returns notes; `needs` is what it leaves.
     """
-    words = study.words if words is None else words
-    wanted = repr(study.settings.probe(**settings))
 
     def make() -> tuple[pl.DataFrame, Sequence[str]]:
-        results, frames, notes = [], [], list[str]()
+        results, notes = [], list[str]()
         for name, store in stores.items():
-            probe = study.settings.probe(**settings).fit(store, words)
+            probe = study.settings.probe(**settings).fit(store, study.words)
             result = probe.score(splits=splits, name=name)
             if then is not None:
                 notes += then(probe, result)
             results.append(result)
-            if pairs and name == "BERT":
-                frames.append(pairs_of(probe, name, splits))
-        summary = ProbeResult.concat(results).summary().with_columns(pl.lit(vocabulary).alias("vocabulary"))
-        return pl.concat([summary, *frames], how="diagonal"), notes
+        return ProbeResult.concat(results).summary(), notes
 
     made_from = {
         "stores": {name: store.digest for name, store in stores.items()},
-        "words": words.sha256,
-        "probes": wanted,
+        "words": study.words.sha256,
+        "probes": repr(study.settings.probe(**settings)),
         "splits": list(splits),
-        "pairs": pairs,
     }
     frame = study.run.table(table, made_from, make, needs=needs)
     share = frame.filter(pl.col("metric") == "converged")["value"].mean()
@@ -516,66 +450,17 @@ def apply_pretrained(study: Study, name: str, store: es.Store) -> pl.DataFrame:
     assert isinstance(probe, ClassProbe)
 
     def make() -> pl.DataFrame:
-        result = probe.score(data=store, splits=("dev",), name=name)
-        return result.summary().with_columns(pl.lit(OWN).alias("vocabulary"))
+        return probe.score(data=store, splits=("dev",), name=name).summary()
 
     made_from = {"store": store.digest, "probes": probe.fitted_.store, "settings": repr(probe)}
     return study.run.table(f"applied-{name}", made_from, make)
 
 
-def restrict(words: WordSplit, vocabulary: frozenset[str]) -> WordSplit:
-    """Return the words of a split that are in a vocabulary."""
-    parts = {
-        split: {word: classes for word, classes in words.of(split).items() if word in vocabulary} for split in SPLITS
-    }
-    return WordSplit(parts["train"], parts["dev"], parts["test"])
-
-
-COLUMNS = ("class", "contexts", "right", "found")  # of word-class pairs, which are stored with the scores
-NAMES = ("store", "context", "layer", "split", "word", *COLUMNS)
-
-
-def pairs_of(probe: ClassProbe, name: str, splits: Sequence[str]) -> pl.DataFrame:
-    """Return how the probes of the first seed decide each word-class pair, as rows of metric "pair".
-
-    `item` is the word, `class` its class, `contexts` how many there are, `right` how many of them the probe of the
-    class says yes to, and `found` the classes whose probes say yes by the rule of half, joined by a space.
-    """
-    frames = []
-    for layer in probe.fitted_.shape.layers:
-        for split in splits:
-            frame = probe.predict(layers=layer, split=split)
-            frames.append(
-                frame.select(
-                    pl.lit(name).alias("store"),
-                    pl.lit(layer, pl.Int64).alias("layer"),
-                    pl.lit(split).alias("split"),
-                    pl.lit("pair").alias("metric"),
-                    pl.col("word").alias("item"),
-                    pl.col("classes").list.first().alias("class"),
-                    pl.col("contexts").cast(pl.Int64),
-                    pl.col("right").cast(pl.Int64),
-                    pl.col("found").list.join(" "),
-                )
-            )
-    return pl.concat(frames)
-
-
-def separated(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the scores of a stored table, and its word-class pairs with the column `word`."""
-    if "found" not in frame.columns:
-        return frame, pl.DataFrame()
-    is_pair = pl.col("metric") == "pair"
-    pairs = frame.filter(is_pair).rename({"item": "word"}).select(pl.selectors.by_name(*NAMES, require_all=False))
-    return frame.filter(~is_pair).drop(COLUMNS), pairs
-
-
-def tune(study: Study, task: str, data: str | Path, *, window: int | None = None) -> FineTuned:
-    """Fine-tune the model on one task; `window` limits its attention."""
-    name = task if window is None else f"{task}-a{window}"
-    out, settings = study.run.out / "models" / name, study.settings.finetuning(window)
+def tune(study: Study, task: str, data: str | Path) -> FineTuned:
+    """Fine-tune the model on one task."""
+    out, settings = study.run.out / "models" / task, study.settings.finetuning()
     return study.run.step(
-        f"fine-tune {name}", lambda: finetune(data, task=task, model=study.model, out=out, settings=settings)
+        f"fine-tune {task}", lambda: finetune(data, task=task, model=study.model, out=out, settings=settings)
     )
 
 
@@ -594,23 +479,3 @@ def probe_tuned(study: Study, tuned: Mapping[str, FineTuned]) -> pl.DataFrame:
         renewed = probe_stores(study, f"tuned-{task}", {task: store}, splits=("dev",))
         frames.append(renewed.with_columns(pl.lit("b").alias("setup")))
     return pl.concat(frames, how="diagonal").rename({"store": "model"})
-
-
-def compare_attention(study: Study, tuned: Mapping[str, FineTuned]) -> pl.DataFrame:
-    """Return the cosine of the attention before and after fine-tuning, on the dev set of the task: Figure 7."""
-    sample = {"n_sentences": study.settings.similarity_sentences, "seed": study.settings.seed}
-    frames = []
-    for task, each in tuned.items():
-        items = read_items(task, find_splits(study.settings.tuning[task])["dev"])
-        sentences: list[Sequence[str]] = [item.texts for item in items]
-        if TASKS[task].n_sentences:  # between two sentences is the mark of a pair
-            sentences = [f" {PAIR} ".join(item.texts).split() for item in items]
-        frame = study.run.table(
-            f"attention-{task}",
-            {"tuned": each.record, **sample},
-            lambda words=sentences, path=each.path: attention_similarity(  # type: ignore[misc]
-                words, model_a=study.model, model_b=path, **sample
-            ),
-        )
-        frames.append(frame.with_columns(pl.lit(task).alias("task")))
-    return pl.concat(frames)

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -18,8 +14,8 @@ from embstore_studies.study import Row, Section, decimals
 
 # What the paper prints: BERT-base-uncased on Wiki-PSE, micro F1 over 34 classes; accuracy for POS. Their layer i is the
 # output of block i + 1, which is layer i + 1 here. Table 5 is of vectors without context, with the averages of layers;
-# Table 6 of vectors in context; Table 3 has dev scores of fine-tuning (micro F1 for NER), Table 7 POS by attention
-# window (None: all), and section 4.4.2 the last layer after POS, by setup.
+# Table 6 of vectors in context; Table 3 has dev scores of fine-tuning (micro F1 for NER), and section 4.4.2 the last
+# layer after POS, by setup.
 N_LAYERS = 12
 
 UNCONTEXTUAL = {
@@ -48,8 +44,6 @@ CONTEXTUAL = {
 
 FINETUNED = {"pos": 0.977, "classify": 0.928, "paraphrase": 0.853, "ner": 0.946}
 
-POS_BY_WINDOW = {0: 0.886, 2: 0.973, 4: 0.975, 8: 0.976, 16: 0.977, 32: 0.977, None: 0.977}
-
 TUNED_POS = {"layer": 12, "pretrained": 0.835, "a": 0.072, "b": 0.735}
 
 # Table 2: words, word-class pairs and contexts.
@@ -68,8 +62,6 @@ CLASSES = {
     "medicine-symptom", "biology", "visual-art-color",
 }
 # fmt: on
-OURS = ("representation", "dev", "test")
-
 PUBLISHED_NAMES = {"skip-gram": "PSE"}  # our name: the paper's
 
 PAPER = (
@@ -78,11 +70,6 @@ PAPER = (
 )
 
 OTHER_CLASSES = "The classes are not those of Wiki-PSE: compare the order of the representations, not the scores."
-
-CHANGED = (
-    "Wrong to right and right to wrong: word-class pairs of dev words by the rule of half, probes of the first seed; "
-    "p: two-sided sign test of the two numbers. "
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +92,6 @@ class Scores:
         return own <= CLASSES
 
     @property
-    def best_layer(self) -> int:
-        """The layer of highest dev F1."""
-        frame = f1(self.frames["contexts"], split="dev", task="class", store="BERT")
-        return int(frame.sort(-pl.col("value").fill_null(0), "layer")["layer"][0])
-
-    @property
     def contexts(self) -> list[str]:
         """The contexts of Figure 5: windows of words and the whole sentence."""
         windows = [window for window in self.settings.context_windows if window is not None]
@@ -131,17 +112,12 @@ def f1(frame: pl.DataFrame, **where: Any) -> pl.DataFrame:
 def sections(scores: Scores) -> list[Section]:
     """Return every table of the study; scores are micro F1 over word-class decisions unless stated otherwise."""
     frames = scores.frames
-    found = [counts(scores), *types(scores), contexts(scores), selectivity(frames["contexts"])]
-    found.append(flips_table(scores, "layer"))
+    tables = [counts(scores), types(scores), contexts(scores), selectivity(frames["contexts"])]
     if len(frames["windows"]):
-        found += [windows(scores), flips_table(scores, "context")]
+        tables.append(windows(scores))
     if "tuning" in frames:
-        found.append(tuning(frames["tuning"]))
-    if len(frames.get("pos_windows", ())):
-        found.append(pos_windows(frames["pos_windows"]))
-    if "finetuned" in frames:
-        found.append(finetuned(scores))
-    return [section for section in found if section.rows]
+        tables += [tuning(frames["tuning"]), finetuned(scores)]
+    return tables
 
 
 def counts(scores: Scores) -> Section:
@@ -153,28 +129,6 @@ def counts(scores: Scores) -> Section:
         f"{frame['class'].n_unique() - 1} classes{'' if scores.has_published_classes else ' (the paper: 34 others)'}."
     )
     return Section("Table 2. Words, word-class pairs and contexts", note, rows)
-
-
-def flips_table(scores: Scores, by: str) -> Section:
-    frame, best = scores.frames["flips"].filter(by=by), scores.best_layer
-    note = CHANGED + "The last row compares the two ends."
-    title = "Section 4.2.3. Pairs that change from layer to layer (dev)"
-    if by == "context":
-        frame, note = frame.filter(layer=best), f"{CHANGED}Layer {best}, the best by dev F1; all layers are in `flips`."
-        title = "Section 4.3.1. Pairs that change with more context (dev)"
-    rows = [
-        {
-            by: f"{row['from']} to {row['to']}",
-            "wrong to right": row["wrong_to_right"],
-            "right to wrong": row["right_to_wrong"],
-            "difference": row["wrong_to_right"] - row["right_to_wrong"],
-            "p": f"{row['p']:.3f}" if row["p"] >= 0.001 else "< .001",
-            "stay right": row["stay_right"],
-            "stay wrong": row["stay_wrong"],
-        }
-        for row in frame.to_dicts()
-    ]
-    return Section(title, note, rows)
 
 
 def score(frame: pl.DataFrame, split: str) -> str:
@@ -215,15 +169,9 @@ def paper_note(scores: Scores) -> str:
     return PAPER + ("" if scores.has_published_classes else OTHER_CLASSES)
 
 
-def types(scores: Scores) -> Iterable[Section]:
-    for (vocabulary,), frame in scores.frames["types"].group_by("vocabulary", maintain_order=True):
-        if vocabulary == "own":
-            rows = score_rows(scores, frame, "AVG", UNCONTEXTUAL, dict(AVERAGED))
-            yield Section("Table 5. One vector per word", paper_note(scores), rows)
-        else:
-            rows = [{name: row[name] for name in OURS} for row in score_rows(scores, frame, "AVG", {}, {})]
-            note = f"On the words of {vocabulary} alone, which the paper has no scores for."
-            yield Section(f"Table 5 on the words of {vocabulary}", note, rows)
+def types(scores: Scores) -> Section:
+    rows = score_rows(scores, scores.frames["types"], "AVG", UNCONTEXTUAL, dict(AVERAGED))
+    return Section("Table 5. One vector per word", paper_note(scores), rows)
 
 
 def contexts(scores: Scores) -> Section:
@@ -267,18 +215,6 @@ def tuning(frame: pl.DataFrame) -> Section:
     return Section("Table 3. Fine-tuning", "Paper: BERT-base-uncased, on other data.", rows)
 
 
-def pos_windows(frame: pl.DataFrame) -> Section:
-    rows = [
-        {
-            "window": "all" if window is None else str(window),
-            "dev": decimals(value),
-            "paper dev": decimals(POS_BY_WINDOW.get(window)),
-        }
-        for window, value in frame.select("window", "value").iter_rows()
-    ]
-    return Section("Table 7. POS accuracy by attention window", "A word attends to this many words on each side.", rows)
-
-
 def finetuned(scores: Scores) -> Section:
     rows = []
     frame, pretrained = scores.frames["finetuned"], f1(scores.frames["contexts"], split="dev", task="class")
@@ -299,64 +235,12 @@ def finetuned(scores: Scores) -> Section:
     return Section("Figure 6. Before and after fine-tuning (dev)", note, rows)
 
 
-def flipped(pairs: pl.DataFrame) -> pl.DataFrame:
-    """Return how many pairs of dev flip from layer to layer, and at each layer from context to context.
-
-    `p`: how likely so unequal numbers are if both directions are as likely (two-sided sign test).
-    """
-    dev = pairs.filter(split="dev")
-    layers = sorted(pairs.filter(context="all")["layer"].unique().to_list())
-    contexts = [*sorted((each for each in dev["context"].unique() if each.isdigit()), key=int), "all"]
-    rows = [{"by": "layer", "layer": None, **row} for row in flips(dev.filter(context="all"), "layer", layers)]
-    for layer in layers if len(contexts) > 1 else ():
-        rows += [
-            {"by": "context", "layer": layer, **row} for row in flips(dev.filter(layer=layer), "context", contexts)
-        ]
-    return pl.DataFrame(rows, schema_overrides={"layer": pl.Int64})
-
-
-def flips(pairs: pl.DataFrame, by: str, order: Sequence[Any]) -> list[Row]:
-    """Count, for each step of the order and from first to last, the pairs that flip in both directions."""
-    rank = {value: number for number, value in enumerate(order)}
-    places = pl.Series("place", [rank.get(value) for value in pairs[by].to_list()], pl.Int64)
-    paths = (
-        pairs.with_columns(places, is_right=2 * pl.col("right") >= pl.col("contexts"))
-        .drop_nulls("place")
-        .sort("place")
-        .group_by("word", "class", "contexts")
-        .agg("is_right")
-        .filter(pl.col("is_right").list.len() == len(order))
-    )
-    steps = list(pairwise(range(len(order))))
-    if len(order) > 2:
-        steps.append((0, len(order) - 1))
-    rows = []
-    for before, after in steps:
-        kinds = Counter((row[before], row[after]) for row in paths["is_right"].to_list())
-        gained, lost = kinds[False, True], kinds[True, False]
-        tail = sum(comb(gained + lost, each) for each in range(min(gained, lost) + 1))
-        rows.append(
-            {
-                "from": str(order[before]),
-                "to": str(order[after]),
-                "wrong_to_right": gained,
-                "right_to_wrong": lost,
-                "stay_right": kinds[True, True],
-                "stay_wrong": kinds[False, False],
-                "p": min(1.0, float(2 * Fraction(tail, 2 ** (gained + lost)))),
-            }
-        )
-    return rows
-
-
 def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
     """Draw every figure that has data, with its title by the name of its file."""
     figures: list[tuple[str, str, str, Callable[[Scores], Any]]] = [
         ("figure4.png", "contexts", "Figure 4. One vector per context (test)", layer_scores),
-        ("changes.png", "flips", "Sections 4.2.3 and 4.3.1. Pairs that change (dev)", changes),
         ("figure5.png", "windows", "Figure 5. Words of context (dev)", context_sizes),
         ("figure6.png", "finetuned", "Figure 6. Before and after fine-tuning (dev)", finetuned_figure),
-        ("figure7.png", "attention", "Figure 7. Attention before and after fine-tuning", attention),
     ]
     return {name: (title, make(scores)) for name, frame, title, make in figures if len(scores.frames.get(frame, ()))}
 
@@ -376,28 +260,6 @@ def layer_scores(scores: Scores) -> Any:
     bags = frame.filter(pl.col("store") != "BERT").select("store", "value")
     for number, (name, value) in enumerate(bags.iter_rows(), 1):
         axis.axhline(value, linestyle="--", color=plot.PALETTE[number % len(plot.PALETTE)], label=name)
-    axis.legend(**OUTSIDE)
-    return figure
-
-
-def changes(scores: Scores) -> Any:
-    """Draw the pairs that become right above the axis, and those that become wrong below, by layer and by context."""
-    frame = scores.frames["flips"]
-    parts = {"layer": frame.filter(by="layer"), "context": frame.filter(by="context", layer=scores.best_layer)}
-    # The last row compares both ends.
-    parts = {by: part.head(max(1, len(part) - 1)) for by, part in parts.items() if len(part)}
-    figure, axes = plot.subplots(1, len(parts), figsize=(4.2 * len(parts) + 0.6, 3.4), sharey=True)
-    for (by, part), axis in zip(parts.items(), axes[0], strict=True):
-        places = range(len(part))
-        names = [f"{first} → {second}" for first, second in part.select("from", "to").iter_rows()]
-        plot.style(axis, title=f"by {by}", x=by if by == "layer" else "words of context", y="word-class pairs (dev)")
-        gained, lost = part["wrong_to_right"], part["right_to_wrong"]
-        axis.bar(places, gained, color=plot.PALETTE[0], label="wrong to right")
-        axis.bar(places, -lost.cast(pl.Int64), color=plot.PALETTE[1], label="right to wrong")
-        difference = [after - before for after, before in zip(gained, lost, strict=True)]
-        axis.plot(places, difference, linestyle="none", marker="D", color="black", label="difference")
-        axis.axhline(0, color="black", linewidth=0.8)
-        axis.set_xticks(places, names, rotation=45, ha="right")
     axis.legend(**OUTSIDE)
     return figure
 
@@ -433,20 +295,6 @@ def finetuned_figure(scores: Scores) -> Any:
             axis.plot([TUNED_POS["layer"]] * 3, stated, linestyle="none", **PAPER_MARK)
         plot.style(axis, title=task, x="layer", y="micro F1 (dev)", layers=before["layer"].to_list())
         axis.legend(frameon=False, fontsize=9)
-    return figure
-
-
-def attention(scores: Scores) -> Any:
-    """Draw a heat map per task, heads by layers: darker cells have changed more."""
-    frames = scores.frames["attention"].partition_by("task", as_dict=True, maintain_order=True)
-    lowest = min([0.9, *scores.frames["attention"]["value"].drop_nulls()])
-    figure, axes = plot.subplots(1, len(frames), figsize=(3.6 * len(frames) + 0.8, 3.2))
-    for ((task,), frame), axis in zip(frames.items(), axes[0], strict=True):
-        grid = frame.pivot("head", index="layer", values="value").sort("layer").drop("layer").to_numpy()
-        look = {"origin": "lower", "aspect": "auto", "cmap": "magma", "vmin": lowest, "vmax": 1}
-        image = axis.imshow(grid, extent=(-0.5, grid.shape[1] - 0.5, 0.5, len(grid) + 0.5), **look)
-        plot.style(axis, title=task, x="head", y="layer")
-    figure.colorbar(image, ax=axes[0].tolist(), label="cosine of attention weights", shrink=0.9)
     return figure
 
 

@@ -18,7 +18,7 @@ from tests.cli.conftest import Work
         ("zhao2020 corpus.txt -m model", 'kind = "letter"', "letter"),
         ("tenney2019 tasks -m =", "", "--model '=' is not allowed: give MODEL or NAME=MODEL"),
         ("chomsky1957 tasks -m model", "", "unknown study 'chomsky1957': choose zhao2020"),
-        ("zhao2020 corpus.txt -m model --vectors a", "", "--vectors is a setting: write vectors = VALUE in a file"),
+        ("zhao2020 corpus.txt -m model --kind a", "", "--kind is a setting: write kind = VALUE in a file"),
         ("ethayarajh2019 corpus.txt -m model --small", "", "ethayarajh2019 has one size"),
     ],
 )
