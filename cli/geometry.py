@@ -34,7 +34,7 @@ def geometry(
     min_contexts: opt.MinContexts = 5,
     settings: Annotated[
         dict[str, Any],
-        opt.Config(lambda: es.geometry, "words_only", "centered", "baseline", "seed", "precision"),
+        opt.Config(lambda: es.geometry, "words_only", "baseline", "seed", "precision"),
     ],
     output: Drawing,
 ) -> None:

@@ -15,7 +15,6 @@ FORMATS = {
     ".vec": "text",
     ".glove": "glove",
     ".bin": "binary",
-    ".npy": "npy",
     ".zarr": "store",
     ".h5": "store",
 }
@@ -23,14 +22,13 @@ FORMATS = {
 
 def static(
     store: opt.StorePath,
-    out: Annotated[Path, opt.argument("OUT", "To write: .txt, .vec, .bin, .npy, .zarr or .h5.")],
+    out: Annotated[Path, opt.argument("OUT", "To write: .txt, .vec, .bin, .zarr or .h5.")],
     layers: opt.Layers = "last",
     method: Annotated[
         Literal["pc1", "mean"], opt.option("NAME", "pc1, the first principal component of a word's vectors, or mean.")
     ] = "pc1",
     min_contexts: opt.MinContexts = 1,
     *,
-    settings: Annotated[dict[str, Any], opt.Config(lambda: es.static_vectors, "scale", "precision")],
     as_json: opt.AsJson = False,
 ) -> None:
     """Make static vectors: one for each word, from one layer.
@@ -40,9 +38,8 @@ def static(
     form = _format(out)
     opened = es.open(store)
     number = opt.layer_of(layers, opened.layers)
-    vectors: Any = es.static_vectors(opened, layers=number, method=method, min_contexts=min_contexts, **settings)
+    vectors: Any = es.static_vectors(opened, layers=number, method=method, min_contexts=min_contexts)
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
-    made |= {"scale": settings.get("scale", "unit")} if method == "pc1" else {}
     if form == "store":
         es.analysis.write_static_store({number: vectors}, out, source=opened, made=made)
     else:

@@ -1,17 +1,16 @@
 """Mergeable reducers over the vectors of a store: any number of statistics in one pass over each layer.
 
-A layer is cut into parts by its size alone. Threads, or the workers of an executor, reduce one part each, and the
-states are merged in the order of the parts, so that the result does not depend on who did which part.
+A layer is cut into parts by its size alone. Threads reduce one part each, and the states are merged in the order of
+the parts, so that the result does not depend on who did which part.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, is_dataclass
-from functools import cached_property, lru_cache, partial
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from embstore.arguments import checked
 from embstore.config import settings
 from embstore.devices import choose_device, thread_count, torch_threads
-from embstore.errors import ExecutorError, InvalidValueError, NonFiniteError, quoted
+from embstore.errors import InvalidValueError, NonFiniteError, quoted
 from embstore.executors import iter_results
 from embstore.progress import Progress, reporting
 from embstore.store import Selection, Store
@@ -137,8 +136,7 @@ class Reducer(Protocol[State]):
 
     `init` makes a state, `update` adds a block of occurrences to one, `merge` joins two, and `finish` turns the state
     of a layer into its result. States of parts of a selection are merged in any order. `update` and `merge` may modify
-    the states they are given, and return the one that counts. Reducers and states that are used with an executor must
-    be picklable::
+    the states they are given, and return the one that counts::
 
         class Norms:
             def init(self, scope):
@@ -185,56 +183,16 @@ def _reduce_rows(
     return states
 
 
-def map_store(
-    store: Store,
-    calls: Iterable[Callable[[Store], Any]],
-    *,
-    executor: Executor | None,
-    threads: int,
-    in_flight: int | None = None,
-) -> Generator[Any]:
-    """Yield what each call returns for the store, in the order of the calls: in threads, or in an executor's workers.
+def in_threads(calls: Iterable[Callable[[], Any]], *, threads: int, in_flight: int | None = None) -> Generator[Any]:
+    """Yield what each call returns, in the order of the calls, in threads in which torch computes with one thread each.
 
-    `in_flight`: how many calls may run or have results that were not yielded yet, by default `threads` + 1, and two
-    for each worker.
+    `in_flight`: how many calls may run or have results that were not yielded yet, by default `threads` + 1.
     """
-    if executor is not None:
-        identity = pickle.dumps(store), store.metadata.fingerprint, store.n_committed_rows
-        yield from iter_results(executor, (partial(_on_worker, *identity, call) for call in calls), in_flight=in_flight)
-        return
-    with thread_pool(threads, "embstore-scan") as pool:
-        yield from iter_results(pool, (partial(call, store) for call in calls), in_flight=in_flight or threads + 1)
-
-
-def _on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int, call: Callable[[Store], Any]) -> Any:
-    """Call a function in a worker process; tensors of its result come back on the CPU."""
-    with torch_threads(1):
-        return _on_cpu(call(_open_on_worker(pickled, fingerprint, n_committed_rows)))
-
-
-@lru_cache(maxsize=2)
-def _open_on_worker(pickled: bytes, fingerprint: str, n_committed_rows: int) -> Store:
-    """Open a store once in each worker process; raises ExecutorError if its path leads to a different store there."""
-    store: Store = pickle.loads(pickled)
-    if store.metadata.fingerprint != fingerprint:
-        raise ExecutorError(
-            f"{store.path} is a different store on the worker: give a path to the same store on every machine"
-        )
-    return store
-
-
-def _on_cpu(value: Any) -> Any:
-    """The state of a reducer with all its tensors on the CPU."""
-    if isinstance(value, torch.Tensor):
-        return value.cpu()
-    if isinstance(value, dict):
-        return {name: _on_cpu(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_on_cpu(part) for part in value)
-    if is_dataclass(value) and not isinstance(value, type):
-        for each in fields(value):
-            object.__setattr__(value, each.name, _on_cpu(getattr(value, each.name)))
-    return value
+    with (
+        torch_threads(torch.get_num_threads()),  # restores it, as the threads of the pool change it for new ones
+        ThreadPoolExecutor(threads, "embstore-scan", partial(torch.set_num_threads, 1)) as pool,
+    ):
+        yield from iter_results(pool, calls, in_flight=in_flight or threads + 1)
 
 
 @checked
@@ -244,7 +202,6 @@ def reduce(
     *,
     layers: Layers = None,
     precision: Precision = "float32",
-    executor: Executor | None = None,
 ) -> Statistics:
     """Compute several statistics over the vectors of a store in one pass over each layer: {layer: {name: result}}.
 
@@ -258,15 +215,13 @@ def reduce(
         By default all of `data`.
     precision : {"float32", "float64"}
         Of the vectors that reducers are given.
-    executor : concurrent.futures.Executor, optional
-        Reduces the parts in its workers instead of in threads.
 
     Raises
     ------
     InvalidValueError
         For an empty selection, a layer that is not stored, an object that is no reducer.
-    MissingRowsError, NonFiniteError, ExecutorError
-        For rows that are not written yet or not finite, and if workers are lost.
+    MissingRowsError, NonFiniteError
+        For rows that are not written yet or not finite.
     """
     for name, reducer in reducers.items():
         for method in ("init", "update", "merge", "finish"):
@@ -274,7 +229,7 @@ def reduce(
                 raise InvalidValueError(f"the reducer {name!r} is {quoted(reducer)}, an object without {method}()")
     now = settings()
     options: dict[str, Any] = {"device": now.device, "threads": now.threads, "progress": now.progress}
-    return scan(data, reducers, layers=layers, precision=precision, executor=executor, **options)
+    return scan(data, reducers, layers=layers, precision=precision, **options)
 
 
 def scan(
@@ -288,7 +243,6 @@ def scan(
     block_rows: int | None = None,
     parts: int | None = None,
     max_states: int | None = None,
-    executor: Executor | None = None,
     progress: Progress = False,
 ) -> Statistics:
     """`reduce` with its limits: the rounding of sums depends on `parts` and `block_rows`.
@@ -299,13 +253,14 @@ def scan(
     selection = selected(data, layers)
     n_rows, hidden_size = len(selection), selection.store.hidden_size
     block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * hidden_size))
-    local = choose_device(device if executor is None else "cpu", float64=True)
+    local = choose_device(device, float64=True)
     spans = part_spans(n_rows, block_rows, hidden_size, parts)
     in_flight = None if max_states is None else max_states - 1  # the others are merged into one
     n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
     calls = (
         partial(
             _reduce_rows,
+            selection.store,
             scope=(layer, n_rows, PRECISIONS[precision], device),
             reducers=reducers,
             rows=selection.rows_at(start, stop),
@@ -319,7 +274,7 @@ def scan(
     with (
         reporting(progress, total=n_rows * len(selection.layers), unit="rows", label="reduce") as report,
         torch_threads(1),
-        closing(map_store(selection.store, calls, executor=executor, threads=n_threads, in_flight=in_flight)) as found,
+        closing(in_threads(calls, threads=n_threads, in_flight=in_flight)) as found,
     ):
         for layer in selection.layers:
             states: dict[str, Any] = {}
@@ -343,16 +298,6 @@ def part_spans(n_rows: int, block_rows: int, hidden_size: int, parts: int | None
     n_blocks = -(-n_rows // block_rows)
     edges = [min(n_blocks * part // n_parts * block_rows, n_rows) for part in range(n_parts + 1)]
     return [(start, stop) for start, stop in pairwise(edges) if start < stop]
-
-
-@contextmanager
-def thread_pool(n_threads: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads in which torch computes with one thread each; the setting of this thread is restored."""
-    with (
-        torch_threads(torch.get_num_threads()),  # restores it, as the threads of the pool change it for new ones
-        ThreadPoolExecutor(n_threads, name, partial(torch.set_num_threads, 1)) as pool,
-    ):
-        yield pool
 
 
 def selected(data: Store | Selection, layers: Layers = None) -> Selection:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from embstore.analysis.geometry.spectra import largest_eigenpairs, word_grams, word_moment
-from embstore.analysis.scan import Precision, layer_of, selected
+from embstore.analysis.scan import layer_of, selected
 from embstore.analysis.words import (
     Blocks,
     PerWord,
@@ -45,9 +43,6 @@ def static_vectors(
     method: Literal["pc1", "mean"] = "pc1",
     min_contexts: Positive = 1,
     types: ArrayLike | None = None,
-    scale: Literal["unit", "rms"] = "unit",
-    precision: Precision = "float64",
-    executor: Executor | None = None,
 ) -> WordVectors:
     """Make one vector per word of a layer, for tools that expect static embeddings.
 
@@ -66,12 +61,6 @@ def static_vectors(
         Only words that occur in this many different sentences.
     types : array_like of int, optional
         These words instead: positions in `index.words`.
-    scale : {"unit", "rms"}
-        "rms" gives `pc1` the length sigma_1 / sqrt(n), which keeps words with one occurrence unchanged.
-    precision : {"float64", "float32"}
-        Of products of vectors.
-    executor : concurrent.futures.Executor, optional
-        Computes groups of words in its workers, each with one thread; the vectors are the same to the bit.
 
     Returns
     -------
@@ -81,12 +70,10 @@ def static_vectors(
     Raises
     ------
     InvalidValueError
-        For an option of another method, a layer that is not stored, and if no word remains.
+        For a layer that is not stored, and if no word remains.
     MissingRowsError, NonFiniteError
         For rows that are not written yet or not finite.
     """
-    if scale != "unit" and method != "pc1":
-        raise InvalidValueError(f"scale applies to the method pc1 only, not to {method}: leave it out")
     selection = selected(data, layer_of(data, layers))
     store = selection.store
     if types is None:
@@ -98,14 +85,13 @@ def static_vectors(
     words = rows_of_words(selection, types)
     with reporting(settings().progress, total=words.n_rows, unit="vectors", label="static vectors") as report:
         (vectors,) = compute_per_word(
-            _METHODS[f"{method} {scale}" if method == "pc1" else method],
+            _METHODS[method],
             store,
             selection.layers,
             words,
-            precision=precision,
+            precision="float64",
             device=settings().device,
             memory=settings().nbytes,
-            executor=executor,
             progress=report,
         )
     return WordVectors(tuple(store.index.words[int(number)] for number in words.types), vectors)
@@ -122,16 +108,14 @@ def _mean_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
     return torch.stack([part for _, part in parts]).sum(0, keepdim=True) / sum(count for count, _ in parts)
 
 
-def _first_components(batch: WordBatch, resources: Resources, *, rms: bool = False) -> torch.Tensor:
+def _first_components(batch: WordBatch, resources: Resources) -> torch.Tensor:
     vectors = batch.vectors.to(resources.device, resources.dtype)
-    counts = torch.from_numpy(batch.counts).to(resources.device)
-    values, weights = largest_eigenpairs(word_grams(vectors, counts, centered=False))
-    directions = (weights[:, None, :].to(vectors.dtype) @ vectors)[:, 0].double()
-    sums = vectors.sum(1, dtype=torch.float64)
-    return _with_sign(directions, values, sums, counts, rms=rms)
+    values, weights = largest_eigenpairs(word_grams(vectors))
+    directions = (weights[:, None, :] @ vectors)[:, 0]
+    return _with_sign(directions, values, vectors.sum(1), torch.from_numpy(batch.counts).to(resources.device))
 
 
-def _first_component_of_blocks(blocks: Blocks, resources: Resources, *, rms: bool = False) -> torch.Tensor:
+def _first_component_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
     parts = []
     count = 0
 
@@ -142,13 +126,13 @@ def _first_component_of_blocks(blocks: Blocks, resources: Resources, *, rms: boo
             count += len(block)
             yield block
 
-    values, directions = largest_eigenpairs(word_moment(counted(), centered=False, resources=resources)[None])
+    values, directions = largest_eigenpairs(word_moment(counted(), resources)[None])
     sums = torch.stack(parts).sum(0, keepdim=True)
-    return _with_sign(directions, values, sums, torch.tensor([count], device=values.device), rms=rms)
+    return _with_sign(directions, values, sums, torch.tensor([count], device=values.device))
 
 
 def _with_sign(
-    directions: torch.Tensor, values: torch.Tensor, sums: torch.Tensor, counts: torch.Tensor, *, rms: bool
+    directions: torch.Tensor, values: torch.Tensor, sums: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
     """Unit vectors along `directions` with the sign of `sums`; zeros for a word whose vectors are all zero."""
     lengths = directions.norm(dim=1, keepdim=True)
@@ -156,15 +140,12 @@ def _with_sign(
     along = (directions * sums).sum(1, keepdim=True)
     largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     is_orthogonal = along.abs() <= _ORTHOGONAL * (values.clamp(min=0) * counts).sqrt()[:, None]
-    directions = torch.where(torch.where(is_orthogonal, largest, along) < 0, -directions, directions)
-    return directions * (values.clamp(min=0) / counts).sqrt()[:, None] if rms else directions
+    return torch.where(torch.where(is_orthogonal, largest, along) < 0, -directions, directions)
 
 
 # How a method makes float64 vectors [w, feature]: of a batch of words, and of one word read in blocks.
-_RMS = (partial(_first_components, rms=True), partial(_first_component_of_blocks, rms=True))
 _METHODS = {
-    "pc1 unit": PerWord(_first_components, _first_component_of_blocks, np.float32),
-    "pc1 rms": PerWord(*_RMS, np.float32),
+    "pc1": PerWord(_first_components, _first_component_of_blocks, np.float32),
     "mean": PerWord(_means, _mean_of_blocks, np.float32),
 }
 

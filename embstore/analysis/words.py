@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from embstore.analysis.scan import PRECISIONS, map_store
+from embstore.analysis.scan import PRECISIONS, in_threads
 from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.devices import choose_device, thread_count
@@ -241,7 +240,7 @@ class WordBatch:
 
 @dataclass(frozen=True)
 class PerWord:
-    """Something to compute of each word of a layer; both functions can be pickled and return a tensor [w, ...].
+    """Something to compute of each word of a layer; both functions return a tensor [w, ...].
 
     `of_batch`: of words with at most as many occurrences as features. `of_blocks`: of one word that has more, given a
     function that reads its vectors (again) in blocks. `dtype`: of the results.
@@ -261,24 +260,21 @@ def compute_per_word(
     precision: str,
     device: str,
     memory: int,
-    executor: Executor | None,
     progress: Callable[[int], object],
 ) -> Iterator[NDArray[Any]]:
-    """Yield the results of all words for each layer, [n_words, ...], computed in threads or by an executor.
+    """Yield the results of all words for each layer, [n_words, ...], computed in threads.
 
-    `memory`: bytes that this process, or each worker, may use. `progress` is called with the number of occurrences
-    done over all layers. The results are the same to the bit with and without an executor.
+    `memory`: bytes that may be used. `progress` is called with the number of occurrences done over all layers.
     """
-    resources = Resources.of(precision, device if executor is None else "cpu", memory)
+    resources = Resources.of(precision, device, memory)
     groups = word_groups(store, words, resources)
-    options = (precision, device, resources.memory)
     calls = (
-        partial(_compute_group, method=method, layer=layer, words=words.some(group), options=options)
+        partial(_compute_group, store, method, layer, words.some(group), resources)
         for layer in layers
         for group in groups
     )
     n_threads, done = resources.n_threads(store.hidden_size, int(words.counts.max())), 0
-    with closing(map_store(store, calls, executor=executor, threads=n_threads)) as found:
+    with closing(in_threads(calls, threads=n_threads)) as found:
         for _ in layers:
             out: NDArray[Any] | None = None
             for group in groups:
@@ -304,11 +300,8 @@ def word_groups(store: Store, words: WordRows, resources: Resources) -> list[NDA
     return [*numbers[n_rare:][::-1, None], *rare]
 
 
-def _compute_group(
-    store: Store, *, method: PerWord, layer: int, words: WordRows, options: tuple[str, str, int]
-) -> NDArray[Any]:
+def _compute_group(store: Store, method: PerWord, layer: int, words: WordRows, resources: Resources) -> NDArray[Any]:
     """Compute the results of the words of a group, which have ascending counts."""
-    resources = Resources.of(*options)
     size = resources.batch_nbytes
     if words.counts[0] > store.hidden_size:
         results = [method.of_blocks(partial(iter_word_blocks, store, layer, words, nbytes=size), resources)]

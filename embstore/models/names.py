@@ -15,7 +15,7 @@ USAGE = {
     "random": "random:DIMENSIONS, such as random:300",
     "subwords": "subwords:MODEL, the folder or name of a model",
 }
-VECTOR_SUFFIXES = (".txt", ".vec", ".bin", ".npy", ".kv", ".model", ".wordvectors", ".gz", ".zst")
+VECTOR_SUFFIXES = (".txt", ".vec", ".bin", ".kv", ".model", ".wordvectors", ".gz", ".zst")
 MODEL_SUFFIXES = (".safetensors", ".json", ".hdf5", ".h5", ".pt", ".pth", ".onnx", ".ckpt", ".msgpack", ".gguf")
 
 

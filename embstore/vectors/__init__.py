@@ -1,4 +1,4 @@
-"""Word vectors: one vector a word, files that hold them, training, and evaluation on word benchmarks."""
+"""Word vectors: one vector a word, and files that hold them."""
 
 from embstore.lazy import attach
 

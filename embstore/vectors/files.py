@@ -1,13 +1,11 @@
-"""Word vectors read from and written to files: those of word2vec, GloVe and fastText by gensim, and .npy."""
+"""Word vectors read from and written to files: those of word2vec, GloVe and fastText, by gensim."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -30,11 +28,9 @@ from embstore.errors import (
 from embstore.store.storage.files import regular_file, replacing, storing
 from embstore.vectors.word_vectors import RowTable, VectorTable, WordVectors, first_repeated
 
-Format = Literal["auto", "text", "glove", "binary", "npy"]
-NPY_MAGIC = b"\x93NUMPY"
+Format = Literal["auto", "text", "glove", "binary"]
 PICKLE_MAGIC = b"\x80"
 FASTTEXT_MAGIC = (793712314).to_bytes(4, "little")
-FORMAT_OF_SUFFIX: dict[str, Format] = {".bin": "binary", ".npy": "npy"}
 _HEAD = 2**12  # bytes that tell the format: more than the first word and a few of its numbers
 _NUMBERS = frozenset(b"0123456789+-.eEnaifNAIFty \t\r")
 _UNWRITABLE = "\n\r\0"
@@ -47,11 +43,10 @@ def read_vectors(path: str | Path, *, format: Format = "auto", limit: Positive |
     Parameters
     ----------
     path
-        The file; all formats but npy may be compressed (gzip, zstd).
+        The file, which may be compressed (gzip, zstd).
     format
-        `text`: word2vec's, with a header; `glove`: the same without a header; `binary`: word2vec's; `npy`: an array
-        [words, dimensions] with the words, one a line, in a file of the same name with the suffix .vocab; `auto`: by
-        the first bytes. gensim, the extra `vectors`, reads all but npy.
+        `text`: word2vec's, with a header; `glove`: the same without a header; `binary`: word2vec's; `auto`: by the
+        first bytes. gensim, the extra `vectors`, reads them.
     limit
         Read the first ones only.
 
@@ -106,8 +101,6 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
             f"{path}: a pickle, as gensim saves it, which can run any code and is not read; convert it: "
             "KeyedVectors.load(...).save_word2vec_format('vectors.bin', binary=True)"
         )
-    if format == "npy" or (format == "auto" and head.startswith(NPY_MAGIC)):
-        return RowTable(_read_npy(path, limit), _sha256(path, path.with_suffix(".vocab")))
     if head.startswith(FASTTEXT_MAGIC):
         return FastTextTable(_by_gensim(path, "fasttext.load_facebook_vectors", str(plain)), _sha256(path))
     header, _, rest = head.partition(b"\n")
@@ -124,7 +117,10 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
         rows = _check_lines(path, plain, keyed.vector_size, int(header.split()[0]) if format == "text" else None, limit)
     if len(keyed) < rows:
         raise WordVectorsError(f"{path}: has {len(keyed)} different words in {rows} rows: each word must be there once")
-    return RowTable(_checked_vectors(path, keyed.index_to_key, keyed.vectors), _sha256(path))
+    try:
+        return RowTable(WordVectors(tuple(keyed.index_to_key), keyed.vectors), _sha256(path))
+    except InvalidValueError as error:
+        raise WordVectorsError(f"{path}: {error}") from None
 
 
 def _check_lines(path: Path, plain: Path, dimensions: int, n_rows: int | None, limit: int | None) -> int:
@@ -159,41 +155,9 @@ def _by_gensim(path: Path, function: str, *args: Any, **options: Any) -> Any:
         raise WordVectorsError(f"{path}: cannot be read as word vectors: {reason}") from None
 
 
-def _checked_vectors(path: Path, words: Sequence[str], vectors: NDArray[Any]) -> WordVectors:
-    try:
-        return WordVectors(tuple(words), vectors)
-    except InvalidValueError as error:
-        raise WordVectorsError(f"{path}: {error}") from None
-
-
-def _read_npy(path: Path, limit: int | None) -> WordVectors:
-    try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise WordVectorsError(f"{path}: cannot be read as .npy: {' '.join(str(error).split())}") from None
-    if not isinstance(stored, np.ndarray) or stored.ndim != 2 or stored.dtype.kind != "f" or not stored.size:
-        shape = getattr(stored, "shape", "of several arrays")
-        raise WordVectorsError(f"{path}: the array is {shape}: it must hold floats [words, dimensions]")
-    vocabulary = path.with_suffix(".vocab")
-    try:
-        words = regular_file(vocabulary).read_text("utf-8").removesuffix("\n").split("\n")
-    except FileNotFoundError:
-        message = f"no words at {vocabulary}: this file must hold the words of {path.name}, one a line"
-        raise WordVectorsError(message) from None
-    except UnicodeDecodeError as error:
-        raise WordVectorsError(f"{vocabulary}: {error}") from None
-    if len(words) != len(stored):
-        raise WordVectorsError(f"{vocabulary}: {len(words)} words for the {len(stored)} vectors of {path.name}")
-    return _checked_vectors(path, words[:limit], stored[:limit])
-
-
-def _sha256(*paths: Path) -> str:
-    """Return the hash of the files' bytes, one after the other."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
+def _sha256(path: Path) -> str:
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class FastTextTable(VectorTable):
@@ -201,12 +165,8 @@ class FastTextTable(VectorTable):
 
     def __init__(self, keyed: Any, sha256: str) -> None:
         self._keyed = keyed
-        self._sha256 = sha256
+        self.sha256 = sha256
         self.dimensions = keyed.vector_size
-
-    @property
-    def sha256(self) -> str:
-        return self._sha256
 
     def holds(self, word: str) -> bool:
         return self._spelled(word) in self._keyed.key_to_index
@@ -237,13 +197,13 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
     Parameters
     ----------
     vectors
-        The words and their vectors. A space ends a word in text and binary files, so the spaces of phrases are written
-        as "_" with a EmbstoreWarning; npy keeps them.
+        The words and their vectors. A space ends a word in these files, so the spaces of phrases are written as "_"
+        with an EmbstoreWarning.
     path
         The file.
     format
-        One of those of `read_vectors`; `auto` chooses by the suffix: binary for .bin, npy for .npy, else text. Numbers
-        in text are the shortest that read back as the same float32.
+        One of those of `read_vectors`; `auto`: binary for .bin, else text. Numbers in text are the shortest that read
+        back as the same float32.
 
     Raises
     ------
@@ -258,24 +218,18 @@ def write_vectors(vectors: WordVectors, path: str | Path, *, format: Format = "a
     if path.suffix in (".gz", ".zst"):
         raise InvalidValueError(f"{path}: word vectors are written uncompressed: leave {path.suffix} out of the name")
     if format == "auto":
-        format = FORMAT_OF_SUFFIX.get(path.suffix, "text")
-    if format == "npy" and path.suffix != ".npy":
-        raise InvalidValueError(f"{path}: the format npy needs a name that ends in .npy")
+        format = "binary" if path.suffix == ".bin" else "text"
     for word in vectors.words:
         if any(sign in word for sign in _UNWRITABLE) or not is_encodable(word):
             raise InvalidValueError(f"the word {word!r} cannot be written: a line break, NUL or half a surrogate pair")
-    if format == "npy":
-        with _replacing(path) as array:
-            with array.open("wb") as file:
-                np.save(file, vectors.vectors)
-            Path(os.path.realpath(path)).unlink(missing_ok=True)  # so that an array never has the words of another
-            with _replacing(path.with_suffix(".vocab")) as partial:
-                partial.write_bytes("".join(f"{word}\n" for word in vectors.words).encode())
-        return
     words = _without_spaces(vectors.words, path)
     keyed = _by_gensim(path, "KeyedVectors", vectors.dimensions)
     keyed.add_vectors(words, vectors.vectors)
-    with _replacing(path) as partial:
+    with storing(path):
+        is_folder = path.absolute().parent.is_dir()
+    if not is_folder:
+        raise StorageError(f"{path} cannot be written: the folder {path.parent} does not exist")
+    with replacing(path) as partial:  # the old file stays until the new one is complete
         options = {"binary": format == "binary", "write_header": format != "glove", "sort_attr": None}
         keyed.save_word2vec_format(str(partial), **options)
 
@@ -284,19 +238,10 @@ def _without_spaces(words: tuple[str, ...], path: Path) -> list[str]:
     renamed = [word.replace(" ", "_") for word in words]
     if (pair := first_repeated(renamed)) is not None:
         first, second = (words[row] for row in pair)
-        raise InvalidValueError(f"{first!r} and {second!r} would both be {renamed[pair[0]]!r} in {path}: write .npy")
+        raise InvalidValueError(f"{first!r} and {second!r} would both be {renamed[pair[0]]!r} in {path}: rename one")
     if (count := sum(" " in word for word in words)) > 0:
         example = next(word for word in words if " " in word)
         phrases = "1 word" if count == 1 else f"{count} words"
         message = f"{path}: the spaces of {phrases} such as {example!r} are written as '_'"
         warnings.warn(message, EmbstoreWarning, stacklevel=4)
     return renamed
-
-
-def _replacing(path: Path) -> AbstractContextManager[Path]:
-    """Let the old file stay until the new one, written to the path that this gives, is complete."""
-    with storing(path):
-        is_folder = path.absolute().parent.is_dir()
-    if not is_folder:
-        raise StorageError(f"{path} cannot be written: the folder {path.parent} does not exist")
-    return replacing(path)

@@ -17,7 +17,7 @@ from embstore.arguments import as_matrix
 from embstore.errors import InvalidValueError, check_whole, quoted
 
 BLOCK_ROWS = 2**14  # checked at once: a block stays in the cache of a core
-PHRASE_JOINS = ("_", " ")  # how the entries of phrases are spelled: as by word2vec, then as by numpy and gensim
+PHRASE_JOINS = ("_", " ")  # how the entries of phrases are spelled: as by word2vec, then as in memory
 MAX_DIMENSIONS = 2**16  # of random vectors: more than any model has
 
 
@@ -121,10 +121,7 @@ class VectorTable(ABC):
     """
 
     dimensions: int
-
-    @property
-    @abstractmethod
-    def sha256(self) -> str: ...
+    sha256: str
 
     @abstractmethod
     def holds(self, word: str) -> bool:
@@ -152,11 +149,7 @@ class RowTable(VectorTable):
     def __init__(self, vectors: WordVectors, sha256: str | None = None) -> None:
         self.vectors = vectors
         self.dimensions = vectors.dimensions
-        self._sha256 = sha256
-
-    @property
-    def sha256(self) -> str:
-        return self._sha256 or self.vectors.sha256()
+        self.sha256 = sha256 or vectors.sha256()
 
     def holds(self, word: str) -> bool:
         return word in self.vectors or word.lower() in self.vectors
@@ -178,11 +171,8 @@ class RandomVectors(VectorTable):
     def __init__(self, dimensions: int, *, seed: int = 0) -> None:
         self.dimensions = check_whole("dimensions", dimensions, 1, MAX_DIMENSIONS)
         self.seed = seed
-
-    @property
-    def sha256(self) -> str:
         rule = {"drawn": "N(0, I)", "dimensions": self.dimensions, "seed": self.seed}
-        return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
+        self.sha256 = hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()
 
     def holds(self, word: str) -> bool:
         return True

@@ -53,13 +53,12 @@ def expected(one: Written, other: Written, rows: np.ndarray | None = None) -> li
     return [by_the_book(left[rows], right[rows]) for left, right in product(one.values, other.values)]
 
 
-@pytest.mark.parametrize(("precision", "bound"), [("float64", 1e-9), ("float32", 1e-5)])
-def test_cka_of_one_store_is_by_the_book(written: Written, precision: str, bound: float) -> None:
-    table = linear_cka(written.store, precision=precision)
+def test_cka_of_one_store_is_by_the_book(written: Written) -> None:
+    table = linear_cka(written.store)
     assert table.columns == ["layer", "other_layer", "value", "count"]
     assert list(zip(table["layer"], table["other_layer"], strict=True)) == list(product(LAYERS, LAYERS))
     assert set(table["count"]) == {300}
-    np.testing.assert_allclose(table["value"], expected(written, written), atol=bound, rtol=0)
+    np.testing.assert_allclose(table["value"], expected(written, written), atol=1e-9, rtol=0)
 
 
 def test_cka_of_two_stores_of_different_size(written: Written, tmp_path: Path) -> None:
@@ -74,19 +73,15 @@ def test_cka_of_two_stores_of_different_size(written: Written, tmp_path: Path) -
     np.testing.assert_allclose(back["value"], wanted, atol=1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-@pytest.mark.quick(1)
-def test_cka_does_not_depend_on_memory_or_blocks(
-    written: Written, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = linear_cka(written.store, precision=precision)["value"]
+def test_cka_does_not_depend_on_memory_or_blocks(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = linear_cka(written.store)["value"]
     for memory in (1, 5_000, 40_000):
         with config(memory=memory):
-            part = linear_cka(written.store, precision=precision)["value"]
-        np.testing.assert_allclose(part, whole, atol=1e-10 if precision == "float64" else 1e-5, rtol=0)
+            part = linear_cka(written.store)["value"]
+        np.testing.assert_allclose(part, whole, atol=1e-10, rtol=0)
     monkeypatch.setattr(cka, "BLOCK_ROWS", 7)
-    part = linear_cka(written.store, precision=precision)["value"]
-    np.testing.assert_allclose(part, whole, atol=1e-10 if precision == "float64" else 1e-5, rtol=0)
+    part = linear_cka(written.store)["value"]
+    np.testing.assert_allclose(part, whole, atol=1e-10, rtol=0)
 
 
 def test_chunks_hold_every_pair_once_and_few_layers() -> None:
@@ -119,25 +114,23 @@ def test_cka_knows_rotation_shift_and_scale(tmp_path: Path) -> None:
     assert again["value"][2] < 0.5
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_what_does_not_vary_has_no_cka(tmp_path: Path, precision: str) -> None:
+def test_what_does_not_vary_has_no_cka(tmp_path: Path) -> None:
     vectors = vectors_of(4)
     vectors[1] = 0.1 + vectors[1, :1]
     vectors[2] = 0
-    table = linear_cka(stored(tmp_path / "constant.zarr", vectors).store, precision=precision)
+    table = linear_cka(stored(tmp_path / "constant.zarr", vectors).store)
     assert np.isnan(table["value"].to_numpy()).tolist() == [False] + 8 * [True]
-    one = linear_cka(make_store(tmp_path / "one.zarr", sentences=5).store.select(rows=[3]), precision=precision)
+    one = linear_cka(make_store(tmp_path / "one.zarr", sentences=5).store.select(rows=[3]))
     assert np.isnan(one["value"].to_numpy()).all()
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-@pytest.mark.parametrize("precision", ["float64", "float32"])
-def test_values_of_any_size(tmp_path: Path, size: float, precision: str) -> None:
+def test_values_of_any_size(tmp_path: Path, size: float) -> None:
     written = stored(tmp_path / "sizes.zarr", vectors_of(5) * size)
     values = written.values / size
     wanted = [by_the_book(left, right) for left, right in product(values, values)]
-    table = linear_cka(written.store, precision=precision)
-    np.testing.assert_allclose(table["value"], wanted, atol=1e-5, rtol=0)
+    table = linear_cka(written.store)
+    np.testing.assert_allclose(table["value"], wanted, atol=1e-9, rtol=0)
 
 
 def test_progress_ends_with_all_occurrences_of_all_pairs(written: Written) -> None:

@@ -88,15 +88,14 @@ def baseline_of(table: pl.DataFrame, metric: str, layer: int) -> float:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.quick(1)
-def test_every_metric_is_that_of_its_definition(written: Written, precision: str, centered: bool) -> None:
+def test_every_metric_is_that_of_its_definition(written: Written, precision: str) -> None:
     store, close = written.store, CLOSE[precision]
     spectral = 3e-6 if precision == "float32" else close  # ratios of sums of squares: up to 1.1e-6 with some BLAS
-    table = geometry(store, metrics=METRICS, min_contexts=1, centered=centered, precision=precision)
+    table = geometry(store, metrics=METRICS, min_contexts=1, precision=precision)
     for place, layer in enumerate(store.layers):
         everything = written.values[place]
-        similarity, explainable = mean_cosine(everything), explained(everything, centered=centered)
+        similarity, explainable = mean_cosine(everything), explained(everything)
         selfsim = values(table, "selfsim", layer)
         expected = {word: mean_cosine(written.of(word, layer)) for word in written.rows if len(written.rows[word]) > 1}
         assert set(selfsim) - {""} == set(expected)
@@ -105,7 +104,7 @@ def test_every_metric_is_that_of_its_definition(written: Written, precision: str
         assert selfsim[""] == pytest.approx(np.mean(list(expected.values())), abs=close)
         mev = values(table, "mev", layer)
         for word in written.rows:
-            value = explained(written.of(word, layer), centered=centered)
+            value = explained(written.of(word, layer))
             assert (mev[word] is None) if np.isnan(value) else mev[word] == pytest.approx(value, abs=close), word
         intrasim = values(table, "intrasim", layer)
         sentences = np.asarray(store.index.sentence)
@@ -138,14 +137,14 @@ def test_nothing_depends_on_threads_or_memory(written: Written, whole: pl.DataFr
 @pytest.mark.quick(2)
 def test_the_sample_is_the_same_for_a_seed_and_its_baseline_that_of_pairs(written: Written) -> None:
     store = written.store
-    table = geometry(store, min_contexts=1, baseline=50, seed=3, centered=True)
-    assert table.equals(geometry(store, min_contexts=1, baseline=50, seed=3, centered=True))
+    table = geometry(store, min_contexts=1, baseline=50, seed=3)
+    assert table.equals(geometry(store, min_contexts=1, baseline=50, seed=3))
     drawn = np.sort(np.random.default_rng(3).choice(store.n_rows, 50, replace=False))
     for place, layer in enumerate(store.layers):
         expected = mean_cosine(written.values[place][drawn])
         assert baseline_of(table, "selfsim", layer) == pytest.approx(expected, abs=1e-6)
         assert values(table, "anisotropy", layer)[""] == pytest.approx(expected, abs=1e-6)
-        explainable = explained(written.values[place][drawn], centered=True)
+        explainable = explained(written.values[place][drawn])
         assert baseline_of(table, "mev", layer) == pytest.approx(explainable, abs=1e-6)
 
 

@@ -13,7 +13,7 @@ from embstore.analysis import words as words_module
 from embstore.analysis.geometry import spectra
 from embstore.analysis.geometry.moments import LayerMoments
 from embstore.analysis.geometry.spectra import (
-    explained_shares,
+    MEV,
     largest_eigenpairs,
     sample_mev,
     symmetric_product,
@@ -43,27 +43,20 @@ def maximum_explainable_variance(
     *,
     layer: int,
     types: object = None,
-    centered: bool = False,
     precision: str = "float32",
     memory: int = 2**30,
 ) -> np.ndarray:
     """Of each word, computed as in `geometry`."""
     selection = selected(data, layer)
     words = rows_of_words(selection, all_types(selection) if types is None else types)  # type: ignore[arg-type]
-    options = {"precision": precision, "device": "cpu", "memory": memory, "executor": None}
-    shares = compute_per_word(
-        explained_shares(centered=centered), selection.store, [layer], words, progress=lambda done: None, **options
-    )  # type: ignore[misc]
-    return next(shares)
+    options = {"precision": precision, "device": "cpu", "memory": memory, "progress": lambda done: None}
+    return next(compute_per_word(MEV, selection.store, [layer], words, **options))  # type: ignore[arg-type]
 
 
-def explained(vectors: np.ndarray, *, centered: bool) -> float:
-    """Equation 3 by the book; nan where nothing varies."""
+def explained(vectors: np.ndarray) -> float:
+    """Equation 3 by the book; nan where all are zero."""
     vectors = np.asarray(vectors, np.float64)
-    largest = np.abs(vectors).max()
-    if centered:
-        vectors = vectors - vectors.mean(0)
-    if not np.abs(vectors).max() > 1e-12 * largest:
+    if not vectors.any():
         return float("nan")
     squares = np.linalg.svd(vectors, compute_uv=False) ** 2
     return float(squares[0] / squares.sum())
@@ -78,29 +71,23 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.quick(3)
-def test_mev_is_that_of_an_svd_a_word(written: Written, centered: bool, precision: str) -> None:
+def test_mev_is_that_of_an_svd_a_word(written: Written, precision: str) -> None:
     for layer in (1, 4):
-        found = maximum_explainable_variance(written.store, layer=layer, centered=centered, precision=precision)
-        expected = [explained(written.of(word, layer), centered=centered) for word in written.store.index.words]
+        found = maximum_explainable_variance(written.store, layer=layer, precision=precision)
+        expected = [explained(written.of(word, layer)) for word in written.store.index.words]
         assert np.isnan(expected).any() or written.store.dtype == "int8"  # whose zeros are not quite zero
         np.testing.assert_allclose(found, expected, atol=1e-6 if precision == "float32" else 1e-9, rtol=0)
 
 
-@pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.quick(1)
-def test_mev_does_not_depend_on_memory_or_batches(
-    written: Written, centered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = maximum_explainable_variance(written.store, layer=4, centered=centered, precision="float64")
+def test_mev_does_not_depend_on_memory_or_batches(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = maximum_explainable_variance(written.store, layer=4, precision="float64")
     for memory in (1, 3_000, 40_000):
-        part = maximum_explainable_variance(
-            written.store, layer=4, centered=centered, precision="float64", memory=memory
-        )
+        part = maximum_explainable_variance(written.store, layer=4, precision="float64", memory=memory)
         np.testing.assert_allclose(part, whole, atol=1e-12, rtol=0)
     monkeypatch.setattr(words_module, "PADDING", 3.0)
-    padded = maximum_explainable_variance(written.store, layer=4, centered=centered, precision="float64")
+    padded = maximum_explainable_variance(written.store, layer=4, precision="float64")
     np.testing.assert_allclose(padded, whole, atol=1e-12, rtol=0)
 
 
@@ -109,12 +96,12 @@ def test_mev_is_of_the_rows_selected_in_the_order_of_the_types(written: Written)
     rows = rng.permutation(written.store.n_rows)[: written.store.n_rows // 2]
     selection = written.store.select(rows=np.append(rows, rows[:5]))
     types = rng.permutation(all_types(selection))[:12]
-    found = maximum_explainable_variance(selection, layer=1, types=types, centered=True)
+    found = maximum_explainable_variance(selection, layer=1, types=types)
     kept = set(rows.tolist())
     for number, value in zip(types.tolist(), found, strict=True):
         word = written.store.index.words[number]
         held = [written.values[0, row] for row in written.rows[word] if row in kept]
-        assert value == pytest.approx(explained(np.array(held), centered=True), abs=1e-6, nan_ok=True)
+        assert value == pytest.approx(explained(np.array(held)), abs=1e-6, nan_ok=True)
 
 
 def test_values_of_any_size(tmp_path: Path) -> None:
@@ -122,16 +109,14 @@ def test_values_of_any_size(tmp_path: Path) -> None:
     words = [(f"e{power}", rng.normal(size=(5, 8)) * 10.0**power) for power in (-30, -12, 0, 15, 34)]
     words += [(f"many{power}", rng.normal(size=(20, 8)) * 10.0**power) for power in (-30, 0, 34)]
     written = write_words(tmp_path / "sizes.zarr", words)
-    for centered in (False, True):
-        expected = [explained(written.of(word, 2), centered=centered) for word in written.store.index.words]
-        for precision in ("float32", "float64"):
-            found = maximum_explainable_variance(written.store, layer=2, centered=centered, precision=precision)
-            np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
+    expected = [explained(written.of(word, 2)) for word in written.store.index.words]
+    for precision in ("float32", "float64"):
+        found = maximum_explainable_variance(written.store, layer=2, precision=precision)
+        np.testing.assert_allclose(found, expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.slow
-def test_large_words_against_an_svd(tmp_path: Path, centered: bool) -> None:
+def test_large_words_against_an_svd(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     size = 220
     decay = np.arange(1, size + 1) ** -0.7
@@ -142,9 +127,9 @@ def test_large_words_against_an_svd(tmp_path: Path, centered: bool) -> None:
         words += [(f"low-rank{count}", rng.normal(size=(count, 3)) @ rng.normal(size=(3, size)))]
         words += [(f"double{count}", np.eye(size)[rng.integers(0, 6, count)])]
     written = write_words(tmp_path / "large.zarr", words)
-    expected = [explained(written.of(word, 2), centered=centered) for word in written.store.index.words]
+    expected = [explained(written.of(word, 2)) for word in written.store.index.words]
     for precision, bound in (("float32", 1e-6), ("float64", 1e-8)):
-        found = maximum_explainable_variance(written.store, layer=2, centered=centered, precision=precision)
+        found = maximum_explainable_variance(written.store, layer=2, precision=precision)
         np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
 
 
@@ -297,8 +282,8 @@ def test_baselines_are_those_of_an_svd() -> None:
         mean = vectors.mean(0)
         moments = LayerMoments(mean, (vectors - mean).T @ (vectors - mean), count)
         for centered in (False, True):
-            expected = explained(vectors, centered=centered)
-            assert sample_mev(vectors, centered=centered) == pytest.approx(expected, abs=1e-9, nan_ok=True)
+            expected = explained(vectors)
+            assert sample_mev(vectors) == pytest.approx(expected, abs=1e-9, nan_ok=True)
             assert moments.mev(centered=centered) == pytest.approx(expected, abs=1e-9, nan_ok=True)
     assert np.isnan(sample_mev(np.zeros((3, 4))))
 
@@ -351,8 +336,8 @@ def test_rows_not_written_are_refused(tmp_path: Path) -> None:
     )
     rest = written.store.select().written()
     held = [row for row in written.rows["many"] if row < 512]
-    found = maximum_explainable_variance(rest, layer=2, types=[1], centered=True)
-    assert found[0] == pytest.approx(explained(written.values[0, held], centered=True), abs=1e-6)
+    found = maximum_explainable_variance(rest, layer=2, types=[1])
+    assert found[0] == pytest.approx(explained(written.values[0, held]), abs=1e-6)
 
 
 def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -369,4 +354,4 @@ def test_bad_input_is_refused_in_one_line(tmp_path: Path) -> None:
     )
     one_line(lambda: sample_mev(np.array([[1.0, np.inf]])), NonFiniteError, "vector 0")
     moments = LayerMoments(np.ones(2), np.full((2, 2), np.nan), 3)
-    one_line(lambda: moments.mev(centered=True), NonFiniteError, "not finite")
+    one_line(lambda: moments.mev(), NonFiniteError, "not finite")

@@ -37,9 +37,9 @@ def test_a_store_in_a_bucket_is_asked_as_one_on_a_disk(made: Path, url: str, run
 @pytest.mark.slow
 def test_verify_static_and_export_from_a_bucket(made: Path, url: str, bucket: Bucket, run: Run, tmp_path: Path) -> None:
     assert run("verify", url).status == 0
-    assert run("static", url, tmp_path / "there.npy", "--layers", "1").status == 0
-    assert run("static", made / "store.zarr", tmp_path / "here.npy", "--layers", "1").status == 0
-    assert (tmp_path / "there.npy").read_bytes() == (tmp_path / "here.npy").read_bytes()
+    assert run("static", url, tmp_path / "there.bin", "--layers", "1").status == 0
+    assert run("static", made / "store.zarr", tmp_path / "here.bin", "--layers", "1").status == 0
+    assert (tmp_path / "there.bin").read_bytes() == (tmp_path / "here.bin").read_bytes()
     assert run("export", url, tmp_path / "copy.zarr").status == 0
     assert es.verify(tmp_path / "copy.zarr").ok
     key = "some/store.zarr/hidden_states/c/0/0/0"

@@ -105,7 +105,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "word vectors": ("v.kv", es.vectors.read_vectors),
     "word vectors as text": ("v.txt", lambda path: es.vectors.read_vectors(path, format="text")),
     "word vectors as binary": ("v.bin", lambda path: es.vectors.read_vectors(path, format="binary")),
-    "word vectors as npy": ("v.npy", lambda path: es.vectors.read_vectors(path, format="npy")),
     "table of word vectors": ("v.vec", open_vector_table),
     "model of word vectors": ("v.bin", lambda path: load_encoder(f"vectors:{path}")),
     "model of a file": ("v.kv", lambda path: load_encoder(str(path))),

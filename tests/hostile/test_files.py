@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import shutil
 import struct
@@ -53,14 +52,12 @@ TREE = ROW.format(1, "a", 0) + ROW.format(2, "b", 1) + "\n"
 EDGES = '{"text": "a b", "targets": [{"span1": [0, 1], "label": "x"}]}\n'
 
 
-def written(name: str, content: bytes | str | object, **beside: bytes) -> Callable[[Path], Path]:
-    """Return a function that writes a file, and others beside it."""
+def written(name: str, content: bytes | str | object) -> Callable[[Path], Path]:
+    """Return a function that writes a file."""
 
     def prepare(folder: Path) -> Path:
         data = content.encode() if isinstance(content, str) else content
         (folder / name).write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
-        for suffix, words in beside.items():
-            (folder / name).with_suffix(f".{suffix}").write_bytes(words)
         return folder / name
 
     return prepare
@@ -124,12 +121,6 @@ def entry(word: bytes, *numbers: float) -> bytes:
     return word + b" " + struct.pack(f"<{len(numbers)}f", *numbers) + b"\n"
 
 
-def npy(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
-
-
 def fasttext() -> bytes:
     """A model of fastText of the words a and b, of two dimensions."""
     begin = struct.pack("<2i12id", 793712314, 12, 2, 5, 5, 1, 5, 1, 1, 2, 0, 3, 6, 100, 1e-4)
@@ -179,7 +170,6 @@ KINDS = {
     "text vectors": Kind(written("v.txt", b"a 1 2\nb 3 4\n"), read_vectors),
     "binary vectors": Kind(written("v.bin", VECTORS), partial(read_vectors, format="binary")),
     "compressed vectors": Kind(written("v.gz", gzip.compress(b"a 1 2\nb 3 4\n", mtime=0)), read_vectors),
-    "npy vectors": Kind(written("v.npy", npy(np.eye(2)), vocab=b"a\nb\n"), read_vectors),
     "fastText": Kind(
         written("v.bin", fasttext()), lambda path: open_vector_table(path).vectors_of(["a", "b"]).tolist()
     ),
@@ -210,7 +200,6 @@ EXAMPLES: dict[str, list[Any]] = {
     "options of ELMo": [Document(("lstm", "dim"), "many"), Document(("char_cnn",), [])],
     "trees": [Bytes("", "content", value=15)],
     "fastText": [Bytes("", "number", 0.13, 2**31 - 1), Bytes("", "cut", 0.5)],
-    "npy vectors": [Bytes("", "number", 0.06, 2**64 - 1)],
 }  # fmt: skip
 REFUSED = ("index", "probes")  # whose examples are never read at all
 UNBOUNDED = ("a pipe", "a device without end")  # corpora are also read from pipes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 import pickle
 import struct
@@ -25,7 +24,7 @@ from embstore.vectors import WordVectors, read_vectors, write_vectors
 from embstore.vectors.files import open_vector_table
 from embstore.vectors.linalg import unit_rows
 
-NAMES = {"text": "v.txt", "glove": "v.vec", "binary": "v.bin", "npy": "v.npy"}
+NAMES = {"text": "v.txt", "glove": "v.vec", "binary": "v.bin"}
 ODD_WORDS = ("the", "café", '"', "#", "NA", "null", "1", "0.5", "-", "日本語", "a,b", "\u00a0", "\\n", "𝔘", "'s", "nan")
 
 
@@ -57,10 +56,9 @@ CHARACTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0
 def test_any_words_round_trip(
     words: list[str], dimensions: int, seed: int, format: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    if format != "npy":  # only npy keeps spaces
-        words = list(dict.fromkeys(word.replace(" ", "") or "x" for word in words))
+    words = list(dict.fromkeys(word.replace(" ", "") or "x" for word in words))
     given_ = WordVectors(tuple(words), any_float32(len(words), dimensions, seed=seed))
-    path = tmp_path_factory.mktemp("any") / ("v.npy" if format == "npy" else "v.txt")
+    path = tmp_path_factory.mktemp("any") / "v.txt"
     write_vectors(given_, path, format=format)
     assert same(read_vectors(path, format=format), given_)
     if format != "glove" or dimensions > 1:  # a first line such as `5 3` is taken for a header
@@ -74,10 +72,7 @@ def test_literal_bytes(tmp_path: Path) -> None:
     write_vectors(few, tmp_path / "v.bin")
     expected = b"2 2\na " + struct.pack("<2f", 0.1, -2) + b"b " + struct.pack("<2f", 1e-40, 3e38)
     assert (tmp_path / "v.bin").read_bytes() == expected
-    write_vectors(few, tmp_path / "v.npy")
-    assert (tmp_path / "v.vocab").read_bytes() == b"a\nb\n"
-    assert np.load(tmp_path / "v.npy").tobytes() == few.vectors.tobytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["v.bin", "v.npy", "v.txt", "v.vocab"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v.bin", "v.txt"]
 
 
 @pytest.mark.parametrize("format", ["text", "binary"])
@@ -137,32 +132,13 @@ def test_spaces_become_underscores_with_a_warning(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_vectors(table(), tmp_path / "v.txt")
-        write_vectors(WordVectors(("new york",), np.ones((1, 2))), tmp_path / "v.npy")
-    assert read_vectors(tmp_path / "v.npy").words == ("new york",)
-    with pytest.raises(InvalidValueError, match=r"'new york' and 'new_york' would both be 'new_york' .* write \.npy"):
+    with pytest.raises(InvalidValueError, match=r"'new york' and 'new_york' would both be 'new_york' .* rename one"):
         write_vectors(WordVectors(("new york", "new_york"), np.ones((2, 2))), tmp_path / "w.txt")
     assert not (tmp_path / "w.txt").exists()
 
 
-def test_an_old_array_never_has_the_new_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped between the two renames, there is no array rather than one with the words of another."""
-    write_vectors(table(), tmp_path / "v.npy")
-    replace = os.replace
-
-    def fail(source: Path, target: Path) -> None:
-        if Path(target).suffix == ".npy":
-            raise OSError(5, "Input/output error")
-        replace(source, target)
-
-    monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(StorageError, match="Input/output error"):
-        write_vectors(table(ODD_WORDS[::-1]), tmp_path / "v.npy")
-    assert [path.name for path in tmp_path.iterdir()] == ["v.vocab"]
-
-
-@pytest.mark.parametrize("name", ["v.npy", "v.txt"])
-def test_a_link_stays_and_what_it_names_is_replaced(name: str, tmp_path: Path) -> None:
-    target = tmp_path / f"target{name[-4:]}"
+def test_a_link_stays_and_what_it_names_is_replaced(tmp_path: Path) -> None:
+    name, target = "v.txt", tmp_path / "target.txt"
     (tmp_path / name).symlink_to(target)
     for words in (ODD_WORDS, ODD_WORDS[::-1]):
         write_vectors(table(words), tmp_path / name)
@@ -172,12 +148,6 @@ def test_a_link_stays_and_what_it_names_is_replaced(name: str, tmp_path: Path) -
 
 def entry(word: bytes, *numbers: float) -> bytes:
     return word + b" " + struct.pack(f"<{len(numbers)}f", *numbers) + b"\n"
-
-
-def npy(array: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
 
 
 TEXT = {
@@ -239,33 +209,6 @@ def test_every_cut_of_a_binary_file_is_refused(tmp_path: Path) -> None:
             read_vectors(tmp_path / "v", format="binary")
 
 
-NPY: dict[str, tuple[np.ndarray | bytes, bytes | None, str]] = {
-    "no vocabulary": (
-        np.ones((2, 2)),
-        None,
-        r"no words at .*v\.vocab: this file must hold the words of v",
-    ),
-    "other count": (np.ones((2, 2)), b"a\n", r"v\.vocab: 1 words for the 2 vectors of v\.npy"),
-    "vector": (np.ones(2), b"a\nb\n", r"v\.npy: the array is \(2,\): it must hold floats \[words, dimensions\]"),
-    "twice": (np.ones((2, 2)), b"a\na\n", r"v\.npy: the word 'a' is given twice, at 0 and at 1"),
-    "empty word": (np.ones((2, 2)), b"a\n\n", r"v\.npy: word 1 is ''"),
-    "not UTF-8": (np.ones((2, 2)), b"a\n\xff\n", r"v\.vocab: .*0xff"),
-    "NaN": (np.full((2, 2), np.nan), b"a\nb\n", r"v\.npy: the vector of 'a' \(row 0\) has NaN"),
-    "beyond float32": (np.full((2, 2), 1e39), b"a\nb\n", r"v\.npy: the vector of 'a' \(row 0\) has NaN or infinity"),
-    "cut off": (npy(np.ones((2, 2)))[:-3], b"a\nb\n", r"v\.npy: cannot be read as \.npy"),
-    "pickle": (np.array([["a", {}]], object), b"a\n", r"v\.npy: cannot be read as \.npy"),
-}
-
-
-@pytest.mark.parametrize(("array", "words", "message"), NPY.values(), ids=NPY)
-def test_npy(array: np.ndarray | bytes, words: bytes | None, message: str, tmp_path: Path) -> None:
-    (tmp_path / "v.npy").write_bytes(array if isinstance(array, bytes) else npy(array))
-    if words is not None:
-        (tmp_path / "v.vocab").write_bytes(words)
-    with pytest.raises(WordVectorsError, match=message):
-        read_vectors(tmp_path / "v.npy")
-
-
 def test_paths(tmp_path: Path) -> None:
     with pytest.raises(WordVectorsError, match=r"no word vectors at .*gone"):
         read_vectors(tmp_path / "gone")
@@ -280,15 +223,10 @@ def test_paths(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
-    for name in ("v.txt", "v.npy"):
-        os.mkfifo(tmp_path / name)
-    for call in (
-        lambda: read_vectors(tmp_path / "v.txt"),
-        lambda: read_vectors(tmp_path / "v.npy", format="npy"),
-        lambda: open_vector_table(tmp_path / "v.txt"),
-    ):
+    os.mkfifo(tmp_path / "v.txt")
+    for call in (read_vectors, open_vector_table):
         with pytest.raises(WordVectorsError, match="a pipe or device"):
-            call()
+            call(tmp_path / "v.txt")
 
 
 ONE = WordVectors(("a",), np.ones((1, 1)))
@@ -300,7 +238,6 @@ def two(word: str) -> WordVectors:
 
 OPTIONS: dict[str, tuple[Callable[[Path], object], str]] = {
     "compressed": (lambda path: write_vectors(ONE, path.with_suffix(".gz")), r"leave \.gz out"),
-    "npy suffix": (lambda path: write_vectors(ONE, path, format="npy"), r"ends in \.npy"),
     "newline": (lambda path: write_vectors(two("b\nc"), path), r"'b\\nc' cannot be written"),
     "surrogate": (lambda path: write_vectors(two("\ud800"), path), r"'\\ud800' cannot be written"),
     "counts": (lambda path: WordVectors(("a",), np.ones((2, 1))), "1 words and 2 vectors"),
@@ -331,7 +268,7 @@ def vectors(words: tuple[str, ...] = WORDS, dimensions: int = 5) -> WordVectors:
 
 
 def written(held: WordVectors, path: Path, kind: str) -> Path:
-    names = {"text": ".txt", "glove": ".vec", "binary": ".bin", "npy": ".npy", "gz": ".txt"}
+    names = {"text": ".txt", "glove": ".vec", "binary": ".bin", "gz": ".txt"}
     path = path.with_suffix(names[kind])
     write_vectors(held, path, format="text" if kind == "gz" else kind)  # type: ignore[arg-type]
     if kind == "gz":
@@ -349,7 +286,7 @@ def assert_holds(table: Any, held: WordVectors) -> None:
         np.testing.assert_array_equal(table.vectors_of([word])[0], held.vectors[held.words.index(word)])
 
 
-@pytest.mark.parametrize("kind", ["text", "glove", "binary", "npy", "gz"])
+@pytest.mark.parametrize("kind", ["text", "glove", "binary", "gz"])
 def test_every_kind_of_file(tmp_path: Path, kind: str) -> None:
     held = vectors()
     path = written(held, tmp_path / "v", kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.analysis.geometry.cosine import Cosines, Groups, mean_cosine
 from embstore.analysis.geometry.layer_measures import MEASURES
 from embstore.analysis.geometry.moments import Moments, MomentSums
-from embstore.analysis.geometry.spectra import explained_shares, sample_mev
+from embstore.analysis.geometry.spectra import MEV, sample_mev
 from embstore.analysis.scan import BLOCK_NBYTES, MIN_PARTS, Precision, Scope, scan, selected
 from embstore.analysis.words import BLOCK_ROWS, compute_per_word, count_codes, eligible_types, rows_of_words
 from embstore.arguments import Count, Positive, Range, checked
@@ -50,11 +49,9 @@ def geometry(
     layers: Layers = None,
     min_contexts: Positive = 5,
     words_only: bool = False,
-    centered: bool = False,
     baseline: Literal["exact"] | Annotated[int, Range(2)] = "exact",
     seed: Count = 0,
     precision: Precision = "float32",
-    executor: Executor | None = None,
 ) -> pl.DataFrame:
     """Measure how contextual the vectors of each layer are.
 
@@ -74,16 +71,12 @@ def geometry(
     words_only : bool
         Leave out occurrences without a letter or digit, in everything; the paper's code leaves punctuation out of the
         words, but not out of sentences.
-    centered : bool
-        Subtract the mean before MEV, for words and baseline alike.
     baseline : "exact" or int
         Over all selected occurrences, or over this many, drawn with `seed` (1,000 in the paper).
     seed : int
         Of the baseline.
     precision : {"float32", "float64"}
         Of products of vectors; cosines are computed on the CPU.
-    executor : concurrent.futures.Executor, optional
-        Computes in its workers, each with one thread; the table is the same to the bit.
 
     Returns
     -------
@@ -96,8 +89,8 @@ def geometry(
     ------
     InvalidValueError
         For an unknown metric or layer, and where there is no word or sentence to measure.
-    MissingRowsError, NonFiniteError, ExecutorError
-        For rows that are not written yet or not finite, and if workers are lost.
+    MissingRowsError, NonFiniteError
+        For rows that are not written yet or not finite.
     """
     names = METRICS if metrics == "all" else (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for metric in names:
@@ -112,12 +105,12 @@ def geometry(
         if not len(rows):
             raise InvalidValueError(f"no selected word of {selection.store.path} has a letter: leave words_only out")
         selection = Selection(selection.store, rows=rows, layers=selection.layers)
-    inputs = _Inputs.of(selection, tuple(metric for metric in METRICS if metric in names), min_contexts, centered)
+    inputs = _Inputs.of(selection, tuple(metric for metric in METRICS if metric in names), min_contexts)
     if baseline != "exact":
         n_rows, span = len(inputs.selection), inputs.selection.span
         drawn = np.sort(np.random.default_rng(seed).choice(n_rows, min(baseline, n_rows), replace=False))
         inputs.sample = drawn + span.start if span else inputs.selection.rows[drawn]
-    options = {"precision": precision, "device": settings().device, "executor": executor}
+    options = {"precision": precision, "device": settings().device}
     with reporting(settings().progress, unit="vectors", label="geometry") as report:
         results = _measure(inputs, options, report)
     frame = pl.concat([part for layer, found in results.items() for part in _frames(inputs, layer, found)])
@@ -138,11 +131,10 @@ class _Inputs:
     metrics: tuple[str, ...]
     words: Groups
     sentences: Groups
-    centered: bool
     sample: NDArray[np.int64] | None = None
 
     @classmethod
-    def of(cls, selection: Selection, metrics: tuple[str, ...], min_contexts: int, centered: bool) -> _Inputs:
+    def of(cls, selection: Selection, metrics: tuple[str, ...], min_contexts: int) -> _Inputs:
         """Find the words and sentences; raises InvalidValueError if there are none for a metric."""
         store, index, words, sentences = selection.store, selection.store.index, Groups(), Groups()
         if selection.span is None and (np.diff(selection.rows) <= 0).any():
@@ -167,7 +159,7 @@ class _Inputs:
                     f"no sentence of {store.path} has two selected words, which intra-sentence similarity needs: "
                     "choose more words or other metrics"
                 )
-        return cls(selection, metrics, words, sentences, centered)
+        return cls(selection, metrics, words, sentences)
 
     def passes(self, memory: int) -> Iterator[tuple[Selection, dict[str, Any]]]:
         """Yield what is reduced in each pass: all vectors first, then words whose sums exceed the memory."""
@@ -180,7 +172,7 @@ class _Inputs:
             words = Groups.of(codes, types[:size])
             reducers["cosines"] = Cosines(words=words, sentences=self.sentences)
         if metrics & {*SPECTRUM_METRICS} or ("mev" in metrics and self.sample is None):
-            reducers["moments"] = _LayerMeasures([m for m in SPECTRUM_METRICS if m in metrics], centered=self.centered)
+            reducers["moments"] = _LayerMeasures([m for m in SPECTRUM_METRICS if m in metrics])
         if reducers:
             yield selection, reducers
         for start in range(size, len(types), size):
@@ -200,14 +192,13 @@ def _rows_with(selection: Selection, codes: NDArray[np.int32], chosen: NDArray[n
 class _LayerMeasures(Moments):
     """The measures that the moments of a layer give, {name: value}: the moments themselves are large."""
 
-    def __init__(self, metrics: Sequence[str], *, centered: bool) -> None:
+    def __init__(self, metrics: Sequence[str]) -> None:
         self._metrics = metrics
-        self._centered = centered
 
     def finish(self, state: MomentSums, scope: Scope) -> dict[str, float]:  # type: ignore[override]
         moments = super().finish(state, scope)
         measures = {metric: getattr(moments, metric) for metric in self._metrics}
-        return measures | {"mev": moments.mev(centered=self._centered)}
+        return measures | {"mev": moments.mev()}
 
 
 def _limits(part: Selection, reducers: dict[str, Any]) -> dict[str, Any]:
@@ -249,9 +240,8 @@ def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[i
             results[layer] = found | results[layer]
         done += len(part) * len(selection.layers)
     if words is not None:
-        method = explained_shares(centered=inputs.centered)
         options |= {"memory": settings().nbytes, "progress": progress}
-        shares = compute_per_word(method, selection.store, selection.layers, words, **options)
+        shares = compute_per_word(MEV, selection.store, selection.layers, words, **options)
         for layer, values in zip(selection.layers, shares, strict=True):
             results[layer]["mev"] = values
     return results
@@ -275,7 +265,7 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
         items = pl.Series(inputs.sentences.members).cast(pl.String)
         yield _frame("intrasim", layer, items, inputs.sentences.sizes, found["cosines"].intrasim, anisotropy)
     if "mev" in metrics:
-        baseline = found["moments"]["mev"] if drawn is None else sample_mev(drawn, centered=inputs.centered)
+        baseline = found["moments"]["mev"] if drawn is None else sample_mev(drawn)
         yield _frame("mev", layer, forms, words.sizes, found["mev"], baseline)
     n_rows = len(selection)
     if "anisotropy" in metrics:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,6 @@ class MomentSums:
     product: torch.Tensor
     shift: torch.Tensor | None = None
     count: int = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"product": torch.empty(0, dtype=self.product.dtype)}
 
 
 @dataclass(frozen=True)
@@ -71,19 +67,18 @@ class LayerMoments:
         variances = self.eigenvalues
         return _ratio(float(variances[-1]), float(variances.sum()))
 
-    def mev(self, *, centered: bool) -> float:
+    def mev(self) -> float:
         """The maximum explainable variance of all vectors together: the baseline for that of a word.
 
-        With `centered`, the mean is subtracted. NaN if nothing varies. Raises NonFiniteError.
+        NaN if all are zero. Raises NonFiniteError.
         """
         moment = self.scatter + self.count * np.outer(self.mean, self.mean)
-        matrix = self.scatter if centered else moment
-        if not np.isfinite(matrix).all():
+        if not np.isfinite(moment).all():
             raise NonFiniteError("the second moment holds a value that is not finite: some vectors are not finite")
-        variance = float(np.trace(matrix))
-        if variance <= len(matrix) * np.finfo(np.float64).eps * float(np.trace(moment)):
+        variance = float(np.trace(moment))
+        if variance <= 0:
             return float("nan")
-        largest, _ = largest_eigenpairs(torch.from_numpy(np.ascontiguousarray(matrix))[None], vectors=False)
+        largest, _ = largest_eigenpairs(torch.from_numpy(np.ascontiguousarray(moment))[None], vectors=False)
         return min(float(largest[0]) / variance, 1.0)
 
 

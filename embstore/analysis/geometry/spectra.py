@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -23,19 +22,12 @@ TOLERANCE = 1e-8  # of the sum of all eigenvalues
 _ANGLE = 1e-7  # of an eigenvector, in radians
 
 
-def explained_shares(*, centered: bool) -> PerWord:
-    """The maximum explainable variance of each word, [w]."""
-    return PerWord(partial(_shares_of_batch, centered=centered), partial(_share_of_blocks, centered=centered))
+def _shares_of_batch(batch: WordBatch, resources: Resources) -> torch.Tensor:
+    return _share_of_first(word_grams(batch.vectors.to(resources.device, resources.dtype)))
 
 
-def _shares_of_batch(batch: WordBatch, resources: Resources, *, centered: bool) -> torch.Tensor:
-    vectors = batch.vectors.to(resources.device, resources.dtype)
-    counts = torch.from_numpy(batch.counts).to(resources.device)
-    return _share_of_first(word_grams(vectors, counts, centered=centered))
-
-
-def _share_of_blocks(blocks: Blocks, resources: Resources, *, centered: bool) -> torch.Tensor:
-    return _share_of_first(word_moment(blocks(), centered=centered, resources=resources)[None])
+def _share_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
+    return _share_of_first(word_moment(blocks(), resources)[None])
 
 
 def _share_of_first(matrices: torch.Tensor) -> torch.Tensor:
@@ -43,37 +35,19 @@ def _share_of_first(matrices: torch.Tensor) -> torch.Tensor:
     return (largest_eigenpairs(matrices, vectors=False)[0] / trace).clamp(0, 1)
 
 
-def word_grams(vectors: torch.Tensor, counts: torch.Tensor, *, centered: bool) -> torch.Tensor:
-    """The Gram matrices of the vectors of words [w, n, feature], of which `counts` [w] are valid; float64 [w, n, n].
+MEV = PerWord(_shares_of_batch, _share_of_blocks)  # the maximum explainable variance of each word, [w]
 
-    With `centered`, the first vector and then the mean are subtracted, and the rest of the mean that rounding left is
-    removed from the Gram matrix: equal vectors give exact zeros, and a large common mean costs no precision.
-    """
-    grams = _grams(vectors, counts, centered=centered)
+
+def word_grams(vectors: torch.Tensor) -> torch.Tensor:
+    """The Gram matrices of the vectors of words [w, n, feature], in which missing ones are zero; float64 [w, n, n]."""
+    grams = symmetric_product(vectors).double()
     if vectors.dtype == torch.float64:
         return grams
     trace = grams.diagonal(dim1=1, dim2=2).sum(1)
     if bool((torch.isfinite(trace) & (trace > _SMALL)).all()):
         return grams
     scale = _power_of_two(vectors.abs().amax((1, 2)))
-    grams = _grams(vectors / scale[:, None, None], counts, centered=centered)
-    return grams * scale.double().square()[:, None, None]
-
-
-def _grams(vectors: torch.Tensor, counts: torch.Tensor, *, centered: bool) -> torch.Tensor:
-    if not centered:
-        return symmetric_product(vectors).double()
-    own = torch.arange(vectors.shape[1], device=vectors.device) < counts[:, None]
-    padded = not bool(own.all())
-    vectors = vectors - vectors[:, :1]
-    if padded:
-        vectors *= own[:, :, None]
-    mean = vectors.sum(1, keepdim=True) / counts[:, None, None]
-    vectors -= mean * own[:, :, None] if padded else mean
-    grams = symmetric_product(vectors).double()
-    rest = grams.sum(2) / counts[:, None]
-    grams += (rest.sum(1) / counts)[:, None, None] - rest[:, :, None] - rest[:, None, :]
-    return grams * (own[:, :, None] & own[:, None, :]) if padded else grams
+    return symmetric_product(vectors / scale[:, None, None]).double() * scale.double().square()[:, None, None]
 
 
 def _power_of_two(values: torch.Tensor) -> torch.Tensor:
@@ -97,8 +71,8 @@ def symmetric_product(vectors: torch.Tensor, *, out: torch.Tensor | None = None)
     return out
 
 
-def word_moment(blocks: Iterable[torch.Tensor], *, centered: bool, resources: Resources) -> torch.Tensor:
-    """The sum of x x^T over blocks of vectors [n, feature], with the mean subtracted if centered: [feature, feature].
+def word_moment(blocks: Iterable[torch.Tensor], resources: Resources) -> torch.Tensor:
+    """The sum of x x^T over blocks of vectors [n, feature]: [feature, feature].
 
     Raises NonFiniteError for vectors whose squares overflow float32.
     """
@@ -107,32 +81,16 @@ def word_moment(blocks: Iterable[torch.Tensor], *, centered: bool, resources: Re
     scale = first.new_ones(())
     if resources.dtype == torch.float32 and not _SMALL < float(first.square().sum()) < float("inf"):
         scale = _power_of_two(first.abs().amax())
-    shift = _near_mean(first / scale) if centered else torch.zeros_like(first[0])
-    total = torch.zeros(len(shift), len(shift), dtype=torch.float64, device=first.device)
-    sums = torch.zeros(len(shift), dtype=torch.float64, device=first.device)
-    count = 0
+    total = torch.zeros(first.shape[1], first.shape[1], dtype=torch.float64, device=first.device)
     for block in chain([first], blocks):
         vectors = block.to(resources.device, resources.dtype)
-        if float(scale) != 1:
-            vectors = vectors / scale
-        if centered:
-            vectors = vectors - shift
-        total += symmetric_product(vectors.T)
-        sums += vectors.sum(0, dtype=torch.float64)
-        count += len(vectors)
+        total += symmetric_product((vectors if float(scale) == 1 else vectors / scale).T)
     if not bool(torch.isfinite(total).all()):
         raise NonFiniteError("the vectors of a word differ too much in length for float32: choose precision float64")
-    if centered:
-        total -= torch.outer(sums, sums) / count
     return total * scale.double().square()
 
 
-def _near_mean(vectors: torch.Tensor) -> torch.Tensor:
-    """Approximately the mean of vectors [n, feature]; exactly the mean if they are equal."""
-    return vectors[0] + (vectors - vectors[0]).mean(0)
-
-
-def sample_mev(stored: NDArray[Any], *, centered: bool = False) -> float:
+def sample_mev(stored: NDArray[Any]) -> float:
     """The maximum explainable variance of vectors [n, feature] as if they were one word, in float64.
 
     The baseline of the paper is that of 1,000 random occurrences. Raises NonFiniteError.
@@ -141,13 +99,8 @@ def sample_mev(stored: NDArray[Any], *, centered: bool = False) -> float:
     if not np.isfinite(array).all():
         row = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
         raise NonFiniteError(f"vector {row} of the sample holds a value that is not finite: leave it out")
-    vectors = torch.from_numpy(array)
-    if len(array) <= array.shape[1]:
-        matrix = word_grams(vectors[None], torch.tensor([len(vectors)]), centered=centered)
-    else:
-        resources = Resources(torch.float64, torch.device("cpu"), len(array))
-        matrix = word_moment([vectors], centered=centered, resources=resources)[None]
-    return float(_share_of_first(matrix)[0])
+    shorter = torch.from_numpy(array if len(array) <= array.shape[1] else array.T)
+    return float(_share_of_first(symmetric_product(shorter[None]))[0])
 
 
 def largest_eigenpairs(matrices: torch.Tensor, *, vectors: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,13 +1,12 @@
-"""Reductions, geometry and static vectors on executors: the same to the bit as in one process."""
+"""Reductions, geometry and static vectors in threads: the same to the bit as in one."""
 
 from __future__ import annotations
 
 import pickle
-import shutil
 import threading
-import warnings
-from functools import partial
-from pathlib import Path
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,8 @@ from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.scan import Batch, Scope, part_spans, scan
 from embstore.analysis.static import static_vectors
 from embstore.config import config
-from embstore.errors import ExecutorError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
-from embstore.executors import Processes
 from embstore.store import Selection, Store
-from tests.analysis.executors import Scattered
-from tests.analysis.word_store import awkward_words, one_line, write_words
+from tests.analysis.word_store import awkward_words, write_words
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +61,7 @@ def require_same(one: pl.DataFrame, other: pl.DataFrame) -> None:
     [
         {},
         pytest.param({"memory": 6_000}, marks=pytest.mark.slow),
-        pytest.param({"precision": "float64", "centered": True}, marks=pytest.mark.slow),
+        pytest.param({"precision": "float64"}, marks=pytest.mark.slow),
         pytest.param({"baseline": 40, "layers": [4]}, marks=pytest.mark.slow),
         {"metrics": ["selfsim", "mev"], "layers": 4, "memory": 20_000},
     ],
@@ -74,32 +70,22 @@ def require_same(one: pl.DataFrame, other: pl.DataFrame) -> None:
 @pytest.mark.quick(1)
 def test_geometry_is_the_same_to_the_bit(store: Store, options: dict[str, Any]) -> None:
     asked = {"metrics": METRICS, "min_contexts": 1, **options}
-    scattered = Scattered(7)
     with config(memory=asked.pop("memory", SMALL)):
         with config(threads=1):
             whole = geometry(store, **asked)
         with config(threads=3):
             require_same(geometry(store, **asked), whole)
-        require_same(geometry(store, executor=scattered, **asked), whole)
-    assert scattered.done > 7
-
-
-def test_a_selection_in_any_order_is_the_same(small: Store) -> None:
-    rows = np.random.default_rng(1).permutation(small.n_rows)[:100]
-    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1}
-    for selection in (small.select(rows=rows), small.select(words=["word5", "word6", "word12", "word13"])):
-        with config(memory=SMALL, threads=4):
-            require_same(geometry(selection, executor=Scattered(2), **asked), geometry(selection, **asked))
 
 
 @pytest.mark.parametrize("method", ["pc1", pytest.param("mean", marks=pytest.mark.slow)])
 def test_static_vectors_are_the_same_to_the_bit(store: Store, method: str) -> None:
-    for layer, memory, options in ((4, 9_000, {}), (1, 2**30, {"types": [5, 3, 20, 11], "precision": "float32"})):
-        with config(memory=memory):
-            whole = static_vectors(store, layers=layer, method=method, **options)
-            found = static_vectors(store, layers=layer, method=method, executor=Scattered(3), **options)
-        assert found.words == whole.words
-        np.testing.assert_array_equal(found.vectors.view(np.int32), whole.vectors.view(np.int32))
+    for layer, memory, options in ((4, 9_000, {}), (1, 2**30, {"types": [5, 3, 20, 11]})):
+        found = []
+        for threads in (1, 3):
+            with config(memory=memory, threads=threads):
+                found.append(static_vectors(store, layers=layer, method=method, **options))
+        assert found[0].words == found[1].words
+        np.testing.assert_array_equal(found[0].vectors.view(np.int32), found[1].vectors.view(np.int32))
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +108,26 @@ def bits_of(found: dict[int, dict[str, Any]]) -> bytes:
     return pickle.dumps([cosines.selfsim, cosines.intrasim, cosines.anisotropy, moments.mean, moments.scatter])
 
 
+class Scattered(ThreadPoolExecutor):
+    """Threads whose tasks end in a chosen order."""
+
+    order: tuple[int, ...] = ()
+    done = 0
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        seconds = 0.004 * self.order[self.done % len(self.order)]
+        self.done += 1
+        return super().submit(lambda: (time.sleep(seconds), function(*args, **kwargs))[1])
+
+
 @settings(max_examples=5)
-@given(order=st.permutations(range(5)), n_workers=st.integers(1, 3))
-def test_the_order_in_which_tasks_end_changes_no_bit(small: Store, order: list[int], n_workers: int) -> None:
+@given(order=st.permutations(range(5)), threads=st.integers(2, 4))
+def test_the_order_in_which_tasks_end_changes_no_bit(small: Store, order: list[int], threads: int) -> None:
     expected = bits_of(scan(small, reducers_of(small), block_rows=8, threads=1))
-    scattered = Scattered(n_workers=n_workers, order=list(order))
-    assert bits_of(scan(small, reducers_of(small), block_rows=8, executor=scattered)) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scattered, "order", tuple(order))
+        patch.setattr(scan_module, "ThreadPoolExecutor", Scattered)
+        assert bits_of(scan(small, reducers_of(small), block_rows=8, threads=threads)) == expected
 
 
 class Positions:
@@ -150,7 +150,6 @@ class Positions:
 def test_a_reducer_of_a_user(small: Store) -> None:
     for source in (small, small.select(rows=np.arange(small.n_rows)[::-2])):
         expected = scan(source, {"positions": Positions()}, block_rows=8)
-        assert scan(source, {"positions": Positions()}, block_rows=8, executor=Scattered(5)) == expected
         rows = source.rows if isinstance(source, Selection) else np.arange(small.n_rows)
         total = np.arange(len(rows)) @ small.vectors(rows, layers=2)[0][:, 0].astype(np.float64)
         assert expected[2]["positions"] == [pytest.approx(total), len(rows)]
@@ -199,14 +198,13 @@ def test_parts_depend_on_the_selection_alone() -> None:
 
 
 def test_progress_ends_at_the_total(store: Store) -> None:
-    for executor in (None, Scattered(1)):
-        seen: list[tuple[int, int]] = []
-        with config(progress=lambda done, total: seen.append((done, total))):  # noqa: B023
-            geometry(store, min_contexts=1, executor=executor)
-            assert seen == sorted(seen)
-            assert seen[-1][0] == seen[-1][1]
-            static_vectors(store, layers=1, executor=executor)
-            assert seen[-1] == (store.n_rows, store.n_rows)
+    seen: list[tuple[int, int]] = []
+    with config(progress=lambda done, total: seen.append((done, total))):
+        geometry(store, min_contexts=1)
+        assert seen == sorted(seen)
+        assert seen[-1][0] == seen[-1][1]
+        static_vectors(store, layers=1)
+        assert seen[-1] == (store.n_rows, store.n_rows)
 
 
 class Failing:
@@ -229,39 +227,4 @@ class Failing:
 
 def test_the_error_of_a_task_is_raised(small: Store) -> None:
     with pytest.raises(ValueError, match="no such thing"):
-        scan(small, {"failing": Failing()}, block_rows=8, executor=Scattered())
-
-
-def test_faults_of_a_store_are_reported_as_in_one_process(tmp_path: Path) -> None:
-    vectors = np.ones((30, 8), np.float32)
-    vectors[20, 3] = np.nan
-    broken = write_words(tmp_path / "broken.zarr", [("word", vectors), ("other", np.ones((4, 8)))]).store
-    for call in (geometry, partial(static_vectors, layers=2)):
-        one_line(partial(call, broken, executor=Scattered()), NonFiniteError, "not finite", "layer 2, row")
-    words = [("word", np.ones((400, 8))), ("other", np.ones((40, 8)))]
-    with pytest.warns(UnfinishedStoreWarning):
-        unfinished = write_words(tmp_path / "unfinished.h5", words, written=False).store
-    with pytest.raises(MissingRowsError):
-        geometry(unfinished, executor=Scattered())
-    written = unfinished.select(rows=np.arange(256))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a worker does not warn once more
-        require_same(geometry(written, executor=Scattered()), geometry(written))
-
-
-def test_another_store_at_the_path_is_refused(tmp_path: Path) -> None:
-    store = write_words(tmp_path / "store.zarr", [("word", np.ones((30, 8))), ("other", np.eye(8))]).store
-    write_words(tmp_path / "other.zarr", [("word", np.ones((30, 8))), ("others", np.ones((3, 8)))])
-    shutil.rmtree(tmp_path / "store.zarr")
-    shutil.move(tmp_path / "other.zarr", tmp_path / "store.zarr")
-    call = partial(scan, store, {"all": Moments()}, executor=Scattered())
-    one_line(call, ExecutorError, "store.zarr is a different store on the worker")
-
-
-@pytest.mark.slow
-def test_processes_compute_the_same(small: Store) -> None:
-    asked: dict[str, Any] = {"metrics": METRICS, "min_contexts": 1}
-    with config(memory=SMALL), Processes(2) as executor:
-        require_same(geometry(small, executor=executor, **asked), geometry(small, **asked))
-        found = static_vectors(small, layers=2, executor=executor)
-    np.testing.assert_array_equal(found.vectors, static_vectors(small, layers=2).vectors)
+        scan(small, {"failing": Failing()}, block_rows=8, threads=3)
