@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,14 +16,11 @@ import embstore_cli.options as opt
 from embstore.errors import InvalidValueError, StorageError
 from embstore_cli.output import counted, print_json
 
-if TYPE_CHECKING:
-    from embstore.extraction import WindowPlan
-
 KEPT, READ, WINDOWS = "Which words are stored", "How the corpus is read", "Context"
-KEEP = ("min_contexts", "per", "seed")
+KEEP = ("min_contexts", "seed")
 READING = ("words", "language", "normalize", "columns", "text", "spans")
 COMPUTING = ("unit", "max_length", "batch_subwords", "seed")
-OTHERS = {"word_list": Path, "chat": str, "compute_dtype": str, "workers": int}
+OTHERS = {"word_list": Path, "compute_dtype": str}
 SETTINGS = opt.Config(
     lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.corpus.Keep, es.open_corpus],
     *KEEP,
@@ -72,9 +68,6 @@ Where = Annotated[
     str | None,
     opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
 ]
-Label = Annotated[
-    str | None, opt.option("COLUMN", "Only words that have a label in this column; any: in any column.", panel=KEPT)
-]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[
     str | None,
@@ -96,21 +89,16 @@ MinLeft = Annotated[
     opt.option("K", "Let blocks of a document overlap, so that each word has K words before it.", panel=WINDOWS),
 ]
 ContextWindow = Annotated[
-    str | None,
-    opt.option(
-        "K",
-        "Give the model only K words left and right of each target: a number or full. Several, such as "
-        "0,2,8,full, write a store each: NAME-k0.zarr to NAME-full.zarr.",
-        panel=WINDOWS,
-    ),
+    int | None,
+    opt.option("K", "Give the model only K words left and right of each target.", panel=WINDOWS, min=0),
 ]
 AttentionWindow = Annotated[
-    str | None,
+    int | None,
     opt.option(
         "K",
-        "Give the model the whole sentence, but let a word attend only to words at most K away in every layer. "
-        "Several write NAME-a0.zarr and so on.",
+        "Give the model the whole sentence, but let a word attend only to words at most K away in every layer.",
         panel=WINDOWS,
+        min=0,
     ),
 ]
 Devices = Annotated[str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.")]
@@ -119,6 +107,9 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the plan: wha
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
 Repair = Annotated[bool, typer.Option("--repair", help="Verify the store first; extract again what is damaged.")]
+
+
+AS_GIVEN = ("sites", "specials", "pooling", "dtype", "min_left", "context_window", "attention_window")
 
 
 @dataclass(frozen=True)
@@ -131,7 +122,6 @@ class Extracting:
     pooling: Pooling = "mean"
     dtype: Dtype = "float16"
     where: Where = None
-    label: Label = None
     max_contexts: MaxContexts = None
     format: Format = None
     split: Split = None
@@ -140,80 +130,6 @@ class Extracting:
     context_window: ContextWindow = None
     attention_window: AttentionWindow = None
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict)
-
-
-class Extraction:
-    """What the options of an extraction mean, as far as it is known without a model."""
-
-    def __init__(self, corpus: str, given: Extracting) -> None:
-        settings = given.settings
-
-        def of(names: tuple[str, ...]) -> dict[str, Any]:
-            return {name: settings[name] for name in names if name in settings}
-
-        self.settings = settings
-        self.kind, self.windows = _windows(given.context_window, given.attention_window)
-        word_list = settings.get("word_list")
-        keep = es.corpus.Keep(
-            words=None if word_list is None else frozenset(opt.read_words(Path(word_list), option="word_list")),
-            labelled=given.label == "any" or given.label or False,
-            max_contexts=given.max_contexts,
-            where=given.where,
-            **of(KEEP),
-        )
-        chat = es.models.chat_template(settings["chat"]) if "chat" in settings else None
-        self.corpus = es.open_corpus(corpus, format=given.format, split=given.split, chat=chat, **of(READING))
-        if given.label is not None and self.corpus.format == "text":
-            raise InvalidValueError(
-                f"--label {given.label}: plain text has no labels; leave it out, or give a labelled corpus, such as "
-                ".conllu"
-            )
-        self.options = es.ExtractionOptions(
-            layers=opt.layers_of(given.layers) or "all",
-            sites=given.sites,
-            specials=given.specials,
-            pooling=given.pooling,
-            dtype=given.dtype,
-            context=int(given.context) if given.context.isdecimal() else given.context,
-            min_left=given.min_left,
-            keep=keep,
-            context_window=self._window("context"),
-            attention_window=self._window("attention"),
-            **of(COMPUTING),
-        )
-
-    def _window(self, kind: str) -> int | None:
-        """Return the width of the only window of a kind; None without one, and where there are several."""
-        return self.windows[0] if kind == self.kind and len(self.windows) == 1 else None
-
-    def use_options_of(self, store: str, names: set[str]) -> None:
-        """Use the options that a store was made with, but for those that were typed, or set in a file."""
-        if len(self.windows) > 1 or "{window}" in store:
-            raise InvalidValueError(f"--append adds to one store: give one --{self.kind}-window, or none")
-        stored = es.extraction.options_of(store)
-        typed = {*names, *self.settings}
-        chosen = {option.name for option in fields(es.ExtractionOptions)} & typed
-        if typed & {"where", "word_list", "label", "max_contexts", *KEEP}:
-            chosen.add("keep")
-        self.options = replace(stored, **{name: getattr(self.options, name) for name in sorted(chosen)})
-
-    def paths(self, store: str) -> dict[int | None, str]:
-        """Return the path of each window's store. Raises StorageError where none can be created."""
-        paths = _paths(store, self.kind, self.windows)
-        for path in paths.values():
-            _require_rights(path)
-        return paths
-
-    def plan(self, model: str, *, store: str | None) -> es.extraction.Plan | WindowPlan:
-        if store is not None and len(paths := self.paths(store)) == 1:
-            (store,) = paths.values()
-        arguments: dict[str, Any] = {"model": model, "store": store, "options": self.options}
-        if "compute_dtype" in self.settings:
-            arguments["compute_dtype"] = self.settings["compute_dtype"]
-        if len(self.windows) > 1:
-            arguments[f"{self.kind}_windows"] = self.windows
-            return es.extraction.plan_windows(self.corpus, **arguments)
-        return es.plan(self.corpus, **arguments)
 
 
 def extract(
@@ -236,69 +152,53 @@ def extract(
     An existing store of another corpus, model or options is refused. --dry-run reads the corpus once, and runs the
     model on a hundredth of it to time it; it ends with status 1 if the store would not fit on the disk.
     """
-    extraction = Extraction(corpus, extracting)
-    if virtual and (append or len(extraction.windows) > 1):
-        raise InvalidValueError("--virtual goes with neither --append nor several windows: thin the stores afterwards")
-    if append:
-        extraction.use_options_of(store, {name for name in ctx.params if opt.is_given(ctx, name)})
-    paths = extraction.paths(store)
-    executor = opt.executor_of(cluster, extraction.settings.get("workers"), devices)
+    if virtual and append:
+        raise InvalidValueError("--virtual does not go with --append: thin the store afterwards")
+    settings, arguments = extracting.settings, dict[str, Any]()
+
+    def of(names: tuple[str, ...]) -> dict[str, Any]:
+        return {name: settings[name] for name in names if name in settings}
+
+    if "word_list" in settings:
+        arguments["words"] = frozenset(opt.read_words(Path(settings["word_list"]), option="word_list"))
+    keep = es.corpus.Keep(max_contexts=extracting.max_contexts, where=extracting.where, **arguments, **of(KEEP))
+    opened = es.open_corpus(corpus, format=extracting.format, split=extracting.split, **of(READING))
+    options = es.ExtractionOptions(
+        layers=opt.layers_of(extracting.layers) or "all",
+        context=int(extracting.context) if extracting.context.isdecimal() else extracting.context,
+        keep=keep,
+        **{name: getattr(extracting, name) for name in AS_GIVEN},
+        **of(COMPUTING),
+    )
+    if append:  # the options of the store, but for those that were typed, or set in a file
+        typed = {*settings, *(name for name in ctx.params if opt.is_given(ctx, name))}
+        chosen = {option.name for option in fields(es.ExtractionOptions)} & typed
+        if typed & {"where", "word_list", "max_contexts", *KEEP}:
+            chosen.add("keep")
+        own = {name: getattr(options, name) for name in sorted(chosen)}
+        options = replace(es.extraction.options_of(store), **own)
+    _require_rights(store)
+    executor = opt.executor_of(cluster, devices)
     first = None if devices is None else devices.split(",")[0]
     on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
     with on_first:
-        made = extraction.plan(model, store=f"{store}/part.zarr" if append else store)
+        place = f"{store}/part.zarr" if append else store
+        plan = es.plan(opened, model=model, store=place, options=options, **of(("compute_dtype",)))
     if dry_run:
-        print_json(made.as_json()) if as_json else print(made)
-        made.estimate.require_space()
+        print_json(plan.as_json()) if as_json else print(plan)
+        plan.estimate.require_space()
         return
     if not as_json:
-        print(made, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
+        print(plan, *["vectors      not written (--virtual)"] * virtual, sep="\n", flush=True)
     try:
         with executor or nullcontext():
-            if isinstance(made, es.extraction.Plan):
-                (path,) = paths.values()
-                stores = {
-                    path: es.extract(made, path, append=append, repair=repair, virtual=virtual, executor=executor)
-                }
-            else:
-                written = es.extraction.extract_windows(made, store, repair=repair, executor=executor)
-                stores = {paths[window]: one for window, one in written.items()}
+            made = es.extract(plan, store, append=append, repair=repair, virtual=virtual, executor=executor)
     except KeyboardInterrupt as error:
-        raise type(error)(f"{str(error) or 'interrupted'}{_progress(paths)}") from None
+        raise type(error)(f"{str(error) or 'interrupted'}{_progress(store)}") from None
     if as_json:
-        summaries = [{"store": path, "n_rows": one.n_rows} for path, one in stores.items()]
-        summary = summaries[0] if isinstance(made, es.extraction.Plan) else {"stores": summaries}
-        print_json({**summary, "plan": made.as_json()})
+        print_json({"store": store, "n_rows": made.n_rows, "plan": plan.as_json()})
         return
-    for path, one in stores.items():
-        print(f"{path} holds {counted(one.n_rows, 'occurrence')} in {counted(len(one.layers), 'layer')}, all committed")
-
-
-def _windows(context: str | None, attention: str | None) -> tuple[str, tuple[int | None, ...]]:
-    """Return the kind of the windows and their widths; None is the whole sentence."""
-    if context is not None and attention is not None:
-        raise InvalidValueError(
-            f"--context-window {context} and --attention-window {attention} exclude each other: give one of them"
-        )
-    kind = "context" if attention is None else "attention"
-    text = (context or "full") if attention is None else attention
-    parts = [part.strip() for part in text.split(",")]
-    for part in parts:
-        if part != "full" and not part.isdecimal():
-            raise InvalidValueError(
-                f"--{kind}-window {part!r} is not allowed: give 0 or more words, full, or several joined by commas"
-            )
-    widths: list[int | None] = [*sorted({int(part) for part in parts if part != "full"})]
-    if "full" in parts:
-        widths.append(None)
-    return kind, tuple(widths)
-
-
-def _paths(store: str, kind: str, windows: tuple[int | None, ...]) -> dict[int | None, str]:
-    """Return the path of each window's store: STORE itself if it is the only one and its name holds no {window}."""
-    if len(windows) == 1 and "{window}" not in store:
-        return {windows[0]: str(Path(store)) if "://" not in store else store}
-    return {window: str(es.extraction.store_path(store, kind=kind, window=window)) for window in windows}
+    print(f"{store} holds {counted(made.n_rows, 'occurrence')} in {counted(len(made.layers), 'layer')}, all committed")
 
 
 def _require_rights(store: str) -> None:
@@ -311,17 +211,11 @@ def _require_rights(store: str) -> None:
         raise StorageError(f"cannot write in {folder}: permission denied; choose another folder")
 
 
-def _progress(paths: Mapping[int | None, str]) -> str:
-    """Return how much of interrupted stores is written, and how to resume."""
-    written, total = 0, 0
-    with warnings.catch_warnings():
+def _progress(path: str) -> str:
+    """Return how much of an interrupted store is written, and how to resume."""
+    with warnings.catch_warnings(), suppress(es.errors.EmbstoreError):
         warnings.simplefilter("ignore")
-        for path in paths.values():
-            try:
-                store = es.open(path)
-            except es.errors.EmbstoreError:
-                continue
-            written, total = written + store.n_committed_rows, total + store.n_rows
-    if not total:
-        return ""
-    return f"; {written:,} of {total:,} occurrences are stored: run the same command again to resume"
+        store = es.open(path)
+        written = f"{store.n_committed_rows:,} of {store.n_rows:,} occurrences are stored"
+        return f"; {written}: run the same command again to resume"
+    return ""

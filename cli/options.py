@@ -104,19 +104,18 @@ def read_words(path: Path, *, option: str) -> dict[str, Any]:
     return dict(es.corpus.read_word_classes(path, optional=True))
 
 
-def executor_of(cluster: str | None, workers: int | None, devices: str | None = None) -> Any:
-    """Return the executor of `--cluster`, `--workers` and `--devices`; None for this process alone."""
-    if workers is not None and workers < 1:
-        raise InvalidValueError(f"--workers {workers} is not allowed: give 1 or more")
+def executor_of(cluster: str | None, devices: str | None) -> Any:
+    """Return the executor of `--cluster` and `--devices`; None for this process alone."""
     if cluster is not None and devices is not None:
         raise InvalidValueError("--devices and --cluster exclude each other: give one of them")
-    if cluster is None and workers is None and devices is None:
+    if cluster is None and devices is None:
         return None
     from embstore.executors import Processes, RayExecutor
 
-    if cluster is None:
-        return Processes(workers, devices=None if devices is None else devices.split(","))
+    if devices is not None:
+        return Processes(devices=devices.split(","))
+    assert cluster is not None
     kind, colon, address = cluster.partition(":")
     if kind != "ray" or (colon and not address):
         raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
-    return RayExecutor(address or None, n_workers=workers)
+    return RayExecutor(address or None)

@@ -45,7 +45,7 @@ _LISTED = (Iterable, Sequence, Collection)
 # Classes that annotations name without loading them; an argument must be an instance of a class of this name.
 _BY_NAME = {
     name: type(name, (), {})
-    for name in ("Corpus", "DataFrame", "Executor", "Figure", "Plan", "Selection", "Store", "WindowPlan", "WordVectors")
+    for name in ("Corpus", "DataFrame", "Executor", "Figure", "Plan", "Selection", "Store", "WordVectors")
 }
 _TEXTS |= {Path: "a path", NoneType: "None", Callable: "a function"}
 

@@ -131,10 +131,6 @@ class EmbstoreWarning(UserWarning):
     """Base class of all warnings that embstore issues."""
 
 
-class WorkerWarning(EmbstoreWarning):
-    """A worker could not start, differs from the others, or failed at a task that another worker has done."""
-
-
 class SmallerBatchesWarning(EmbstoreWarning):
     """A batch did not fit into the memory of a device; it and the following ones are run in parts."""
 

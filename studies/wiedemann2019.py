@@ -162,7 +162,7 @@ def run(run: Run[Wiedemann2019], data: Path) -> StudyResult:
     senses = read_senses(data, n_sentences=settings.n_sentences, seed=settings.seed)
     senses.require_both(data, max(settings.ks))
     run.begin()
-    options = es.ExtractionOptions(layers="all", keep=es.corpus.Keep(labelled="sense"))
+    options = es.ExtractionOptions(layers="all", keep=es.corpus.Keep(where="sense IS NOT NULL"))
     file = senses.digest[:12]
     stores = {name: run.extract(name, senses, options=options, file=f"{name}-{file}") for name in run.models}
     parts = [disambiguate(run, senses, name, store).with_columns(model=pl.lit(name)) for name, store in stores.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -13,7 +13,6 @@ import polars as pl
 import embstore as es
 from embstore.corpus import Corpus, Keep, Sentence, open_corpus, read_word_classes
 from embstore.errors import CorpusError, InvalidValueError
-from embstore.extraction import extract_windows, plan_windows
 from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
 from embstore.probes import ClassProbe, ProbeResult, WordSplit, load, split_words
 from embstore.vectors import WordVectors, write_vectors
@@ -324,27 +323,12 @@ def train_skipgram(study: Study) -> Path:
 def extract_contexts(study: Study, name: str, model: Encoder) -> dict[int | None, es.Store]:
     """Extract one representation by context: the whole sentence and windows of words."""
     stores: dict[int | None, es.Store] = {None: extract_one(study, name, model, file=f"{name}-full")}
-    if any(window is not None for window in study.settings.context_windows):
-        stores.update(extract_windowed(study, name, model).items())
+    options = kept(study, tested=False)
+    for window in study.settings.context_windows:
+        if window is not None:
+            file, windowed = f"{name}-k{window}", replace(options, context_window=window)
+            stores[window] = study.run.extract(file, study.open_corpus(), model=model, options=windowed)
     return stores
-
-
-def extract_windowed(study: Study, name: str, model: Encoder) -> dict[int | None, es.Store]:
-    """Extract one representation with each context window but the whole sentence."""
-    path = study.run.out / "stores" / f"{name}.zarr"
-
-    def make() -> dict[int | None, es.Store]:
-        planned = plan_windows(
-            study.open_corpus(),
-            model=model,
-            context_windows=[window for window in study.settings.context_windows if window is not None],
-            options=kept(study, tested=False),
-            store=path,
-            calibrate=False,
-        )
-        return extract_windows(planned, path)
-
-    return study.run.step(f"extract {name} by context window", make)
 
 
 def kept(study: Study, *, tested: bool = True) -> es.ExtractionOptions:
@@ -352,7 +336,7 @@ def kept(study: Study, *, tested: bool = True) -> es.ExtractionOptions:
     words = {*study.words.train, *study.words.dev, *(study.words.test if tested else ())}
     keep = Keep(
         words=frozenset(words),
-        labelled=LABEL,
+        where=f"{LABEL} IS NOT NULL",
         max_contexts=study.settings.max_contexts,
         per=LABEL,
         seed=study.settings.seed,

@@ -24,15 +24,13 @@ class Keep:
     """Rules that choose which occurrences get a row; they apply in this order, each to what the previous ones left.
 
     `where`: only occurrences for which a condition in SQL is true, as `Store.select` would find them in a store of all
-    occurrences. `words`: only these words and phrases ("New York" and "New_York" are the same). `labelled`: only
-    occurrences with a label in any column (True) or in the named one. `min_contexts`: only words that occur in at least
-    this many distinct sentences; repeated sentences count once. `max_contexts`: at most this many occurrences of a word
-    or, with `per` a label column, of a word and label (no label counts as one): a uniform sample without replacement,
-    which depends only on `seed`, the word and the number of its occurrences.
+    occurrences. `words`: only these words and phrases ("New York" and "New_York" are the same). `min_contexts`: only
+    words that occur in at least this many distinct sentences; repeated sentences count once. `max_contexts`: at most
+    this many occurrences of a word or, with `per` a label column, of a word and label (no label counts as one): a
+    uniform sample without replacement, which depends only on `seed`, the word and the number of its occurrences.
     """
 
     words: Iterable[str] | None = None
-    labelled: str | bool = False
     min_contexts: int = 1
     max_contexts: int | None = None
     per: str | None = None
@@ -42,8 +40,6 @@ class Keep:
     def __post_init__(self) -> None:
         if self.words is not None:
             object.__setattr__(self, "words", _word_set(self.words))
-        if not isinstance(self.labelled, bool) and not (isinstance(self.labelled, str) and self.labelled):
-            raise InvalidValueError(f"labelled: {quoted(self.labelled)} is neither True or False nor a label column")
         check_whole("min_contexts", self.min_contexts, 1)
         if self.max_contexts is not None:
             check_whole("max_contexts", self.max_contexts, 1)
@@ -82,23 +78,15 @@ class Keep:
         about 100 bytes a row of a pass; a pass has `pass_rows` rows, or all rows of one word. Raises InvalidValueError
         for a label column that does not exist.
         """
-        for option, column in (("labelled", self.labelled), ("per", self.per)):
-            if isinstance(column, str) and column not in labels:
-                existing = ", ".join(labels) or "none"
-                raise InvalidValueError(f"{option}: there is no label column {quoted(column)}; there are: {existing}")
+        if self.per is not None and self.per not in labels:
+            existing = ", ".join(labels) or "none"
+            raise InvalidValueError(f"per: there is no label column {quoted(self.per)}; there are: {existing}")
         mask = np.ones(len(types), bool) if chosen is None else chosen.copy()
         if self.words is not None:
             wanted = {as_phrase(word) for word in self.words}
             is_wanted = np.fromiter((as_phrase(form) in wanted for form in forms), bool, len(forms))
             for block in blocks_of(len(types), BLOCK_ROWS):
                 mask[block] &= is_wanted[types[block]]
-        if self.labelled is not False:
-            columns = list(labels.values()) if self.labelled is True else [labels[self.labelled]]
-            for block in blocks_of(len(mask), BLOCK_ROWS):
-                has_label = np.zeros(len(mask[block]), bool)
-                for values in columns:
-                    has_label |= values[block] >= 0
-                mask[block] &= has_label
         if self.min_contexts > 1:
             _drop_rare(mask, types, sentences, contexts, self.min_contexts, len(forms), pass_rows)
         if self.max_contexts is not None:

@@ -135,19 +135,12 @@ def software_versions() -> dict[str, str]:
     return found
 
 
-def compare_software(planned: Mapping[str, str]) -> tuple[str, ...]:
-    """Raise ExecutorError for another embstore than that of the plan; return a warning if other packages differ."""
+def require_software(planned: Mapping[str, str]) -> None:
+    """Raise ExecutorError for other packages than those of the plan, which decide the last bits of vectors."""
     ours = software_versions()
-    if ours.get("embstore") != planned.get("embstore"):
-        raise ExecutorError(
-            f"the worker has embstore {ours.get('embstore')}, the plan was made with {planned.get('embstore')}: "
-            "install the same version"
-        )
-    other = [
-        f"{package} {ours.get(package, 'none')} instead of {version}"
-        for package, version in planned.items()
-        if ours.get(package) != version
-    ]
-    if not other:
-        return ()
-    return (f"a worker has {', '.join(other)}: the last bits of vectors may differ between workers",)
+    for package, needed in planned.items():
+        if ours.get(package) != needed:
+            raise ExecutorError(
+                f"the worker has {package} {ours.get(package, 'none')}, the plan was made with {needed}: install the "
+                "same version"
+            )

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from embstore.arguments import Range, checked
 from embstore.corpus import Keep
 from embstore.errors import InvalidValueError, quoted
 from embstore.models.encoder import Pooling
 from embstore.store.layout import RESIDUAL, SITES, resolve_layers
-
-Window: TypeAlias = int | None  # words left and right of the target; None: the whole sentence
 
 CLS = "cls"  # a pooling of sentences: the vector of [CLS]
 MAX_WINDOW = 10**6  # words; more than any context has
@@ -170,8 +168,8 @@ class ExtractionOptions:
             arguments["attention_window"] = self.attention_window
         return arguments
 
-    def as_json(self, contexts: tuple[Window, ...]) -> dict[str, Any]:
-        """The options in the metadata of a store; `contexts`: the context windows that are extracted together."""
+    def as_json(self) -> dict[str, Any]:
+        """The options in the metadata of a store."""
         document: dict[str, Any] = {
             "unit": self.unit,
             "pooling": self.pooling,
@@ -186,8 +184,6 @@ class ExtractionOptions:
             document["specials"] = True
         if self.context != "sentence" or self.min_left is not None:
             document |= {"context": self.context, "min_left": self.min_left}
-        if len(contexts) > 1:
-            document["context_windows"] = list(contexts)
         if self.context_window is not None:
             document["window_rule"] = CONTEXT_RULE
         if self.attention_window is not None:
@@ -206,17 +202,6 @@ def _sites(sites: str | Sequence[str], dtype: str) -> tuple[str, ...]:
     if dtype == "int8" and set(names) != {RESIDUAL}:
         raise InvalidValueError("dtype int8 is possible for the site residual alone: choose another dtype")
     return tuple(site for site in SITES if site in names)
-
-
-def window_name(window: Window) -> str:
-    """Return the width of a window as text: the number of words, or full."""
-    return "full" if window is None else str(window)
-
-
-def sorted_windows(windows: Iterable[Window]) -> tuple[Window, ...]:
-    """Return widths in ascending order, the whole sentence last, each once."""
-    widths = {None if window is None else int(window) for window in windows}
-    return (*sorted(width for width in widths if width is not None), *([None] if None in widths else []))
 
 
 def model_layers(layers: str | int | Iterable[int | str], num_hidden_layers: int) -> tuple[int, ...]:

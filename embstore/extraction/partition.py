@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
-from embstore.extraction.options import Window
 from embstore.extraction.windows import Fan, Targets, copy_words, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
 from embstore.spacing import split_marked
@@ -24,7 +23,7 @@ MAX_POOLED = int(np.iinfo(np.int16).max)  # subwords of a row, as they are store
 WORD_NBYTES = 8  # of the text of a context, about
 BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
 GROUP_BATCHES = 2  # a group has rows for this many batches of one position a row, or more positions
-GROUP_NBYTES = 2**31  # at most, of all stores that are written together: two groups are in memory at a time
+GROUP_NBYTES = 2**31  # at most, since two groups are in memory at a time
 FEW_GROUPS = 4  # at least, as far as there are partitions: the last one is written while nothing else is left to do
 
 _Read = tuple[slice, Tokenized, NDArray[np.int64], NDArray[np.int64]]
@@ -63,7 +62,7 @@ def group_partitions(n_partitions: int, *, partition_rows: int, partition_nbytes
     """Choose the partitions of a group: enough rows to fill batches, as far as memory allows.
 
     With all layers of a large model a partition has a few hundred rows, and a batch tens of thousands. `n_partitions`:
-    of one site; `partition_nbytes`: of all sites and stores that are written together.
+    of one site; `partition_nbytes`: of all sites.
     """
     wanted = -(-GROUP_BATCHES * batch_subwords // partition_rows)
     return max(1, min(wanted, GROUP_NBYTES // partition_nbytes, n_partitions // FEW_GROUPS))
@@ -73,43 +72,39 @@ def group_partitions(n_partitions: int, *, partition_rows: int, partition_nbytes
 class Passage:
     """Consecutive contexts of a group, tokenized, with the spans to pool and the rows that get their vectors.
 
-    `sentence_of_row`: int64 [n_rows], counted over the store. `fans`: for each context window which of the rows,
-    counted from `first_row`, has which span; None if span i belongs to row i.
+    `sentence_of_row`: int64 [n_rows], counted over the store. `fan`: which of the rows, counted from `first_row`, has
+    which span; None if span i belongs to row i.
     """
 
     first_row: int
     sentence_of_row: NDArray[np.int64]
     tokenized: Tokenized
     spans: Spans
-    fans: tuple[Fan, ...] | None = None
+    fan: Fan | None = None
 
     @property
     def n_rows(self) -> int:
         return len(self.sentence_of_row)
 
-    def rows_of(self, window: int, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
-        """Return the rows of some spans for a context window, and the index of each in `spans` (None: one row each)."""
-        return (None, spans) if self.fans is None else self.fans[window].rows_of(spans)
+    def rows_of(self, spans: NDArray[np.int64]) -> tuple[NDArray[np.int64] | None, NDArray[np.int64]]:
+        """Return the rows of some spans, and the index of each in `spans` (None: one row each)."""
+        return (None, spans) if self.fan is None else self.fan.rows_of(spans)
 
 
 @dataclass(frozen=True)
 class TextOptions:
     """What decides how rows become passages, besides the encoder.
 
-    `limit`: the longest context in subwords, without special ones. `contexts`: the context windows, one for each
-    store; (None,) if contexts are not cut into windows. `batch_subwords` decides how much text a passage has.
+    `limit`: the longest context in subwords, without special ones. `window`: the context window; None if contexts are
+    not cut into windows. `batch_subwords` decides how much text a passage has.
     `cls_place`: where the vector of a sentence is that of [CLS], see `Encoder.cls_place`.
     """
 
     unit: str
     limit: int
-    contexts: tuple[Window, ...] = (None,)
+    window: int | None = None
     batch_subwords: int = 0
     cls_place: int | None = None
-
-    @property
-    def cuts_windows(self) -> bool:
-        return self.contexts != (None,)
 
 
 @dataclass(frozen=True)
@@ -172,7 +167,7 @@ class Part:
         """
         sizes = self._sizes()
         widths = None if options.unit == "subword" else self.index.words.n_words()
-        window_words = self._cumulative_window_words(options.contexts) if options.cuts_windows else None
+        window_words = None if options.window is None else self._cumulative_window_words(options.window)
         most_nbytes, most_words = passage_nbytes(options.batch_subwords), passage_words(options.batch_subwords)
         first, n_contexts = 0, len(sizes) - 1
         while first < n_contexts:
@@ -197,11 +192,10 @@ class Part:
         contexts = self.index.contexts
         return self.index.texts.offsets if contexts is None else indptr(WORD_NBYTES * (contexts.stop - contexts.start))
 
-    def _cumulative_window_words(self, windows: Sequence[Window]) -> NDArray[np.int64]:
+    def _cumulative_window_words(self, width: int) -> NDArray[np.int64]:
         """Return how many words the windows of the contexts have at most, as cumulative sums."""
-        n_rows = np.diff(self._bounds)
         longest = np.diff(self._sizes()) // 2 + 1
-        return indptr(sum(n_rows * np.minimum(2 * width + 1, longest) for width in windows if width is not None))
+        return indptr(np.diff(self._bounds) * np.minimum(2 * width + 1, longest))
 
     def _passage(
         self, first: int, last: int, encoder: Encoder, options: TextOptions, widths: NDArray[np.int64] | None
@@ -214,15 +208,14 @@ class Part:
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
         targets = targets[own]
-        is_cut = encoder.causal and not options.cuts_windows
+        is_cut = encoder.causal and options.window is None
         cut = truncated(tokenized, np.minimum(options.limit, _needed(tokenized, targets) if is_cut else options.limit))
         first_row = self.first_row + rows.start + own.start
         sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
-        if not options.cuts_windows:
+        if options.window is None:
             spans = Spans(targets.sentence, targets.start, targets.stop)
             return Passage(first_row, sentence_of_row, cut, spans)
-        made = cut_windows(cut, targets, options.contexts, causal=encoder.causal)
-        return Passage(first_row, sentence_of_row, made.tokenized, made.spans, made.fans)
+        return Passage(first_row, sentence_of_row, *cut_windows(cut, targets, options.window, causal=encoder.causal))
 
     def _sentences(self, first: int, last: int, encoder: Encoder) -> _Read:
         """Read some sentences: their rows, their subwords, and of each row the sentence and the position in it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -20,9 +20,9 @@ from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
-from embstore.extraction.options import CLS, ExtractionOptions, Window, model_layers, window_name
+from embstore.extraction.options import CLS, ExtractionOptions, model_layers
 from embstore.extraction.partition import Groups, TextOptions, group_partitions
-from embstore.extraction.resume import check_choice, check_store
+from embstore.extraction.resume import check_store
 from embstore.extraction.rows import make_index
 from embstore.extraction.survey import Spool, Survey, survey
 from embstore.extraction.windows import Overlap
@@ -43,49 +43,23 @@ N_TYPES = 100_000  # types that are looked at for advice
 MAX_SHOWN = 66  # characters of a sentence: a line of 80 with the name before it
 
 
-@dataclass
-class Reading:
-    """A corpus read for an encoder: what all plans of several windows share, since rows do not depend on windows.
-
-    `options.batch_subwords` is known. `limit`: the longest sentence in subwords, without special ones. The index is
-    memory-mapped from a temporary folder that exists as long as this object.
-    """
-
-    corpus: Corpus
-    encoder: Encoder
-    options: ExtractionOptions
-    layers: tuple[int, ...]
-    limit: int
-    survey: Survey
-    index: Index
-    dropped: tuple[Dropped, ...]
-
-    @property
-    def longest(self) -> int:
-        """The subwords of the longest sentence that the model is given, without special ones."""
-        return min(self.survey.longest, self.limit)
-
-    def check_sentences(self) -> list[list[str]]:
-        """Return a few sentences of every length for the encoder's self-check."""
-        ordered = sorted(self.survey.sample, key=len)
-        step = max(1, len(ordered) // CHECK_SENTENCES)
-        return ordered[step // 2 :: step][:CHECK_SENTENCES]
-
-
 @dataclass(repr=False)
 class Plan:
     """What `extract` will do, made by `plan`: the rows of the store, the batches, and the cost.
 
-    `metadata` and `index` are those of the store; `estimate` is the cost; `contexts` are the context windows that are
-    extracted together. Printing a plan shows its figures.
+    `metadata` and `index` are those of the store; `text`: how its rows become passages of text; `estimate` is the cost;
+    `check_sentences`: those that the encoder checked itself on. The index is memory-mapped from files that exist as
+    long as the `survey`. Printing a plan shows its figures.
     """
 
+    encoder: Encoder
+    options: ExtractionOptions
     metadata: Metadata
     index: Index
-    options: ExtractionOptions
+    survey: Survey
+    text: TextOptions
     estimate: Estimate
-    contexts: tuple[Window, ...]
-    reading: Reading
+    check_sentences: list[list[str]]
 
     @cached_property
     def layout(self) -> Layout:
@@ -97,12 +71,8 @@ class Plan:
         return Groups.of(self.metadata)
 
     @property
-    def encoder(self) -> Encoder:
-        return self.reading.encoder
-
-    @property
     def n_sentences(self) -> int:
-        return self.reading.survey.n_sentences
+        return self.survey.n_sentences
 
     @cached_property
     def n_sentences_to_run(self) -> int:
@@ -112,19 +82,11 @@ class Plan:
 
     @property
     def n_words(self) -> int:
-        return self.reading.survey.n_words
+        return self.survey.n_words
 
     @property
     def n_subwords(self) -> int:
-        return self.reading.survey.n_subwords
-
-    @property
-    def words_run_again(self) -> int:
-        """The words that the model is given more than once, since contexts overlap, each time counted."""
-        contexts = self.index.contexts
-        if contexts is None:
-            return 0
-        return int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum())
+        return self.survey.n_subwords
 
     @property
     def tasks(self) -> list[str]:
@@ -134,7 +96,7 @@ class Plan:
     @cached_property
     def advice(self) -> list[str]:
         """What is probably not meant in how the corpus is read, a line each."""
-        survey, options = self.reading.survey, self.metadata.corpus["options"]
+        survey, options = self.survey, self.metadata.corpus["options"]
         types = list(islice(survey.types, N_TYPES))
         lines = []
         marked = sum(word[-1] in '.,;:!?"”’)' and any(map(str.isalpha, word)) for word in types)
@@ -155,26 +117,21 @@ class Plan:
         return lines
 
     @property
-    def text(self) -> TextOptions:
-        """How the rows become passages of text."""
-        return text_options(self.reading, self.options, self.contexts)
-
-    @property
     def encoder_spec(self) -> EncoderSpec:
         """How another process loads the encoder."""
         return EncoderSpec.of(
             self.encoder,
-            self.reading.check_sentences(),
-            longest=self.reading.longest,
+            self.check_sentences,
+            longest=min(self.survey.longest, self.text.limit),
             batching=self.metadata.extraction["batching"],
-            windowed=self.text.cuts_windows,
+            windowed=self.text.window is not None,
         )
 
     def use_recorded_batching(self, path: Path | ObjectPath) -> None:
         """Take the batching of a store that exists, since on a GPU another one may be the fastest at the moment."""
         batching = _recorded(path, self.encoder).get("batching")
         if batching not in (None, self.metadata.extraction["batching"]):
-            replace(self.encoder_spec, batching=batching).check(self.encoder, self.reading.layers, self.options)
+            replace(self.encoder_spec, batching=batching).check(self.encoder, self.metadata.layers, self.options)
             extraction = {**self.metadata.extraction, "batching": self.encoder.batching}
             self.metadata = replace(self.metadata, extraction=extraction)
 
@@ -207,7 +164,7 @@ class Plan:
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
                 for drop in self.metadata.dropped
             ],
-            "first_sentences": [list(words) for words in self.reading.survey.sample[:N_SHOWN]],
+            "first_sentences": [list(words) for words in self.survey.sample[:N_SHOWN]],
             "advice": self.advice,
             **self.estimate.as_json(),
         }
@@ -220,43 +177,30 @@ class Plan:
         return {
             "contexts": len(contexts.start),
             "words_per_context": n_words / len(contexts.start),
-            "words_run_again": self.words_run_again,
+            "words_run_again": int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum()),
         }
 
-    def _together(self) -> str:
-        return f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
-
     def __repr__(self) -> str:
-        return as_text(self.lines())
+        width = max(len(name) for name, _ in self.lines())
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.lines())
 
     def _repr_html_(self) -> str:
         return html_table(self.lines())
 
-    def lines(
-        self, windows: Sequence[tuple[str, str]] | None = None, cost: Estimate | None = None
-    ) -> list[tuple[str, str]]:
-        """Return the plan as lines, each a name and a value; `windows` and `cost` replace the plan's own."""
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the plan as lines, each a name and a value."""
         options, layout, info, sites = self.options, self.layout, self.encoder.info, self.metadata.sites
-        if windows is None:
-            given = {"attention": options.attention_window}
-            if self.text.cuts_windows:
-                given["context"] = options.context_window
-            windows = [
-                (f"{kind} window", f"{window_name(window)} words left and right")
-                for kind, window in given.items()
-                if kind == "context" or window is not None
-            ]
-        n_given = self.n_sentences_to_run
+        n_given, more = self.n_sentences_to_run, []
         of_which = f", of which the model is given {n_given:,}" if n_given < self.n_sentences else ""
-        contexts = [
-            (
-                "contexts",
-                f"{given['contexts']:,} of {given['words_per_context']:,.0f} words on average; "
-                f"{given['words_run_again']:,} words are given to the model again",
+        together = f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
+        if contexts := self._contexts_as_json():
+            text = (
+                "{contexts:,} of {words_per_context:,.0f} words on average; {words_run_again:,} words are given to the"
             )
-            for given in [self._contexts_as_json()]
-            if given
-        ]
+            more.append(("contexts", f"{text} model again".format(**contexts)))
+        for kind, width in (("attention", options.attention_window), ("context", options.context_window)):
+            if width is not None:
+                more.append((f"{kind} window", f"{width} words left and right"))
         return [
             ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
@@ -266,31 +210,24 @@ class Plan:
             ("subwords", f"{self.n_subwords:,}"),
             *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
-            *contexts,
-            *windows,
+            *more,
             *(("dropped", _with_examples(drop)) for drop in self.metadata.dropped),
             ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
-            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{self._together()}"),
-            *(cost or self.estimate).lines(),
+            ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
+            *self.estimate.lines(),
             *((f"sentence {number}", text) for number, text in enumerate(self._first_sentences(), 1)),
             *(("note", line) for line in self.advice),
         ]
 
     def _first_sentences(self) -> list[str]:
         """Return the first sentences, a dot between words, cut to MAX_SHOWN characters."""
-        shown = (" · ".join(words[:MAX_SHOWN]) for words in self.reading.survey.sample[:N_SHOWN])
+        shown = (" · ".join(words[:MAX_SHOWN]) for words in self.survey.sample[:N_SHOWN])
         return [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in shown]
 
 
 def _with_examples(drop: Dropped) -> str:
     return f"{drop.count:,} {drop.reason}" + (f", such as {'; '.join(drop.examples[:3])}" if drop.examples else "")
-
-
-def as_text(lines: Sequence[tuple[str, str]]) -> str:
-    """Format names and values in two columns."""
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
 
 @checked
@@ -338,25 +275,23 @@ def plan(
         If an input cannot be used.
     """
     options = options or ExtractionOptions()
-    source, contexts = open_corpus(corpus), (options.context_window,)
-    check_choice(source, options)
+    source = open_corpus(corpus)
     if store is not None:
-        check_store(parse_location(store), source, options, contexts)
+        check_store(parse_location(store), source, options)
     with torch_threads(settings().threads):
-        reading = read(source, model, options, contexts, compute_dtype=compute_dtype, store=store)
-        return make_plan(reading, reading.options, contexts, store=store, calibrate=calibrate)
+        return _plan(source, model, options, compute_dtype=compute_dtype, store=store, calibrate=calibrate)
 
 
-def read(
+def _plan(
     corpus: Corpus,
     model: str | Path | Encoder,
     options: ExtractionOptions,
-    windows: tuple[Window, ...],
     *,
     compute_dtype: str,
     store: str | Path | ObjectPath | None,
-) -> Reading:
-    """Load the model and read the corpus; `windows`: the context windows that are extracted together.
+    calibrate: bool,
+) -> Plan:
+    """Load the model, read the corpus and make the plan.
 
     A store that exists at `store` is resumed with its recorded batch size and batching, if these would otherwise depend
     on the free memory and on the speed of the moment.
@@ -372,7 +307,7 @@ def read(
     layers = model_layers(options.layers, encoder.info.num_hidden_layers)
     n_features = len(layers) * sum(encoder.site_sizes(options.sites).values())
     if options.batch_subwords is None:
-        held = partial(buffered_nbytes, n_features=n_features, dtype=options.dtype, n_stores=len(windows))
+        held = partial(buffered_nbytes, n_features=n_features, dtype=options.dtype)
         size = _recorded(store, encoder).get("batch_subwords") or encoder.batch_subwords_next_to(
             held, n_features=n_features
         )
@@ -386,12 +321,25 @@ def read(
         raise InvalidValueError(f"{encoder.info.name} adds no [CLS] to a sentence: choose pooling mean, first or last")
     with reporting(settings().progress, unit="sentences", label="plan") as report:
         content = survey(corpus, encoder, options, limit=limit, spool=Spool(), report=report)
-    overlap = Overlap.of(options, windows, limit=limit, causal=encoder.causal)
+    overlap = Overlap.of(options, limit=limit, causal=encoder.causal)
     index, dropped = make_index(content, options=options, encoder=encoder, limit=limit, overlap=overlap)
     if not len(index.type):
         reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
         raise CorpusError(f"{corpus.name}: no word is left to extract of {content.n_words:,} ({reasons})")
-    return Reading(corpus, encoder, options, layers, limit, content, index, dropped)
+    place = encoder.cls_place if options.pooling == CLS else None
+    text = TextOptions(options.unit, limit, options.context_window, options.batch_subwords or 0, place)
+    ordered = sorted(content.sample, key=len)  # of every length a few check the encoder
+    step = max(1, len(ordered) // CHECK_SENTENCES)
+    checking: dict[str, Any] = {
+        "longest": min(content.longest, limit),
+        "windowed": text.window is not None,
+        "batching": _recorded(store, encoder).get("batching"),
+    }
+    sentences = ordered[step // 2 :: step][:CHECK_SENTENCES]
+    self_check(encoder, sentences, layers, options, **checking)
+    metadata = _metadata(corpus, encoder, options, layers, limit, content, index, dropped)
+    cost = estimate(content, index, encoder, options, metadata=metadata, text=text, store=store, calibrate=calibrate)
+    return Plan(encoder, options, metadata, index, content, text, cost, sentences)
 
 
 def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mapping[str, Any]:
@@ -424,59 +372,30 @@ def _length_limit(encoder: Encoder, options: ExtractionOptions) -> int:
     return limit
 
 
-def text_options(reading: Reading, options: ExtractionOptions, contexts: tuple[Window, ...]) -> TextOptions:
-    assert options.batch_subwords is not None
-    place = reading.encoder.cls_place if options.pooling == CLS else None
-    return TextOptions(options.unit, reading.limit, contexts, options.batch_subwords, place)
-
-
-def make_plan(
-    reading: Reading,
+def _metadata(
+    corpus: Corpus,
+    encoder: Encoder,
     options: ExtractionOptions,
-    contexts: tuple[Window, ...],
-    *,
-    store: str | Path | ObjectPath | None,
-    calibrate: bool,
-    checked: bool = False,
-) -> Plan:
-    """Make a plan of a corpus that was read; `checked`: the encoder has already checked itself for such a plan."""
-    encoder = reading.encoder
-    text = text_options(reading, options, contexts)
-    if not checked:
-        sentences, batching = reading.check_sentences(), _recorded(store, encoder).get("batching")
-        known: dict[str, Any] = {"longest": reading.longest, "windowed": text.cuts_windows, "batching": batching}
-        self_check(encoder, sentences, reading.layers, options, **known)
-    metadata = _metadata(reading, options, contexts)
-    cost = estimate(
-        reading.survey,
-        reading.index,
-        encoder,
-        options,
-        metadata=metadata,
-        text=text,
-        store=store,
-        calibrate=calibrate,
-        n_stores=len(contexts),
-    )
-    return Plan(metadata, reading.index, options, cost, contexts, reading)
-
-
-def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Window, ...]) -> Metadata:
-    encoder, found, corpus = reading.encoder, reading.survey, reading.corpus
-    info, n_rows = encoder.info, len(reading.index.type)
+    layers: tuple[int, ...],
+    limit: int,
+    content: Survey,
+    index: Index,
+    dropped: tuple[Dropped, ...],
+) -> Metadata:
+    info, n_rows = encoder.info, len(index.type)
     sizes = encoder.site_sizes(options.sites)
-    n_layers = {site: len(reading.layers) - (site != RESIDUAL and 0 in reading.layers) for site in sizes}
+    n_layers = {site: len(layers) - (site != RESIDUAL and 0 in layers) for site in sizes}
     n_features = sum(n_layers[site] * size for site, size in sizes.items())
     rows = partition_rows(n_rows, n_features, options.dtype)
     group = group_partitions(
         -(-n_rows // rows),
         partition_rows=rows,
-        partition_nbytes=rows * n_features * ITEM_NBYTES[options.dtype] * len(contexts),
+        partition_nbytes=rows * n_features * ITEM_NBYTES[options.dtype],
         batch_subwords=options.batch_subwords or 1,
     )
     return Metadata(
         n_rows=n_rows,
-        layers=reading.layers,
+        layers=layers,
         hidden_size=info.hidden_size,
         dtype=options.dtype,
         partition_rows=rows,
@@ -486,19 +405,19 @@ def _metadata(reading: Reading, options: ExtractionOptions, contexts: tuple[Wind
             "name": corpus.name,
             "format": corpus.format,
             "options": corpus.options,
-            "n_sentences": found.n_sentences,
-            "n_words": found.n_words,
-            "sha256": found.sha256,
+            "n_sentences": content.n_sentences,
+            "n_words": content.n_words,
+            "sha256": content.sha256,
         },
         extraction={
-            **options.as_json(contexts),
-            "max_length": reading.limit + encoder.n_specials,
+            **options.as_json(),
+            "max_length": limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,
             "group_partitions": group,
             **({} if options.sites == (RESIDUAL,) else {"attention": dict(encoder.attention)}),
         },
-        dropped=reading.dropped,
+        dropped=dropped,
         software=software_versions(),
-        fields={name: own.kind for name, own in reading.index.fields.items()},
+        fields={name: own.kind for name, own in index.fields.items()},
     )

@@ -13,7 +13,7 @@ from embstore.errors import EmbstoreError, InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
 from embstore.extraction.options import CLS
 from embstore.extraction.partition import Groups, Part, TextOptions
-from embstore.extraction.worker import Destination, Job, Task, Worker
+from embstore.extraction.worker import Job, Task, Worker
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
 from embstore.models.names import absolute_name, locate
@@ -37,21 +37,18 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     store = Store(FileSource(reader))
     encoder = encoder_of(store, model)
     metadata, options = store.metadata, stored_options(store.metadata)
-    windows = tuple(metadata.extraction.get("context_windows", [options.context_window]))
     limit = int(metadata.extraction["max_length"]) - encoder.n_specials
     place = encoder.cls_place if options.pooling == CLS else None
-    text = TextOptions(options.unit, limit, windows, options.batch_subwords or 0, place)
-    window = windows.index(options.context_window)
-    destinations = tuple(Destination(0, layout, window, store.source.center) for layout in metadata.layouts)
+    text = TextOptions(options.unit, limit, options.context_window, options.batch_subwords or 0, place)
     groups = Groups.of(metadata)
     group = number % metadata.layout.n_partitions // groups.size
     start, stop = groups.span(group)
-    missing = dict.fromkeys(groups.partitions(group), tuple(range(len(destinations))))
+    missing = dict.fromkeys(groups.partitions(group), tuple(range(len(metadata.layouts))))
     task = Task(Part.of(store.index, start, stop), missing)
-    job = Job(metadata.layers, options, text, destinations, groups.size)
+    job = Job(metadata.layers, options, text, metadata.layouts, store.source.center, groups.size)
     label = f"compute rows {start:,}-{stop - 1:,} of {store.path.name} again"
     with torch_threads(settings().threads), reporting(None, total=stop - start, unit="words", label=label) as report:
-        for _ in Worker(encoder, job, [take], on_rows=Counter(report).add).run([task]):
+        for _ in Worker(encoder, job, take, on_rows=Counter(report).add).run([task]):
             pass
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.extraction.options import ExtractionOptions, Window
+from embstore.extraction.options import ExtractionOptions
 from embstore.models.encoder import Spans, Tokenized, indptr, ragged_indices
 
 _Numbers = NDArray[np.int64]
@@ -31,9 +31,9 @@ class Overlap:
     both_sides: bool = False
 
     @classmethod
-    def of(cls, options: ExtractionOptions, windows: tuple[Window, ...], *, limit: int, causal: bool) -> Overlap:
-        """Return the overlap of blocks of `limit` subwords; it has all words of the context `windows`."""
-        words = max([options.min_left or 0, *(window for window in windows if window is not None)])
+    def of(cls, options: ExtractionOptions, *, limit: int, causal: bool) -> Overlap:
+        """Return the overlap of blocks of `limit` subwords; it has all words of the context window."""
+        words = max(options.min_left or 0, options.context_window or 0)
         if options.min_left is not None or options.is_blocks:
             return cls(words, both_sides=not causal)
         return cls(words, limit // (DEFAULT_SHARE if causal else 2 * DEFAULT_SHARE), both_sides=not causal)
@@ -118,16 +118,15 @@ class Targets:
 
 @dataclass(frozen=True)
 class Fan:
-    """Which rows of a store get the vector of a span; several if windows are equal. `span_of_row`: int64 [n_rows]."""
+    """Which rows of a passage get the vector of a span; several if windows are equal."""
 
-    span_of_row: _Numbers
     _rows: _Numbers
     _indptr: _Numbers
 
     @classmethod
     def of(cls, span_of_row: _Numbers, n_spans: int) -> Fan:
         rows = np.argsort(span_of_row, kind="stable")
-        return cls(span_of_row, rows, np.searchsorted(span_of_row[rows], np.arange(n_spans + 1)))
+        return cls(rows, np.searchsorted(span_of_row[rows], np.arange(n_spans + 1)))
 
     def rows_of(self, spans: _Numbers) -> tuple[_Numbers, _Numbers]:
         """Return for each row of some spans the index of its span in `spans`, and the row."""
@@ -135,28 +134,18 @@ class Fan:
         return np.repeat(np.arange(len(spans)), counts), self._rows[ragged_indices(self._indptr[spans], counts)]
 
 
-@dataclass(frozen=True)
-class Windows:
-    """Distinct windows as sentences, the spans in them, and for each width which row has which span."""
-
-    tokenized: Tokenized
-    spans: Spans
-    fans: tuple[Fan, ...]
-
-
-def cut_windows(tokenized: Tokenized, targets: Targets, widths: Sequence[Window], *, causal: bool) -> Windows:
-    """Cut the window of every target and width; equal windows of any targets and widths become one.
+def cut_windows(tokenized: Tokenized, targets: Targets, width: int, *, causal: bool) -> tuple[Tokenized, Spans, Fan]:
+    """Cut the window of every target; returns the distinct ones as sentences, and the spans in them.
 
     Windows are equal if they have the same subwords, split into words alike. For a `causal` model the words right of
     a target do not matter: windows that begin at one place become one, which ends with the last target.
     """
     base = tokenized.word_indptr[tokenized.sentence_indptr[targets.sentence]]
     start, stop = base + targets.start, base + targets.stop
-    bounds = [_bounds(tokenized, targets, width) for width in widths]
-    begin = tokenized.word_indptr[np.concatenate([first for first, _ in bounds])]
-    end = tokenized.word_indptr[np.concatenate([last for _, last in bounds])]
+    first, last = (tokenized.sentence_indptr[targets.sentence + side] for side in (0, 1))
+    begin = tokenized.word_indptr[np.maximum(first, targets.words_from - width)]
+    end = tokenized.word_indptr[targets.words_to if causal else np.minimum(last, targets.words_to + width)]
     if causal:
-        end = np.tile(tokenized.word_indptr[targets.words_to], len(widths))
         begins, place = np.unique(begin, return_inverse=True)
         ends = np.zeros(len(begins), np.int64)
         np.maximum.at(ends, place, end)
@@ -167,21 +156,10 @@ def cut_windows(tokenized: Tokenized, targets: Targets, widths: Sequence[Window]
     distinct, same = _equal_runs(tokenized, begins, ends)
     window = same[place]
     longest = int((ends - begins).max(initial=0)) + 1
-    n_widths = len(widths)
-    from_start, from_stop = np.tile(start, n_widths) - begins[place], np.tile(stop, n_widths) - begins[place]
+    from_start, from_stop = start - begins[place], stop - begins[place]
     keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
     spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
-    fans = tuple(Fan.of(rows, len(keys)) for rows in np.split(span, n_widths))
-    return Windows(_as_sentences(tokenized, begins[distinct], ends[distinct]), spans, fans)
-
-
-def _bounds(tokenized: Tokenized, targets: Targets, width: Window) -> tuple[_Numbers, _Numbers]:
-    """Return the words `[first, last)` of each target's window."""
-    first = tokenized.sentence_indptr[targets.sentence]
-    last = tokenized.sentence_indptr[targets.sentence + 1]
-    if width is None:
-        return first, last
-    return np.maximum(first, targets.words_from - width), np.minimum(last, targets.words_to + width)
+    return _as_sentences(tokenized, begins[distinct], ends[distinct]), spans, Fan.of(span, len(keys))
 
 
 def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:

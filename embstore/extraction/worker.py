@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,11 +21,11 @@ from numpy.typing import NDArray
 from embstore.errors import ExecutorError, StoreDamagedError, StoreNotFoundError
 from embstore.executors import portable
 from embstore.extraction.cast import Buffer, Cast, Written
-from embstore.extraction.encoder_spec import EncoderSpec, compare_software
-from embstore.extraction.estimate import HOST_BUFFERS, WRITERS, buffers_of
+from embstore.extraction.encoder_spec import EncoderSpec, require_software
+from embstore.extraction.estimate import BUFFERS, HOST_BUFFERS, WRITERS
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Part, Passage, TextOptions
-from embstore.models.encoder import Encoder, Pooled, StageTimes
+from embstore.models.encoder import Encoder, Pooled
 from embstore.models.memory import ADVICE, memory_needed
 from embstore.store.layout import Layout
 from embstore.store.storage.location import ObjectPath
@@ -36,86 +35,40 @@ T = TypeVar("T")
 Write = Callable[[int, Mapping[str, NDArray[Any]]], Any]
 
 
-@dataclass
-class Timings:
-    """Where the seconds of an extraction were spent; `write` and `stages.tokenize` run in threads of their own.
-
-    With an executor only `wall`, `n_rows` and `n_subwords` are known.
-    """
-
-    wall: float = 0.0
-    stages: StageTimes = field(default_factory=StageTimes)
-    cast: float = 0.0
-    write: float = 0.0
-    waited_for_text: float = 0.0
-    waited_for_disk: float = 0.0
-    n_rows: int = 0
-    n_subwords: int = 0
-    nbytes: int = 0
-
-
 @dataclass(frozen=True)
 class Task:
-    """A group of partitions to encode together; `missing`: those to write, each with the destinations without it."""
+    """A group of partitions to encode together; `missing`: those to write, each with the sites without it."""
 
     part: Part
     missing: Mapping[int, tuple[int, ...]]
 
     def without(self, done: Container[int]) -> Task:
         """Return the task without some partitions."""
-        return Task(self.part, {number: each for number, each in self.missing.items() if number not in done})
+        return Task(self.part, {number: sites for number, sites in self.missing.items() if number not in done})
 
 
 @dataclass(frozen=True)
 class Done:
-    """The outcome of a partition: what the writer of each destination returned, or the `error`.
-
-    `n_subwords`: those run since the partition before. `seconds`, `nbytes`: of writing it.
-    """
+    """The outcome of a partition: what the writer returned for each site, or the `error`."""
 
     partition: int
     records: tuple[Any, ...] = ()
-    n_subwords: int = 0
     error: Exception | None = None
-    seconds: float = 0.0
-    nbytes: int = 0
-
-
-@dataclass(frozen=True)
-class Destination:
-    """A site of a store: where vectors of all partitions are written.
-
-    `store`: the number of the store. `window`: that of its context window. `center`: the mean of each layer, for int8
-    only.
-    """
-
-    store: int
-    layout: Layout
-    window: int
-    center: NDArray[np.float32] | None
 
 
 @dataclass(frozen=True)
 class Job:
-    """How all partitions are encoded, and where they are written; `group`: how many are encoded together."""
+    """How all partitions are encoded, and the sites that are written; `group`: how many are encoded together.
+
+    `layouts`: of all sites. `center`: the mean of each layer, for int8 only.
+    """
 
     layers: tuple[int, ...]
     options: ExtractionOptions
     text: TextOptions
-    destinations: tuple[Destination, ...]
+    layouts: tuple[Layout, ...]
+    center: NDArray[np.float32] | None
     group: int
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of any site: they have the same rows."""
-        return self.destinations[0].layout
-
-    def first_of_stores(self, destinations: Iterable[int]) -> list[int]:
-        """Return of some destinations the first one of each store."""
-        first: dict[int, int] = {}
-        for number in destinations:
-            first.setdefault(self.destinations[number].store, number)
-        return list(first.values())
 
 
 class Ring(Generic[T]):
@@ -145,19 +98,17 @@ class Ring(Generic[T]):
 class Group:
     """A task with the buffers that its rows are written into, until each of its partitions has left them.
 
-    `writes`: bool [destinations, partitions of a group], what is written; `counts`: where its rows are counted.
-    `failure`: why no further partition of it can be stored.
+    `writes`: bool [sites, partitions of a group], what is written. `failure`: why no further partition of it can be
+    stored.
     """
 
     def __init__(self, task: Task, job: Job, ring: Ring[list[Buffer]]) -> None:
         self.task, self._ring = task, ring
-        self.rows = job.layout.partition_rows
+        self.rows = job.layouts[0].partition_rows
         self.first = task.part.start // self.rows
-        self.writes = np.zeros((len(job.destinations), job.group), bool)
-        self.counts = np.zeros_like(self.writes)
-        for partition, destinations in task.missing.items():
-            self.writes[list(destinations), partition - self.first] = True
-            self.counts[job.first_of_stores(destinations), partition - self.first] = True
+        self.writes = np.zeros((len(job.layouts), job.group), bool)
+        for partition, sites in task.missing.items():
+            self.writes[list(sites), partition - self.first] = True
         self._left, self._mutex = set(task.missing), Lock()
         self._waiting = deque(sorted(task.missing))
         self.failure: Exception | None = None
@@ -185,13 +136,11 @@ class Group:
 class Full:
     """A partition of a group whose rows are all in its buffers, or will be when `mark` has passed on the device.
 
-    `written`: what must be checked before it and those after it leave, by destination. `n_subwords`: those run since
-    the partition before.
+    `written`: what must be checked before it and those after it leave, by site.
     """
 
     group: Group
     partition: int
-    n_subwords: int
     written: Mapping[int, list[Written]]
     mark: Any
 
@@ -204,29 +153,25 @@ def is_needed(task: Task, partition_rows: int, start: int, stop: int) -> bool:
 class Worker:
     """Encodes groups of partitions; earlier ones are copied and written, and text is read, in other threads.
 
-    `writes`: for each store the function that writes the arrays of a partition, numbered over the sites of the store;
-    on a GPU several threads call it at a time. `on_rows`: called with the number of rows just encoded. `timings`: of
-    all runs, the `stages` of the last one. `fetch`: copies what leaves a GPU.
+    `write`: writes the arrays of a partition, numbered over the sites of the store; on a GPU several threads call it at
+    a time. `on_rows`: called with the number of rows just encoded. `fetch`: copies what leaves a GPU.
     """
 
     def __init__(
         self,
         encoder: Encoder,
         job: Job,
-        writes: Sequence[Write],
+        write: Write,
         *,
         on_rows: Callable[[int], object] = lambda n_rows: None,
     ) -> None:
         self._encoder = encoder
         self._job = job
-        self._writes = writes
-        self.timings = Timings()
+        self._write_partition = write
         self._on_rows = on_rows
         self._on_device = encoder.casts_on_device
-        self._casts = [Cast(each.layout, center=each.center, device=encoder.device) for each in job.destinations]
-        layouts = [each.layout for each in job.destinations]
-        size = buffers_of(layouts, group=job.group, n_stores=len(writes))
-        self._ring = Ring(self._buffers, size)
+        self._casts = [Cast(layout, center=job.center, device=encoder.device) for layout in job.layouts]
+        self._ring = Ring(self._buffers, BUFFERS)
         self._host = Ring(lambda: [cast.host_buffer() for cast in self._casts], HOST_BUFFERS)
         self._n_writers = WRITERS if self._on_device else 1
         self.fetch = Fetch(encoder.device)
@@ -242,7 +187,6 @@ class Worker:
 
         The first error is raised once the outcomes of the other partitions that were encoded are yielded.
         """
-        before = StageTimes(**vars(self._encoder.times))
         pending: deque[Future[Future[Done]]] = deque()
         error: Exception | None = None
         self._ring.restart()
@@ -257,13 +201,13 @@ class Worker:
                     for full in encoded:
                         pending.append(copies.submit(leave, full))
                         while pending and is_done(pending[0]):
-                            yield self._wait(pending.popleft())
+                            yield pending.popleft().result().result()
             except Exception as failure:
                 error = failure
             try:
                 for future in pending:
                     try:
-                        done = self._wait(future)
+                        done = future.result().result()
                     except Exception as failure:
                         error = error or failure
                     else:
@@ -273,37 +217,24 @@ class Worker:
                     future.cancel()
         if error is not None:
             raise error
-        self._encoder.add_waiting_times()
-        for stage, seconds in vars(self._encoder.times).items():
-            setattr(self.timings.stages, stage, seconds - getattr(before, stage))
 
     def _encoded(self, tasks: Iterable[Task]) -> Generator[Full]:
         """Fill the buffers of group after group; yields each partition when all its rows are there."""
         group: Group | None = None
-        n_subwords = 0
         written: defaultdict[int, list[Written]] = defaultdict(list)
         with closing(prefetched(self._passages(tasks))) as passages:
-            while True:
-                start = time.perf_counter()
-                following = next(passages, None)
-                read = time.perf_counter()
-                self.timings.waited_for_text += read - start
-                if following is None:
-                    return
-                task, passage = following
+            for task, passage in passages:
                 if group is None or group.task is not task:
                     group = Group(task, self._job, self._ring)
-                    self.timings.waited_for_disk += time.perf_counter() - read
                 for pooled in iter_encoded(self._encoder, passage, self._job):
                     self._take(group, passage, pooled, written)
                     del pooled  # vectors are freed before the next batch is run
-                n_subwords += len(passage.tokenized.ids)
                 for partition in group.complete(passage.first_row + passage.n_rows):
-                    yield Full(group, partition, n_subwords, written, self.fetch.mark())
-                    n_subwords, written = 0, defaultdict(list)
+                    yield Full(group, partition, written, self.fetch.mark())
+                    written = defaultdict(list)
 
     def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
-        rows = self._job.layout.partition_rows
+        rows = self._job.layouts[0].partition_rows
         for task in tasks:
             needed = partial(is_needed, task, rows)
             for passage in task.part.passages(self._encoder, self._job.text, is_needed=needed):
@@ -311,30 +242,23 @@ class Worker:
 
     def _take(self, group: Group, passage: Passage, pooled: Pooled, written: Mapping[int, list[Written]]) -> None:
         """Cast vectors of a passage into the buffers of their partitions; adds what is checked later to `written`."""
-        start = time.perf_counter()
-        offset, n_rows = passage.first_row - group.task.part.start, 0
-        for number, destination in enumerate(self._job.destinations):
-            writes, counts = group.writes[number], group.counts[number]
-            if destination.layout.site != pooled.site or not writes.any():
-                continue
-            sources, rows = passage.rows_of(destination.window, pooled.rows)
-            rows = rows + offset
-            if not (wanted := writes[rows // group.rows]).all():
-                sources = np.flatnonzero(wanted) if sources is None else sources[wanted]
-                rows = rows[wanted]
-            if not len(rows):
-                continue
-            cast, buffer = self._casts[number], group.buffers[number]
-            extremes = cast.into(buffer, pooled.vectors, rows, sources)
-            n_rows += int(counts[rows // group.rows].sum())
-            if extremes is not None:
-                written[number].append(Written(extremes, rows, passage, offset, pooled.vectors.dtype))
-                if not self._on_device:
-                    cast.check(buffer, written[number])
-                    written[number].clear()
-        self.timings.n_rows += n_rows
-        self.timings.cast += time.perf_counter() - start
-        self._on_rows(n_rows)
+        number = [layout.site for layout in self._job.layouts].index(pooled.site)
+        offset = passage.first_row - group.task.part.start
+        sources, rows = passage.rows_of(pooled.rows)
+        rows = rows + offset
+        if not (is_written := group.writes[number, rows // group.rows]).all():
+            sources = np.flatnonzero(is_written) if sources is None else sources[is_written]
+            rows = rows[is_written]
+        if not len(rows):
+            return
+        cast, buffer = self._casts[number], group.buffers[number]
+        extremes = cast.into(buffer, pooled.vectors, rows, sources)
+        if extremes is not None:
+            written[number].append(Written(extremes, rows, passage, offset, pooled.vectors.dtype))
+            if not self._on_device:
+                cast.check(buffer, written[number])
+                written[number].clear()
+        self._on_rows(int((group.writes[:number, rows // group.rows].sum(0) == 0).sum()))  # of the first site written
 
     def _leave(self, disk: Executor, full: Full) -> Future[Done]:
         """Let a partition leave the device, if there is one, and be written."""
@@ -373,26 +297,15 @@ class Worker:
             yield
 
     def _write(self, full: Full, buffers: list[Buffer], place: int, leave: Callable[[], object]) -> Done:
-        began, records, nbytes = time.perf_counter(), [], 0
+        records = []
         try:
             start, stop = full.group.span(full.partition)
             for number in full.group.task.missing[full.partition]:
-                destination = self._job.destinations[number]
                 arrays = self._casts[number].arrays(buffers[number], place, stop - start)
-                records.append(self._writes[destination.store](destination.layout.first + full.partition, arrays))
-                nbytes += sum(array.nbytes for array in arrays.values())
+                records.append(self._write_partition(self._job.layouts[number].first + full.partition, arrays))
         finally:
             leave()
-        return Done(full.partition, tuple(records), full.n_subwords, None, time.perf_counter() - began, nbytes)
-
-    def _wait(self, future: Future[Future[Done]]) -> Done:
-        start = time.perf_counter()
-        done = future.result().result()
-        self.timings.waited_for_disk += time.perf_counter() - start
-        self.timings.n_subwords += done.n_subwords
-        self.timings.write += done.seconds
-        self.timings.nbytes += done.nbytes
-        return done
+        return Done(full.partition, tuple(records))
 
 
 def is_done(future: Future[Future[Done]]) -> bool:
@@ -470,42 +383,27 @@ def prefetched(items: Iterable[T], *, ahead: int = 3) -> Generator[T]:
 
 
 @dataclass(frozen=True)
-class Target:
-    """A store that worker processes write into, and how they recognize it.
+class RemoteJob:
+    """All that a worker process needs besides the tasks: the job, the store and the model.
 
-    `mark`: a token in the lock file, which tells the store from one of the same name on another disk.
+    `mark`: a token in the store's lock file, which tells it from one of the same name on another disk.
     """
 
+    job: Job
     path: Path | ObjectPath
     mark: str
     fingerprint: str
-
-
-@dataclass(frozen=True)
-class RemoteJob:
-    """All that a worker process needs besides the tasks: the job, the stores and the model."""
-
-    job: Job
-    targets: tuple[Target, ...]
     encoder: EncoderSpec
     software: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a worker process did with some tasks; `warnings`: for the user."""
-
-    done: list[Done]
-    warnings: tuple[str, ...]
-
-
-def run_tasks(job: bytes, tasks: Sequence[Task]) -> Outcome:
+def run_tasks(job: bytes, tasks: Sequence[Task]) -> list[Done]:
     """Encode and write some partitions in a worker process; the model is loaded once for each (pickled) job.
 
     An error of one partition is part of its outcome, and the next one follows.
     """
     with _LOCK:  # threads of one process share the model
-        worker, warnings = _process_worker(job)
+        worker = _process_worker(job)
         done: dict[int, Done] = {}
         while left := [one for task in tasks if (one := task.without(done)).missing]:
             try:
@@ -514,30 +412,23 @@ def run_tasks(job: bytes, tasks: Sequence[Task]) -> Outcome:
                 failed = portable(error)
                 stuck = next(one for task in left if (one := task.without(done)).missing)
                 done |= {number: Done(number, error=failed) for number in stuck.missing}
-        return Outcome(list(done.values()), warnings)
+        return list(done.values())
 
 
 _LOCK = Lock()
 
 
 @lru_cache(maxsize=1)
-def _process_worker(pickled: bytes) -> tuple[Worker, tuple[str, ...]]:
+def _process_worker(pickled: bytes) -> Worker:
     remote: RemoteJob = pickle.loads(pickled)
-    warnings = compare_software(remote.software)
-    writers = [_open_target(target) for target in remote.targets]
-    encoder = remote.encoder.load(remote.job.layers, remote.job.options)
-    return Worker(encoder, remote.job, [writer.write for writer in writers]), warnings
-
-
-def _open_target(target: Target) -> PartitionWriter:
-    """Open a store for writing its shards; raises ExecutorError unless it is the coordinator's own."""
-    try:
-        writer = PartitionWriter(target.path)
-        if writer.metadata.fingerprint == target.fingerprint and sees_mark(target.path, target.mark):
-            return writer
-    except StoreNotFoundError:
-        pass
-    raise ExecutorError(
-        f"store {target.path} is not accessible from this worker: the machines of a cluster must share its disk, "
-        "or it must be in a bucket (s3://...)"
-    )
+    require_software(remote.software)
+    is_own = False
+    with suppress(StoreNotFoundError):
+        writer = PartitionWriter(remote.path)
+        is_own = writer.metadata.fingerprint == remote.fingerprint and sees_mark(remote.path, remote.mark)
+    if not is_own:
+        raise ExecutorError(
+            f"store {remote.path} is not accessible from this worker: the machines of a cluster must share its disk, "
+            "or it must be in a bucket (s3://...)"
+        )
+    return Worker(remote.encoder.load(remote.job.layers, remote.job.options), remote.job, writer.write)

@@ -30,7 +30,7 @@ MAX_EXAMPLES = 5  # of words that have no row, in the metadata of a collection
 REMOTE_AT_ONCE = 16  # members in a bucket from which rows are requested at the same time
 SAME = ("layers", "hidden_size", "dtype", "sites")  # of members
 # What may differ between members: which words have a row, and how they were computed, not what a vector is
-COMPUTED = {"batching", "batch_subwords", "group_partitions", "compute_dtype", "attention", "seed", "context_windows"}
+COMPUTED = {"batching", "batch_subwords", "group_partitions", "compute_dtype", "attention", "seed"}
 FREE = {"model": {"name", "revision"}, "extraction": {"keep", "export", "import", *COMPUTED}}
 
 

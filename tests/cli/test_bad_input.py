@@ -42,7 +42,6 @@ BAD: dict[str, Bad] = {
     ),
     "unknown layer": (f"{EXTRACT} --layers 0,9", ("layer 9", "0", "3"), None),
     "layers backwards": (f"{EXTRACT} --layers 3-1", ("3-1",), None),
-    "unknown label column": (f"{EXTRACT} --label ner", ("--label ner", "plain text has no labels"), None),
     "no word that occurs": (
         f"{EXTRACT} --config list.toml",
         NOTHING_KEPT,

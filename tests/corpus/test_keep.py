@@ -59,10 +59,6 @@ def oracle(rules: Keep, columns: Columns) -> list[int]:
     if rules.words is not None:
         wanted = {spaced(word) for word in rules.words}
         rows = [row for row in rows if spaced(form[row]) in wanted]
-    if rules.labelled is True:
-        rows = [row for row in rows if any(column[row] >= 0 for column in columns.labels.values())]
-    elif rules.labelled:
-        rows = [row for row in rows if columns.labels[rules.labelled][row] >= 0]
     contexts = defaultdict(set)
     for row in rows:
         contexts[form[row]].add(int(columns.contexts[columns.sentences[row]]))
@@ -86,7 +82,6 @@ def rules(draw: st.DrawFn) -> Keep:
     most = draw(st.none() | st.integers(1, 4))
     return Keep(
         words=draw(st.none() | st.frozensets(st.sampled_from([*FORMS, "New_York", "x"]), min_size=1)),
-        labelled=draw(st.sampled_from([False, True, "class", "upos"])),
         min_contexts=draw(st.integers(1, 4)),
         max_contexts=most,
         per=draw(st.sampled_from([None, "class", "upos"])) if most else None,
@@ -142,7 +137,7 @@ def random_columns(rows: int, *, seed: int, forms: int = 40) -> Columns:
 @pytest.mark.parametrize("per", [None, "class"])
 def test_the_sample_is_the_lowest_numbers_of_each_word(per: str | None) -> None:
     columns = random_columns(5000, seed=1)
-    given_rules = Keep(labelled="class", max_contexts=7, per=per, seed=3)
+    given_rules = Keep(max_contexts=7, per=per, seed=3)
     before = oracle(given_rules, columns)
     numbers: dict[int, int] = {}
     for rows in groups(Keep(), columns, before).values():
@@ -178,7 +173,6 @@ def test_repeated_sentences_are_one_context() -> None:
         ({"words": frozenset()}, "words: the set is empty"),
         ({"words": {"a", " "}}, "words: ' ' is not a word"),
         ({"words": {"\ud800"}}, "words: '\\ud800' is not a word"),
-        ({"labelled": ""}, "labelled: '' is neither"),
         ({"seed": 2**64}, "seed 18446744073709551616 is not allowed: give 0 to 18,446,744,073,709,551,615"),
         ({"per": "class"}, "per: 'class' says how to count max_contexts"),
         ({"per": 3, "max_contexts": 1}, "per: 3 is not the name of a label column"),
@@ -190,17 +184,15 @@ def test_bad_rules(options: dict[str, Any], expected: str) -> None:
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("given_rules", [Keep(labelled="pos"), Keep(max_contexts=1, per="pos")])
-def test_a_label_column_that_is_not_there(given_rules: Keep) -> None:
+def test_a_label_column_that_is_not_there() -> None:
     with pytest.raises(InvalidValueError, match=r"no label column 'pos'; there are: class, upos$"):
-        Columns.of([[(0, 0, 0)]]).rows(given_rules)
+        Columns.of([[(0, 0, 0)]]).rows(Keep(max_contexts=1, per="pos"))
 
 
 def test_rules_as_json() -> None:
     given_rules = Keep(words={"b", "a"}, max_contexts=100, per="class", seed=7)  # type: ignore[arg-type]
     assert json.loads(json.dumps(given_rules.as_json())) == {
         "words": ["a", "b"],
-        "labelled": False,
         "min_contexts": 1,
         "max_contexts": 100,
         "per": "class",

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import embstore as es
-from embstore.extraction.window_plan import WindowPlan
 
 _FIELDS = {field.name for field in fields(es.ExtractionOptions)}
 
 
 def plan_of(corpus: Any, **arguments: Any) -> es.extraction.Plan:
     """Return a plan without calibration; the fields of `ExtractionOptions` are keywords."""
-    return es.plan(corpus, **_arguments(arguments))
+    options = es.ExtractionOptions(**{name: value for name, value in arguments.items() if name in _FIELDS})
+    rest = {name: value for name, value in arguments.items() if name not in _FIELDS}
+    return es.plan(corpus, **({"options": options, "calibrate": False} | rest))
 
 
-def window_plan_of(corpus: Any, **arguments: Any) -> WindowPlan:
-    """Return a plan of several windows without calibration; the fields of `ExtractionOptions` are keywords."""
-    return es.extraction.plan_windows(corpus, **_arguments(arguments))
+def counted(plan: es.extraction.Plan, path: Path) -> tuple[es.Store, int]:
+    """Extract, and count the subwords that the model is given."""
+    given: list[int] = []
+    encode = plan.encoder.encode
 
+    def counting(tokenized: Any, *rest: Any, **options: Any) -> Any:
+        given.append(len(tokenized.ids))
+        return encode(tokenized, *rest, **options)
 
-def _arguments(given: dict[str, Any]) -> dict[str, Any]:
-    options = es.ExtractionOptions(**{name: value for name, value in given.items() if name in _FIELDS})
-    rest = {name: value for name, value in given.items() if name not in _FIELDS}
-    return {"options": options, "calibrate": False} | rest
+    with mock.patch.object(plan.encoder, "encode", counting):
+        return es.extract(plan, path), sum(given)

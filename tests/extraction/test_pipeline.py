@@ -254,7 +254,7 @@ def test_a_pipe_is_read_once_and_whole(tmp_path: Path) -> None:
     for _ in range(2):  # the second time the store exists
         writer = threading.Thread(target=lambda: pipe.write_text(text), daemon=True)
         writer.start()
-        options = {"model": FakeEncoder(), "keep": Keep(labelled="upos"), "store": tmp_path / "s.zarr"}
+        options = {"model": FakeEncoder(), "keep": Keep(where="upos IS NOT NULL"), "store": tmp_path / "s.zarr"}
         plan = plan_of(pipe, **options)
         writer.join(timeout=600)
         assert (plan.n_sentences, plan.layout.n_rows) == (50, 50)

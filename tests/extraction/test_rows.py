@@ -26,7 +26,7 @@ from tests.extraction.plans import plan_of
 KEEPS = [
     Keep(),
     Keep(words=frozenset({"bank", "river"})),
-    Keep(labelled="tag", max_contexts=3),
+    Keep(where="tag IS NOT NULL", max_contexts=3),
     Keep(min_contexts=4),
     Keep(words=frozenset({"nowhere"})),
 ]
@@ -36,7 +36,7 @@ def index_of(
     found: Survey, keep: Keep, unit: str, context: str = "sentence", encoder: FakeEncoder | None = None
 ) -> tuple[Index, tuple[Dropped, ...]]:
     options = ExtractionOptions(unit=unit, context=context, min_left=2)
-    overlap = Overlap.of(options, (None,), limit=24, causal=False)
+    overlap = Overlap.of(options, limit=24, causal=False)
     object.__setattr__(options, "keep", keep)  # of unit sentence too
     return make_index(found, options=options, encoder=encoder or FakeEncoder(), limit=24, overlap=overlap)
 

@@ -10,20 +10,17 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from numpy.typing import NDArray
 
 import embstore as es
 from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.executors import Processes
-from embstore.extraction import resume
-from embstore.extraction.extract import extract_together
 from embstore.spacing import split_marked
 from embstore.store import Index
 from embstore.store import where as where_module
 from embstore.store.where import rows_where
 from tests.extraction.fake import FakeEncoder
-from tests.extraction.plans import plan_of
+from tests.extraction.plans import counted, plan_of
 from tests.models import tiny
 from tests.store.example import all_files
 
@@ -194,7 +191,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     whole = es.extract(plan_of(texts, **given), tmp_path / "whole.zarr")
     condition = "position = 1 OR (position = 3 AND sentence % 2 = 0)"
     made = plan_of(texts, keep=es.corpus.Keep(where=condition), **given)
-    (store,), counted = extract_together([made], [tmp_path / "x.zarr"])
+    store, n_run = counted(made, tmp_path / "x.zarr")
     expected = whole.select(where=condition)
     assert described_words(store.select()) == described_words(expected)
     scale = np.abs(expected.vectors()).max()
@@ -203,7 +200,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     for number, words in enumerate(texts):
         tokenized = model.tokenize([words])
         needed += int(tokenized.word_indptr[2 if number % 2 else 4])
-    assert counted.n_subwords == made.estimate.subwords_to_run == needed < made.n_subwords
+    assert n_run == made.estimate.subwords_to_run == needed < made.n_subwords
     assert made.estimate.counted
 
 
@@ -219,7 +216,7 @@ def test_a_decoder_runs_a_sentence_to_its_end_for_a_special_token_there(tmp_path
     assert made.estimate.subwords_to_run == made.n_subwords
 
 
-def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.conllu"
     path.write_text("1\tthe\tthe\tDET\t_\t_\t0\troot\t_\t_\n2\tend\tend\tNOUN\t_\t_\t1\tobj\t_\t_\n\n")
     store = es.extract(plan_of(path, model=FakeEncoder()), tmp_path / "x.zarr")
@@ -236,17 +233,16 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path, monkeypatch: p
         "position = 'a'": "cannot be used: cannot compare string with numeric type",
         "upos": "cannot be used: filter predicate must be of type `Boolean`",
     }
-    monkeypatch.setattr("embstore.extraction.plan.encoder_on", None)  # no model is loaded
 
     def planned(condition: str) -> None:
-        plan_of(path, model="nowhere", keep=es.corpus.Keep(where=condition))
+        plan_of(path, model=FakeEncoder(), keep=es.corpus.Keep(where=condition))
 
     for condition, message in wrong.items():
         with pytest.raises(InvalidValueError, match=message):
             len(store.select(where=condition))
         with pytest.raises(InvalidValueError, match=message):
             planned(condition)
-    with pytest.raises(InvalidValueError, match=r"true for none of the 2 words of a\.conllu"):
+    with pytest.raises(es.errors.CorpusError, match=r"a\.conllu: no word is left to extract of 2 \(2 not chosen"):
         planned("upos = 'VERB'")
     with pytest.raises(InvalidValueError, match="is not text"):
         es.corpus.Keep(where=3)  # type: ignore[arg-type]
@@ -306,12 +302,3 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     grown = es.extract(more, path, append=True)
     assert grown.n_rows == store.n_rows + more.layout.n_rows
     assert grown.metadata.extraction["keep"]["where"] == keep.where
-
-
-def test_small_corpora_are_read_before_the_model(tmp_path: Path) -> None:
-    """The trial reads each word as one subword, so it says nothing of what depends on subwords."""
-    path = tmp_path / "a.txt"
-    path.write_text("the river bank\n" * 3)
-    options: NDArray[Any] | Any = es.ExtractionOptions(keep=es.corpus.Keep(where="subwords = 2"))
-    resume.check_choice(es.open_corpus(path), options)
-    assert plan_of(path, model=FakeEncoder(), options=options).layout.n_rows == 6

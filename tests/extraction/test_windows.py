@@ -16,14 +16,11 @@ import torch
 import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError, StoreMismatchError
-from embstore.extraction import WindowPlan, extract_windows, plan_windows, store_path
-from embstore.extraction.extract import extract_together
-from embstore.extraction.options import sorted_windows
 from embstore.extraction.windows import Targets, cut_windows
 from embstore.models.encoder import Encoder, Tokenized
 from embstore.store import Store
 from tests.extraction.fake import FakeEncoder, span_vector
-from tests.extraction.plans import plan_of, window_plan_of
+from tests.extraction.plans import counted, plan_of
 from tests.extraction.test_pipeline import SENTENCES as FAKE_SENTENCES
 from tests.extraction.test_pipeline import small_partitions
 from tests.models.oracle import PlainScript
@@ -89,13 +86,6 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
     torch.set_num_threads(before)
 
 
-def sweep(scene: Scene, sentences: Sequence[Any] = CORPUS, **options: Any) -> WindowPlan:
-    options = {"model": scene.encoder, "dtype": "float32", "calibrate": False} | options
-    if "attention_windows" not in options:
-        options.setdefault("context_windows", WIDTHS)
-    return window_plan_of(list(sentences), **options)
-
-
 def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
     """Of each row the words of its sentence, and its first word and the one after its last."""
     index = store.index
@@ -124,17 +114,16 @@ def test_a_context_window_is_a_pass_over_the_truncated_words(
     tmp_path: Path, scene: Callable[[str], Scene], kind: str, suffix: str
 ) -> None:
     used = scene(kind)
-    stores = extract_windows(sweep(used), tmp_path / f"x{suffix}")
-    assert set(stores) == set(WIDTHS)
-    assert any(stop - start > 1 for _, start, stop in occurrences(stores[None]))
-    for width, store in stores.items():
+    for width in WIDTHS:
+        plan = plan_of(CORPUS, model=used.encoder, dtype="float32", context_window=width)
+        store = es.extract(plan, tmp_path / f"x{width}{suffix}")
+        assert any(stop - start > 1 for _, start, stop in occurrences(store))
         expected = []
         for words, start, stop in occurrences(store):
             first, last = (0, len(words)) if width is None else (max(0, start - width), min(len(words), stop + width))
             expected.append(used.plain.span(words[first:last], start - first, stop - first, "mean"))
         assert relative(vectors_of(store), np.stack(expected, axis=1)) < 2e-5
         assert store.metadata.extraction["context_window"] == width
-        assert store.metadata.extraction["context_windows"] == list(WIDTHS)
 
 
 def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
@@ -146,8 +135,8 @@ def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene:
     wide = plan_of(list(CORPUS), model=used.encoder, dtype="float32", context_window=1000)
     assert ordinary.metadata.extraction["batching"] == "varlen"
     assert wide.metadata.extraction["batching"] == "equal"
-    (store,), counted = extract_together([wide], [tmp_path / "wide.zarr"])
-    assert counted.n_subwords == wide.n_subwords  # each sentence once, however many targets it has
+    store, n_run = counted(wide, tmp_path / "wide.zarr")
+    assert n_run == wide.n_subwords  # each sentence once, however many targets it has
     assert relative(vectors_of(store), vectors_of(ordinary)) < 2e-5
 
 
@@ -172,12 +161,10 @@ def test_an_attention_window_is_a_pass_with_the_mask_written_by_hand(
     tmp_path: Path, scene: Callable[[str], Scene], kind: str, batching: str
 ) -> None:
     used = scene(kind)
-    plan = sweep(used, attention_windows=WIDTHS[:-1])
-    for one in plan.plans.values():  # what a model that bears no packing would get
-        one.metadata.extraction["batching"] = batching  # type: ignore[index]
-    stores = extract_windows(plan, tmp_path / "x.zarr")
-    for reach, store in stores.items():
-        assert reach is not None
+    for reach in (0, 1, 2, 8):
+        plan = plan_of(CORPUS, model=used.encoder, dtype="float32", attention_window=reach)
+        plan.metadata.extraction["batching"] = batching  # type: ignore[index]  # what one without packing would get
+        store = es.extract(plan, tmp_path / f"x{reach}.zarr")
         expected = []
         for words, start, stop in occurrences(store):
             states, owners = used.masked(words, reach)
@@ -198,14 +185,9 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
     monkeypatch.setattr("embstore.extraction.partition.BATCHES_OF_A_LENGTH", 0)
     encoder, limit = FakeEncoder(), 24
     sentences = [*FAKE_SENTENCES, *[Sentence(words) for words in random_sentences(40, seed=2)]]
-    plan = plan_windows(
-        sentences,
-        model=encoder,
-        context_windows=[0, 2, None],
-        options=es.ExtractionOptions(unit=unit, dtype="float32"),
-        calibrate=False,
-    )
-    for width, store in extract_windows(plan, tmp_path / "x.zarr").items():
+    for width in (0, 2, None):
+        plan = plan_of(sentences, model=encoder, unit=unit, dtype="float32", context_window=width)
+        store = es.extract(plan, tmp_path / f"x{width}.zarr")
         vectors, index = vectors_of(store), store.index
         run = 0
         for row in range(store.n_rows):
@@ -241,17 +223,8 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
 def test_windows_are_equal_if_their_subwords_and_words_are(second: list[int], n_windows: int) -> None:
     two = Tokenized(np.array([5, 6, 5, 6], np.int32), np.array(second), np.array([0, 1, 3]))
     words = [np.array(each) for each in ([0, 1], [0, 0], [2, 1], [0, 1], [1, 2])]
-    cut = cut_windows(two, Targets(*words), [None], causal=False)
-    assert len(cut.tokenized.sentence_indptr) - 1 == n_windows
-
-
-def test_int8_windows_are_those_of_each_alone(tmp_path: Path) -> None:
-    plan = window_plan_of(FAKE_SENTENCES, model=FakeEncoder(), dtype="int8", context_windows=[0, 2, None])
-    for width, store in extract_windows(plan, tmp_path / "x.zarr").items():
-        alone = plan_of(FAKE_SENTENCES, model=FakeEncoder(), dtype="int8", context_window=width)
-        single = es.extract(alone, tmp_path / f"alone{width}.zarr")
-        np.testing.assert_array_equal(store.source.center, single.source.center)
-        np.testing.assert_array_equal(vectors_of(store), vectors_of(single))
+    tokenized, _, _ = cut_windows(two, Targets(*words), 9, causal=False)
+    assert len(tokenized.sentence_indptr) - 1 == n_windows
 
 
 @pytest.mark.parametrize("name", ["xlnet", "deberta_v2"])
@@ -282,27 +255,27 @@ def test_other_architectures_bear_attention_windows(tmp_path: Path, scene: Calla
     assert np.abs(before[-1] - after[-1]).max() > 1e-3
 
 
+@pytest.mark.parametrize("width", [0, 2, 8])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.quick(1)
-def test_what_is_run_is_every_different_window_once(tmp_path: Path, scene: Callable[[str], Scene], kind: str) -> None:
+def test_what_is_run_is_every_different_window_once(
+    tmp_path: Path, scene: Callable[[str], Scene], kind: str, width: int
+) -> None:
     used = scene(kind)
-    plan = sweep(used, [*CORPUS, *CORPUS[:4]])
-    written, counted = extract_together(list(plan.plans.values()), list(plan.paths(tmp_path / "x.zarr").values()))
-    stores = dict(zip(plan.windows, written, strict=True))
-    wanted: dict[Any, tuple[str, ...]] = {}  # for a causal model the longest window that begins at a place
-    for width, store in stores.items():
-        for row, (words, start, stop) in enumerate(occurrences(store)):
-            first, last = (0, len(words)) if width is None else (max(0, start - width), min(len(words), stop + width))
-            if kind == "gpt2":
-                key = (int(store.index.sentence[row]), first)
-                wanted[key] = max(wanted.get(key, ()), tuple(words[first:stop]), key=len)
-            else:
-                wanted[tuple(words[first:last])] = tuple(words[first:last])
-    tokenized = used.encoder.tokenize([list(words) for words in wanted.values()])
+    plan = plan_of([*CORPUS, *CORPUS[:4]], model=used.encoder, dtype="float32", context_window=width)
+    store, n_run = counted(plan, tmp_path / "x.zarr")
+    distinct: dict[Any, tuple[str, ...]] = {}  # for a causal model the longest window that begins at a place
+    for row, (words, start, stop) in enumerate(occurrences(store)):
+        first, last = max(0, start - width), min(len(words), stop + width)
+        if kind == "gpt2":
+            key = (int(store.index.sentence[row]), first)
+            distinct[key] = max(distinct.get(key, ()), tuple(words[first:stop]), key=len)
+        else:
+            distinct[tuple(words[first:last])] = tuple(words[first:last])
+    tokenized = used.encoder.tokenize([list(words) for words in distinct.values()])
     runs = np.split(tokenized.ids, tokenized.word_indptr[tokenized.sentence_indptr[1:-1]])
     different = {run.tobytes(): len(run) for run in runs}
-    assert counted.n_subwords == sum(different.values())
-    assert plan.estimate.subwords_to_run == counted.n_subwords
+    assert n_run == plan.estimate.subwords_to_run == sum(different.values())
     assert plan.estimate.counted
 
 
@@ -317,19 +290,13 @@ def test_another_window_is_refused_by_name(tmp_path: Path, scene: Callable[[str]
         extracted(context_window=3)
     with pytest.raises(StoreMismatchError, match=r"extraction.context_window 2, this plan has None"):
         extracted(attention_window=2)
-    path = tmp_path / "x-k2.zarr"
-    extracted(context_window=2)
-    with pytest.raises(StoreMismatchError, match=r"extraction.context_windows None, this plan has \[0, 2\]"):
-        extract_windows(sweep(scene("bert"), CORPUS[:3], context_windows=[0, 2], dtype="float16"), tmp_path / "x.zarr")
-    assert not (tmp_path / "x-k0.zarr").exists()
 
 
 def test_plans_are_valid_against_their_schema(scene: Callable[[str], Scene]) -> None:
     schema = json.loads((Path(__file__).parents[2] / "schemas" / "plan.schema.json").read_text())
-    for windows in ({"context_windows": [0, None]}, {"attention_windows": [1, 2]}):
-        jsonschema.validate(json.loads(json.dumps(sweep(scene("bert"), CORPUS[:3], **windows).as_json())), schema)
-    plan = plan_of(list(CORPUS[:3]), model=scene("bert").encoder, context_window=3)
-    jsonschema.validate(json.loads(json.dumps(plan.as_json())), schema)
+    for window in ("context_window", "attention_window"):
+        plan = plan_of(list(CORPUS[:3]), model=scene("bert").encoder, **{window: 3})
+        jsonschema.validate(json.loads(json.dumps(plan.as_json())), schema)
 
 
 def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
@@ -341,29 +308,13 @@ def test_an_encoder_takes_the_batching_of_the_plan_at_hand(tmp_path: Path, scene
     assert encoder.batching == "varlen"
 
 
-def test_bad_sweeps(tmp_path: Path) -> None:
-    for windows, message in (
-        ({}, "give several context windows or several attention windows, one of the two"),
-        ({"context_windows": [0], "attention_windows": [0]}, "one of the two"),
-        ({"context_windows": []}, "no context window is given"),
-    ):
-        with pytest.raises(InvalidValueError, match=message):
-            plan_windows(FAKE_SENTENCES, model=FakeEncoder(), calibrate=False, **windows)
+def test_windows_that_exclude_each_other() -> None:
     for options, message in (
         ({"context_window": 1, "attention_window": 2}, "exclude each other"),
         ({"attention_window": 2}, "attention windows need a transformer"),
     ):
         with pytest.raises(InvalidValueError, match=message):
             plan_of(FAKE_SENTENCES, model=FakeEncoder(), **options)
-
-
-def test_windows_in_order_and_as_names() -> None:
-    assert sorted_windows([16, None, 0, 2, 2]) == (0, 2, 16, None)
-    assert store_path("a/x.zarr", kind="context", window=0) == Path("a/x-k0.zarr")
-    assert store_path("a/x.zarr", kind="context", window=None) == Path("a/x-full.zarr")
-    assert store_path("a/x.h5", kind="attention", window=4) == Path("a/x-a4.h5")
-    assert str(store_path("s3://bucket/x.zarr", kind="context", window=2)) == "s3://bucket/x-k2.zarr"
-    assert store_path("a/x{window}y.h5", kind="context", window=None) == Path("a/xfully.h5")
 
 
 class MemoryBoundEncoder(FakeEncoder):
@@ -375,10 +326,9 @@ class MemoryBoundEncoder(FakeEncoder):
         return self.free
 
 
-def test_resumed_windows_have_the_recorded_batch_size(tmp_path: Path) -> None:
+def test_a_resumed_store_has_the_recorded_batch_size(tmp_path: Path) -> None:
     encoder, path = MemoryBoundEncoder(), tmp_path / "s.zarr"
     for free in (64, 32):
         encoder.free = free
-        plan = window_plan_of(FAKE_SENTENCES, model=encoder, store=path, context_windows=[1, None])
-        stores = extract_windows(plan, path)
-        assert {each.metadata.extraction["batch_subwords"] for each in stores.values()} == {64}
+        plan = plan_of(FAKE_SENTENCES, model=encoder, store=path, context_window=1)
+        assert es.extract(plan, path).metadata.extraction["batch_subwords"] == 64

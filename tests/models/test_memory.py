@@ -172,7 +172,7 @@ def test_a_batch_takes_half_of_what_is_free(free, position_nbytes, size):
 def test_a_batch_of_all_layers_fits_next_to_the_groups_that_are_held(free):
     """BERT-base, BERT-large and 7B on GPUs of which this many GiB are free."""
     for n_features, position_nbytes in ((13 * 768, 115_000), (25 * 1024, 210_000), (33 * 4096, 800_000)):
-        held = partial(buffered_nbytes, n_features=n_features, dtype="float16", n_stores=1)
+        held = partial(buffered_nbytes, n_features=n_features, dtype="float16")
         size = fitting_batch(free * GIB, position_nbytes=position_nbytes, held=held)
         assert held(size) <= 4 * GIB
         assert 2 * size * position_nbytes + held(size) <= free * GIB
