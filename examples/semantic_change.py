@@ -3,10 +3,8 @@
 python examples/semantic_change.py STORE.zarr year 10 [GOLD.tsv]
 
 The second argument is a document field of whole numbers, the third the width of a period. Each period is compared with
-the one before it: `apd` is the mean cosine distance of an old and a new occurrence (Giulianelli et al. 2020), `prt` the
-distance of the two mean vectors, each with a 95 % interval of a bootstrap over sentences. GOLD.tsv has a word and its
-degree of change on each line, as `truth/graded.txt` of SemEval-2020 Task 1; with it, Spearman's correlation of each
-measure between the first and the last period is printed as well.
+the one before it. GOLD.tsv has a word and its degree of change on each line, as `truth/graded.txt` of SemEval-2020
+Task 1; with it, Spearman's correlation of each measure between the first and the last period is printed as well.
 """
 
 import csv
@@ -19,61 +17,52 @@ from scipy.stats import spearmanr
 
 import embstore as es
 
-Side = tuple[np.ndarray, np.ndarray]  # of one word: float64 [sentence, 2 features], and the occurrences in each
+
+def periods_of(store: es.Store, field: str, width: int) -> dict[int, es.store.Selection]:
+    """The occurrences of each period by its first year."""
+    starts = store.select().table(columns=[field])[field].to_numpy() // width * width
+    return {int(start): store.select(rows=np.flatnonzero(starts == start)) for start in np.unique(starts)}
 
 
-def sides_of(data: es.store.Selection, word: str) -> Side:
-    """The sums of the unit vectors and of the plain vectors of a word by sentence."""
-    chosen = data.store.select(words=[word], rows=data.rows, layers=-1)
-    vectors = chosen.vectors()[0].astype(np.float64)
-    sentences = chosen.table(columns=["sentence"])["sentence"].to_numpy()
-    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
-    numbers, places, counts = np.unique(sentences, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(numbers), 2 * vectors.shape[1]))
-    np.add.at(sums, places, np.hstack([units, vectors]))
-    return sums, counts
-
-
-def distances(old: np.ndarray, new: np.ndarray, n_old: np.ndarray, n_new: np.ndarray) -> dict[str, np.ndarray]:
-    """Both measures, given sums [resample, 2 features] and the number of occurrences of each."""
-    (unit, plain), (other_unit, other_plain) = (np.hsplit(side, 2) for side in (old, new))
-    lengths = np.linalg.norm(plain, axis=1) * np.linalg.norm(other_plain, axis=1)
-    means = (plain * other_plain).sum(1) / np.maximum(lengths, 1e-300)
-    return {"apd": 1 - (unit * other_unit).sum(1) / (n_old * n_new), "prt": 1 - means}
-
-
-def measure(old: es.store.Selection, new: es.store.Selection, least: int = 10, resamples: int = 200) -> pl.DataFrame:
-    """The change of each word with `least` occurrences on both sides."""
-    counts = [
-        side.table(columns=["word"])["word"].value_counts().filter(pl.col("count") >= least) for side in (old, new)
+def over_periods(store: es.Store, field: str, width: int, min_occurrences: int = 10) -> pl.DataFrame:
+    """The change of each word from each period to the next, with the period in which the change is seen."""
+    periods = periods_of(store, field, width)
+    names = list(periods)
+    frames = [
+        es.analysis.measure_change(periods[old], periods[new], layers=-1, min_occurrences=min_occurrences).with_columns(
+            period=pl.lit(new)
+        )
+        for old, new in pairwise(names)
     ]
-    rows, random = [], np.random.default_rng(0)
-    for word in sorted(set(counts[0]["word"]) & set(counts[1]["word"])):
-        sides = [sides_of(side, word) for side in (old, new)]
-        draws = [random.multinomial(len(n), np.full(len(n), 1 / len(n)), resamples) for _, n in sides]
-        weights = [np.vstack([np.ones(len(n)), drawn]) for (_, n), drawn in zip(sides, draws, strict=True)]
-        sums, totals = ([w @ side[part] for w, side in zip(weights, sides, strict=True)] for part in (0, 1))
-        for metric, values in distances(*sums, *totals).items():
-            low, high = np.quantile(values[1:], [0.025, 0.975])
-            rows.append({"word": word, "metric": metric, "value": values[0], "low": low, "high": high})
-    return pl.DataFrame(rows)
+    return pl.concat(frames)
+
+
+def agreement(change: pl.DataFrame, gold: dict[str, float]) -> dict[str, float]:
+    """Spearman's correlation of each measure with the degrees of change."""
+    rhos = {}
+    for (metric,), part in change.drop_nulls("value").group_by("metric", maintain_order=True):
+        rows = part.filter(pl.col("word").is_in(list(gold)))
+        if len(rows) > 2:
+            degrees = [gold[word] for word in rows["word"]]
+            rhos[metric] = float(spearmanr(rows["value"].to_numpy(), degrees).statistic)
+    return rhos
 
 
 def main(path: str, field: str, width: str, gold: str | None = None) -> pl.DataFrame:
     store = es.open(path)
-    starts = store.table(columns=[field])[field].to_numpy() // int(width) * int(width)
-    periods = [(int(start), store.select(rows=np.flatnonzero(starts == start))) for start in np.unique(starts)]
-    changes = [measure(old, new).with_columns(period=pl.lit(start)) for (_, old), (start, new) in pairwise(periods)]
-    print(pl.concat(changes).filter(pl.col("metric") == "prt").sort("low", descending=True).head(10))
+    change = over_periods(store, field, int(width))
+    clear = change.filter(pl.col("metric") == "prt").sort("low", descending=True, nulls_last=True)
+    print(clear.select("word", "period", "value", "low", "high").head(10))
     if gold is not None:
         with open(gold, newline="") as file:
             degrees = {word: float(degree) for word, degree in csv.reader(file, delimiter="\t")}
-        ends = measure(periods[0][1], periods[-1][1]).filter(pl.col("word").is_in(list(degrees)))
-        for (metric,), part in ends.group_by("metric", maintain_order=True):
-            rho = spearmanr(part["value"].to_numpy(), [degrees[word] for word in part["word"]]).statistic
-            print(f"{metric}: Spearman's correlation {rho:.3f} with {len(part)} words")
-    return pl.concat(changes)
+        first, *_, last = periods_of(store, field, int(width)).values()
+        for metric, rho in agreement(es.analysis.measure_change(first, last, layers=-1), degrees).items():
+            print(f"{metric}: Spearman's correlation {rho:.3f} with {len(degrees)} words")
+    return change
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]) if len(sys.argv) in (4, 5) else sys.exit(__doc__)
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    main(*sys.argv[1:])

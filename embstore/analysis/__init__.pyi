@@ -4,6 +4,7 @@ from .attention.measure import SentenceAttention as SentenceAttention
 from .attention.measure import sentence_attention as sentence_attention
 from .attention.similarity import HeadDistances as HeadDistances
 from .attention.statistic import Statistic as Statistic
+from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
 from .geometry.cosine import sentence_similarity as sentence_similarity
 from .geometry.summary import extreme_words as extreme_words
