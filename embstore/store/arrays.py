@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,11 @@ class ArraySpec:
     chunk: tuple[int, ...]
     attributes: Mapping[str, Any]
     first: int = 0
+
+    @property
+    def row_nbytes(self) -> int:
+        """The bytes of one row of one layer, of an array that is written a partition at a time."""
+        return self.dtype.itemsize * math.prod(self.shape[2:])
 
     @property
     def is_payload(self) -> bool:

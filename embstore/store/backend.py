@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Storage
-from embstore.store.storage.cache import CachedStorage
-from embstore.store.storage.client import client
 from embstore.store.storage.files import require_short
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
@@ -58,14 +56,12 @@ def exists(path: Path | ObjectPath) -> bool:
     return os.path.lexists(path)
 
 
-def zarr_storage(path: Path | ObjectPath, *, cache: Path | None = None) -> Storage:
-    """Return the storage of a Zarr store; the shards of a URL are copied to the folder `cache`, if given."""
+def zarr_storage(path: Path | ObjectPath) -> Storage:
+    """Return the storage of a Zarr store."""
     if isinstance(path, Path):
         return LocalStorage(path, temporary=TEMPORARY)
     if path.suffix == ".h5":
         raise InvalidValueError(f"cannot read {path}: a store in a bucket is a .zarr; copy the file to a disk")
-    if cache is not None:
-        return CachedStorage(path, client(path), cache)
     return ObjectStorage.at(path, temporary=TEMPORARY)
 
 
@@ -88,15 +84,15 @@ def create(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDA
         zarr_writer.create_remote(zarr_storage(path), metadata, frozen)
 
 
-def open_reader(path: Path | ObjectPath, *, cache: Path | None = None) -> Reader:
-    """Open what exists at a path, a folder or URL as Zarr and a file as HDF5; see `zarr_storage` for `cache`."""
+def open_reader(path: Path | ObjectPath) -> Reader:
+    """Open what exists at a path, a folder or URL as Zarr and a file as HDF5."""
     if isinstance(path, Path) and is_file(path):
         from embstore.store.hdf5.reader import HDF5Reader
 
         return HDF5Reader(path)
     from embstore.store.zarr.reader import ZarrReader
 
-    return ZarrReader(zarr_storage(path, cache=cache), cache=cache)
+    return ZarrReader(zarr_storage(path))
 
 
 def open_writer(path: Path | ObjectPath) -> Writer:

@@ -48,14 +48,13 @@ class JoinedSource:
         members: Sequence[Member],
         *,
         is_stored: bool,
-        cache: Path | None = None,
         verify: Verify = None,
         site: str | None = None,
     ) -> None:
-        self.path, self.metadata, self.is_stored, self.cache, self.verify = path, metadata, is_stored, cache, verify
+        self.path, self.metadata, self.is_stored, self.verify = path, metadata, is_stored, verify
         self.layout = layout_of(metadata, site, path)
         self.described = tuple(members)
-        self.opened = Members(members, cache=cache, verify=verify, site=self.layout.site)
+        self.opened = Members(members, verify=verify, site=self.layout.site)
         self._starts = np.cumsum([0, *(member.n_rows for member in members)], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -63,11 +62,11 @@ class JoinedSource:
             replace(each, path=each.path.absolute()) if isinstance(each.path, Path) else each for each in self.described
         ]
         path = self.path.absolute() if isinstance(self.path, Path) else self.path
-        return _reopened, (path, self.metadata, members, self.is_stored, self.cache, self.verify, self.layout.site)
+        return _reopened, (path, self.metadata, members, self.is_stored, self.verify, self.layout.site)
 
     def again(self, *, verify: Verify, site: str) -> JoinedSource:
         given = self.path, self.metadata, self.described
-        return JoinedSource(*given, is_stored=self.is_stored, cache=self.cache, verify=verify, site=site)
+        return JoinedSource(*given, is_stored=self.is_stored, verify=verify, site=site)
 
     def members(self) -> list[FileSource]:
         """Return the members, all of them open."""
@@ -96,7 +95,7 @@ class JoinedSource:
 
     @property
     def is_remote(self) -> bool:
-        return any(isinstance(member.path, ObjectPath) for member in self.described) and self.cache is None
+        return any(isinstance(member.path, ObjectPath) for member in self.described)
 
     @property
     def digest(self) -> str:
@@ -269,11 +268,10 @@ def _reopened(
     metadata: Metadata,
     members: Sequence[Member],
     is_stored: bool,
-    cache: Path | None,
     verify: Verify,
     site: str,
 ) -> JoinedSource:
-    return JoinedSource(path, metadata, members, is_stored=is_stored, cache=cache, verify=verify, site=site)
+    return JoinedSource(path, metadata, members, is_stored=is_stored, verify=verify, site=site)
 
 
 def merged_metadata(stores: Sequence[Source]) -> Metadata:

@@ -62,7 +62,6 @@ class Members:
         self,
         members: Sequence[Member],
         *,
-        cache: Path | None,
         verify: Literal["lazy"] | None,
         site: str,
     ) -> None:
@@ -70,7 +69,7 @@ class Members:
         self.paths = [member.path for member in members]
         self.names = member_names(self.paths)
         self.first_sentences = np.cumsum([0, *(member.n_sentences for member in members)], dtype=np.int64).tolist()
-        self._options = cache, verify, site
+        self._options = verify, site
         self._open: OrderedDict[int, FileSource] = OrderedDict()
         self._most = max(16, max_mapped() // 4)
         self._lock = Lock()
@@ -96,15 +95,15 @@ class Members:
             return source
 
     def _opened(self, number: int) -> FileSource:
-        cache, verify, site = self._options
+        verify, site = self._options
         member = self.members[number]
-        reader = open_reader(member.path, cache=cache)
+        reader = open_reader(member.path)
         if reader.metadata.fingerprint != member.fingerprint:
             raise StoreDamagedError(
                 f"{member.path} is another store than the one that was added to the collection: put that one back, or "
                 "make the collection again"
             )
-        reader.limit_files(max_mapped() // min(len(self), self._most))
+        reader.max_mapped = max(1, max_mapped() // min(len(self), self._most))
         return FileSource(reader, verify=verify, site=site)
 
     def opened(self) -> list[FileSource]:

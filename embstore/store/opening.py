@@ -29,7 +29,7 @@ from embstore.store.source import FileSource
 from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.files import reading, replacing, storing
 from embstore.store.storage.location import ObjectPath, parse_location, require_distinct
-from embstore.store.store import Store, cache_folder
+from embstore.store.store import Store
 from embstore.store.zarr.format import APPENDED, NODE, group_node
 
 COLLECTION_VERSION = 1
@@ -42,7 +42,6 @@ Location = str | os.PathLike[str] | ObjectPath
 def open_store(
     path: Location | Sequence[Location],
     *,
-    cache: str | os.PathLike[str] | None = None,
     verify: Literal["lazy"] | None = None,
     site: str | None = None,
 ) -> Store:
@@ -51,9 +50,7 @@ def open_store(
     `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. Several as a list, as a
     glob such as "decades/*.zarr", or as a file NAME.json with a list of paths relative to it, whose
     rows are those of the stores one after another. `site`: which vectors are read, see `Store.site`; it may also
-    follow the path: "name.zarr#query". `cache`: a folder for local copies of a remote store's shards, each downloaded
-    whole when it is first needed. The default is the environment variable EMBSTORE_CACHE; without either, rows are
-    requested one by one and not kept. `verify`: with "lazy" the index, and each partition before a row of it is
+    follow the path: "name.zarr#query". `verify`: with "lazy" the index, and each partition before a row of it is
     first read, are compared with their checksums; a remote partition is downloaded whole for it. By default a read
     does not look at the checksums of vectors: damaged bytes then read as other numbers, until `embstore.verify` is
     run.
@@ -69,7 +66,7 @@ def open_store(
     """
     if isinstance(path, str) and site is None and path.partition("#")[0].endswith((*SUFFIXES, LISTING)):
         path, _, site = path.partition("#")
-    options: dict[str, Any] = {"cache": cache_folder(cache), "verify": verify, "site": site or None}
+    options: dict[str, Any] = {"verify": verify, "site": site or None}
     if isinstance(path, Sequence) and not isinstance(path, str):
         store = Store(_joined(members_at(path), options))
     else:
@@ -196,11 +193,9 @@ def _joined(
     if not paths:
         raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
     require_distinct(paths)
-    cache, is_remote = options["cache"], any(isinstance(each, ObjectPath) for each in paths)
+    is_remote = any(isinstance(each, ObjectPath) for each in paths)
     with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
-        sources = list(
-            (map if pool is None else pool.map)(lambda each: FileSource(open_reader(each, cache=cache)), paths)
-        )
+        sources = list((map if pool is None else pool.map)(lambda each: FileSource(open_reader(each)), paths))
     if path is None:
         ends = dict.fromkeys([sources[0].path.stem, sources[-1].path.stem])
         path = Path(("+" if len(sources) < 3 else "...").join(ends))
@@ -228,8 +223,7 @@ def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
 
 def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
     """Open one store, with what was appended to it."""
-    reader = open_reader(location, cache=options["cache"])
-    given = {"verify": options.get("verify"), "site": options.get("site")}
+    reader = open_reader(location)
     metadata, members = (reader.metadata, []) if reader.appended is None else _appended(reader.appended, location)
     if isinstance(location, Path) and os.path.isdir(folder := location / APPENDED):
         named = {member.path.name for member in members}
@@ -242,8 +236,8 @@ def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
                     stacklevel=4,
                 )
     if members:
-        return Store(JoinedSource(location, metadata, members, is_stored=True, cache=options["cache"], **given))
-    return Store(FileSource(reader, **given))
+        return Store(JoinedSource(location, metadata, members, is_stored=True, **options))
+    return Store(FileSource(reader, **options))
 
 
 def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:

@@ -54,7 +54,6 @@ class Source(Protocol):
     """
 
     path: Path | ObjectPath
-    cache: Path | None
     metadata: Metadata
     layout: Layout
     verify: Verify
@@ -110,7 +109,7 @@ class FileSource:
         if verify not in (None, "lazy"):
             raise InvalidValueError(f'verify must be "lazy" or None, not {quoted(verify)}')
         self.reader = reader
-        self.path, self.cache, self.metadata = reader.path, reader.cache, reader.metadata
+        self.path, self.metadata = reader.path, reader.metadata
         self.verify: Verify = verify
         self.layout = layout_of(self.metadata, site, self.path)
         self._records: NDArray[np.uint64] | None = None
@@ -118,13 +117,13 @@ class FileSource:
 
     def __reduce__(self) -> tuple[Any, ...]:
         path = self.path.absolute() if isinstance(self.path, Path) else self.path  # the reader may run elsewhere
-        return _reopened, (path, self.cache, self.verify, self.layout.site)
+        return _reopened, (path, self.verify, self.layout.site)
 
     def again(self, *, verify: Verify, site: str) -> FileSource:
         """Return another site of the same store, or what compares with checksums or not."""
         if verify == self.verify:
             return FileSource(self.reader, verify=verify, site=site)
-        return FileSource(open_reader(self.path, cache=self.cache), verify=verify, site=site)
+        return FileSource(open_reader(self.path), verify=verify, site=site)
 
     def members(self) -> list[FileSource]:
         return [self]
@@ -255,6 +254,6 @@ class FileSource:
         return SequentialReader(self._snapshot, array, self._positions[layer], stop)
 
 
-def _reopened(path: Path | ObjectPath, cache: Path | None, verify: Verify, site: str) -> FileSource:
+def _reopened(path: Path | ObjectPath, verify: Verify, site: str) -> FileSource:
     """Open a pickled store in another process, without a second warning."""
-    return FileSource(open_reader(path, cache=cache), verify=verify, site=site)
+    return FileSource(open_reader(path), verify=verify, site=site)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -528,14 +527,6 @@ class Selection:
             rows = self.rows[left:right]
             if len(rows):
                 yield Block(layer, rows, vectors if len(rows) == len(vectors) else vectors[rows - start])
-
-
-def cache_folder(cache: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder for local copies of remote shards: the one given, else EMBSTORE_CACHE, else None."""
-    folder = os.environ.get("EMBSTORE_CACHE") if cache is None else cache
-    if not isinstance(folder, str | os.PathLike | None):
-        raise InvalidValueError(f"cache must be the path of a folder, not {quoted(cache)}")
-    return Path(folder) if folder else None
 
 
 def _facts(store: Store, layers: Sequence[int]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from embstore.errors import (
     MissingRowsError,
     ModelError,
     RecomputedWarning,
+    StorageError,
     StoreDamagedError,
 )
 from embstore.executors import Processes
@@ -169,7 +170,7 @@ def test_a_partition_is_computed_once_and_only_where_it_is_read(
         virtual.vectors([300, 301], layers=2)[0]
         assert cached(place) < virtual.source.layout.n_partitions
         once = len(numbers)
-        for store in (virtual, es.open(virtual.path, cache=place / "cache")):
+        for store in (virtual, es.open(virtual.path)):
             store.vectors([257, 300], layers=0)[0]
             next(store.scan(1, 260, 270))
         assert len(numbers) == once == 1
@@ -264,8 +265,8 @@ def test_a_model_that_is_gone_or_another_one(
     forget(place)
     assert thinned.vectors([5], layers=1)[0].tobytes() == first.tobytes()  # it is found by its name again
     monkeypatch.setenv("EMBSTORE_CACHE", str(place / "model" / "config.json" / "below"))
-    found = es.open(thinned.path, cache=place / "other").vectors([5], layers=1)[0]  # nothing can be remembered
-    assert found.tobytes() == first.tobytes()
+    with pytest.raises(StorageError, match="EMBSTORE_CACHE chooses another folder"):
+        es.open(thinned.path).vectors([5], layers=1)[0]
 
 
 def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -> None:

@@ -103,24 +103,20 @@ def test_queries_have_the_same_tables(stores: dict[str, Path], name: str, tmp_pa
 def test_one_in_a_bucket_is_computed_into_its_cache(
     stores: dict[str, Path], kind: str, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the cache that the environment names, or one that is given; the second reader requests no vector."""
+    """The second reader requests no vector."""
     full = es.open(stores["full"])
     url = bucket.upload(stores[kind], "store.zarr")
-    for cache in (None, tmp_path / "given"):
-        bucket.proxy.reset()
-        far = es.open(url, cache=cache)
-        assert far.table().equals(full.table())
-        assert far.vectors(np.arange(full.n_rows)).tobytes() == full.vectors(np.arange(full.n_rows)).tobytes()
-        for name in ("neighbors", "lookup"):
-            assert same(QUERIES[name](far), QUERIES[name](full))
-        assert list((cache or tmp_path / "cache").glob("*.cached"))
-        with monkeypatch.context() as patch:
-            patch.setattr("embstore.recomputing._registered", [not_again])
-            assert (
-                es.open(url, cache=cache).vectors([300], layers=2)[0].tobytes()
-                == full.vectors([300], layers=2)[0].tobytes()
-            )
-        assert not [each.key for each in bucket.proxy.requests if each.key.startswith("store.zarr/hidden_states/c/")]
+    bucket.proxy.reset()
+    far = es.open(url)
+    assert far.table().equals(full.table())
+    assert far.vectors(np.arange(full.n_rows)).tobytes() == full.vectors(np.arange(full.n_rows)).tobytes()
+    for name in ("neighbors", "lookup"):
+        assert same(QUERIES[name](far), QUERIES[name](full))
+    assert list((tmp_path / "cache").glob("*.cached"))
+    with monkeypatch.context() as patch:
+        patch.setattr("embstore.recomputing._registered", [not_again])
+        assert es.open(url).vectors([300], layers=2)[0].tobytes() == full.vectors([300], layers=2)[0].tobytes()
+    assert not [each.key for each in bucket.proxy.requests if each.key.startswith("store.zarr/hidden_states/c/")]
     assert es.verify(url).ok
 
 

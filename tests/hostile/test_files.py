@@ -1,4 +1,4 @@
-"""What is not a store with a defect: probes, indexes, collections, models, word vectors, corpora, caches."""
+"""What is not a store with a defect: probes, indexes, collections, models, word vectors, corpora."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -21,8 +20,6 @@ import embstore as es
 from embstore.errors import EmbstoreError
 from embstore.models.elmo.weights import read_options
 from embstore.probes.saved import read_tensors, write_tensors
-from embstore.store import backend
-from embstore.store.storage.objects import ObjectStorage
 from embstore.vectors.files import open_vector_table
 from tests.analysis.index_store import hard_store
 from tests.hostile.defects import (
@@ -43,9 +40,7 @@ from tests.models.tiny_elmo import CNN, LSTM
 from tests.privileges import reachable_folder, without_privileges
 from tests.probes import class_store
 from tests.resilience.conftest import campaign
-from tests.store.example import all_files
 from tests.store.example import example as example_store
-from tests.store.memory_bucket import URL, MemoryBucket
 
 ROW = "{}\t{}\tl\tX\tX\t_\t{}\tdep\t_\t_\n"
 TREE = ROW.format(1, "a", 0) + ROW.format(2, "b", 1) + "\n"
@@ -137,30 +132,11 @@ def read_corpus(path: Path, format: str | None = None) -> object:
     return [tuple(sentence.words) for sentence in es.open_corpus(path, **({"format": format} if format else {}))]
 
 
-def read_through_cache(path: Path, verify: Any = None) -> object:
-    """Read a store of a bucket, whose copies are in the folder `path`."""
-    bucket = MemoryBucket()
-    with (
-        mock.patch.object(ObjectStorage, "at", bucket.at),
-        mock.patch.object(backend, "client", return_value=bucket.client),
-    ):
-        for name, data in all_files(path.with_name("x.zarr")).items():
-            bucket.storage.put(name, [data])
-        return read_store(URL, cache=path, verify=verify)  # type: ignore[arg-type]
-
-
-def make_cache(folder: Path) -> Path:
-    example_store(rows=300).make(folder / "x.zarr")
-    read_through_cache(folder / "cache")
-    return folder / "cache"
-
-
 VECTORS = b"2 2\n" + entry(b"a", 1, 2) + entry(b"b", 3, 4)
 KINDS = {
     "index": Kind(make_index, read_index, True, {"": edited("index.json")}),
     "probes": Kind(make_probes, read_probes, True, {"": with_checksums, "header": safetensors_header}),
     "collection": Kind(make_collection, read_store, False, {"": edited("")}),
-    "cache": Kind(make_cache, partial(read_through_cache, verify="lazy"), True),
     "model": Kind(  # some tokenizers end the process in their own library
         make_model, read_model, False, {"": edited("config.json")}, ("config.json", "model.safetensors")
     ),

@@ -12,5 +12,4 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> MemoryBucket:
     """A bucket in memory that replaces every other one."""
     bucket = MemoryBucket()
     monkeypatch.setattr("embstore.store.storage.objects.ObjectStorage.at", bucket.at)
-    monkeypatch.setattr("embstore.store.backend.client", lambda path: bucket.client)  # of stores with a cache
     return bucket

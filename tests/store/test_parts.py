@@ -1,4 +1,4 @@
-"""The small parts: strings, the rows of types, the arithmetic of layouts, the shard's index."""
+"""The small parts: strings, the rows of types, the arithmetic of layouts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embstore.errors import StoreDamagedError
 from embstore.store import Strings
 from embstore.store.check.consistency import occurrence_faults
 from embstore.store.index import rows_by_type
 from embstore.store.layout import SHARD_NBYTES, Layout
-from embstore.store.zarr.format import parse_index, shard_index
 
 
 @given(st.lists(st.text(max_size=6), max_size=30), st.text(max_size=6))
@@ -69,29 +67,3 @@ def test_partitions_cover_all_rows_once(rows: int, layers: int, hidden_size: int
     if layout.n_partitions > 1:
         assert layout.span(0)[1] == layout.span(1)[0] == size
     assert size == 256 or size // 2 < rows
-
-
-@given(outer=st.integers(1, 4), inner=st.integers(1, 5), data=st.data())
-def test_shard_index(outer: int, inner: int, data: st.DataObject) -> None:
-    written = data.draw(st.integers(1, inner))
-    payload = np.zeros(outer * written * 8, np.uint8).tobytes()
-    shard = np.frombuffer(payload + shard_index((outer, inner), written, 8), np.uint8)
-    places = parse_index(shard, (outer, inner), 8, name="s")
-    expected = [
-        [(row * written + column) * 8 if column < written else -1 for column in range(inner)] for row in range(outer)
-    ]
-    assert places.tolist() == expected
-    bit = data.draw(st.integers(8 * len(payload), 8 * len(shard) - 1))
-    flipped = shard.copy()
-    flipped[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(StoreDamagedError):
-        parse_index(flipped, (outer, inner), 8, name="s")
-
-
-def test_shard_index_that_points_outside() -> None:
-    for cut in (4, 8, 16):
-        shard = np.frombuffer(bytes(16 - cut) + shard_index((1, 2), 2, 8), np.uint8)
-        with pytest.raises(StoreDamagedError, match="names bytes beyond its end"):
-            parse_index(shard, (1, 2), 8, name="s")
-    with pytest.raises(StoreDamagedError, match="cut short"):
-        parse_index(np.zeros(20, np.uint8), (1, 2), 8, name="s")

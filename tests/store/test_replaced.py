@@ -91,21 +91,18 @@ def test_a_file_that_was_replaced(tmp_path: Path) -> None:
     assert is_refused(store.source.refresh)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.quick(1)
-def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path, cached: bool) -> None:
+def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path) -> None:
     made = example()
     before = all_files(made.make(tmp_path / "x.zarr").path)  # type: ignore[arg-type]
     after = all_files(example(seed=1).make(tmp_path / "y.zarr").path)  # type: ignore[arg-type]
     for used in (False, True):
         for number in range(8):
             upload(memory, before)
-            store = open_store(URL, cache=tmp_path / f"cache{used}{number}" if cached else None)
+            store = open_store(URL)
             if used:
                 store.vectors([1], layers=0)[0]
             upload(memory, after)
-            known = used and cached and number == 0
-            assert is_refused(reads_of(store)[number], made.values[0, [1]] if known else None) is not known
+            assert is_refused(reads_of(store)[number])
     upload(memory, before)
     store = open_store(URL)
     store.vectors([1], layers=0)[0]
@@ -175,7 +172,7 @@ def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path
     shard = path / "hidden_states/c/0/0/0"
     shard.write_bytes(crafted(shard.read_bytes(), exchange))
     lazy = open_store(path, verify="lazy")
-    with pytest.raises(StoreDamagedError, match=r"size or index of .* of partition 0 was changed"):
+    with pytest.raises(StoreDamagedError, match=r"of partition 0 was changed, it has another index"):
         lazy.vectors([0], layers=0)[0]
     column = path / "occurrences/position/c/0"
     column.write_bytes(b"\1" + column.read_bytes()[1:])
@@ -188,13 +185,8 @@ def test_lazy_checks_compare_the_index_of_a_shard_and_the_columns(tmp_path: Path
 def test_lazy_checks_of_a_bucket(memory: MemoryBucket, tmp_path: Path) -> None:
     made = example()
     upload(memory, all_files(made.make(tmp_path / "x.zarr").path))  # type: ignore[arg-type]
-    for cache in (None, tmp_path / "cache"):
-        store = open_store(URL, cache=cache, verify="lazy")
-        np.testing.assert_array_equal(store.vectors(ROWS, layers=0)[0], made.values[0])
-    for file in (tmp_path / "cache").iterdir():
-        flip(file, 0)
-    with pytest.raises(StoreDamagedError, match=r"partition 0 of s3://bucket/x\.zarr were changed"):
-        open_store(URL, cache=tmp_path / "cache", verify="lazy").vectors([0], layers=0)[0]
+    store = open_store(URL, verify="lazy")
+    np.testing.assert_array_equal(store.vectors(ROWS, layers=0)[0], made.values[0])
     shard = memory.storage.get("hidden_states/c/0/2/0")
     memory.storage.put("hidden_states/c/0/2/0", [bytes([shard[0] ^ 1]), shard[1:]])
     with pytest.raises(StoreDamagedError, match=r"partition 2 of s3://bucket/x\.zarr were changed"):

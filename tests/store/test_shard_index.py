@@ -99,17 +99,16 @@ def test_a_worker_does_not_adopt_it(made: Example, tmp_path: Path, craft: Craft)
 @pytest.mark.parametrize("craft", CRAFTS)
 @pytest.mark.quick(2)
 def test_in_a_bucket(made: Example, path: Path, memory: MemoryBucket, tmp_path: Path, craft: Craft) -> None:
-    """Verified, adopted by a resume, repaired, copied into a cache, exported."""
+    """Verified, adopted by a resume, repaired, exported."""
     pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
     whole = all_files(path)
     for key, data in whole.items():
         memory.storage.put(key, [data if key != SHARD else crafted(data, craft)])
     assert verify(URL).damaged_partitions == [1]
-    for cache in (None, tmp_path / "cache"):
-        with pytest.raises(EmbstoreError, match="changed"):
-            export(open_store(URL, cache=cache), tmp_path / "copy.zarr")
+    with pytest.raises(EmbstoreError, match="changed"):
+        export(open_store(URL), tmp_path / "copy.zarr")
     with pytest.raises(StoreDamagedError, match="changed"):
-        open_store(URL, cache=tmp_path / "other").vectors([300], layers=0)[0]
+        open_store(URL).vectors([300], layers=0)[0]
     assert repair_layout(URL, metadata=made.metadata, index=made.index) == [1]
     memory.storage.put(SHARD, [crafted(whole[SHARD], craft)])  # what a writer without a commit has left
     with StoreWriter(URL) as writer:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import StorageError, StoreBusyError, StoreDamagedError
-from embstore.store.storage.base import Expected, KeyNotFoundError, Storage, wait_all
-from embstore.store.storage.cache import CachedStorage
+from embstore.store.storage.base import KeyNotFoundError, Storage, wait_all
 from embstore.store.storage.files import crc32c_of_file, crc32c_of_spans, opened, replacing
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
@@ -117,17 +116,6 @@ class Conformance:
             with pytest.raises(NotImplementedError):
                 storage.write_at("key", b"abc", 4)
 
-    def test_local_files(self, storage: Storage) -> None:
-        storage.put("a", [b"12345"])
-        storage.put("b", [b"67"])
-        expected = Expected("both", ("a", "b"), (4, 2), google_crc32c.value(b"123467"), "1")
-        if not storage.is_mapped:
-            with pytest.raises(NotImplementedError):
-                storage.files(expected)
-            return
-        a, b = storage.files(expected)
-        assert (a.read_bytes()[:4], b.read_bytes()) == (b"1234", b"67")
-
 
 class TestLocal(Conformance):
     left = "t/.tmp/left"
@@ -190,31 +178,6 @@ class TestLargeObjects(TestObjects):
     @pytest.fixture(autouse=True)
     def small_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("embstore.store.storage.objects.LARGE_NBYTES", 1)
-
-
-class TestCached(Conformance):
-    @pytest.fixture
-    def storage(self, tmp_path: Path) -> Storage:
-        memory = pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'").store.MemoryStore
-        return CachedStorage(ObjectPath("s3://bucket/x.zarr"), memory(), tmp_path / "cache")
-
-    def test_copies_are_checked_and_belong_to_a_version(self, storage: Storage, tmp_path: Path) -> None:
-        storage.put("a", [b"12345"])
-        wrong = Expected("column a", ("a",), (5,), 1, "1")
-        with pytest.raises(StoreDamagedError, match=r"^column a of s3://bucket/x\.zarr was changed"):
-            storage.files(wrong)
-        assert not any((tmp_path / "cache").iterdir())
-        for version in ("1", "2"):
-            storage.files(Expected("a", ("a",), (5,), google_crc32c.value(b"12345"), version))
-        storage.put("a", [b"54321"])
-        (file,) = storage.files(Expected("a", ("a",), (5,), google_crc32c.value(b"54321"), "2"))
-        assert file.read_bytes() == b"54321"
-        assert len(list((tmp_path / "cache").iterdir())) == 3
-        storage.delete("a")
-        (file,) = storage.files(Expected("a", ("a",), (5,), google_crc32c.value(b"12345"), "1"))
-        assert file.read_bytes() == b"12345"
-        with pytest.raises(StoreDamagedError, match="does not exist, a: run"):
-            storage.files(Expected("a", ("a",), (5,), 3, "1"))
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -46,8 +46,8 @@ from embstore.store.zarr.format import (
     all_nodes,
     column_end,
     column_key,
-    shard_end,
     shard_key,
+    shard_shape,
 )
 from embstore.store.zarr.reader import root_attribute
 
@@ -219,7 +219,7 @@ class ZarrChecks(Checks):
         size = nbytes + len(end)
         whole = None
         if self.has_size(key, size):
-            whole = self.read(key, _mapped_column if self.storage.is_mapped else _spooled, self.storage, key, size)
+            whole = self.read(key, _mapped_column if self.storage.is_in_place else _spooled, self.storage, key, size)
         if whole is None:
             return None
         data, crc = whole
@@ -248,12 +248,12 @@ class ZarrChecks(Checks):
         specs, (start, stop) = payload_specs(metadata, partition), metadata.layout.span(partition)
         crc: int | None = 0
         for spec in specs:
-            key = shard_key(spec, partition)
-            nbytes, end = shard_end(spec, stop - start)
+            key, shape = shard_key(spec, partition), shard_shape(spec, stop - start)
+            nbytes, begin = shape.nbytes, shape.nbytes - shape.end_nbytes
             tail = extended = None
             if self.has_size(key, nbytes, partition):
-                tail = self.read(key, self.storage.get_range, key, nbytes - len(end), nbytes, partition=partition)
-            if tail is not None and tail.tobytes() != end:
+                tail = self.read(key, self.storage.get_range, key, begin, nbytes, partition=partition)
+            if tail is not None and tail.tobytes() != shape.end:
                 self.fault(key, "its index was changed", partition=partition)
             elif tail is not None:
                 extended = self.read(key, self.storage.crc32c, key, nbytes, crc or 0, partition=partition)

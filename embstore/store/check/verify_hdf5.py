@@ -42,10 +42,6 @@ def verify_hdf5(path: Path, checks: Checks) -> None:
         checks.fault(STRUCTURE, str(error))
         return
     layout, specs = metadata.layout, payload_specs(metadata)
-    unmapped = [name for name in [*arrays, COMMITS, CHECKSUM] if name not in addresses.spans]
-    unmapped += [spec.path for spec in specs if spec.path not in addresses.chunks]
-    for name in unmapped:
-        checks.fault(name, "was rewritten by another tool, or its description is damaged")
     with opened(path) as descriptor:
         mapped = MappedFile(path)
 
@@ -59,30 +55,29 @@ def verify_hdf5(path: Path, checks: Checks) -> None:
                 return None
             return mapped.bytes[start:stop].view(dtype).reshape(shape)
 
-        columns = {name: None if name in unmapped else column(name) for name in arrays}
-        if not unmapped:
-            stored = read_span(descriptor, *addresses.spans[CHECKSUM])
-            same = stored.tobytes() == frozen_crc32c(descriptor, addresses).to_bytes(4, "little")
-            frozen = frozen_spans(addresses, os.fstat(descriptor).st_size)
-            checks.checked(sum(stop - start for start, stop in frozen) + 4)
-            if not same and not checks.faults:
-                checks.fault(STRUCTURE, "was changed: its checksum differs")
-            records = no_records(metadata.n_partitions)
-            data = read_span(descriptor, *addresses.spans[COMMITS])
-            if len(data) == records.nbytes:
-                records = data.view(records.dtype).reshape(records.shape)
-            checks.checked(len(data))
-            for partition in checks.records(records, layout, COMMITS):
-                of_partition = payload_specs(metadata, partition)
-                crc, nbytes = payload_crc32c(descriptor, addresses, of_partition, layout, partition)
-                checks.checked(nbytes)
-                if crc != record_crc32c(records[partition]):
-                    names = " and ".join(spec.path for spec in of_partition)
-                    checks.fault(names, "its bytes do not match the commit record", partition=partition)
-            for spec in specs:
-                spans = padding_spans(addresses, spec)
-                checks.checked(sum(stop - start for start, stop in spans))
-                if any(read_span(descriptor, *span).any() for span in spans):
-                    last = spec.first + layout.n_partitions - 1
-                    checks.fault(spec.path, "holds bytes beyond its last row", partition=last)
+        columns = {name: column(name) for name in arrays}
+        stored = read_span(descriptor, *addresses.spans[CHECKSUM])
+        same = stored.tobytes() == frozen_crc32c(descriptor, addresses, metadata).to_bytes(4, "little")
+        frozen = frozen_spans(addresses, metadata, os.fstat(descriptor).st_size)
+        checks.checked(sum(stop - start for start, stop in frozen) + 4)
+        if not same and not checks.faults:
+            checks.fault(STRUCTURE, "was changed: its checksum differs")
+        records = no_records(metadata.n_partitions)
+        data = read_span(descriptor, *addresses.spans[COMMITS])
+        if len(data) == records.nbytes:
+            records = data.view(records.dtype).reshape(records.shape)
+        checks.checked(len(data))
+        for partition in checks.records(records, layout, COMMITS):
+            of_partition = payload_specs(metadata, partition)
+            crc, nbytes = payload_crc32c(descriptor, addresses, of_partition, layout, partition)
+            checks.checked(nbytes)
+            if crc != record_crc32c(records[partition]):
+                names = " and ".join(spec.path for spec in of_partition)
+                checks.fault(names, "its bytes do not match the commit record", partition=partition)
+        for spec in specs:
+            spans = padding_spans(addresses, spec)
+            checks.checked(sum(stop - start for start, stop in spans))
+            if any(read_span(descriptor, *span).any() for span in spans):
+                last = spec.first + layout.n_partitions - 1
+                checks.fault(spec.path, "holds bytes beyond its last row", partition=last)
         checks.index(columns, metadata)

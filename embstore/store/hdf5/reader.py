@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
-from embstore.store.arrays import (
-    COMMIT_DTYPE,
-    COMMITS,
-    ArraySpec,
-    Records,
-    commits_spec,
-    committed,
-    frozen_spec,
-    payload_specs,
-)
+from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, Records, committed, frozen_spec, payload_specs
 from embstore.store.hdf5.addresses import (
     Addresses,
+    chunk_rows,
     find_addresses,
     get_dataset,
     payload_crc32c,
     read_span,
-    row_offsets,
 )
 from embstore.store.metadata import Metadata, StoredArray, parse
-from embstore.store.reading.mapped import (
-    MAX_EXPANSION,
-    LibraryRows,
-    MappedLayer,
-    MappedRows,
-    RowSource,
-    crc32c_of_rows,
-    runs_of_chunks,
-)
+from embstore.store.reading.mapped import MappedLayer
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
 
 
@@ -51,7 +32,7 @@ class HDF5Reader:
     """The arrays of an HDF5 store. The library is used once, at opening, for the metadata and the addresses."""
 
     remote: None = None
-    cache: None = None
+    max_mapped = sys.maxsize  # partitions of which `layer` is called at a time
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,14 +41,11 @@ class HDF5Reader:
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         self._scattered = MappedFile(path, random=True)
         self.appended = None  # a file has no parts
-        self._sources: dict[tuple[str, int, int], RowSource] = {}
         self._layers: dict[tuple[str, int], MappedLayer] = {}
         self._check_a_row()
 
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
-        if COMMITS not in self.addresses.spans:
-            return self._column_by_library(commits_spec(self.metadata.n_partitions))
         with self._file.reopened() as descriptor:
             records = read_span(descriptor, *self._span(COMMITS))
         if len(records) < self.metadata.n_partitions * 2 * COMMIT_DTYPE.itemsize:
@@ -80,9 +58,6 @@ class HDF5Reader:
 
     def forget(self) -> None:
         """Does nothing: rows never move in the file."""
-
-    def limit_files(self, most: int) -> None:
-        """Does nothing: there is one file."""
 
     def release_columns(self) -> None:
         """Does nothing: all columns are in the one file."""
@@ -97,61 +72,27 @@ class HDF5Reader:
     def column(self, name: str) -> NDArray[Any]:
         """Return an array that is written once, mapped read-only."""
         spec = frozen_spec(name, self.arrays)
-        if name not in self.addresses.spans:
-            return self._column_by_library(spec)
         start, stop = self._span(name)
         return self._file.bytes[start:stop].view(spec.dtype).reshape(spec.shape)
-
-    def most_mapped(self, array: str) -> int:
-        """Return for how many partitions of an array `layer` may be called, 0 where it is not mapped."""
-        return sys.maxsize if array in self.addresses.chunks else 0
 
     def layer(self, array: str, position: int, partitions: Sequence[int]) -> tuple[MappedLayer, list[MappedFile]]:
         """Return a layer (by its position) for access to rows of some partitions, and the file."""
         layer = self._layers.get((array, position))
         if layer is None:
-            layer = self._layers[array, position] = MappedLayer(self._specs[array], self.addresses.chunk_rows[array])
+            spec = self._specs[array]
+            layer = self._layers[array, position] = MappedLayer(spec, chunk_rows(spec))
             layer.place(0, self._scattered, self.addresses.chunks[array][position])
         return layer, [self._scattered]
 
-    def rows(self, array: str, layer: int, partition: int) -> RowSource:
-        """Return the rows of one layer (by its position among the stored ones) of a committed partition."""
-        key = (array, layer, partition)
-        source = self._sources.get(key)
-        if source is None:
-            source = self._sources[key] = self._open_rows(self._specs[array], layer, partition)
-        return source
-
-    def will_need(self, array: str, layer: int, partition: int, start: int, stop: int) -> None:
-        """Start reading rows of one layer of a partition from the disk; returns at once."""
-        self.rows(array, layer, partition).will_need(start, stop)
-
-    def _open_rows(self, spec: ArraySpec, layer: int, partition: int) -> RowSource:
-        start, stop = self.metadata.layout.span(partition)
-        if spec.path not in self.addresses.chunks:
-            return LibraryRows(partial(self._library_array, spec), layer, start)
-        offsets, chunk_rows = row_offsets(self.addresses, spec, layer, start, stop)
-        runs = runs_of_chunks(
-            self._scattered.bytes,
-            offsets,
-            chunk_rows=chunk_rows,
-            n_rows=stop - start,
-            dtype=spec.dtype,
-            row_shape=spec.shape[2:],
-        )
-        return MappedRows(self._scattered, runs, spec.fill)
+    def will_need(self, array: str, position: int, partition: int, start: int, stop: int) -> None:
+        """Start reading rows of a layer, counted from the first of a partition, from the disk; returns at once."""
+        layer, [file] = self.layer(array, position, [partition])
+        first = self.metadata.layout.span(partition)[0]
+        layer.will_need(file, first + start, first + stop)
 
     def partition_crc32c(self, partition: int) -> int:
-        """Return the CRC32C of a partition's rows, also where another tool has rewritten them."""
+        """Return the CRC32C of a partition's rows."""
         specs = payload_specs(self.metadata, partition)
-        chunks = self.addresses.chunks
-        if any(spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in specs):
-            start, stop = self.metadata.layout.span(partition)
-            crc = 0
-            for spec in specs:
-                for layer in range(spec.shape[0]):
-                    crc = crc32c_of_rows(self.rows(spec.path, layer, partition), stop - start, spec, crc)
-            return crc
         with self._file.reopened() as descriptor:
             return payload_crc32c(descriptor, self.addresses, specs, self.metadata.layout, partition)[0]
 
@@ -160,14 +101,6 @@ class HDF5Reader:
         if stop > len(self._file.bytes):
             raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
         return start, stop
-
-    def _column_by_library(self, spec: ArraySpec) -> NDArray[Any]:
-        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
-        with self._library_array(spec) as array:
-            stored = array.id.get_storage_size()
-            if nbytes > MAX_EXPANSION * max(stored, 1024):
-                raise StoreDamagedError(f"{spec.path} of {self.path} expands {stored:,} bytes to {nbytes:,}")
-            return np.asarray(array[...])
 
     @contextmanager
     def _library_array(self, spec: ArraySpec) -> Iterator[Any]:
@@ -179,7 +112,7 @@ class HDF5Reader:
         """Compare one committed row, as mapped, with what the HDF5 library reads."""
         written = np.flatnonzero(committed(self.commits(), self.metadata.layout))
         spec = payload_specs(self.metadata, int(written[0]) if len(written) else 0)[0]
-        if not len(written) or spec.path not in self.addresses.chunks:
+        if not len(written):
             return
         start, _ = self.metadata.layout.span(int(written[0]))
         row = np.empty((1, *spec.shape[2:]), spec.dtype)

@@ -17,7 +17,6 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreFormatError
 from embstore.store.arrays import (
     COMMIT_DTYPE,
     COMMITS,
@@ -33,19 +32,19 @@ from embstore.store.hdf5.addresses import (
     CHECKSUM,
     changing_spans,
     checksum_spec,
+    chunk_rows,
     find_addresses,
     frozen_crc32c,
     padding_spans,
     payload_crc32c,
     read_span,
-    row_offsets,
+    row_spans,
 )
 from embstore.store.hdf5.reader import attribute_name, read_addresses
 from embstore.store.metadata import Metadata, canonical, document
-from embstore.store.storage.files import crc32c, opened, write_at
+from embstore.store.storage.files import as_bytes, crc32c, opened, write_at
 
 PAGE_NBYTES = 4096  # to which vectors are aligned, for the memory map
-MAX_CHUNK_ROWS = 1024  # fewer chunks to list at opening, and a few MiB each
 MAX_ATTRIBUTE_NBYTES = 60_000  # a header of the oldest format holds 64 KiB
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
 
@@ -60,14 +59,14 @@ def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -
         _create(file, commits_spec(metadata.n_partitions))
         _create(file, checksum_spec())
         for spec in payload_specs(metadata):
-            _create(file, spec, chunks=hdf5_chunk(spec))
+            _create(file, spec, chunks=(1, chunk_rows(spec), *spec.shape[2:]))
         _add_scales(file, [*frozen_specs(arrays), commits_spec(metadata.n_partitions), *payload_specs(metadata)])
         addresses = find_addresses(file, metadata, arrays)
     with opened(path, os.O_RDWR) as descriptor:
         for name, array in frozen.items():
             write_at(descriptor, array, addresses.spans[name][0])
         write_at(descriptor, no_records(metadata.n_partitions), addresses.spans[COMMITS][0])
-        checksum = frozen_crc32c(descriptor, addresses)
+        checksum = frozen_crc32c(descriptor, addresses, metadata)
         write_at(descriptor, checksum.to_bytes(4, "little"), addresses.spans[CHECKSUM][0])
 
 
@@ -82,7 +81,7 @@ def _new_file(path: Path, vectors: Sequence[ArraySpec]) -> Iterator[h5py.File]:
         path,
         "x",
         libver=("earliest", "v110"),
-        alignment_threshold=hdf5_chunk(vectors[0])[1] * min(row_nbytes),
+        alignment_threshold=chunk_rows(vectors[0]) * min(row_nbytes),
         alignment_interval=math.lcm(PAGE_NBYTES, row_nbytes[0]) if len(vectors) == 1 else PAGE_NBYTES,
         locking=False,
     )
@@ -95,12 +94,6 @@ def _new_file(path: Path, vectors: Sequence[ArraySpec]) -> Iterator[h5py.File]:
         for _ in range(2):
             with suppress(Exception):
                 file.close()
-
-
-def hdf5_chunk(spec: ArraySpec) -> tuple[int, ...]:
-    """Return the chunk shape of an array that is written a partition at a time."""
-    rows = min(spec.shard[1], MAX_CHUNK_ROWS, spec.shape[1])
-    return (1, rows, *spec.shape[2:])
 
 
 def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None = None, allocated: bool = True) -> None:
@@ -170,12 +163,6 @@ class HDF5Writer:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata, _, self._addresses = read_addresses(path)
-        self._specs = payload_specs(self.metadata)
-        chunks = self._addresses.chunks
-        if COMMITS not in self._addresses.spans or any(
-            spec.path not in chunks or (chunks[spec.path] < 0).any() for spec in self._specs
-        ):
-            raise StoreFormatError(f"{path} was rewritten by another tool: it can be read, but not written")
         self._descriptor = os.open(path, os.O_RDWR | getattr(os, "O_BINARY", 0))
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> int:
@@ -184,9 +171,10 @@ class HDF5Writer:
         start, stop = self.metadata.layout.span(partition)
         for spec in payload_specs(self.metadata, partition):
             for layer, rows in enumerate(arrays[spec.path]):
-                offsets, step = row_offsets(self._addresses, spec, layer, start, stop)
-                for number, offset in enumerate(offsets.tolist()):
-                    write_at(self._descriptor, rows[number * step : (number + 1) * step], offset)
+                data = as_bytes(rows)
+                for first, last in row_spans(self._addresses, spec, layer, start, stop):
+                    write_at(self._descriptor, data[: last - first], first)
+                    data = data[last - first :]
                 crc = crc32c(rows, crc)
             if stop == self.metadata.n_rows:
                 for first, last in padding_spans(self._addresses, spec):
@@ -249,10 +237,10 @@ def copy_rows(old: Path, new: Path, center: NDArray[np.float32] | None) -> None:
     The same layout gives the same addresses, so those of the new file apply to the old one, which the library may not
     be able to open. Nothing is copied where the old file has another `center`, to which its int8 codes are relative.
     """
-    addresses = read_addresses(new)[2]
+    metadata, _, addresses = read_addresses(new)
     with opened(old) as source, opened(new, os.O_RDWR) as target:
         if center is not None and read_span(source, *addresses.spans["center"]).tobytes() != center.tobytes():
             return
-        for start, stop in changing_spans(addresses).tolist():
+        for start, stop in changing_spans(addresses, metadata).tolist():
             if (start, stop) != addresses.spans[CHECKSUM]:
                 write_at(target, read_span(source, start, stop), start)

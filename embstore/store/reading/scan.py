@@ -16,7 +16,6 @@ from embstore.errors import EmbstoreError, StoreDamagedError
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
 from embstore.store.layout import Layout
-from embstore.store.reading.mapped import LibraryRows, RowSource
 from embstore.store.storage.base import wait_all
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
@@ -43,7 +42,7 @@ class Checksums:
     def require(self, partitions: Iterable[int]) -> None:
         """Raise StoreDamagedError for a partition whose bytes were changed.
 
-        Objects in a bucket that another tool has rewritten have no checksum, and pass.
+        Rows that are computed again with other last bits pass.
         """
         for partition in partitions:
             if partition not in self._intact:
@@ -72,7 +71,7 @@ def take_stored(
     """
     if not len(rows):
         return
-    most = reader.most_mapped(array)
+    most = reader.max_mapped
     if len(partitions) <= most:
         layer, files = reader.layer(array, position, partitions)
         layer.take(rows, files if checks else (), out)
@@ -80,17 +79,12 @@ def take_stored(
     size = reader.metadata.layout.partition_rows
     order = rows.argsort(kind="stable")
     ordered = rows[order]
-    for number in range(0, len(partitions), most or 1):
-        some = partitions[number : number + (most or 1)]
+    for number in range(0, len(partitions), most):
+        some = partitions[number : number + most]
         first, last = ordered.searchsorted((some[0] * size, (some[-1] + 1) * size)).tolist()
         taken = np.empty((last - first, *out.shape[1:]), out.dtype)
-        if most:
-            layer, files = reader.layer(array, position, some)
-            layer.take(ordered[first:last], files, taken)
-        else:
-            source = reader.rows(array, position, some[0])
-            assert isinstance(source, LibraryRows)
-            source.take(ordered[first:last] - some[0] * size, taken)
+        layer, files = reader.layer(array, position, some)
+        layer.take(ordered[first:last], files, taken)
         out[order[first:last]] = taken
 
 
@@ -130,8 +124,6 @@ class SequentialReader:
         self._partition_rows = snapshot.layout.partition_rows
         self._array = array
         self._layer = layer
-        self._partition = -1
-        self._source: RowSource | None = None
         self._remote = self._reader.remote
         self._ahead: ReadAhead | None = None
         self._stop = snapshot.layout.n_rows if stop is None else stop
@@ -162,8 +154,8 @@ class SequentialReader:
             first = max(start, partition * size)
             last = min(stop, (partition + 1) * size)
             self._request(first, last)
-            source = self._source_of(partition)
-            source.read(first - partition * size, last - partition * size, out[first - start : last - start])
+            layer, [file] = self._reader.layer(self._array, self._layer, [partition])
+            layer.read(file, first, last, out[first - start : last - start])
 
     def view(self, start: int, stop: int) -> NDArray[Any] | None:
         """Return rows from `start` up to `stop`, or fewer, as a read-only view of their file; None without one."""
@@ -172,16 +164,10 @@ class SequentialReader:
             return None
         if self._checksums is not None:
             self._checksums.require([partition])
-        first = partition * self._partition_rows
-        stop = min(stop, first + self._partition_rows)
+        stop = min(stop, (partition + 1) * self._partition_rows)
         self._request(start, stop)
-        return self._source_of(partition).view(start - first, stop - first)
-
-    def _source_of(self, partition: int) -> RowSource:
-        if self._source is None or partition != self._partition:
-            self._source = self._reader.rows(self._array, self._layer, partition)
-            self._partition = partition
-        return self._source
+        layer, [file] = self._reader.layer(self._array, self._layer, [partition])
+        return layer.view(file, start, stop)
 
     def _request(self, start: int, stop: int) -> None:
         """Have the disk read ahead of rows `[start, stop)`, into the next partitions too.

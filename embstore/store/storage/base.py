@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,33 +31,15 @@ class KeyExistsError(EmbstoreError, FileExistsError):
     """A key that should be created exists; never shown."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The bytes that some keys must hold: the first `sizes` bytes of `keys`, one after the other, have this CRC32C.
-
-    `what` names them in error messages. `version` distinguishes them from what the same keys held earlier. `ends`: the
-    last bytes of each key, for shards, whose checksum does not depend on their index.
-    """
-
-    what: str
-    keys: tuple[str, ...]
-    sizes: tuple[int, ...]
-    crc32c: int
-    version: str
-    ends: tuple[bytes, ...] = ()
-
-
 class Storage(ABC):
-    """Bytes by key below one location: a folder, a prefix of a bucket, or a bucket with a local cache.
+    """Bytes by key below one location: a folder, or a prefix of a bucket.
 
     Keys are relative paths with slashes. Methods may be called from many threads. A key that does not exist raises
     KeyNotFoundError, any other failure StorageError; fewer bytes than requested raise StoreDamagedError.
     """
 
     path: Path | ObjectPath
-    cache: Path | None = None  # the folder with local copies, if any
-    is_mapped = False  # whether `files` returns local files
-    is_in_place = False  # whether `write_at` is possible
+    is_in_place = False  # whether the keys are local files, which can be mapped and overwritten in place
     can_list = True
 
     @abstractmethod
@@ -95,10 +76,6 @@ class Storage(ABC):
 
     def write_at(self, key: str, data: bytes, offset: int) -> None:
         """Overwrite bytes of an existing key in place, durably; only where `is_in_place`."""
-        raise NotImplementedError
-
-    def files(self, expected: Expected) -> list[Path]:
-        """Return local files that hold the keys, downloaded and checked if necessary; only where `is_mapped`."""
         raise NotImplementedError
 
     def finish(self) -> None:  # noqa: B027

@@ -1,4 +1,4 @@
-"""A bucket with a local cache: shards are downloaded once, checked, and mapped from a folder."""
+"""A folder of files that can be made again: of partitions that a virtual store does not keep."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from embstore.errors import StoreDamagedError
-from embstore.store.storage.base import Expected, KeyNotFoundError
-from embstore.store.storage.client import setting
-from embstore.store.storage.files import REPAIR_HINT, crc32c, opened, read_at, replacing, storing, write_at
-from embstore.store.storage.location import ObjectPath
-from embstore.store.storage.objects import ObjectStorage
+from embstore.store.storage.files import opened, replacing, storing
 
 SIZE_GIB = 64.0  # of copies, unless EMBSTORE_CACHE_GIB says otherwise: what a laptop's disk can give
 _CACHED = re.compile(r"[0-9a-f]{64}\.cached")
@@ -87,55 +80,22 @@ class CacheFolder:
             total -= size
 
 
+@dataclass(frozen=True)
+class Expected:
+    """The bytes that some keys must hold: the first `sizes` bytes of `keys`, one after the other, have this CRC32C.
+
+    `version` distinguishes them from what the same keys held earlier.
+    """
+
+    keys: tuple[str, ...]
+    sizes: tuple[int, ...]
+    crc32c: int
+    version: str
+
+
 def cached_names(expected: Expected, suffix: str = "") -> list[tuple[str, int]]:
     """Return the names and sizes of the files that hold what is expected."""
     return [
         (f"{expected.version} {key} {size} {expected.crc32c}{suffix}", size)
         for key, size in zip(expected.keys, expected.sizes, strict=True)
     ]
-
-
-class CachedStorage(ObjectStorage):
-    """The objects below a URL, of which `files` keeps local copies in the folder `cache`.
-
-    A copy is named by the version and checksum of its bytes, so that bytes which were replaced are downloaded again.
-    EMBSTORE_CACHE_GIB bounds the folder (64).
-    """
-
-    is_mapped = True
-
-    def __init__(self, path: ObjectPath, client: Any, cache: Path) -> None:
-        super().__init__(path, client)
-        self.cache: Path = cache
-        self._folder = CacheFolder(cache, int(setting("EMBSTORE_CACHE_GIB", SIZE_GIB) * 2**30))
-
-    def files(self, expected: Expected) -> list[Path]:
-        """Return local copies; what is missing is downloaded, all keys at once since the checksum covers them all."""
-        names = cached_names(expected)
-        for _ in range(2):
-            paths = self._folder.find_all(names)
-            if paths is not None:
-                return paths
-            self._download(expected, names)
-        raise StoreDamagedError(f"{self.cache} has lost a file that was just written there: choose another folder")
-
-    def _download(self, expected: Expected, names: Sequence[tuple[str, int]]) -> None:
-        def write(descriptors: list[int]) -> None:
-            crc = 0
-            for key, size, descriptor in zip(expected.keys, expected.sizes, descriptors, strict=True):
-                offset = 0
-                for part in self.iter_parts(key, size):
-                    offset = write_at(descriptor, part, offset)
-                    crc = crc32c(part, crc)
-            is_whole = crc == expected.crc32c
-            for size, end, descriptor in zip(expected.sizes, expected.ends, descriptors, strict=bool(expected.ends)):
-                stored = np.empty(len(end), np.uint8)
-                read_at(descriptor, stored, size - len(end))
-                is_whole &= stored.tobytes() == end
-            if not is_whole:
-                raise StoreDamagedError(f"{expected.what} of {self.path} was changed: {REPAIR_HINT}")
-
-        try:
-            self._folder.add(names, write)
-        except KeyNotFoundError as error:
-            raise StoreDamagedError(f"{error}, {expected.what}: {REPAIR_HINT}") from None

@@ -14,7 +14,6 @@ import numpy as np
 from embstore.errors import StorageError, StoreDamagedError
 from embstore.store.storage.base import (
     MAX_GET_NBYTES,
-    Expected,
     KeyExistsError,
     KeyNotFoundError,
     Parts,
@@ -44,7 +43,6 @@ class LocalStorage(Storage):
     removes it.
     """
 
-    is_mapped = True
     is_in_place = True
 
     def __init__(self, path: Path, *, temporary: str = ".tmp") -> None:
@@ -130,9 +128,6 @@ class LocalStorage(Storage):
         with storing(self.path / key), opened(self.path / key, os.O_RDWR) as descriptor:
             write_at(descriptor, data, offset)
             os.fsync(descriptor)
-
-    def files(self, expected: Expected) -> list[Path]:
-        return [self.path / key for key in expected.keys]
 
     def finish(self) -> None:
         if not self.is_tidy():  # a power failure may bring the folder back: the next writer removes it

@@ -21,8 +21,8 @@ from embstore.store.arrays import (
     virtual_specs,
 )
 from embstore.store.metadata import Metadata
-from embstore.store.storage.base import Expected, Parts, Storage
-from embstore.store.storage.cache import SIZE_GIB, CacheFolder, cached_names
+from embstore.store.storage.base import Parts, Storage
+from embstore.store.storage.cache import SIZE_GIB, CacheFolder, Expected, cached_names
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import crc32c, crc32c_of_file, write_at
 from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
@@ -40,8 +40,8 @@ class Recomputed:
     folder and be killed. EMBSTORE_CACHE_GIB (64) bounds it; the least recently used are removed.
     """
 
-    def __init__(self, reader: Any, folder: Path | None) -> None:
-        self.folder = folder or default_folder()
+    def __init__(self, reader: Any) -> None:
+        self.folder = default_folder()
         self._reader = reader
         self._storage: Storage = reader.storage
         self._metadata: Metadata = reader.metadata

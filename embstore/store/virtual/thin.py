@@ -77,8 +77,6 @@ def thin(path: str | os.PathLike[str], *, model: str | Path | None = None) -> St
 
 def _thin(storage: LocalStorage, model: str | None) -> None:
     reader = ZarrReader(storage)
-    if reader.is_foreign:
-        raise InvalidValueError(f"{storage.path} was rewritten by another tool: only a store as it was made is thinned")
     if not committed(reader.commits(), reader.metadata.layout).all():
         raise MissingRowsError(
             f"{storage.path} is not finished: complete it by the command that began it, then thin it"
@@ -123,7 +121,8 @@ def _stored(reader: ZarrReader, number: int) -> dict[str, NDArray[Any]]:
     for spec in specs:
         arrays[spec.path] = np.empty((spec.shape[0], stop - start, *spec.shape[2:]), spec.dtype)
         for position, rows in enumerate(arrays[spec.path]):
-            reader.rows(spec.path, position, number).read(0, stop - start, rows)
+            layer, [file] = reader.layer(spec.path, position, [number % reader.metadata.layout.n_partitions])
+            layer.read(file, start, stop, rows)
     if crc_of([shard_parts(spec, arrays[spec.path]) for spec in specs]) != record_crc32c(reader.commits()[number]):
         raise StoreDamagedError(f"partition {number} of {reader.path} was changed: repair it before it is thinned")
     return arrays

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import StoreDamagedError
 from embstore.store.arrays import (
     COMMITS,
     ArraySpec,
@@ -26,7 +27,8 @@ from embstore.store.arrays import (
 )
 from embstore.store.layout import CHUNK_ROWS
 from embstore.store.metadata import Metadata, StoredArray, document
-from embstore.store.storage.files import REPAIR_HINT, Bytes, crc32c
+from embstore.store.storage.base import Storage
+from embstore.store.storage.files import crc32c
 
 NODE = "zarr.json"
 COMMITS_CHUNK = f"{COMMITS}/c/0/0"
@@ -111,15 +113,38 @@ def shard_parts(spec: ArraySpec, rows: NDArray[Any]) -> list[NDArray[Any] | byte
     parts: list[NDArray[Any] | bytes] = []
     for layer in rows:
         parts += [layer, padding] if len(padding) else [layer]
-    return [*parts, shard_end(spec, n_rows)[1]]
+    return [*parts, shard_shape(spec, n_rows).end]
 
 
-def shard_end(spec: ArraySpec, n_rows: int) -> tuple[int, bytes]:
-    """Return the number of bytes of a shard of `n_rows` rows, and its last bytes: its index with the checksum."""
-    written = -(-n_rows // CHUNK_ROWS)
-    chunk_nbytes = int(np.prod(spec.chunk, dtype=np.int64)) * spec.dtype.itemsize
-    end = shard_index((spec.shape[0], spec.shard[1] // CHUNK_ROWS), written, chunk_nbytes)
-    return spec.shape[0] * written * chunk_nbytes + len(end), end
+@dataclass(frozen=True)
+class ShardShape:
+    """The bytes of a shard: of a layer, of all layers with the index, and those of the index, which may be many."""
+
+    layer_nbytes: int
+    nbytes: int
+    end_nbytes: int
+    _arguments: tuple[Any, ...]
+
+    @cached_property
+    def end(self) -> bytes:
+        """The last bytes: the index with its checksum."""
+        return shard_index(*self._arguments)
+
+    def fault(self, storage: Storage, key: str) -> str | None:
+        """Return what is wrong with the size or the index of a shard, None where both are those of the layout."""
+        if (size := storage.size(key)) != self.nbytes:
+            return "is missing" if size is None else "was changed, it has another size"
+        is_same = storage.get_range(key, self.nbytes - self.end_nbytes, self.nbytes).tobytes() == self.end
+        return None if is_same else "was changed, it has another index"
+
+
+def shard_shape(spec: ArraySpec, n_rows: int) -> ShardShape:
+    """Return the shape of a shard of `n_rows` rows."""
+    written, chunks = -(-n_rows // CHUNK_ROWS), (spec.shape[0], spec.shard[1] // CHUNK_ROWS)
+    chunk_nbytes = math.prod(spec.chunk) * spec.dtype.itemsize
+    end_nbytes = math.prod(chunks) * _PAIR_NBYTES + _CRC_NBYTES
+    nbytes = spec.shape[0] * written * chunk_nbytes + end_nbytes
+    return ShardShape(written * chunk_nbytes, nbytes, end_nbytes, (chunks, written, chunk_nbytes))
 
 
 def column_parts(spec: ArraySpec, array: NDArray[Any]) -> list[NDArray[Any] | bytes]:
@@ -150,34 +175,3 @@ def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int) -> byt
     pairs[:, :written, 1] = chunk_nbytes
     index = pairs.tobytes()
     return index + crc32c(index).to_bytes(_CRC_NBYTES, "little")
-
-
-def index_nbytes(chunks: tuple[int, int]) -> int:
-    """Return the number of bytes of a shard's index with its checksum."""
-    return chunks[0] * chunks[1] * _PAIR_NBYTES + _CRC_NBYTES
-
-
-def parse_index(
-    shard: Bytes, chunks: tuple[int, int], chunk_nbytes: int, *, name: str, size: int | None = None
-) -> NDArray[np.int64]:
-    """Return the offset of each inner chunk [outer, inner] of a shard, -1 where it is left out.
-
-    `shard`: its bytes, or only the last of its `size`. Raises StoreDamagedError where the checksum differs or
-    a chunk does not fit.
-    """
-    nbytes = index_nbytes(chunks) - _CRC_NBYTES
-    size = len(shard) if size is None else size
-    if len(shard) < nbytes + _CRC_NBYTES:
-        raise StoreDamagedError(f"{name} is cut short: {len(shard)} bytes hold no index of {nbytes}: {REPAIR_HINT}")
-    index = shard[len(shard) - nbytes - _CRC_NBYTES : len(shard) - _CRC_NBYTES]
-    stored = int.from_bytes(shard[-_CRC_NBYTES:].tobytes(), "little")
-    if crc32c(index) != stored:
-        raise StoreDamagedError(f"the index of {name} is damaged, its checksum differs: {REPAIR_HINT}")
-    pairs: NDArray[Any] = np.frombuffer(index.tobytes(), "<u8").reshape(*chunks, 2)
-    offsets, sizes = pairs[..., 0], pairs[..., 1]
-    absent = (offsets == ABSENT) & (sizes == ABSENT)
-    limit = size - nbytes - _CRC_NBYTES
-    fits = (sizes == chunk_nbytes) & (offsets <= max(limit - chunk_nbytes, 0)) & (limit >= chunk_nbytes)
-    if not (absent | fits).all():
-        raise StoreDamagedError(f"the index of {name} names bytes beyond its end: {REPAIR_HINT}")
-    return np.where(absent, np.uint64(0), offsets).astype(np.int64) - absent  # type: ignore[no-any-return]

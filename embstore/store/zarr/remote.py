@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,11 +19,11 @@ from embstore.store.layout import Layout
 from embstore.store.storage.base import KeyNotFoundError, Storage, Version, run_now, wait_all
 from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes
-from embstore.store.zarr.format import index_nbytes, parse_index, shard_key
+from embstore.store.zarr.format import shard_key, shard_shape
 
 GAP_KIB = 128  # reading that much in between costs less than another request
 RUN_NBYTES = 4 * 2**20  # longer runs are split, so that their parts are requested at the same time
-MAX_SHARDS = 2**16  # whose indexes are remembered, a few KiB each
+MAX_SHARDS = 2**16  # whose versions are remembered, about 200 bytes each
 WINDOW_NBYTES = 8 * 2**20  # of a scan, as long as the parts of other reads
 MAX_WINDOWS_AHEAD = 4  # 40 MiB in flight keep a network of 10 Gbit/s busy at 30 ms
 
@@ -52,11 +51,11 @@ def parts_of(rows: NDArray[np.int64], partitions: NDArray[np.integer], partition
 
 
 class Shard(NamedTuple):
-    """A shard, its version, and the offset of each of its inner chunks [layer, chunk], -1 where one is left out."""
+    """A shard of the layout's size and index, and its version."""
 
     key: str
     version: Version
-    offsets: NDArray[np.int64]
+    layer_nbytes: int
 
 
 class RemoteRows:
@@ -67,26 +66,18 @@ class RemoteRows:
     """
 
     def __init__(
-        self,
-        storage: Storage,
-        layout: Layout,
-        specs: Mapping[str, ArraySpec],
-        chunk_rows: Mapping[str, int],
-        *,
-        require_same: Callable[[], None],
+        self, storage: Storage, layout: Layout, specs: Mapping[str, ArraySpec], *, require_same: Callable[[], None]
     ) -> None:
         self._storage = storage
         self._layout = layout
         self._specs = specs
-        self._chunk_rows = chunk_rows
         self._require_same = require_same
-        self._row_nbytes = {name: spec.dtype.itemsize * math.prod(spec.shape[2:]) for name, spec in specs.items()}
         self._shards: OrderedDict[tuple[str, int], Shard] = OrderedDict()
         self._gap = int(setting("EMBSTORE_GAP_KIB", GAP_KIB) * 2**10)
         self._mutex = Lock()
 
     def forget(self) -> None:
-        """Drop the indexes of shards, since a writer may have replaced them."""
+        """Drop the versions of shards, since a writer may have replaced them."""
         with self._mutex:
             self._shards.clear()
 
@@ -97,12 +88,18 @@ class RemoteRows:
         if not out.size:
             return []
         shards = self._open(array, [part.partition for part in parts])
+        row_nbytes = self._specs[array].row_nbytes
         target = out.reshape(len(positions) * out.shape[1], -1).view(np.uint8)
         futures = []
         for part, shard in zip(parts, shards, strict=True):
             into = np.arange(len(positions))[:, None] * out.shape[1] + np.arange(part.first, part.last)
-            for work in self._requests(array, shard, np.asarray(positions)[:, None], part.local, into, target):
-                futures.append(self._storage.submit(work))
+            starts = np.asarray(positions)[:, None] * shard.layer_nbytes + part.local * row_nbytes
+            starts, into = starts.reshape(-1), into.reshape(-1)
+            order = starts.argsort(kind="stable")
+            starts, into = starts[order], into[order]
+            for first, last in runs_of(starts, row_nbytes, self._gap):
+                run = starts[first:last], into[first:last]
+                futures.append(self._storage.submit(partial(self._read_run, shard, *run, row_nbytes, target)))
         return futures
 
     def read_ahead(self, array: str, position: int, stop: int) -> ReadAhead:
@@ -111,58 +108,20 @@ class RemoteRows:
         def begin(partition: int, start: int, end: int) -> Future[Bytes]:
             return self._storage.submit(partial(self.read_rows, array, position, partition, start, end))
 
-        return ReadAhead(begin, self._layout.partition_rows, self._row_nbytes[array], stop)
+        return ReadAhead(begin, self._layout.partition_rows, self._specs[array].row_nbytes, stop)
 
     def read_rows(self, array: str, position: int, partition: int, start: int, stop: int) -> Bytes:
-        """Return rows `[start, stop)` of a partition, by one request where they are contiguous."""
+        """Return rows `[start, stop)` of a partition by one request."""
         shard = self._open(array, [partition], submit=run_now)[0]
-        row_nbytes, chunk_rows = self._row_nbytes[array], self._chunk_rows[array]
-        offsets = shard.offsets[position, start // chunk_rows : -(-stop // chunk_rows)]
-        if (offsets >= 0).all() and (np.diff(offsets) == chunk_rows * row_nbytes).all():
-            begin = int(offsets[0]) + start % chunk_rows * row_nbytes
-            return self._get(shard, begin, begin + (stop - start) * row_nbytes)
-        out = np.empty((stop - start, row_nbytes), np.uint8)
-        rows = np.arange(start, stop)
-        for work in self._requests(array, shard, np.array(position), rows, np.arange(len(rows)), out):
-            work()
-        return out.reshape(-1)
-
-    def _requests(
-        self,
-        array: str,
-        shard: Shard,
-        positions: NDArray[np.int64],
-        rows: NDArray[np.int64],
-        into: NDArray[np.int64],
-        target: Bytes,
-    ) -> list[Callable[[], None]]:
-        """Return the requests that read rows of a shard into rows `into` of `target`; left-out chunks are filled."""
-        row_nbytes = self._row_nbytes[array]
-        chunks, inside = np.divmod(rows, self._chunk_rows[array])
-        offsets = shard.offsets[positions, chunks]
-        starts, absent = offsets + inside * row_nbytes, offsets < 0
-        if absent.any():
-            spec = self._specs[array]
-            target[into[absent]] = np.full(spec.shape[2:], spec.fill, spec.dtype).reshape(-1).view(np.uint8)
-            starts, into = starts[~absent], into[~absent]
-        starts, into = starts.reshape(-1), into.reshape(-1)
-        order = starts.argsort(kind="stable")
-        starts, into = starts[order], into[order]
-        return [
-            partial(self._read_run, shard, starts[first:last], into[first:last], row_nbytes, target)
-            for first, last in runs_of(starts, row_nbytes, self._gap)
-        ]
+        row_nbytes, layer = self._specs[array].row_nbytes, position * shard.layer_nbytes
+        return self._get(shard, layer + start * row_nbytes, layer + stop * row_nbytes)
 
     def _read_run(
         self, shard: Shard, starts: NDArray[np.int64], into: NDArray[np.int64], row_nbytes: int, target: Bytes
     ) -> None:
         begin = int(starts[0])
-        body = self._get(shard, begin, int(starts[-1]) + row_nbytes)
-        numbers, rest = np.divmod(starts - begin, row_nbytes)
-        if rest.any():
-            target[into] = body[(starts - begin)[:, None] + np.arange(row_nbytes)]
-        else:
-            target[into] = body.reshape(-1, row_nbytes)[numbers]
+        body = self._get(shard, begin, int(starts[-1]) + row_nbytes).reshape(-1, row_nbytes)
+        target[into] = body[(starts - begin) // row_nbytes]
 
     def _get(self, shard: Shard, start: int, stop: int) -> Bytes:
         try:
@@ -195,16 +154,17 @@ class RemoteRows:
         return [shard for partition in partitions if (shard := known[partition]) is not None]
 
     def _read_index(self, array: str, partition: int) -> Shard:
-        spec, chunk_rows = self._specs[array], self._chunk_rows[array]
-        chunks = (spec.shape[0], spec.shard[1] // chunk_rows)
-        key = shard_key(spec, partition)
+        spec, key = self._specs[array], shard_key(self._specs[array], partition)
+        start, stop = self._layout.span(partition)
+        shape = shard_shape(spec, stop - start)
         try:
-            end, size, version = self._storage.tail(key, index_nbytes(chunks))
+            end, size, version = self._storage.tail(key, shape.end_nbytes)
         except KeyNotFoundError:
             missing = f"{self._storage.url(key)} of partition {partition} is missing: {REPAIR_HINT}"
             raise StoreDamagedError(missing) from None
-        chunk_nbytes = chunk_rows * self._row_nbytes[array]
-        shard = Shard(key, version, parse_index(end, chunks, chunk_nbytes, name=self._storage.url(key), size=size))
+        if size != shape.nbytes or end.tobytes() != shape.end:
+            raise StoreDamagedError(f"the size or index of {self._storage.url(key)} was changed: {REPAIR_HINT}")
+        shard = Shard(key, version, shape.layer_nbytes)
         with self._mutex:
             self._shards[array, partition] = shard
             if len(self._shards) > MAX_SHARDS:

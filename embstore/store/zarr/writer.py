@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError, StorageError, StoreFormatError
+from embstore.errors import InvalidValueError, StorageError
 from embstore.store.arrays import (
     COMMIT_DTYPE,
     COMMITS,
@@ -35,9 +35,9 @@ from embstore.store.zarr.format import (
     all_nodes,
     column_key,
     column_parts,
-    shard_end,
     shard_key,
     shard_parts,
+    shard_shape,
 )
 from embstore.store.zarr.reader import ZarrReader, read_records
 
@@ -109,10 +109,7 @@ class ZarrWriter:
 
     def __init__(self, storage: Storage, metadata: Metadata | None = None) -> None:
         if metadata is None:
-            reader = ZarrReader(storage)
-            if reader.is_foreign:
-                raise StoreFormatError(f"{storage.path} was rewritten by another tool: it can be read, but not written")
-            metadata = reader.metadata
+            metadata = ZarrReader(storage).metadata
         self.metadata = metadata
         self._storage = storage
         self._is_changed = False  # whether some records are only in memory
@@ -136,9 +133,9 @@ class ZarrWriter:
                     for part in parts:
                         crc = crc32c(part, crc)
                     break
-                shape = shard_end(spec, arrays[spec.path].shape[1])
-                if self._is_shard(key, shape):
-                    crc = self._storage.crc32c(key, shape[0], crc)
+                shape = shard_shape(spec, arrays[spec.path].shape[1])
+                if shape.fault(self._storage, key) is None:
+                    crc = self._storage.crc32c(key, shape.nbytes, crc)
                     break
                 self._storage.delete(key)
             else:
@@ -152,21 +149,15 @@ class ZarrWriter:
         self._storage.write_at(key, fingerprints(specs[0], arrays).tobytes(), start)
         self.remove_shards([partition])
 
-    def _is_shard(self, key: str, shape: tuple[int, bytes]) -> bool:
-        nbytes, end = shape
-        if self._storage.size(key) != nbytes:
-            return False
-        return self._storage.get_range(key, nbytes - len(end), nbytes).tobytes() == end
-
     def shards_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of the shards of a partition, None where their size or index is not that of shards."""
         crc = 0
         start, stop = self.metadata.layout.span(partition)
         for spec in payload_specs(self.metadata, partition):
-            key, shape = shard_key(spec, partition), shard_end(spec, stop - start)
-            if not self._is_shard(key, shape):
+            key, shape = shard_key(spec, partition), shard_shape(spec, stop - start)
+            if shape.fault(self._storage, key):
                 return None
-            crc = self._storage.crc32c(key, shape[0], crc)
+            crc = self._storage.crc32c(key, shape.nbytes, crc)
         return crc
 
     def is_intact(self, partition: int, crc: int) -> bool:
