@@ -49,7 +49,6 @@ def bench(
         str | None, opt.option("MODEL", "Also time an extraction with this model of Hugging Face.", "--model", "-m")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A smaller store and fewer rounds: half a minute.")] = False,
-    tmp: Annotated[Path | None, opt.option("DIR", "Where temporary files are written, .5 GB at most.")] = None,
     *,
     output: Output,
 ) -> None:
@@ -57,10 +56,10 @@ def bench(
 
     Each line shows the time of the public call next to the least that the machine needs for the same result: reading
     the bytes once from memory, or multiplying matrices. Both are medians of rounds that take turns, so that other
-    work on the machine disturbs both; trust the ratio.
+    work on the machine disturbs both; trust the ratio. Temporary files, .5 GB at most, go where TMPDIR says.
     """
     rows, rounds = (50_000, 5) if quick else (200_000, 9)
-    with tempfile.TemporaryDirectory(prefix="embstore-bench-", dir=tmp) as folder, es.config(progress=False):
+    with tempfile.TemporaryDirectory(prefix="embstore-bench-") as folder, es.config(progress=False):
         store = random_store(Path(folder) / "random.zarr", n_rows=rows)
         measurements = [*store_measurements(store, rounds=rounds)]
         if model is not None:

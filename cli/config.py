@@ -161,19 +161,9 @@ def _line(name: str, setting: Setting) -> str:
 
 def _named(kind: Any) -> str:
     """Return what a type is called in a comment."""
-    named = {int: "a whole number", float: "a number", str: "text", bool: "true or false", NoneType: "none by default"}
-    shown = []
-    for arm in _arms(kind):
-        base = get_args(arm)[0] if get_origin(arm) is Annotated else arm
-        if get_origin(base) is Literal:
-            shown.append(" or ".join(map(json.dumps, get_args(base))))
-        elif isinstance(base, type) and issubclass(base, PathLike):
-            shown.append("a path")
-        elif get_origin(base) is Mapping:
-            shown.append("a table")
-        else:
-            shown.append(named.get(base, "a list"))
-    return ", ".join(shown)
+    arms = _schema(kind).get("anyOf", [_schema(kind)])
+    names = [arm.get("type") or " or ".join(map(json.dumps, arm.get("enum", ["none"]))) for arm in arms]
+    return " or ".join(dict.fromkeys(names))
 
 
 def _schema(kind: Any) -> dict[str, Any]:

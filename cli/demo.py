@@ -23,8 +23,6 @@ MODEL_NAME = "all-MiniLM-L6-v2"
 LABEL = "class"
 N_MAPPED = 4  # words in the figure of senses
 N_QUERIES = 6
-N_NEAREST = 3
-MIN_CONTEXTS = 3
 
 
 def demo(
@@ -35,7 +33,7 @@ def demo(
     """Take the tour: ambiguous words, a real model, two figures.
 
     Extracts a few hundred sentences with a small BERT, then shows whether the occurrences of an ambiguous word group
-    by sense, which words are similar once each has one vector, and how contextual each layer is.
+    by sense, and how contextual each layer is.
     """
     spec = find_spec(MODEL_PACKAGE)
     if spec is None or spec.origin is None:
@@ -58,10 +56,7 @@ def demo(
     print("\n4. Neighbors: an occurrence, and the nearest other one in the last layer\n")
     print_table(_nearest(store, words))
 
-    print("\n5. Static vectors: one vector a word, and its nearest words by layer\n")
-    print_table(_nearest_words(store, words))
-
-    print("\n6. Figures: the senses by layer, and how contextual each layer is\n")
+    print("\n5. Figures: the senses by layer, and how contextual each layer is\n")
     last = agreement.filter(agreement["layer"] == store.layers[-1]).sort("value", "item", descending=[True, False])
     mapped = [es.analysis.labelled_occurrences(store, word, label=LABEL) for word in last["item"].head(N_MAPPED)]
     layers = [store.layers[0], store.layers[len(store.layers) // 2], store.layers[-1]]
@@ -143,24 +138,4 @@ def _nearest(store: es.Store, words: list[str]) -> list[dict[str, Any]]:
         (own,) = store.select(rows=[query]).table().to_dicts()
         for score, row in (("query", own), (f"{nearest['score']:.2f}", nearest)):
             rows.append({"": score, "word": word, "sense": row[LABEL], "sentence": row["text"]})
-    return rows
-
-
-def _nearest_words(store: es.Store, ambiguous: list[str]) -> list[dict[str, Any]]:
-    """Return words with the words nearest by static vectors, at the first and last layer; ambiguous words last."""
-    import polars as pl
-
-    labelled = store.table().filter(pl.col(LABEL).is_not_null())
-    counts = labelled.group_by("word").agg(pl.col("sentence").n_unique().alias("n")).filter(pl.col("n") >= MIN_CONTEXTS)
-    known = counts.sort("n", "word", descending=[True, False])["word"].cast(pl.String).to_list()
-    queries = [*[word for word in known if word not in ambiguous][:N_QUERIES], *ambiguous[:N_QUERIES]]
-    rows: list[dict[str, Any]] = [{"word": word} for word in queries]
-    numbers = {word: number for number, word in enumerate(store.index.words)}
-    types = [numbers[word] for word in known]
-    for layer in (store.layers[0], store.layers[-1]):
-        vectors = es.static_vectors(store, layers=layer, types=types)
-        found = es.neighbors(vectors, queries, k=N_NEAREST)
-        for row in rows:
-            words = found.filter(found["query"] == row["word"])["word"].to_list()
-            row[f"layer {layer}"] = ", ".join(words)
     return rows

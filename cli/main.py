@@ -8,8 +8,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -27,14 +26,6 @@ START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "P
 _signals: list[int] = []  # that have come: DuckDB and Polars turn the exception of one into an error of theirs
 
 
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM; typer would turn a KeyboardInterrupt into a bare exit status."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class _Terminated(KeyboardInterrupt):
     """SIGTERM, raised like Ctrl-C so that temporary files and locks are removed."""
 
@@ -47,22 +38,6 @@ class Application(Group):
     def __init__(self, **named: Any) -> None:
         super().__init__(**named)
         self.commands: Any = Commands(COMMANDS)
-
-    def make_context(self, *args: Any, **named: Any) -> Any:
-        with _telling():
-            return super().make_context(*args, **named)
-
-    def invoke(self, ctx: Any) -> Any:
-        with _telling():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise Interrupted(str(error) or "interrupted", getattr(error, "status", 128 + signal.SIGINT)) from None
 
 
 def _group(name: str, text: str, heading: str, commands: Mapping[str, tuple[str, str]]) -> Group:
@@ -116,8 +91,6 @@ SIGNS_OF_LITTLE_MEMORY = (
     "annot allocate memory",
     "bad_alloc",
     "out of memory",
-    "name 'PySeries' is not defined",  # of Polars, whose library could not be mapped
-    "libllvmlite",
 )
 
 app = typer.Typer(
@@ -126,6 +99,7 @@ app = typer.Typer(
     help="Extract hidden states of language models once, store them, and query them.",
     epilog="embstore COMMAND --help describes a command.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -173,24 +147,18 @@ def run() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
-        status = app(prog_name="embstore", standalone_mode=False) or 0
+        status = _invoke()
         sys.stdout.flush()
         sys.exit(status)
     except EmbstoreError as error:
         _fail(str(error), error.exit_status, debug)
     except ModuleNotFoundError as error:
         _fail(str(missing_package(error)), 2, debug)
-    except (Interrupted, KeyboardInterrupt) as error:
+    except KeyboardInterrupt as error:
         _fail(str(error) or "interrupted", getattr(error, "status", 128 + signal.SIGINT), debug)
-    except BrokenPipeError:
-        _end_silently()
-    except MemoryError:
-        _fail(OUT_OF_MEMORY, 1, debug)
-    except OSError as error:
-        if is_out_of_memory(error):
-            _fail(OUT_OF_MEMORY, 1, debug)
-        status = 2 if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR) else 1
-        _fail(f"{error.filename or 'the output'}: {error.strerror or error}", status, debug)
+    except BrokenPipeError:  # nobody reads the output: the rest of the buffer is discarded
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         if _signals:
             _fail("interrupted by a signal", 128 + _signals[-1], debug)
@@ -198,7 +166,21 @@ def run() -> None:
             _fail_usage(error)
         if is_out_of_memory(error):
             _fail(OUT_OF_MEMORY, 1, debug)
+        if isinstance(error, OSError):
+            status = 2 if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR) else 1
+            _fail(f"{error.filename or 'the output'}: {error.strerror or error}", status, debug)
         _fail(f"{type(error).__name__}: {error} (set EMBSTORE_DEBUG=1 for the traceback)", 1, debug)
+
+
+def _invoke() -> int:
+    """Run the command and return its exit status, without typer's own `main`, which swallows Ctrl-C."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("embstore", sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
 
 
 def _open_closed_streams() -> None:
@@ -223,12 +205,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def _stop(number: int, frame: object) -> NoReturn:
     _signals.append(number)
     raise _Terminated("terminated by a signal") if number == signal.SIGTERM else KeyboardInterrupt
-
-
-def _end_silently() -> NoReturn:
-    """Exit without a message when nobody reads the output; the rest of the buffer is discarded."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(1)
 
 
 def _fail_usage(error: Any) -> NoReturn:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 WIDTH = 120  # where the output is not a terminal and COLUMNS does not say its width
-NARROWEST = 12  # columns into which a cell of text may be wrapped before a table is printed row by row
 GAP = 2
 Parts = tuple[str, str, str]
 PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
@@ -51,8 +50,7 @@ def print_table(
 ) -> None:
     """Print rows as a table as wide as the terminal; numbers and the columns of `right` are aligned to the right.
 
-    A cell whose name a row does not have is empty. On a terminal too narrow for the columns each row becomes lines of
-    `name: value`. `wrap`: whether long text may continue on the next line.
+    A cell whose name a row does not have is empty. `wrap`: whether long text may continue on the next line.
     """
     from rich.console import Console
     from rich.table import Table
@@ -65,44 +63,14 @@ def print_table(
     if not rows:
         return
     names = dict.fromkeys(name for row in rows for name in row)
-    rows = [{name: row.get(name) for name in names} for row in rows]
-    numeric = {name: all(isinstance(row[name], int | float | None) for row in rows) for name in rows[0]}
-    cells = [{name: Text.from_ansi(_cell(value)) for name, value in row.items()} for row in rows]
-    if wrap and _narrowest(cells, numeric) > width():
-        _print_row_by_row(console, cells)
-        return
     table = Table(header_style="bold", box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(
-            name,
-            justify="right" if numeric[name] or name in right else "left",
-            no_wrap=numeric[name] or not wrap,
-            overflow="fold",
-        )
-    for line in cells:
-        table.add_row(*line.values())
+    for name in names:
+        numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+        align = "right" if numeric or name in right else "left"
+        table.add_column(name, justify=align, no_wrap=numeric or not wrap, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*(Text.from_ansi(_cell(row.get(name))) for name in names))
     console.print(table)
-
-
-def _narrowest(cells: Sequence[Mapping[str, Any]], numeric: Mapping[str, bool]) -> int:
-    """Return the columns that a table takes at least, if words of the header and of long text may be wrapped."""
-    total = -GAP
-    for name, is_number in numeric.items():
-        longest = max(max(map(len, str(line[name]).split() or [""])) for line in cells)
-        widest = max(line[name].cell_len for line in cells)
-        total += GAP + max(
-            max(map(len, name.split()), default=0), widest if is_number else min(widest, max(longest, NARROWEST))
-        )
-    return total
-
-
-def _print_row_by_row(console: Any, cells: Sequence[Mapping[str, Any]]) -> None:
-    for number, line in enumerate(cells):
-        if number:
-            console.print()
-        for name, value in line.items():
-            if str(value):
-                console.print(f"{name}: {value}" if name else str(value), markup=False, soft_wrap=False)
 
 
 def _cell(value: Any) -> str:

@@ -35,9 +35,14 @@ def reproduce(
     if small and not hasattr(kind, "small"):
         raise InvalidValueError(f"--small: {study} has one size: leave it out")
     chosen = (kind.small if small else kind)(**settings)
-    logging.basicConfig(format="... %(message)s")
-    logging.getLogger("embstore_studies").setLevel(logging.INFO)
-    result = studies.reproduce(chosen, data, model=named_models(model), out=out)
+    steps, handler = logging.getLogger("embstore_studies"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("... %(message)s"))
+    steps.addHandler(handler)
+    steps.setLevel(logging.INFO)
+    try:
+        result = studies.reproduce(chosen, data, model=named_models(model), out=out)
+    finally:
+        steps.removeHandler(handler)
     if as_json:
         print_json({section.title: list(section.rows) for section in result.sections})
         return

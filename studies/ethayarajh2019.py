@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
@@ -221,23 +222,25 @@ def evaluate(
     }
 
     def make() -> pl.DataFrame:
-        rows: list[Row] = []
+        scored: list[Row] = []
         for name, store in stores.items():
             for layer in layers[name]:
                 static: Any = es.static_vectors(words_of(store), layers=layer, min_contexts=settings.min_contexts)
                 for benchmark, each in benchmarks.items():
-                    row = {"system": f"{name}, layer {layer}", "benchmark": benchmark}
-                    rows.append(row | similarity(static, each))
+                    of = {"system": f"{name}, layer {layer}", "benchmark": benchmark}
+                    scored.append(of | similarity(static, each))
         schema = {"value": pl.Float64, "count": pl.Int64, "coverage": pl.Float64}
-        return pl.DataFrame(rows, schema_overrides=schema, infer_schema_length=None)
+        return pl.DataFrame(scored, schema_overrides=schema, infer_schema_length=None)
 
     return run.table("evaluation", made_from, make)
 
 
 def similarity(vectors: Any, benchmark: Benchmark) -> Row:
     """Score word vectors on pairs; a word is looked up as written, then in lower case."""
-    rows_of = {word: next((row for w in (word, word.lower()) if (row := vectors.row_of(w)) is not None), None)
-               for pair in benchmark.pairs for word in pair}  # fmt: skip
+    rows_of: dict[str, int | None] = {}
+    for word in chain.from_iterable(benchmark.pairs):
+        as_written = vectors.row_of(word)
+        rows_of[word] = vectors.row_of(word.lower()) if as_written is None else as_written
     known = [at for at, pair in enumerate(benchmark.pairs) if all(rows_of[word] is not None for word in pair)]
     row: Row = {"value": None, "count": len(known), "coverage": len(known) / len(benchmark.pairs)}
     if len(known) > 1:

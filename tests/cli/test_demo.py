@@ -50,15 +50,6 @@ def test_later_layers_separate_the_senses_better_than_chance(toured: tuple[Path,
     assert last > chance + 20
 
 
-def test_the_nearest_static_vectors_are_those_of_similar_words(toured: tuple[Path, str]) -> None:
-    lines = toured[1].split("one vector a word")[1].splitlines()[2:]
-    rows = {row[0]: row[1:] for row in (re.split(r" {2,}", line.strip()) for line in lines) if len(row) == 3}
-    assert rows["word"] == ["layer 0", "layer 6"]
-    assert all({"summer", "spring"} <= set(nearest.split(", ")) for nearest in rows["winter"])
-    assert all("evening" in nearest.split(", ") for nearest in rows["night"])
-    assert len(rows) == 13
-
-
 def test_its_advice_works_and_a_second_run_uses_the_store(toured: tuple[Path, str]) -> None:
     folder, out = toured
     advised = re.search(r"try: embstore (lookup \S+ \S+)", out)

@@ -105,8 +105,8 @@ def test_the_file_that_is_written_explains_each_setting() -> None:
     assert CONFIG.toml() == (
         "# How many are taken, and how many at most.\nn = 2\nrate = 0.5\n"
         'windows = [0, "none"]\nkind = "a"\n'
-        "# How many are taken, and how many at most.\n# most =  # a whole number, none by default\n"
-        "# file =  # a path, none by default\ndeep = false\n# own =  # text\n"
+        '# How many are taken, and how many at most.\n# most =  # integer or "none"\n'
+        '# file =  # string or "none"\ndeep = false\n# own =  # string\n'
     )
     schema = CONFIG.schema()["properties"]
     text = "How many are taken, and how many at most."

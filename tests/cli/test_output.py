@@ -228,13 +228,3 @@ def test_info_begins_with_what_people_ask_first(work: Work) -> None:
     assert lines[0].endswith("store.zarr (finished)")
     assert "33 rows x 32 float16" in lines[1]
     assert not any(re.search(r"[0-9a-f]{32}", line) for line in lines), "checksums are in --json only"
-
-
-@pytest.mark.parametrize("columns", [40, 60])
-def test_tables_are_readable_in_narrow_terminals(columns: int, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    out = work.run("geometry", "store.zarr", "--min-contexts", "2").out
-    assert max(map(cell_len, out.splitlines())) <= columns
-    assert re.search(r"95 % interval", out), "no word is broken"
-    if columns == 40:
-        assert re.search(r"^self-similarity: [\d.-]+$", out, re.M), "a row is printed as lines of name: value"

@@ -210,19 +210,6 @@ def test_progress_shows_on_a_terminal_with_rate_and_time_left(
 
 
 @pytest.mark.slow
-def test_completion_of_commands_and_options(tmp_path: Path) -> None:
-    def complete(line: str, position: int) -> set[str]:
-        env = environment(_EMBSTORE_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(position))
-        return set(run_process(cwd=tmp_path, env=env).out.split())
-
-    assert complete("embstore geo", 1) == {"geometry"}
-    assert complete("embstore probe ", 2) >= {"classes", "edges", "structure", "mdl", "apply"}
-    assert "--context-window" in complete("embstore extract --con", 2)
-    named = environment(_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")  # the shell of the tests may be unknown
-    assert "_EMBSTORE_COMPLETE=complete_bash" in run_process("--show-completion", "bash", cwd=tmp_path, env=named).out
-
-
-@pytest.mark.slow
 def test_no_color_sends_no_escapes(made: Path, tmp_path: Path) -> None:
     arguments = ["geometry", str(made / "store.zarr"), "--min-contexts", "2"]
     assert b"\x1b[" in on_a_terminal(arguments, tmp_path)
