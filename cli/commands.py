@@ -71,7 +71,8 @@ def grouped(command: Any) -> Any:
             options |= {each.name: (inner[each.name], each.default) for each in fields(groups[name])}
         else:
             options[name] = (hints[name], parameter.default)
-    config = config_of(options.get("settings", (None,))[0])
+    marks = getattr(options.get("settings", (None,))[0], "__metadata__", ())
+    config = next((each for each in marks if isinstance(each, Config)), None)
     if config is not None:
         del options["settings"]
         options["config"] = (ConfigFile, None)
@@ -94,9 +95,14 @@ def grouped(command: Any) -> Any:
     return call
 
 
-def config_of(hint: Any) -> Config | None:
-    """Return what the settings of a command may be; None for a command without any."""
-    return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, Config)), None)
+def write_sections(formatter: Any, records: Iterable[tuple[str, str, str]], **widths: int) -> None:
+    """Write the headings of a help page, and under each the names with their texts."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for heading, name, text in records:
+        sections.setdefault(heading, []).append((name, text))
+    for heading, rows in sections.items():
+        with formatter.section(heading):
+            formatter.write_dl(rows, **widths)
 
 
 class Command(TyperCommand):
@@ -105,26 +111,21 @@ class Command(TyperCommand):
     config: Config | None = None
 
     def get_params(self, ctx: Any) -> Any:
-        return _converting(super().get_params(ctx))
+        return _Value.of(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        rows = []
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
-                continue
-            name, text = record[0], re.sub(r"(; )?(\d+<=x<=\d+|x>=\d+)", "", record[1])
-            text = text.replace("  [", " [").removesuffix(" []")
-            heading = getattr(parameter, "rich_help_panel", None) or "Options"
+            name, text = parameter.get_help_record(ctx)
+            text = re.sub(r"(; )?(\d+<=x<=\d+|x>=\d+)", "", text).replace("  [", " [").removesuffix(" []")
             if parameter.param_type_name == "argument":
-                heading, name, text = "Arguments", name.split(" <")[0], text.removesuffix(" [required]")
-            sections.setdefault(heading, []).append((name, text))
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records, col_max=24)
+                rows.append(("Arguments", name.split(" <")[0], text.removesuffix(" [required]")))
+            else:
+                rows.append((getattr(parameter, "rich_help_panel", None) or "Options", name, text))
+        write_sections(formatter, rows, col_max=24)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if self.config is not None and "--write-config" in args:
@@ -143,21 +144,20 @@ class Command(TyperCommand):
             raise
 
 
-def _converting(parameters: list[Any]) -> list[Any]:
-    """Return parameters whose values `_Value` makes, with versions of typer that would import pydantic for it."""
-    for parameter in parameters:
-        if hasattr(parameter, "type_descriptor"):
-            parameter._runtime_param = _Value(parameter)
-    return parameters
-
-
 class _Value:
-    """How what is typed for a parameter becomes its value. Raises InvalidValueError."""
+    """How what is typed for a parameter becomes its value, as typer would import pydantic for it."""
 
     def __init__(self, parameter: Any) -> None:
         kind = parameter.type_descriptor.annotation
         self._kind = get_args(kind)[0] if get_origin(kind) is list else kind
         self._least = parameter.type_descriptor.parameter_info.min
+
+    @classmethod
+    def of(cls, parameters: list[Any]) -> list[Any]:
+        """Return parameters with such values."""
+        for parameter in parameters:
+            parameter._runtime_param = cls(parameter)
+        return parameters
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         if param.multiple or param.nargs == -1:
@@ -194,16 +194,12 @@ class Group(TyperGroup):
     """Commands whose `--help` lists them under the headings that they name (`rich_help_panel`)."""
 
     def get_params(self, ctx: Any) -> Any:
-        return _converting(super().get_params(ctx))
+        return _Value.of(super().get_params(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name in self.list_commands(ctx):
-            command = self.commands[name]
+        rows, limit = [], formatter.width - 6 - max(map(len, self.commands))
+        for name, command in ((name, self.commands[name]) for name in self.list_commands(ctx)):
             heading = getattr(command, "rich_help_panel", None)
-            heading = heading if isinstance(heading, str) else "Commands"
-            text = command.get_short_help_str(formatter.width - 6 - max(map(len, self.commands)))
-            sections.setdefault(heading, []).append((name, text))
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
+            text = command.get_short_help_str(limit)
+            rows.append((heading if isinstance(heading, str) else "Commands", name, text))
+        write_sections(formatter, rows)

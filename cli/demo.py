@@ -13,7 +13,7 @@ import typer
 
 import embstore as es
 from embstore.errors import InvalidValueError, MissingPackageError
-from embstore_cli.output import create_folder, print_table
+from embstore_cli.output import print_table
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,7 +43,8 @@ def demo(
     model = Path(spec.origin).parent / "model"
     if out.exists() and not out.is_dir():
         raise InvalidValueError(f"--out {out} is a file: give a folder")
-    link = create_folder(out, option="--out") / "minilm"
+    out.mkdir(parents=True, exist_ok=True)
+    link = out / "minilm"
     with suppress(OSError):  # exists, or a system without links
         link.symlink_to(model)
     store = _extracted(link if link.exists() else model, out / "demo.zarr")

@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -86,12 +86,7 @@ COMMANDS = (
 
 GLOBAL = {"device": "cpu", "threads": "4", "memory": "8GiB"}  # the options of `embstore` itself, with an example
 OUT_OF_MEMORY = "out of memory: free some, or raise the limit of this process; fewer layers or words need less"
-SIGNS_OF_LITTLE_MEMORY = (
-    "failed to map segment",
-    "annot allocate memory",
-    "bad_alloc",
-    "out of memory",
-)
+SIGNS_OF_LITTLE_MEMORY = r"failed to map segment|annot allocate memory|bad_alloc|out of memory"  # of other packages
 
 app = typer.Typer(
     name="embstore",
@@ -105,47 +100,38 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"embstore {embstore.__version__}")
-        raise typer.Exit
-
-
 @app.callback()
 def _main(
     ctx: typer.Context,
     device: Annotated[str | None, option("NAME", "auto, cpu, cuda, cuda:N, mps or xpu.")] = None,
     threads: Annotated[int | None, option("N", "CPU threads (OMP_NUM_THREADS, or one a core).")] = None,
     memory: Annotated[str | None, option("SIZE", "What one computation may hold in memory (4GiB).")] = None,
-    version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
+    version: bool = typer.Option(False, "--version", help="Print the version."),
 ) -> None:
     typed = {"device": device, "threads": threads, "memory": memory}
     ctx.with_resource(embstore.config(**{name: value for name, value in typed.items() if value is not None}))
 
 
-def _yield_idle_cores() -> None:
-    """Let idle threads of OpenMP sleep after microseconds, unless the user has said how they wait.
-
-    By default they spin for milliseconds, which makes other processes, and in the end this one, several times slower
-    where they share cores. OpenMP reads these variables when torch is imported.
-    """
-    if not {"OMP_WAIT_POLICY", *OPENMP_WAITING} & set(os.environ):
-        os.environ.update(OPENMP_WAITING)
-
-
 def run() -> None:
     """Run the application: errors as one line on standard error, exit status 2 for bad input, 1 for a failure."""
-    _yield_idle_cores()
+    # Idle threads of OpenMP spin for milliseconds by default, which slows processes that share cores down.
+    if not {"OMP_WAIT_POLICY", *OPENMP_WAITING} & set(os.environ):
+        os.environ.update(OPENMP_WAITING)  # before torch reads it
     debug = os.environ.get("EMBSTORE_DEBUG") == "1"
     warnings.showwarning = _show_warning
     _signals.clear()
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
-    _open_closed_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    # A standard stream that the caller has closed becomes the null device: a store's file would get its number.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        if hasattr(getattr(sys, name), "reconfigure"):
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
         status = _invoke()
         sys.stdout.flush()
@@ -164,7 +150,7 @@ def run() -> None:
             _fail("interrupted by a signal", 128 + _signals[-1], debug)
         if hasattr(error, "format_message"):
             _fail_usage(error)
-        if is_out_of_memory(error):
+        if isinstance(error, MemoryError) or re.search(SIGNS_OF_LITTLE_MEMORY, str(error)):
             _fail(OUT_OF_MEMORY, 1, debug)
         if isinstance(error, OSError):
             status = 2 if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR) else 1
@@ -174,6 +160,9 @@ def run() -> None:
 
 def _invoke() -> int:
     """Run the command and return its exit status, without typer's own `main`, which swallows Ctrl-C."""
+    if "--version" in sys.argv[1:2]:
+        print(f"embstore {embstore.__version__}")
+        return 0
     command = typer.main.get_command(app)
     try:
         with command.make_context("embstore", sys.argv[1:]) as context:
@@ -181,25 +170,6 @@ def _invoke() -> int:
     except typer.Exit as ended:
         return ended.exit_code
     return 0
-
-
-def _open_closed_streams() -> None:
-    """Open the null device where the caller has closed a standard stream, whose number a store's file would get."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-
-
-def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that there is too little memory, which each package reports in its own way."""
-    while error is not None:
-        if isinstance(error, MemoryError) or any(sign in str(error) for sign in SIGNS_OF_LITTLE_MEMORY):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _stop(number: int, frame: object) -> NoReturn:
@@ -237,14 +207,7 @@ def _shortened(message: str) -> str:
     return re.sub(rf"\S{{{MAX_WORD},}}", lambda found: f"{found[0][: MAX_WORD // 2]}...", " ".join(message.split()))
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Print a warning of embstore in one line; warnings of other packages are hidden."""
     if issubclass(category, EmbstoreWarning) or os.environ.get("EMBSTORE_DEBUG") == "1":
         print(f"embstore: {message}", file=sys.stderr)

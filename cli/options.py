@@ -41,7 +41,6 @@ StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]
 NewStore = Annotated[str, argument("STORE", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")]
 Word = Annotated[str, argument("WORD", "The word or phrase, as written in the corpus.")]
 Model = Annotated[str, option("MODEL", "A model of Hugging Face: its name, or its folder.", "--model", "-m")]
-Device = Annotated[str, option("NAME", "auto, cpu, cuda or cuda:N.")]
 Layer = Annotated[str, option("N", "The layer: a number, or -1 or last for the last one stored.", "--layer", "-l")]
 Layers = Annotated[
     str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.", "--layers", "-l")

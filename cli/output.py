@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError, StorageError
+from embstore.errors import InvalidValueError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -23,7 +22,8 @@ WIDTH = 120  # where the output is not a terminal and COLUMNS does not say its w
 GAP = 2
 Parts = tuple[str, str, str]
 PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
-MIN_TEXT = 24  # columns of text to keep; labels are dropped first
+WIDTH_OF_A_LABEL = 50  # columns of the output for each column of labels, so that text keeps most of them
+SCORE = 6
 MAX_LABEL = 12
 
 
@@ -147,17 +147,6 @@ def require_folder_of(path: Path, *, option: str) -> None:
         raise InvalidValueError(f"{option} {path}: the folder {path.parent} does not exist: create it first")
 
 
-def create_folder(folder: Path, *, option: str) -> Path:
-    """Return the folder of an option, created where it does not exist. Raises StorageError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        is_wrong = error.errno in (errno.EEXIST, errno.ENOTDIR, errno.ENAMETOOLONG)
-        kind = InvalidValueError if is_wrong else StorageError
-        raise kind(f"{option} {folder} cannot be created: {error.strerror or error}") from error
-    return folder
-
-
 def print_concordance(
     rows: Sequence[Mapping[str, Any]], parts: Sequence[Parts], *, title: str, scores: Sequence[float] | None = None
 ) -> None:
@@ -165,65 +154,42 @@ def print_concordance(
 
     `parts`: their sentences, see `Selection.concordance`.
     """
-    shown = [f"{score:.3f}" for score in scores or ()]
-    lines = concordance(rows, parts, width=width() - (GAP + max(map(len, shown)) if shown else 0))
-    if shown:
-        lines = [{"score": score, **line} for score, line in zip(shown, lines, strict=True)]
+    lines = concordance(rows, parts, width=width() - (SCORE + GAP if scores else 0))
+    if scores:
+        lines = [{"score": f"{score:.3f}", **line} for score, line in zip(scores, lines, strict=True)]
     print_table(lines, title=title, right=("score", "row", "left context"), wrap=False)
 
 
 def concordance(rows: Sequence[Mapping[str, Any]], parts: Sequence[Parts], *, width: int) -> list[dict[str, str]]:
     """Return `row, left context, word, right context` and labels of rows of `Selection.table`, `width` wide."""
-    from rich.cells import cell_len
-
-    free = width - _column_width(rows, "occurrence") - max((cell_len(word) for _, word, _ in parts), default=0)
-    free -= 3 * GAP
-    labels = _labels(rows, most=min(width // 2, free - MIN_TEXT))
-    free = max(0, free - sum(_column_width(rows, name) + GAP for name in labels))
-    left = free // 2
-    return [
-        {
-            "row": f"{row['occurrence']:,}",
-            "left context": _keep_end(before.rstrip(), left),
-            "word": word,
-            "right context": _keep_start(after.lstrip(), free - left),
-            **{name: _keep_start(_shown(row[name]), MAX_LABEL) for name in labels},
-        }
-        for row, (before, word, after) in zip(rows, parts, strict=True)
-    ]
-
-
-def _labels(rows: Sequence[Mapping[str, Any]], *, most: int) -> list[str]:
-    """Return the label columns that are set in any of these rows, as far as they fit into `most` columns."""
-    chosen: list[str] = []
-    for name in rows[0] if rows else []:
-        if name not in PLAIN and any(row[name] is not None for row in rows):
-            chosen.append(name)
-            if sum(_column_width(rows, label) + GAP for label in chosen) > most:
-                chosen.pop()
-    return chosen
-
-
-def _column_width(rows: Sequence[Mapping[str, Any]], name: str) -> int:
-    from rich.cells import cell_len
-
-    shown = (f"{row[name]:,}" if name == "occurrence" else _shown(row[name]) for row in rows)
-    longest = max(map(cell_len, shown), default=0)
-    return max(len("row" if name == "occurrence" else name), min(longest, MAX_LABEL))
-
-
-def _shown(value: Any) -> str:
-    """Return a label or the value of a field; nothing for None."""
-    return "" if value is None else str(value)
-
-
-def _keep_end(text: str, columns: int) -> str:
-    return _keep_start(text[::-1], columns)[::-1]
-
-
-def _keep_start(text: str, columns: int) -> str:
     from rich.cells import cell_len, set_cell_size
 
-    if cell_len(text) <= columns:
-        return text
-    return set_cell_size(text, columns - 1) + "…" if columns else ""
+    def kept(text: str, columns: int) -> str:
+        if cell_len(text) <= columns:
+            return text
+        return set_cell_size(text, columns - 1) + "…" if columns else ""
+
+    labels = [name for name in (rows[0] if rows else ()) if name not in PLAIN and any(row[name] for row in rows)]
+    labels = labels[: width // WIDTH_OF_A_LABEL]
+    columns = [
+        {
+            "row": f"{row['occurrence']:,}",
+            "word": word,
+            **{name: kept(str(row[name] or ""), MAX_LABEL) for name in labels},
+        }
+        for row, (_, word, _) in zip(rows, parts, strict=True)
+    ]
+    taken = sum(
+        max(cell_len(line[name]) for line in [{name: name}, *columns]) + GAP for name in ("row", "word", *labels)
+    )
+    free = max(0, width - taken - GAP)
+    return [
+        {
+            "row": line.pop("row"),
+            "left context": kept(before.rstrip()[::-1], free // 2)[::-1],
+            "word": line.pop("word"),
+            "right context": kept(after.lstrip(), free - free // 2),
+            **line,
+        }
+        for line, (before, _, after) in zip(columns, parts, strict=True)
+    ]

@@ -13,7 +13,7 @@ import typer
 import embstore_cli.options as opt
 import embstore_studies as studies
 from embstore.errors import InvalidValueError
-from embstore_cli.output import print_json, print_table
+from embstore_cli.output import print_table
 from embstore_studies import STUDIES
 
 ABOUT = "\n\n".join(f"{study}: {kind.about}; DATA: {kind.data}." for study, kind in STUDIES.items())
@@ -27,7 +27,6 @@ def reproduce(
     *,
     small: Annotated[bool, typer.Option("--small", help="A size for two CPU cores (zhao2020).")] = False,
     settings: Annotated[dict[str, Any], opt.Config(lambda: STUDIES, by="study")],
-    as_json: opt.AsJson = False,
 ) -> None:
     if study not in STUDIES:
         raise InvalidValueError(f"unknown study {study!r}: choose {', '.join(STUDIES)}")
@@ -43,9 +42,6 @@ def reproduce(
         result = studies.reproduce(chosen, data, model=named_models(model), out=out)
     finally:
         steps.removeHandler(handler)
-    if as_json:
-        print_json({section.title: list(section.rows) for section in result.sections})
-        return
     print(result.scale)
     for section in result.sections:
         print()

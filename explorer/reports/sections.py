@@ -273,7 +273,7 @@ def similarity(source: Source) -> Section:
         raise InvalidValueError("one layer is stored: similarity of layers needs two")
     if len(layers) > MAX_CKA_LAYERS:
         layers = tuple(layers[i] for i in np.linspace(0, len(layers) - 1, MAX_CKA_LAYERS).round().astype(int))
-    frame = linear_cka(source.few, layers=layers, precision="float32")
+    frame = linear_cka(source.few, layers=layers)
     value = {(one, other): each for one, other, each in frame.select("layer", "other_layer", "value").iter_rows()}
     steps = {pair: value[pair] for pair in pairwise(layers)}
     least = min(steps, key=lambda pair: steps[pair])
@@ -287,7 +287,7 @@ def similarity(source: Source) -> Section:
         finding=finding,
         method="Linear centered kernel alignment (Kornblith et al. 2019): 1 for layers that differ only in rotation, "
         "shift and scale.",
-        call=f"{source.few_code}\ncka = es.analysis.linear_cka(few, layers={layers}, precision='float32')",
+        call=f"{source.few_code}\ncka = es.analysis.linear_cka(few, layers={layers})",
         blocks=[_picture(plot.cka_map(frame), "cka", "Linear CKA of each pair of layers.")],
         caveats=[
             *source.sampled_few,
