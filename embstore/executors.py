@@ -1,4 +1,4 @@
-"""Executors for extraction and queries: processes of this machine, one a device, and the workers of a Ray cluster.
+"""Executors for extraction: processes of this machine, one a device, and the workers of a Ray cluster.
 
 Both follow `concurrent.futures.Executor`, and wherever embstore takes an executor any other one will do, such as
 `mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`. Nothing is retried here: what fails is named, and
@@ -14,9 +14,8 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process
@@ -36,7 +35,6 @@ DEVICE_VARIABLE = "EMBSTORE_WORKER_DEVICE"  # "cpu" or "cuda" in a worker proces
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 DEFAULT_WORKERS = 8  # of an executor that does not say how many it has
 CONNECT_SECONDS = 5.0  # within which any machine of a network answers
-PLACED_SECONDS = 300.0  # a cluster may have to start machines first
 
 
 class Processes(ProcessPoolExecutor):
@@ -141,7 +139,7 @@ def _end_with_parent() -> None:
 
 
 class RayExecutor(Executor):
-    """Run tasks on the workers (actors) of a Ray cluster, each of which has a CPU, and a GPU if the cluster has any.
+    """Run tasks on the workers (actors) of a Ray cluster: one for each of its GPUs, or CPUs if it has no GPU.
 
     embstore of the same version must be installed on all machines; no file of this machine is sent there. Ray restarts
     a lost worker and repeats its tasks up to three times.
@@ -151,19 +149,17 @@ class RayExecutor(Executor):
     address : str or None
         "host:port" of the head, "ray://host:port", "auto" for the cluster that runs on this machine, or "local" to
         start one here; by default that of RAY_ADDRESS, else one that runs here, else a new one.
-    n_workers : int or None
-        How many workers; by default as many as the cluster has GPUs, or CPUs if it has no GPU.
 
     Raises
     ------
     MissingPackageError
         Without the package ray.
     ExecutorError
-        If no cluster answers, or it has no place for the workers within five minutes.
+        If no cluster answers.
     """
 
     @checked
-    def __init__(self, address: str | None = None, *, n_workers: Annotated[int, Range(1, 100_000)] | None = None):
+    def __init__(self, address: str | None = None):
         if find_spec("ray") is None:
             raise MissingPackageError("a Ray cluster needs the package ray: pip install 'embstore[ray]'")
         import ray
@@ -171,28 +167,27 @@ class RayExecutor(Executor):
         self._ray: Any = ray
         self._started = not ray.is_initialized()
         if self._started:
-            _require_listening(address)
             try:
+                host, _, port = (address or "auto").removeprefix("ray://").rpartition(":")
+                if host:  # Ray would wait for one where nothing listens
+                    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:
-                raise ExecutorError(f"cannot connect to a Ray cluster: {one_line(error)}") from error
+                raise ExecutorError(
+                    f"no Ray cluster answers at {address}: {one_line(error)}; give host:port or ray://host:port, as "
+                    "`ray start --head` prints it, auto or local"
+                ) from error
         resources = self._ray.cluster_resources()
         kind = "GPU" if resources.get("GPU") else "CPU"
-        self.n_workers = n_workers or max(1, int(resources.get(kind, 1)))
+        self.n_workers = max(1, int(resources.get(kind, 1)))
         options = {"num_gpus": int(kind == "GPU"), "max_restarts": 3, "max_task_retries": 3}
         actor = self._ray.remote(_RayWorker).options(num_cpus=1, scheduling_strategy="SPREAD", **options)
         self._workers = [actor.remote("cuda" if kind == "GPU" else "cpu") for _ in range(self.n_workers)]
         self._pending: dict[Future[Any], int] = {}
-        self._closed = False
-        ready = [worker.is_ready.remote() for worker in self._workers]
-        placed, _ = ray.wait(ready, num_returns=len(ready), timeout=PLACED_SECONDS)
-        if len(placed) < len(ready):
-            self.shutdown(cancel_futures=True)
-            raise ExecutorError(f"the Ray cluster has places for {len(placed)} of {len(ready)} workers: ask for fewer")
 
     def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a function on the worker with the fewest tasks; the function and its arguments are pickled."""
-        if self._closed:
+        if not self._workers:
             raise RuntimeError("cannot schedule new futures after shutdown")
         loads = list(self._pending.copy().values())
         number = min(range(self.n_workers), key=loads.count)
@@ -206,7 +201,6 @@ class RayExecutor(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Release the workers, after the tasks that were submitted unless `cancel_futures`."""
-        self._closed = True
         for future in list(self._pending) if wait and not cancel_futures else ():
             future.exception()
         for worker in self._workers:
@@ -222,9 +216,6 @@ class _RayWorker:
     def __init__(self, device: str) -> None:
         os.environ[DEVICE_VARIABLE] = device
 
-    def is_ready(self) -> bool:
-        return True
-
     def call(self, call: bytes) -> bytes:
         function, args, kwargs = pickle.loads(call)
         return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
@@ -232,29 +223,11 @@ class _RayWorker:
 
 def _hand_on(answer: Future[Any], future: Future[Any]) -> None:
     """Give a future what Ray answered; an error without the traceback that Ray adds to its text."""
-    error = answer.exception()
     try:
-        if error is None:
-            future.set_result(pickle.loads(answer.result()))
-            return
-    except Exception as failure:
-        error = failure
-    cause = getattr(error, "cause", error)
-    future.set_exception(cause if isinstance(cause, Exception) else ExecutorError(f"a Ray worker was lost: {error}"))
-
-
-def _require_listening(address: str | None) -> None:
-    """Refuse an address where nothing listens, for which Ray would wait."""
-    if address is None or address in ("auto", "local"):
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise ExecutorError(
-            f"no Ray cluster answers at {address}: {getattr(error, 'strerror', None) or error}; give host:port or "
-            "ray://host:port, as `ray start --head` prints it, auto or local"
-        ) from error
+        future.set_result(pickle.loads(answer.result()))
+    except Exception as error:
+        cause = getattr(error, "cause", error)
+        future.set_exception(cause if isinstance(cause, Exception) else ExecutorError(f"a worker was lost: {error}"))
 
 
 def n_workers_of(executor: Executor) -> int:
@@ -263,57 +236,33 @@ def n_workers_of(executor: Executor) -> int:
     return found if isinstance(found, int) else DEFAULT_WORKERS
 
 
-def iter_results(executor: Executor, calls: Iterable[Callable[[], T]], *, in_flight: int | None = None) -> Generator[T]:
-    """Run calls without arguments on an executor and yield their results in the order of the calls.
+def iter_results(
+    executor: Executor, calls: Iterable[Callable[[], T]], *, in_flight: int | None = None, in_order: bool = True
+) -> Generator[T]:
+    """Run calls without arguments on an executor and yield their results, `in_order` of the calls or as they complete.
 
     At most `in_flight` calls (by default two a worker) are submitted and not yet yielded, so that few results wait in
     memory. Raises the error of the first call that fails, and ExecutorError if workers are lost; closing the iterator
     cancels what has not begun.
     """
-    return _iter(executor, calls, in_flight, in_order=True)
-
-
-def iter_completed(executor: Executor, calls: Iterable[Callable[[], T]]) -> Generator[T]:
-    """Run calls as `iter_results` does and yield their results as they complete."""
-    return _iter(executor, calls, None, in_order=False)
-
-
-def _iter(
-    executor: Executor, calls: Iterable[Callable[[], T]], in_flight: int | None, *, in_order: bool
-) -> Generator[T]:
     most = in_flight or 2 * n_workers_of(executor)
     futures: list[Future[T]] = []
     try:
-        with _naming_lost_workers():
-            for call in chain(calls, [None]):
-                while len(futures) >= (most if call is not None else 1):
-                    done = futures[:1] if in_order else list(wait(futures, return_when=FIRST_COMPLETED).done)
-                    futures = [future for future in futures if future not in done]
-                    yield from map(Future.result, done)
-                if call is not None:
-                    futures.append(executor.submit(_run, call))
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-@contextmanager
-def _naming_lost_workers() -> Iterator[None]:
-    try:
-        yield
+        for call in chain(calls, [None]):
+            while len(futures) >= (most if call is not None else 1):
+                done = futures[:1] if in_order else list(wait(futures, return_when=FIRST_COMPLETED).done)
+                futures = [future for future in futures if future not in done]
+                yield from map(Future.result, done)
+            if call is not None:
+                futures.append(executor.submit(call))
     except BrokenExecutor as error:
         raise ExecutorError(
             "a worker process ended abruptly; the system ends processes so if memory is short. Use fewer workers, or "
             "start the work again"
         ) from error
-
-
-def _run(call: Callable[[], T]) -> T:
-    """Run a call; an error that cannot be unpickled elsewhere becomes an ExecutorError with the same text."""
-    try:
-        return call()
-    except Exception as error:
-        raise portable(error) from None
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def portable(error: Exception) -> Exception:

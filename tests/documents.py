@@ -71,7 +71,6 @@ def write_folder(folder: Path, minilm: Path) -> None:
     write_corpora(folder)
     write_senses(folder)
     write_studies(folder, plain)
-    write_chats(folder)
     (folder / "demo-out").mkdir()
     for name in ("demo.zarr", "minilm"):
         (folder / "demo-out" / name).symlink_to(folder / name)
@@ -132,17 +131,6 @@ def write_senses(folder: Path) -> None:
     for name in ("coarsewsd", "wsd"):
         plan = es.plan(sentences, model=folder / "bert-base-uncased", calibrate=False)
         es.extract(plan, folder / f"{name}.zarr")
-
-
-def write_chats(folder: Path) -> None:
-    """Write chats, and a tokenizer with a template for them."""
-    turns = [[{"role": role, "content": f"the {noun} sat"} for role in ("user", "assistant")] for noun in NOUNS]
-    pl.DataFrame({"messages": turns}).write_ndjson(folder / "chats.jsonl")
-    path = folder / "Qwen" / "Qwen2.5-0.5B-Instruct"
-    tiny.save("llama", path)
-    config = json.loads((path / "tokenizer_config.json").read_text())
-    config["chat_template"] = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    (path / "tokenizer_config.json").write_text(json.dumps(config))
 
 
 def write_studies(folder: Path, plain: str) -> None:

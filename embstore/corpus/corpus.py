@@ -13,7 +13,7 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus.formats import FORMATS, common_format, format_named, has_format
-from embstore.corpus.formats.base import ChatTemplate, Format, ReadOptions
+from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
@@ -74,7 +74,6 @@ def open_corpus(
     columns: str | Sequence[str] | None = None,
     text: str | None = None,
     spans: str | None = None,
-    chat: ChatTemplate | None = None,
 ) -> Corpus:
     """Open a corpus for reading; every function that takes a corpus accepts the result.
 
@@ -105,9 +104,6 @@ def open_corpus(
     spans : str, optional
         The column of a table with spans of the text's characters that are occurrences of their own, [start, stop] or
         [start, stop, label]; it becomes a label column.
-    chat : ChatTemplate, optional
-        The template of `embstore.models.chat_template`, applied where the text of a row is a list of messages with role
-        and content.
 
     Raises
     ------
@@ -117,7 +113,7 @@ def open_corpus(
         For a missing path, and for files of unknown or different formats.
     """
     splitting = {"split": split, "words": words, "language": language}
-    table = {"text": text, "spans": spans, "chat": None if chat is None else chat.name}
+    table = {"text": text, "spans": spans}
     given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table}
     if isinstance(source, Corpus):
         for name, value in given.items():
@@ -128,7 +124,7 @@ def open_corpus(
     paths = _paths(source, format)
     if paths is None:
         options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
-        return _open_items(source, options, _table_options(columns, **table), chat)
+        return _open_items(source, options, _table_options(columns, **table))
     files = _files(paths, format)
     form = format_named(format) if format else common_format(files)
     options = {"normalize": steps, **_splitting(form, **splitting)}
@@ -137,7 +133,7 @@ def open_corpus(
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
     name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
-    return Corpus(name, form.name, options, files, partial(_read_files, form, _sources(paths, files), options, chat))
+    return Corpus(name, form.name, options, files, partial(_read_files, form, _sources(paths, files), options))
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -166,10 +162,8 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
         yield replace(sentence, words=list(map(normalize, sentence.words)))
 
 
-def _read_files(
-    form: Format, sources: Mapping[Path, str], options: dict[str, Any], chat: ChatTemplate | None
-) -> Iterator[Sentence]:
-    read_options = _read_options(options, chat)
+def _read_files(form: Format, sources: Mapping[Path, str], options: dict[str, Any]) -> Iterator[Sentence]:
+    read_options = _read_options(options)
 
     def read(path: Path) -> Iterator[Sentence]:
         fields = {FILE: sources[path]} if len(sources) > 1 else {}
@@ -185,13 +179,12 @@ def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
     return {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
 
 
-def _read_options(options: Mapping[str, Any], chat: ChatTemplate | None) -> ReadOptions:
+def _read_options(options: Mapping[str, Any]) -> ReadOptions:
     return ReadOptions(
         splitter=_splitter(options),
         columns=tuple(filter(None, (options.get("columns") or "").split(","))),
         text=options.get("text"),
         spans=options.get("spans"),
-        chat=chat,
     )
 
 
@@ -199,7 +192,7 @@ def _splitter(options: Mapping[str, Any]) -> Splitter:
     return Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options})
 
 
-def _open_items(items: Any, options: dict[str, Any], table: dict[str, str], chat: ChatTemplate | None) -> Corpus:
+def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> Corpus:
     was_read = False
 
     def read() -> Iterator[Sentence]:
@@ -221,7 +214,7 @@ def _open_items(items: Any, options: dict[str, Any], table: dict[str, str], chat
         def error(number: int, message: str) -> CorpusError:
             return CorpusError(f"row {number}: {message}")
 
-        return read_rows(enumerate(every), _read_options(options | table, chat), error=error, name="rows")
+        return read_rows(enumerate(every), _read_options(options | table), error=error, name="rows")
 
     return Corpus(SENTENCES, SENTENCES, options | table, (), read)
 

@@ -26,7 +26,7 @@ from embstore.errors import (
     StoreDamagedError,
     StoreFormatError,
 )
-from embstore.executors import iter_completed, n_workers_of, one_line
+from embstore.executors import iter_results, n_workers_of, one_line
 from embstore.extraction.append import append as append_part
 from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan
@@ -246,7 +246,7 @@ def _run_on(
 
     n_committed = 0
     try:
-        with closing(iter_completed(executor, calls())) as outcomes:
+        with closing(iter_results(executor, calls(), in_order=False)) as outcomes:
             for done in (done for outcome in outcomes for done in outcome):
                 sites = submitted.pop(done.partition)
                 if done.error is not None:

@@ -403,7 +403,10 @@ def run_tasks(job: bytes, tasks: Sequence[Task]) -> list[Done]:
     An error of one partition is part of its outcome, and the next one follows.
     """
     with _LOCK:  # threads of one process share the model
-        worker = _process_worker(job)
+        try:
+            worker = _process_worker(job)
+        except Exception as error:
+            raise portable(error) from None
         done: dict[int, Done] = {}
         while left := [one for task in tasks if (one := task.without(done)).missing]:
             try:

@@ -1,4 +1,3 @@
-from .chat import chat_template as chat_template
 from .checkpoint import save_untrained as save_untrained
 from .encoder import Encoder as Encoder
 from .generating import generate as generate

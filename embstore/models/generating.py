@@ -14,8 +14,8 @@ import transformers
 
 from embstore.arguments import Range, checked
 from embstore.config import settings
-from embstore.corpus.formats.chat import is_chat
 from embstore.corpus.formats.jsonl import parse_object
+from embstore.corpus.formats.rows import is_chat
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import InvalidValueError, ModelError, StorageError, quoted

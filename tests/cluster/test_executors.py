@@ -19,10 +19,10 @@ from embstore.errors import ExecutorError, InvalidValueError
 from embstore.executors import (
     Processes,
     device_name,
-    iter_completed,
     iter_results,
     n_workers_of,
     one_line,
+    portable,
     worker_device,
     worker_environment,
 )
@@ -34,15 +34,11 @@ def square(number: int) -> tuple[int, int]:
     return number * number, os.getpid()
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     """An error that cannot be made again from its message."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")
-
-
-def raise_unpicklable() -> None:
-    raise Unpicklable("this", "that")
 
 
 def kill_this_process() -> None:
@@ -83,10 +79,6 @@ class TestProcesses:
         assert processes.submit(worker_device).result() == "cpu"
         assert processes.submit(os.getenv, "CUDA_VISIBLE_DEVICES").result() == ""
         assert worker_device() == "auto"
-
-    def test_an_error_that_cannot_be_pickled_keeps_its_text(self, processes: Executor) -> None:
-        with pytest.raises(ExecutorError, match=r"^Unpicklable: this and that$"):
-            list(iter_results(processes, [raise_unpicklable]))
 
     def test_a_killed_worker_is_reported_in_one_line(self) -> None:
         with Processes(1) as executor:
@@ -148,13 +140,13 @@ def test_results_of_threads() -> None:
     with ThreadPoolExecutor(3) as executor:
         calls = [partial(square, number) for number in (3, 1, 2)]
         assert [result for result, _ in iter_results(executor, calls)] == [9, 1, 4]
-        assert sorted(result for result, _ in iter_completed(executor, calls)) == [1, 4, 9]
+        assert sorted(result for result, _ in iter_results(executor, calls, in_order=False)) == [1, 4, 9]
         with pytest.raises(ValueError, match="13 is refused"):
-            list(iter_completed(executor, [partial(square, number) for number in range(20)]))
+            list(iter_results(executor, [partial(square, number) for number in range(20)], in_order=False))
 
 
-@pytest.mark.parametrize("take", [iter_results, iter_completed])
-def test_calls_are_taken_as_workers_are_free(take: object) -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_calls_are_taken_as_workers_are_free(in_order: bool) -> None:
     taken: list[int] = []
 
     def calls() -> Iterator[partial[tuple[int, int]]]:
@@ -164,7 +156,7 @@ def test_calls_are_taken_as_workers_are_free(take: object) -> None:
 
     with ThreadPoolExecutor(3) as executor:
         assert n_workers_of(executor) == 3
-        results = take(executor, calls())  # type: ignore[operator]
+        results = iter_results(executor, calls(), in_order=in_order)
         for _ in range(5):
             next(results)
         results.close()
@@ -205,6 +197,7 @@ def test_workers_and_devices_that_do_not_fit() -> None:
 
 
 def test_an_error_in_one_line() -> None:
+    assert str(portable(UnpicklableError("this", "that"))) == "UnpicklableError: this and that"
     assert one_line(ValueError("a\nb")) == "ValueError: a b"
     assert one_line(InvalidValueError("a")) == "a"
     assert one_line(KeyError()) == "KeyError"

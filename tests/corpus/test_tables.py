@@ -328,3 +328,33 @@ def test_spans_against_an_oracle() -> None:
 def test_bad_spans(spans: Any, expected: str) -> None:
     rows = [{"text": "one two", "spans": spans}]
     assert expected in complaint(lambda: list(open_corpus(rows, spans="spans")))
+
+
+CHAT = [
+    {"role": "user", "content": "No. The bank, was old."},
+    {"role": "assistant", "content": None},
+    {"role": "assistant", "content": "Rivers flow."},
+]
+
+
+def test_messages_are_text_with_the_role_of_each_word(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"messages": [CHAT], "id": ["x"]}).write_parquet(path)
+    sentences = list(open_corpus(path))
+    assert {sentence.document for sentence in sentences} == {sentences[0].document}
+    words = [(word, role) for each in sentences for word, role in zip(each.words, each.labels["role"], strict=True)]
+    assert [word for word, role in words if role == "user"] == ["No", ".", "The", "bank", ",", "was", "old", "."]
+    assert [word for word, role in words if role == "assistant"] == ["Rivers", "flow", "."]
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "expected"),
+    [
+        ([{"role": "user", "content": ["a"]}], {}, "row 0: message 0: content is ['a'], not a text"),
+        ([{"content": "a"}], {}, "row 0: message 0: role is None, not a text"),
+        ([{"role": "user", "content": "\ud800"}], {}, "message 0: content is '\\ud800', not a text"),
+        (CHAT, {"spans": "x"}, "spans: they are offsets in a text, and 'messages' is a chat"),
+    ],
+)
+def test_bad_chats(messages: Any, options: dict[str, Any], expected: str) -> None:
+    assert expected in complaint(lambda: list(open_corpus([{"messages": messages, "x": None}], **options)))

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import FieldValue, Sentence
 from embstore.corpus.splitting import Splitter
-
-
-class ChatTemplate(Protocol):
-    """What `open_corpus(chat=...)` takes: a chat template, such as that of `embstore.models.chat_template`."""
-
-    @property
-    def name(self) -> str:
-        """The model that it is of."""
-
-    @property
-    def specials(self) -> Sequence[str]:
-        """The spellings of special tokens."""
-
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of a chat."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +16,13 @@ class ReadOptions:
 
     `splitter` turns text into sentences and words. `columns` names the columns of a CoNLL file, or those of a table to
     read (empty: all). `text`: the column of the text of a table, None to find it; `spans`: that of spans of its
-    characters; `chat`: the template of chats. `fields`: those of the documents of the file.
+    characters. `fields`: those of the documents of the file.
     """
 
     splitter: Splitter
     columns: tuple[str, ...] = ()
     text: str | None = None
     spans: str | None = None
-    chat: ChatTemplate | None = None
     fields: Mapping[str, FieldValue] = field(default_factory=dict)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.rows import read_rows
@@ -14,11 +12,7 @@ from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence
 from embstore.errors import CorpusError
 
-if TYPE_CHECKING:  # imported only where a table is read
-    import polars as pl
-
 BATCH_ROWS = 2**13  # texts of some kilobytes: tens of MiB
-BUFFER_NBYTES = 2**20  # of a column, so that a row group of any size takes little memory
 
 
 def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
@@ -33,39 +27,10 @@ def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 def _rows(lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
     import polars as pl
 
-    errors: tuple[type[Exception], ...] = (pl.exceptions.PolarsError, OSError)
-    batches = _batches_of_polars
-    with suppress(ImportError):
-        from pyarrow.lib import ArrowException
-
-        errors, batches = (*errors, ArrowException), _batches_of_arrow
-    number = 0
     try:
-        for batch in batches(lines.path):
-            yield from enumerate(batch.iter_rows(named=True), number)
-            number += batch.height
-    except errors as error:
+        yield from enumerate(rows_of_table(pl.scan_parquet(lines.path, glob=False)) or ())
+    except (pl.exceptions.PolarsError, OSError) as error:
         raise lines.file_error(f"not a Parquet file that can be read: {' '.join(str(error).split())[:200]}") from None
-
-
-def _batches_of_arrow(path: Path) -> Iterator[pl.DataFrame]:
-    """Read pages as they are needed, so that a row group of any size takes the memory of a batch."""
-    import polars as pl
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_NBYTES) as file:
-        for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
-            yield pl.DataFrame(batch)
-
-
-def _batches_of_polars(path: Path) -> Iterator[pl.DataFrame]:
-    """Read a row group at a time; `collect_batches` reads many ahead."""
-    import polars as pl
-
-    table, number = pl.scan_parquet(path, glob=False), 0
-    while (batch := table.slice(number, BATCH_ROWS).collect()).height:
-        yield batch
-        number += batch.height
 
 
 def rows_of_table(table: Any) -> Iterable[Any] | None:

@@ -13,8 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 from embstore.corpus.formats.base import ReadOptions
-from embstore.corpus.formats.chat import is_chat, read_chat
-from embstore.corpus.formats.located import Located, located, sentence_of
 from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
 from embstore.errors import COLUMNS, CorpusError, EmbstoreWarning, InvalidValueError, quoted
 from embstore.spacing import ATTACHED
@@ -22,6 +20,7 @@ from embstore.spacing import ATTACHED
 Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
 DEFAULT_TEXT, CHAT = "text", "messages"
+_Piece = tuple[int, int, int]  # the characters [start, stop) of a text, and the number of their sentence
 
 
 def read_rows(
@@ -92,7 +91,7 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
     elif is_chat(text):
         if options.spans is not None:
             raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a chat")
-        found, labels = read_chat(text, options), set()
+        found, labels = _chat(text, options), set()
     elif _is_words(text):
         if options.spans is not None:
             raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a list of words")
@@ -102,6 +101,23 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
         raise InvalidValueError(f"{column}: {quoted(text)} is neither a text, a list of words nor a chat")
     document = Document(_fields({name: others[name] for name in others if name not in labels}, options.fields))
     return [check_sentence(Sentence(each.words, each.labels, each.targets, document, each.attached)) for each in found]
+
+
+def is_chat(value: object) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(message, Mapping) for message in value)
+
+
+def _chat(messages: Sequence[Row], options: ReadOptions) -> list[Sentence]:
+    """Return the sentences of a list of messages, with the role of its message as a label of every word."""
+    sentences: list[Sentence] = []
+    for number, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        for key, value in (("role", role or None), ("content", "" if content is None else content)):
+            if not isinstance(value, str) or not is_encodable(value):
+                raise InvalidValueError(f"message {number}: {key} is {quoted(value)}, not a text")
+        for sentence in options.splitter.sentences(content or ""):
+            sentences.append(replace(sentence, labels={"role": [role] * len(sentence.words)}))
+    return sentences
 
 
 def _labelled(words: list[str], columns: Row) -> Sentence:
@@ -166,31 +182,35 @@ def with_spans(text: str, sentences: Sequence[Sentence], spans: object, column: 
     ends is ignored. A word is split where a span begins or ends in it, and sentences that share a span are joined.
     `column`: the label column of the first word of each span, whose label is by default "span".
     """
-    wanted = _parse_spans(text, spans)
-    cuts = sorted({end for start, stop, _ in wanted for end in (start, stop)})
-    pieces: list[Located] = []
-    for word in located(text, sentences):
-        bounds = [word.start, *cuts[bisect_right(cuts, word.start) : bisect_left(cuts, word.stop)], word.stop]
-        pieces.extend(Located(one, other, word.sentence) for one, other in pairwise(bounds))
-    starts = [piece.start for piece in pieces]
+    parsed = _parse_spans(text, spans)
+    cuts = sorted({end for start, stop, _ in parsed for end in (start, stop)})
+    pieces: list[_Piece] = []
+    end = 0
+    for number, sentence in enumerate(sentences):
+        for word in sentence.words:
+            begin = text.index(word, end)
+            end = begin + len(word)
+            bounds = [begin, *cuts[bisect_right(cuts, begin) : bisect_left(cuts, end)], end]
+            pieces.extend((one, other, number) for one, other in pairwise(bounds))
+    starts = [start for start, _, _ in pieces]
     joined = set[int]()  # sentences that are joined to the one before
     ranges = []
-    for start, stop, label in wanted:
+    for start, stop, label in parsed:
         first, last = bisect_left(starts, start), bisect_left(starts, stop)
         if first == last:
             raise InvalidValueError(f"spans: [{start}, {stop}] has no word: {quoted(text[start:stop])}")
-        joined.update(range(pieces[first].sentence + 1, pieces[last - 1].sentence + 1))
+        joined.update(range(pieces[first][2] + 1, pieces[last - 1][2] + 1))
         ranges.append((first, last, label))
     return list(_regrouped(text, pieces, joined, ranges, column))
 
 
 def _regrouped(
-    text: str, pieces: list[Located], joined: set[int], ranges: list[tuple[int, int, str]], column: str
+    text: str, pieces: list[_Piece], joined: set[int], ranges: list[tuple[int, int, str]], column: str
 ) -> Iterator[Sentence]:
     """Yield the sentences made of the pieces of a text, with `ranges` of pieces as targets."""
     begins = [0] if pieces else []
     for at, (before, piece) in enumerate(pairwise(pieces), 1):
-        if piece.sentence != before.sentence and piece.sentence not in joined:
+        if piece[2] != before[2] and piece[2] not in joined:
             begins.append(at)
     for begin, end in pairwise([*begins, len(pieces)]):
         inside = [(first - begin, last - begin, label) for first, last, label in ranges if begin <= first < end]
@@ -198,7 +218,9 @@ def _regrouped(
         for first, _, label in inside:
             labels[first] = label
         targets = [(first, last) for first, last, _ in inside if last > first + 1]
-        yield replace(sentence_of(text, pieces[begin:end]), labels={column: labels}, targets=targets)
+        words = [text[start:stop] for start, stop, _ in pieces[begin:end]]
+        attached = [at - begin for at in range(begin + 1, end) if pieces[at][0] == pieces[at - 1][1]]
+        yield Sentence(words, {column: labels}, targets, attached=attached)
 
 
 def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
