@@ -32,9 +32,7 @@ def argument(metavar: str, text: str) -> Any:
     return typer.Argument(metavar=metavar, help=text)
 
 
-STORE = (
-    "NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https://, hf://; NAME.json or a glob of several stores."
-)
+STORE = "NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https://; NAME.json or a glob of several stores."
 
 StorePath = Annotated[str, argument("STORE", STORE)]
 StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]

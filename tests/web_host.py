@@ -102,8 +102,6 @@ def web_host(folder: Path, *, is_hub: bool = False) -> Iterator[WebHost]:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebHost]:
-    """A hub for which HF_ENDPOINT is set."""
+def hub(tmp_path: Path) -> Iterator[WebHost]:
     with web_host(tmp_path / "hub", is_hub=True) as host:
-        monkeypatch.setenv("HF_ENDPOINT", f"{host.url}/")
         yield host

@@ -21,7 +21,7 @@ from embstore.store.layout import partition_rows
 from embstore.store.merged import MEMBER, Member, Members, MergedColumns
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.gather import checked_out
-from embstore.store.reading.scan import BLOCK_NBYTES, RowReader, StoredRows
+from embstore.store.reading.scan import BLOCK_NBYTES, StoredRows
 from embstore.store.source import FileSource, Missing, Source, Verify, layout_of
 from embstore.store.storage.location import ObjectPath
 from embstore.store.vectors import VALUE_DTYPE
@@ -201,7 +201,7 @@ class JoinedSource:
             for block in blocks:
                 yield replace(block, first=base + block.first)
 
-    def sequential(self, array: str, layer: int, stop: int) -> RowReader:
+    def sequential(self, array: str, layer: int, stop: int) -> _JoinedReader:
         return _JoinedReader(self, array, layer, stop)
 
     def require_committed(self, start: int, stop: int) -> None:
@@ -239,7 +239,7 @@ class MemberLabels:
 
 
 class _JoinedReader:
-    """A RowReader over the members of a collection, one after the other."""
+    """Reads rows of the members of a collection, one after the other."""
 
     def __init__(self, joined: JoinedSource, array: str, layer: int, stop: int) -> None:
         self._of, self._array, self._layer, self._stop = joined, array, layer, stop

@@ -47,7 +47,7 @@ def open_store(
 ) -> Store:
     """Open a store for reading, or several as one; an unfinished store is opened with an UnfinishedStoreWarning.
 
-    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://, hf://. Several as a list, as a
+    `path`: a folder, a file, or a URL: s3://bucket/name.zarr, gs://, az://, https://. Several as a list, as a
     glob such as "decades/*.zarr", or as a file NAME.json with a list of paths relative to it, whose
     rows are those of the stores one after another. `site`: which vectors are read, see `Store.site`; it may also
     follow the path: "name.zarr#query". `verify`: with "lazy" the index, and each partition before a row of it is

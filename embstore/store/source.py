@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,14 +16,13 @@ from embstore.store.arrays import committed
 from embstore.store.backend import Reader, open_reader
 from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import row_numbers
-from embstore.store.index import Index, Labels
+from embstore.store.index import Index
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import RESIDUAL, Layout
 from embstore.store.metadata import Metadata
 from embstore.store.reading.gather import RESUME, Gatherer
 from embstore.store.reading.scan import (
     Checksums,
-    RowReader,
     SequentialReader,
     Snapshot,
     StoredRows,
@@ -33,61 +32,17 @@ from embstore.store.reading.scan import (
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath
 
+if TYPE_CHECKING:
+    from embstore.store.collection import JoinedSource
+
 CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
 
 Verify = Literal["lazy"] | None
 Missing = Literal["error", "skip", "nan"]
 
 
-class LabelStorage(Protocol):
-    """Where the label columns are that were added to a store."""
-
-    def write(self, columns: Mapping[str, Labels], *, replace: bool) -> None: ...
-    def remove(self, name: str) -> None: ...
-
-
-class Source(Protocol):
-    """One store, or several that are one: what `Store` and the analyses read. `layer` is the number of a stored layer.
-
-    `verify`: whether what is read is compared with its checksums. `is_stored`: whether there is a place next to it for
-    what is derived from it.
-    """
-
-    path: Path | ObjectPath
-    metadata: Metadata
-    layout: Layout
-    verify: Verify
-    is_stored: bool
-
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def n_committed_rows(self) -> int: ...
-    @property
-    def digest(self) -> str: ...
-    @property
-    def is_remote(self) -> bool: ...
-    @property
-    def center(self) -> NDArray[np.float32] | None: ...
-    @property
-    def index(self) -> Index: ...
-    @property
-    def label_files(self) -> LabelStorage: ...
-    def members(self) -> list[FileSource]: ...
-    def again(self, *, verify: Verify, site: str) -> Source: ...
-    def refresh(self) -> None: ...
-    def column_shapes(self) -> dict[str, tuple[int, ...]]: ...
-    def require_current(self, *, columns: bool) -> None: ...
-    def require_committed(self, start: int, stop: int) -> None: ...
-    def is_written(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]: ...
-    def take(
-        self, rows: ArrayLike, layers: tuple[int, ...], out: NDArray[Any] | None, *, nan: bool
-    ) -> NDArray[Any]: ...
-    def scan(
-        self, layer: int, start: int, stop: int, *, block_rows: int | None, missing: Missing, copy: bool
-    ) -> Iterator[tuple[int, NDArray[Any]]]: ...
-    def stored_blocks(self, layer: int, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]: ...
-    def sequential(self, array: str, layer: int, stop: int) -> RowReader: ...
+# One store, or several that are one: what `Store` and the analyses read
+Source: TypeAlias = "FileSource | JoinedSource"
 
 
 def layout_of(metadata: Metadata, site: str | None, path: object) -> Layout:
@@ -249,7 +204,7 @@ class FileSource:
         self.require_committed(start, stop)
         return stored_blocks(self._snapshot, self._positions[layer], start, stop, block_rows=block_rows)
 
-    def sequential(self, array: str, layer: int, stop: int) -> RowReader:
+    def sequential(self, array: str, layer: int, stop: int) -> SequentialReader:
         """Return what reads ascending rows of a stored array."""
         return SequentialReader(self._snapshot, array, self._positions[layer], stop)
 

@@ -69,7 +69,7 @@ def test_gather_and_scan_equal_those_of_the_disk(bucket: Bucket, tmp_path: Path,
 def test_a_gather_asks_once_for_each_run_and_for_no_shard_whole(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, layers: tuple[int, ...], rows: int
 ) -> None:
-    monkeypatch.setenv("EMBSTORE_GAP_KIB", "0.5")
+    monkeypatch.setattr("embstore.store.zarr.remote.GAP_NBYTES", 512)
     near, far = upload(bucket, example(rows=count, layers=layers, partition_rows=1024), tmp_path)
     wanted = np.random.default_rng(2).choice(count, rows, replace=False)
     bucket.proxy.reset()

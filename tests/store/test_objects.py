@@ -128,11 +128,7 @@ def test_a_short_answer_is_never_accepted(objects: ObjectStorage, bucket: Bucket
     [
         (Fault("", 9, 403, "AccessDenied"), StorageError, "permission denied (403 Forbidden AccessDenied)"),
         (Fault("", 9, 301, "PermanentRedirect"), StorageError, "another region than AWS_REGION (us-east-1)"),
-        (
-            Fault("", 9, 400, "AuthorizationHeaderMalformed", "<Region>eu-west-1</Region>"),
-            StorageError,
-            "another region (eu-west-1)",
-        ),
+        (Fault("", 9, 400, "AuthorizationHeaderMalformed"), StorageError, "another region than AWS_REGION"),
         (Fault("", 9, 404, "NoSuchBucket"), StoreNotFoundError, "there is no bucket"),
         (Fault("", 9, 404, "NoSuchKey"), KeyNotFoundError, "does not exist"),
         (Fault("", 9, 418, "Teapot"), StorageError, "Teapot"),

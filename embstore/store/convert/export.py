@@ -25,7 +25,6 @@ from embstore.store.convert.filling import (
 from embstore.store.layout import Layout, partition_rows
 from embstore.store.metadata import Dropped, Metadata, check_metadata
 from embstore.store.opening import open_store
-from embstore.store.reading.scan import RowReader
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Selection, Store
 from embstore.store.vectors import STORAGE_DTYPE, decode
@@ -193,7 +192,7 @@ class _Copy:
     def _namer(self, rows: Rows) -> Callable[[int], str]:
         return lambda number: f"row {rows[number]} of {self._source.path}"
 
-    def _sequential(self, array: str, layer: int, stop: int) -> RowReader:
+    def _sequential(self, array: str, layer: int, stop: int) -> Any:
         end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
         return self._source.source.sequential(array, self._layout.layers[layer], end)
 

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
-from embstore.store.arrays import COMMIT_DTYPE, COMMITS, ArraySpec, Records, committed, frozen_spec, payload_specs
+from embstore.store.arrays import COMMIT_DTYPE, COMMITS, Records, frozen_spec, payload_specs
 from embstore.store.hdf5.addresses import (
     Addresses,
     chunk_rows,
     find_addresses,
-    get_dataset,
     payload_crc32c,
     read_span,
 )
@@ -42,7 +40,6 @@ class HDF5Reader:
         self._scattered = MappedFile(path, random=True)
         self.appended = None  # a file has no parts
         self._layers: dict[tuple[str, int], MappedLayer] = {}
-        self._check_a_row()
 
     def commits(self) -> Records:
         """Read the commit records [partition, 2]."""
@@ -101,27 +98,6 @@ class HDF5Reader:
         if stop > len(self._file.bytes):
             raise StoreDamagedError(f"{self.path} is cut short: {REPAIR_HINT}")
         return start, stop
-
-    @contextmanager
-    def _library_array(self, spec: ArraySpec) -> Iterator[Any]:
-        """Open an array with the HDF5 library, in the file that was opened."""
-        with self._file.reopened(), open_file(self.path) as file:
-            yield get_dataset(file, spec)
-
-    def _check_a_row(self) -> None:
-        """Compare one committed row, as mapped, with what the HDF5 library reads."""
-        written = np.flatnonzero(committed(self.commits(), self.metadata.layout))
-        spec = payload_specs(self.metadata, int(written[0]) if len(written) else 0)[0]
-        if not len(written):
-            return
-        start, _ = self.metadata.layout.span(int(written[0]))
-        row = np.empty((1, *spec.shape[2:]), spec.dtype)
-        layer, files = self.layer(spec.path, 0, [int(written[0])])
-        layer.take(np.array([start]), files, row)
-        with self._library_array(spec) as array:
-            expected = array[0, start]
-        if row.tobytes() != expected.tobytes():
-            raise StoreDamagedError(f"the HDF5 library reports wrong addresses for {self.path}: {REPAIR_HINT}")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,14 +103,6 @@ class Snapshot:
     checksums: Checksums | None
 
 
-class RowReader(Protocol):
-    """Reads ascending rows of one array and layer; a context manager."""
-
-    def __enter__(self) -> RowReader: ...
-    def __exit__(self, *exception: object) -> None: ...
-    def read_rows(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None: ...
-
-
 class SequentialReader:
     """Read ascending committed rows of one array and layer as they are stored, across partitions.
 
@@ -147,7 +139,7 @@ class SequentialReader:
             self._checksums.require(range(start // size, -(-stop // size)))
         if self._remote is not None:
             if self._ahead is None:
-                self._ahead = self._remote.read_ahead(self._array, self._layer, self._stop)
+                self._ahead = ReadAhead(self._remote, self._array, self._layer, self._stop)
             self._ahead.read(start, stop, out)
             return
         for partition in range(start // size, -(-stop // size)):

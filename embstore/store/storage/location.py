@@ -1,4 +1,4 @@
-"""Locations of stores: local paths, object-store URLs and the Hugging Face hub; none ever holds a credential."""
+"""Locations of stores: local paths and object-store URLs; none ever holds a credential."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from embstore.errors import InvalidValueError, quoted
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 
-HUB = "https://huggingface.co"
-HUB_STORE = "store.zarr"  # the store of a data set that is named without a path
-_HUB = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([\w.-]+))?(?:/(.+))?")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.S)
 _ONE_SLASH = re.compile(r"(s3|gs|az|https?):/(?!/)")
 
@@ -50,15 +47,15 @@ class ObjectPath:
 
     @property
     def name(self) -> str:
-        return self.key.rpartition("/")[2]
+        return Path(self.key).name
 
     @property
     def suffix(self) -> str:
-        return Path(self.name).suffix
+        return Path(self.key).suffix
 
     @property
     def stem(self) -> str:
-        return Path(self.name).stem
+        return Path(self.key).stem
 
     @property
     def parent(self) -> ObjectPath:
@@ -69,15 +66,8 @@ class ObjectPath:
         return self.parent / name
 
 
-def _is_encodable(text: str) -> bool:
-    try:
-        return b"\0" not in os.fsencode(text)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-
-
 def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | ObjectPath:
-    """Parse a local path or an object-store URL (s3://, gs://, az://, https://, hf://datasets/USER/NAME[/PATH]).
+    """Parse a local path or an object-store URL (s3://, gs://, az://, https://).
 
     A path that is a symbolic link becomes what it points to: a store, its lock and its repair are in one place,
     whatever name they are given. Raises InvalidValueError for anything else, and for a URL with another scheme,
@@ -88,7 +78,11 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
     if not isinstance(location, str | os.PathLike):
         raise InvalidValueError(f"a store is named by its path or URL, not by {quoted(location)}")
     text = os.fsdecode(location)
-    if not text or not _is_encodable(text):
+    try:
+        is_path = bool(text) and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        is_path = False
+    if not is_path:
         raise InvalidValueError(f"{quoted(text)} cannot be the path of a store")
     url = _URL.fullmatch(text)
     if url is None:
@@ -96,11 +90,9 @@ def parse_location(location: str | os.PathLike[str] | ObjectPath) -> Path | Obje
             raise InvalidValueError(f"{text} has only one slash: pass a URL as a string, not as a Path")
         return Path(os.path.realpath(text)) if os.path.islink(text) else Path(text)
     scheme, rest = url[1].lower(), url[2].rstrip("/")
-    if scheme == "hf":
-        return parse_location(_hub_url(f"hf://{rest}"))
     bucket, _, key = rest.partition("/")
     if scheme not in SCHEMES:
-        raise InvalidValueError(f"{scheme}:// is not supported: use a path, s3://, gs://, az://, https:// or hf://")
+        raise InvalidValueError(f"{scheme}:// is not supported: use a path, s3://, gs://, az:// or https://")
     if "@" in bucket or "?" in rest or "#" in rest:  # the message must not repeat what may be a password or signature
         raise InvalidValueError(
             f"a {scheme}:// URL may not contain a user name, ? or #: credentials come from the environment only"
@@ -125,20 +117,6 @@ def require_distinct(locations: Iterable[str | os.PathLike[str] | ObjectPath]) -
             spelled = "" if str(known[place]) == str(location) else f", once as {known[place]}"
             raise InvalidValueError(f"the store {location} is given twice{spelled}: give each once")
         known[place] = location
-
-
-def parse_hub(address: str) -> tuple[str, str | None, str | None]:
-    """Parse hf://datasets/USER/NAME[@REVISION][/PATH] into repository, revision and path."""
-    match = _HUB.fullmatch(address.rstrip("/"))
-    if match is None or "?" in address or "#" in address:
-        raise InvalidValueError("the address of a store on the hub is hf://datasets/USER/NAME[@REVISION][/PATH]")
-    return match[1], match[2], match[3]
-
-
-def _hub_url(address: str) -> str:
-    repository, revision, path = parse_hub(address)
-    endpoint = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    return f"{endpoint}/datasets/{repository}/resolve/{revision or 'main'}/{path or HUB_STORE}"
 
 
 def member_names(paths: Sequence[Path | ObjectPath]) -> list[str]:

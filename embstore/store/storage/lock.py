@@ -6,12 +6,12 @@ import errno
 import os
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
-from embstore.errors import StoreBusyError
+from embstore.errors import StorageError, StoreBusyError
 from embstore.store.storage.files import clean_up, remove, storing
 
-_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # of some mounts of NFS and Lustre
 
 
 class ProcessLock:
@@ -19,17 +19,12 @@ class ProcessLock:
 
     Entering raises StoreBusyError with the message `busy` where another process holds it. The operating system
     releases the lock when the process ends. The file is removed on release.
-
-    A file system without locks (some NFS and Lustre mounts) has a second file instead, whose existence is the lock
-    and which names the process and machine that hold it. After a crash the next process on that machine removes it;
-    a process on another machine says which file to remove.
     """
 
     def __init__(self, file: Path, busy: str) -> None:
         self.file = file
-        self.held_file = file.with_name(f"{file.name}.held")
         self._busy = busy
-        self._lock: BaseFileLock = FileLock(file, thread_local=False, fallback_to_soft=False)
+        self._lock = FileLock(file, thread_local=False, fallback_to_soft=False)
 
     def __enter__(self) -> ProcessLock:
         try:
@@ -42,23 +37,15 @@ class ProcessLock:
 
     def _acquire(self) -> None:
         try:
-            try:
-                self._lock.acquire(blocking=False)
-                if not self.held_file.exists():
-                    return
-                self._lock.release()
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-            self._lock = SoftFileLock(self.held_file, thread_local=False)
-            self.file.touch()
             self._lock.acquire(blocking=False)
         except Timeout:
-            busy = self._busy
-            if isinstance(self._lock, SoftFileLock):
-                busy += f"; its file system has no locks: if process {self._lock.pid} on the machine where it runs has "
-                busy += f"ended, remove {self.held_file}"
-            raise StoreBusyError(busy) from None
+            raise StoreBusyError(self._busy) from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise StorageError(
+                f"cannot lock {self.file}: its file system has no locks; write the store to another disk, then copy it"
+            ) from error
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""

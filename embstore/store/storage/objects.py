@@ -116,7 +116,7 @@ class ObjectStorage(Storage):
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run a function in the pool of 32 request threads; it must not wait for another one submitted here."""
-        return pool().submit(work)
+        return pool(os.getpid()).submit(work)
 
     def iter_parts(self, key: str, size: int) -> Iterator[Bytes]:
         ahead: deque[Future[Bytes]] = deque()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -17,11 +17,10 @@ from embstore.errors import StoreDamagedError
 from embstore.store.arrays import ArraySpec
 from embstore.store.layout import Layout
 from embstore.store.storage.base import KeyNotFoundError, Storage, Version, run_now, wait_all
-from embstore.store.storage.client import setting
 from embstore.store.storage.files import REPAIR_HINT, Bytes
 from embstore.store.zarr.format import shard_key, shard_shape
 
-GAP_KIB = 128  # reading that much in between costs less than another request
+GAP_NBYTES = 128 * 2**10  # reading that much in between costs less than another request
 RUN_NBYTES = 4 * 2**20  # longer runs are split, so that their parts are requested at the same time
 MAX_SHARDS = 2**16  # whose versions are remembered, about 200 bytes each
 WINDOW_NBYTES = 8 * 2**20  # of a scan, as long as the parts of other reads
@@ -61,19 +60,18 @@ class Shard(NamedTuple):
 class RemoteRows:
     """Reads rows of all arrays, layers and partitions of a store by ranged requests, and no more than is requested.
 
-    Rows no further apart than EMBSTORE_GAP_KIB (128) are read by one request, with what lies between them.
+    Rows no further apart than 128 KiB are read by one request, with what lies between them.
     `require_same`: raises where another store has taken the place of this one; it is called whenever shards are opened.
     """
 
     def __init__(
         self, storage: Storage, layout: Layout, specs: Mapping[str, ArraySpec], *, require_same: Callable[[], None]
     ) -> None:
-        self._storage = storage
-        self._layout = layout
-        self._specs = specs
+        self.storage = storage
+        self.layout = layout
+        self.specs = specs
         self._require_same = require_same
-        self._shards: OrderedDict[tuple[str, int], Shard] = OrderedDict()
-        self._gap = int(setting("EMBSTORE_GAP_KIB", GAP_KIB) * 2**10)
+        self._shards: dict[tuple[str, int], Shard] = {}
         self._mutex = Lock()
 
     def forget(self) -> None:
@@ -88,7 +86,7 @@ class RemoteRows:
         if not out.size:
             return []
         shards = self._open(array, [part.partition for part in parts])
-        row_nbytes = self._specs[array].row_nbytes
+        row_nbytes = self.specs[array].row_nbytes
         target = out.reshape(len(positions) * out.shape[1], -1).view(np.uint8)
         futures = []
         for part, shard in zip(parts, shards, strict=True):
@@ -97,23 +95,15 @@ class RemoteRows:
             starts, into = starts.reshape(-1), into.reshape(-1)
             order = starts.argsort(kind="stable")
             starts, into = starts[order], into[order]
-            for first, last in runs_of(starts, row_nbytes, self._gap):
+            for first, last in runs_of(starts, row_nbytes, GAP_NBYTES):
                 run = starts[first:last], into[first:last]
-                futures.append(self._storage.submit(partial(self._read_run, shard, *run, row_nbytes, target)))
+                futures.append(self.storage.submit(partial(self._read_run, shard, *run, row_nbytes, target)))
         return futures
-
-    def read_ahead(self, array: str, position: int, stop: int) -> ReadAhead:
-        """Return a reader of ascending rows of one layer, at most up to row `stop`."""
-
-        def begin(partition: int, start: int, end: int) -> Future[Bytes]:
-            return self._storage.submit(partial(self.read_rows, array, position, partition, start, end))
-
-        return ReadAhead(begin, self._layout.partition_rows, self._specs[array].row_nbytes, stop)
 
     def read_rows(self, array: str, position: int, partition: int, start: int, stop: int) -> Bytes:
         """Return rows `[start, stop)` of a partition by one request."""
         shard = self._open(array, [partition], submit=run_now)[0]
-        row_nbytes, layer = self._specs[array].row_nbytes, position * shard.layer_nbytes
+        row_nbytes, layer = self.specs[array].row_nbytes, position * shard.layer_nbytes
         return self._get(shard, layer + start * row_nbytes, layer + stop * row_nbytes)
 
     def _read_run(
@@ -125,9 +115,9 @@ class RemoteRows:
 
     def _get(self, shard: Shard, start: int, stop: int) -> Bytes:
         try:
-            return self._storage.get_range(shard.key, start, stop, shard.version)
+            return self.storage.get_range(shard.key, start, stop, shard.version)
         except KeyNotFoundError:
-            gone = f"{self._storage.url(shard.key)} was removed since it was opened: open the store again"
+            gone = f"{self.storage.url(shard.key)} was removed since it was opened: open the store again"
             raise StoreDamagedError(gone) from None
 
     def _open(
@@ -137,7 +127,7 @@ class RemoteRows:
 
         It makes requests at the same time, or, in a thread that itself makes requests, one by one (`run_now`).
         """
-        submit = submit or self._storage.submit
+        submit = submit or self.storage.submit
         with self._mutex:
             known = {partition: self._shards.get((array, partition)) for partition in partitions}
         unknown = [partition for partition, shard in known.items() if shard is None]
@@ -154,21 +144,21 @@ class RemoteRows:
         return [shard for partition in partitions if (shard := known[partition]) is not None]
 
     def _read_index(self, array: str, partition: int) -> Shard:
-        spec, key = self._specs[array], shard_key(self._specs[array], partition)
-        start, stop = self._layout.span(partition)
+        spec, key = self.specs[array], shard_key(self.specs[array], partition)
+        start, stop = self.layout.span(partition)
         shape = shard_shape(spec, stop - start)
         try:
-            end, size, version = self._storage.tail(key, shape.end_nbytes)
+            end, size, version = self.storage.tail(key, shape.end_nbytes)
         except KeyNotFoundError:
-            missing = f"{self._storage.url(key)} of partition {partition} is missing: {REPAIR_HINT}"
+            missing = f"{self.storage.url(key)} of partition {partition} is missing: {REPAIR_HINT}"
             raise StoreDamagedError(missing) from None
         if size != shape.nbytes or end.tobytes() != shape.end:
-            raise StoreDamagedError(f"the size or index of {self._storage.url(key)} was changed: {REPAIR_HINT}")
+            raise StoreDamagedError(f"the size or index of {self.storage.url(key)} was changed: {REPAIR_HINT}")
         shard = Shard(key, version, shape.layer_nbytes)
         with self._mutex:
+            if len(self._shards) >= MAX_SHARDS:
+                self._shards.clear()
             self._shards[array, partition] = shard
-            if len(self._shards) > MAX_SHARDS:
-                self._shards.popitem(last=False)
         return shard
 
 
@@ -187,30 +177,18 @@ def runs_of(starts: NDArray[np.int64], row_nbytes: int, gap_nbytes: int) -> list
     return runs
 
 
-class Window(NamedTuple):
-    """Rows `[start, stop)` of the store that have been requested."""
-
-    start: int
-    stop: int
-    body: Future[Bytes]
-
-
 class ReadAhead:
     """Reads ascending rows of one layer in windows of 8 MiB, across partitions.
 
     One window is requested at first, and one more ahead for each that was used, up to four, so that little is read
-    in vain where reading ends early. `begin`: request rows of a partition, counted from its first, as bytes.
+    in vain where reading ends early.
     """
 
-    def __init__(
-        self, begin: Callable[[int, int, int], Future[Bytes]], partition_rows: int, row_nbytes: int, stop: int
-    ) -> None:
-        self._begin = begin
-        self._partition_rows = partition_rows
-        self._row_nbytes = row_nbytes
-        self._window_rows = max(1, WINDOW_NBYTES // row_nbytes)
-        self._stop = stop
-        self._windows: deque[Window] = deque()
+    def __init__(self, rows: RemoteRows, array: str, position: int, stop: int) -> None:
+        self._rows, self._array, self._position, self._stop = rows, array, position, stop
+        self._row_nbytes = rows.specs[array].row_nbytes
+        self._window_rows = max(1, WINDOW_NBYTES // self._row_nbytes)
+        self._windows: deque[tuple[int, int, Future[Bytes]]] = deque()  # rows [start, stop) that are requested
         self._n_ahead = 0
 
     def read(self, start: int, stop: int, out: NDArray[Any]) -> None:
@@ -218,30 +196,30 @@ class ReadAhead:
         target = out.reshape(len(out), -1).view(np.uint8)
         row = start
         while row < stop:
-            window = self._window_at(row, stop)
-            last = min(window.stop, stop)
-            body = window.body.result().reshape(-1, self._row_nbytes)
-            target[row - start : last - start] = body[row - window.start : last - window.start]
+            first, end, body = self._window_at(row, stop)
+            last = min(end, stop)
+            target[row - start : last - start] = body.result().reshape(-1, self._row_nbytes)[row - first : last - first]
             row = last
 
     def close(self) -> None:
         """Cancel what has been requested."""
-        for window in self._windows:
-            window.body.cancel()
+        for _, _, body in self._windows:
+            body.cancel()
         self._windows.clear()
 
-    def _window_at(self, row: int, stop: int) -> Window:
+    def _window_at(self, row: int, stop: int) -> tuple[int, int, Future[Bytes]]:
         """Return the window that holds a row, after requesting the ones ahead of it."""
-        while self._windows and self._windows[0].stop <= row:
+        while self._windows and self._windows[0][1] <= row:
             self._windows.popleft()
             self._n_ahead = min(self._n_ahead + 1, MAX_WINDOWS_AHEAD)
-        if self._windows and row < self._windows[0].start:
+        if self._windows and row < self._windows[0][0]:
             self.close()
-        following = self._windows[-1].stop if self._windows else row
-        limit = max(stop, self._stop)
-        while following < limit and len(self._windows) <= self._n_ahead:
-            partition, inside = divmod(following, self._partition_rows)
-            end = min(following + self._window_rows, (partition + 1) * self._partition_rows, limit)
-            self._windows.append(Window(following, end, self._begin(partition, inside, inside + end - following)))
-            following = end
+        start, limit = self._windows[-1][1] if self._windows else row, max(stop, self._stop)
+        while start < limit and len(self._windows) <= self._n_ahead:
+            size = self._rows.layout.partition_rows
+            partition, inside = divmod(start, size)
+            end = min(start + self._window_rows, (partition + 1) * size, limit)
+            window = partial(self._rows.read_rows, self._array, self._position, partition, inside, inside + end - start)
+            self._windows.append((start, end, self._rows.storage.submit(window)))
+            start = end
         return self._windows[0]
