@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,36 +72,18 @@ def n_cores() -> int:
 def cpu_quota(root: Path = CGROUPS, process: Path = Path("/proc/self/cgroup")) -> int | None:
     """Return the CPU time that the cgroups of this process allow, in whole cores, at least one; None: no limit.
 
-    `root`: where cgroups are mounted (version 1 or 2). `process`: the file that names those of this process.
+    `root`: where cgroups of version 2 are mounted. `process`: the file that names that of this process.
     """
-    try:
-        lines = [line.split(":", 2) for line in process.read_text().splitlines()]
-    except OSError:
-        return None
     quotas = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / "cpu" if controllers else root
-        inside = top / path.lstrip("/")
+    with suppress(OSError, ValueError):
+        (inside,) = [root / line[4:].rstrip() for line in process.read_text().splitlines() if line.startswith("0::/")]
         for folder in (inside, *inside.parents):
-            if (quota := _quota_of(folder)) is not None:
-                quotas.append(quota)
-            if folder == top:
+            limit = folder / "cpu.max"  # microseconds of CPU time for each period, by its microseconds; or "max"
+            if limit.is_file() and (quota := limit.read_text().split())[0] != "max":
+                quotas.append(int(quota[0]) / int(quota[1]))
+            if folder == root:
                 break
     return max(1, ceil(min(quotas))) if quotas else None
-
-
-def _quota_of(cgroup: Path) -> float | None:
-    """Return the cores that a cgroup itself allows: microseconds of CPU time for each period, by its microseconds."""
-    try:
-        if (limit := cgroup / "cpu.max").is_file():
-            quota, period = limit.read_text().split()
-        else:
-            quota, period = ((cgroup / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # no such file; "max" is no limit
-        return None
 
 
 def choose_dtype(compute_dtype: str, device: torch.device) -> torch.dtype:

@@ -98,12 +98,6 @@ def cgroups(folder: Path, named: str, files: dict[str, str]) -> int | None:
         ("0::/", {"cpu.max": "150000 100000\n"}, 2),
         ("0::/", {"cpu.max": "10000 100000\n"}, 1),
         ("0::/a/b", {"cpu.max": "max 100000", "a/cpu.max": "300000 100000", "a/b/cpu.max": "max 100000"}, 3),
-        (
-            "5:devices:/\n1:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "100000"},
-            3,
-        ),
-        ("1:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
     ],
 )
 def test_the_cpu_quota_of_a_container(tmp_path: Path, named: str, files: dict[str, str], cores: int | None) -> None:

@@ -260,14 +260,13 @@ def _run_on(
     except ExecutorError as error:
         raise ExecutorError(f"{error}; {_how_to_resume(n_committed, n_partitions)}") from error
     if failed:
-        partition, error = next(iter(failed.items()))
+        partition, first = next(iter(failed.items()))
         start, stop = layout.span(partition)
         message = (
             f"{len(failed):,} of {n_partitions:,} partitions of {writer.path} could not be written, first partition "
-            f"{partition} (rows {start:,}-{stop - 1:,}): {one_line(error)}; {_how_to_resume(n_committed, n_partitions)}"
+            f"{partition} (rows {start:,}-{stop - 1:,}): {one_line(first)}; {_how_to_resume(n_committed, n_partitions)}"
         )
-        kind = type(error) if isinstance(error, EmbstoreError) else ExecutorError
-        raise kind(message) from error
+        raise (type(first) if isinstance(first, EmbstoreError) else ExecutorError)(message) from first
 
 
 def _how_to_resume(n_committed: int, n_partitions: int) -> str:

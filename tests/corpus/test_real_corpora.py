@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from embstore.corpus import open_corpus, read_word_classes
+from embstore.corpus import open_corpus
 
 
 @pytest.mark.parametrize(
@@ -26,23 +24,3 @@ def test_ewt(data: Path, part: str, many: int) -> None:
         expected = [row[column] for row in rows]
         different = [(a, b) for a, b in zip(labels, expected, strict=True) if a != b]
         assert set(different) <= {(None, "_")}
-
-
-@pytest.mark.slow
-def test_semcor_targets_are_those_of_its_lists(data: Path) -> None:
-    folder = data / "semcor-pse"
-    train, test = (read_word_classes(folder / f"{part}.tsv") for part in ("train", "test"))
-    assert not train.keys() & test.keys()
-    listed = Counter({(word, c): n for word, cs in {**train, **test}.items() for c, n in cs.items()})
-    found: Counter[tuple[str, str]] = Counter()
-    many = 0
-    for sentence in open_corpus(folder / "corpus.txt", format="pse"):
-        many += 1
-        stops = dict(sentence.targets)
-        for at, name in enumerate(sentence.labels["class"]):
-            if name is not None:
-                found[" ".join(sentence.words[at : stops.get(at, at + 1)]), name] += 1
-    assert many == 25_289
-    text = (folder / "corpus.txt").read_text(encoding="utf-8")
-    assert found.total() == len(re.findall(r"(?:^| )@\S+@-\S+", text, re.M))
-    assert found == listed
