@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,24 +32,28 @@ class MappedLayer:
 
     def __init__(self, spec: ArraySpec, chunk_rows: int) -> None:
         self.files: dict[int, MappedFile] = {}
-        self._spec = spec
+        self._dtype, self._shape = spec.dtype, (-1, *spec.shape[2:])
         self._n_rows = spec.shape[1]
         self._chunk_rows = chunk_rows
         self._row_nbytes = spec.row_nbytes
         self._batch_rows = max(1, _BATCH_NBYTES // self._row_nbytes)
         self._offsets = np.zeros(-(-self._n_rows // chunk_rows), np.int64)
+        self._stops = np.zeros(len(self._offsets), np.int64)  # of the chunks that follow one without a gap
         self._bases = np.zeros(len(self._offsets), np.uint64)  # addresses of chunks, 0 for one that cannot be read
 
     def place(self, first: int, file: MappedFile, offsets: NDArray[np.int64]) -> None:
         """Set at which byte of a file the chunks from number `first` on begin."""
-        part = slice(first, first + len(offsets))
-        starts = np.arange(first, first + len(offsets)) * self._chunk_rows
+        part, chunks = slice(first, first + len(offsets)), np.arange(first, first + len(offsets))
+        apart = np.flatnonzero(np.diff(offsets) != self._chunk_rows * self._row_nbytes)
+        runs = np.append(first + apart + 1, first + len(offsets))
+        self._stops[part] = runs[runs.searchsorted(chunks, "right")]
+        starts = chunks * self._chunk_rows
         nbytes = np.minimum(self._n_rows - starts, self._chunk_rows) * self._row_nbytes
         inside = (offsets >= 0) & (offsets <= file.nbytes - nbytes)
         self._offsets[part] = offsets
         self._bases[part] = np.where(inside, offsets.view(np.uint64) + np.uint64(file.address), np.uint64(0))
 
-    def take(self, rows: NDArray[np.int64], files: Iterable[MappedFile], out: NDArray[np.generic]) -> None:
+    def take(self, rows: NDArray[np.int64], files: Iterable[MappedFile], out: NDArray[Any]) -> None:
         """Copy rows, in any order, into `out`, which is C-contiguous. `files`: those of the rows.
 
         Where the first rows have to wait for the disk, all are requested from it first. Raises StoreDamagedError where
@@ -75,36 +80,35 @@ class MappedLayer:
         if n_copied < len(rows):
             raise StoreDamagedError(f"a chunk lies beyond the end of its file: {REPAIR_HINT}")
 
-    def view(self, file: MappedFile, start: int, stop: int) -> NDArray[np.generic]:
+    def view(self, file: MappedFile, start: int, stop: int) -> NDArray[Any]:
         """Return rows of one partition from `start` up to `stop`, or fewer, as a read-only view of its file."""
         file.require_whole()
-        first, last = next(self._spans(file, start, stop))
-        return file.bytes[first:last].view(self._spec.dtype).reshape(-1, *self._spec.shape[2:])
+        first, last = self._span(file, start, stop)
+        return file.bytes[first:last].view(self._dtype).reshape(self._shape)
 
-    def read(self, file: MappedFile, start: int, stop: int, out: NDArray[np.generic]) -> None:
+    def read(self, file: MappedFile, start: int, stop: int, out: NDArray[Any]) -> None:
         """Copy rows `[start, stop)` of one partition into `out`."""
-        row = 0
-        for first, last in self._spans(file, start, stop):
+        row = start
+        while row < stop:
+            first, last = self._span(file, row, stop)
             file.bring_in(first, last)
-            rows = file.bytes[first:last].view(self._spec.dtype).reshape(-1, *self._spec.shape[2:])
-            out[row : row + len(rows)] = rows
+            rows = file.bytes[first:last].view(self._dtype).reshape(self._shape)
+            out[row - start : row - start + len(rows)] = rows
             row += len(rows)
 
     def will_need(self, file: MappedFile, start: int, stop: int) -> None:
         """Start reading rows `[start, stop)` of one partition from the disk; returns at once."""
-        for first, last in self._spans(file, start, stop):
+        while start < stop:
+            first, last = self._span(file, start, stop)
             request(file, first, last)
+            start += (last - first) // self._row_nbytes
 
-    def _spans(self, file: MappedFile, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the bytes of a file that hold rows `[start, stop)`, joined as far as chunks follow each other."""
-        first = start // self._chunk_rows
-        offsets = self._offsets[first : -(-stop // self._chunk_rows)]
-        apart = np.flatnonzero(np.diff(offsets) != self._chunk_rows * self._row_nbytes) + 1
-        for begin, end in zip([0, *apart.tolist()], [*apart.tolist(), len(offsets)], strict=True):
-            chunk_start = (first + begin) * self._chunk_rows
-            low, high = max(start, chunk_start), min(stop, (first + end) * self._chunk_rows)
-            offset = int(offsets[begin]) + (low - chunk_start) * self._row_nbytes
-            last = offset + (high - low) * self._row_nbytes
-            if offset < 0 or last > file.nbytes:
-                raise StoreDamagedError(f"a chunk at byte {offset} lies beyond the end of {file.path}: {REPAIR_HINT}")
-            yield offset, last
+    def _span(self, file: MappedFile, start: int, stop: int) -> tuple[int, int]:
+        """Return the bytes of a file that hold rows from `start` on, as far as chunks follow each other."""
+        chunk = start // self._chunk_rows
+        stop = min(stop, int(self._stops[chunk]) * self._chunk_rows)
+        first = int(self._offsets[chunk]) + start % self._chunk_rows * self._row_nbytes
+        last = first + (stop - start) * self._row_nbytes
+        if first < 0 or last > file.nbytes:
+            raise StoreDamagedError(f"a chunk at byte {first} lies beyond the end of {file.path}: {REPAIR_HINT}")
+        return first, last
