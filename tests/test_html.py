@@ -9,7 +9,7 @@ import polars as pl
 import embstore as es
 from embstore.html import html_frame
 from embstore.store import VerifyReport
-from embstore.store.check.findings import Fault
+from embstore.store.check.verify import Fault
 from tests.store_making import make_store
 
 

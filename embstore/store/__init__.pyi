@@ -1,4 +1,4 @@
-from .check.findings import VerifyReport as VerifyReport
+from .check.verify import VerifyReport as VerifyReport
 from .check.verify import verify as verify
 from .convert.export import export as export
 from .convert.from_arrays import write_arrays as write_arrays

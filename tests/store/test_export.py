@@ -23,7 +23,7 @@ from embstore.errors import (
     StoreDamagedError,
 )
 from embstore.store import Store, StoreWriter, create_store, export, verify
-from embstore.store.check.findings import schema_faults
+from embstore.store.check.verify import schema_faults
 from embstore.store.reading.scan import SequentialReader
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16
 from tests.resilience.conftest import campaign

@@ -5,9 +5,12 @@ A Zarr store is checked here, on any storage: every key is regenerated and compa
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +19,28 @@ from numpy.typing import NDArray
 
 from embstore.config import settings
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreNotFoundError
-from embstore.progress import reporting
+from embstore.progress import Report, reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
     FINGERPRINTS,
+    NOT_WRITTEN,
     ArraySpec,
     Records,
+    committed,
     frozen_specs,
     no_records,
     payload_specs,
     record_crc32c,
     virtual_specs,
 )
-from embstore.store.backend import Reader, is_file, no_store, open_reader, zarr_storage
-from embstore.store.check.findings import Checks, Fault, VerifyReport
+from embstore.store.backend import is_file, no_store, open_reader, zarr_storage
+from embstore.store.check.consistency import column_faults
 from embstore.store.labels.files import LabelFiles
+from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.opening import Location, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
-from embstore.store.storage.files import Bytes, MappedFile, crc32c, new_column
+from embstore.store.storage.files import MappedFile, crc32c, new_column
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     APPENDED,
@@ -43,6 +49,7 @@ from embstore.store.zarr.format import (
     LABELS,
     NODE,
     TEMPORARY,
+    ShardShape,
     all_nodes,
     column_end,
     column_key,
@@ -50,6 +57,46 @@ from embstore.store.zarr.format import (
     shard_shape,
 )
 from embstore.store.zarr.reader import root_attribute
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One file or array (`part`) that differs from what was written, and the partition it belongs to, if any."""
+
+    part: str
+    partition: int | None
+    what: str
+
+    def __str__(self) -> str:
+        where = "" if self.partition is None else f" (partition {self.partition})"
+        return f"{self.part}{where}: {self.what}"
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """The outcome of `verify`: what is damaged, and the partitions that are not written yet."""
+
+    path: Path | ObjectPath
+    faults: tuple[Fault, ...]
+    missing: tuple[int, ...]
+    n_partitions: int
+    checked_nbytes: int
+
+    def __repr__(self) -> str:
+        n_faults, n = len(self.faults), self.n_partitions
+        state = "ok" if self.ok else f"{n_faults} fault{'' if n_faults == 1 else 's'}"
+        missing = f", {len(self.missing)} not written" if self.missing else ""
+        return f"<VerifyReport of {self.path}: {state}, {n:,} partition{'' if n == 1 else 's'}{missing}>"
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing that was written is damaged."""
+        return not self.faults
+
+    @property
+    def damaged_partitions(self) -> list[int]:
+        """The partitions with a fault, ascending."""
+        return sorted({fault.partition for fault in self.faults if fault.partition is not None})
 
 
 def verify(path: Location | Sequence[Location]) -> VerifyReport:
@@ -144,6 +191,70 @@ def expected_keys(metadata: Metadata, arrays: dict[str, StoredArray]) -> set[str
     return keys | {shard_key(spec, partition) for spec in payload_specs(metadata) for partition in partitions}
 
 
+class Checks:
+    """The checks of one store at `path`: its faults, and how many bytes have been compared."""
+
+    def __init__(self, path: Path | ObjectPath, report: Report) -> None:
+        self.path = path
+        self.faults: list[Fault] = []
+        self.missing: list[int] = []
+        self.n_partitions = 0  # until the metadata are read
+        self.checked_nbytes = self.total_nbytes = 0
+        self._report = report
+
+    def fault(self, part: str, what: str, *, partition: int | None = None) -> None:
+        self.faults.append(Fault(part, partition, what))
+
+    def checked(self, nbytes: int) -> None:
+        self.checked_nbytes += nbytes
+        self._report(self.checked_nbytes, max(self.total_nbytes, self.checked_nbytes))
+
+    def verify_report(self) -> VerifyReport:
+        return VerifyReport(self.path, tuple(self.faults), tuple(self.missing), self.n_partitions, self.checked_nbytes)
+
+    def attribute(self, fields: Any) -> tuple[Metadata, dict[str, StoredArray]] | None:
+        """Parse the attribute "embstore" and compare it with its schema; None, with faults, where it is invalid."""
+        try:
+            metadata, arrays = parse(fields, path=str(self.path))
+            wrong = schema_faults(fields)
+        except EmbstoreError as error:
+            wrong = [str(error)]
+        for what in wrong:
+            self.fault("metadata", what)
+        if wrong:
+            return None
+        self.n_partitions = metadata.n_partitions
+        return metadata, arrays
+
+    def index(self, columns: Mapping[str, NDArray[Any] | None], metadata: Metadata) -> None:
+        """Check that the columns of the index are consistent with each other, where all have their checksums."""
+        complete = {name: column for name, column in columns.items() if column is not None}
+        for what in column_faults(complete, metadata) if len(complete) == len(columns) else ():
+            self.fault("index", what)
+
+    def records(self, records: Records, layout: Layout, part: str) -> list[int]:
+        """Return the partitions that are committed by the records [partition, 2]; note the others."""
+        complete = committed(records, layout)
+        for partition in np.flatnonzero(~complete).tolist():
+            start, stop = layout.span(partition)
+            n_rows, checksum = records[partition].tolist()
+            if n_rows == checksum == NOT_WRITTEN:
+                self.missing.append(partition)
+            else:
+                what = f"the commit record {n_rows:x} {checksum:x} is invalid; the partition has {stop - start} rows"
+                self.fault(part, what, partition=partition)
+        return np.flatnonzero(complete).tolist()
+
+
+def schema_faults(fields: Any) -> list[str]:
+    """Validate the attribute "embstore" against schemas/store.schema.json; returns one line per fault."""
+    import jsonschema
+
+    text = resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8")
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    return [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(fields)]
+
+
 class ZarrChecks(Checks):
     """The checks of one Zarr store."""
 
@@ -156,59 +267,64 @@ class ZarrChecks(Checks):
             raise no_store(self.path)
         sizes = self.sizes = key_sizes(storage)
         self.total_nbytes = sum(sizes.values())
-        root, attribute = self.get(NODE), None
+        root, attribute = self.read(NODE, None, storage.get), None
         with suppress(StoreDamagedError, StoreFormatError):  # reported below
             attribute = root_attribute(root, storage)
         parsed = self.attribute(attribute)
         if parsed is None:
             return
         metadata, arrays = parsed
-        reader = open_reader(self.path) if metadata.virtual else None
         for key, node in all_nodes(metadata, arrays).items():
-            stored = root if key == NODE else self.get(key)
+            stored = root if key == NODE else self.read(key, None, storage.get)
             if stored not in (None, node):
                 self.fault(key, "was changed")
         columns = {spec.path: self.column(spec, arrays[spec.path].crc32c) for spec in frozen_specs(arrays)}
         self.index(columns, metadata)
-        records = self.read_records(metadata)
-        for partition in self.records(records, metadata.layout, COMMITS_CHUNK) if len(records) else ():
-            if reader is not None:
-                self.virtual(reader, partition, records[partition])
-            else:
-                self.partition(metadata, partition, records[partition])
+        records = no_records(metadata.n_partitions)
+        data = self.read(COMMITS_CHUNK, None, storage.get) if COMMITS_CHUNK in sizes else None
+        if data is None or len(data) != records.nbytes:
+            for partition in range(metadata.n_partitions):
+                self.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
+        else:
+            records = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
+            reader = open_reader(self.path) if metadata.virtual else None
+            for partition in self.records(records, metadata.layout, COMMITS_CHUNK):
+                part, crc = f"partition {partition}", self.shards(metadata, partition) if reader is None else None
+                what = "its bytes do not match the commit record"
+                if reader is None:
+                    part = shard_key(payload_specs(metadata, partition)[0], partition)
+                else:
+                    try:
+                        crc = reader.partition_crc32c(partition)
+                    except StoreDamagedError as error:
+                        crc, what = -1, str(error)
+                if crc not in (None, record_crc32c(records[partition])):
+                    self.fault(part, what, partition=partition)
         begun = (f"{TEMPORARY}/", f"{FINGERPRINTS}/")
         for key in sorted(set(sizes) - expected_keys(metadata, arrays)):
             if not key.startswith(begun):  # what a killed writer left is not a fault
                 self.fault(key, "does not belong to the store")
 
-    def get(self, key: str) -> bytes | None:
-        """Return a small object, None with a fault where it cannot be read."""
-        data: bytes | None = self.read(key, self.storage.get, key)
-        if data is not None:
-            self.checked(len(data))
-        return data
-
-    def read(self, key: str, read: Callable[..., Any], *arguments: Any, partition: int | None = None) -> Any:
-        """Return what `read` returns; None with a fault where the key is missing, damaged or cannot be read."""
-        what = "is missing"
-        if key in self.sizes:
+    def read(self, key: str, nbytes: int | None, work: Callable[[str], Any], partition: int | None = None) -> Any:
+        """Return what reading a key of `nbytes` bytes returns; None with a fault where it is missing or damaged."""
+        size, what = self.sizes.get(key), "is missing"
+        if nbytes is not None and size not in (None, nbytes):
+            what = f"has {size} bytes, not {nbytes}"
+        elif size is not None:
             try:
-                return read(*arguments)
-            except (KeyNotFoundError, StoreDamagedError) as error:
-                what = str(error) if isinstance(error, StoreDamagedError) else what
+                value = work(key)
+                self.checked(size)
+                return value
+            except KeyNotFoundError:
+                pass
+            except StoreDamagedError as error:
+                what = str(error)
             except EmbstoreError as error:
                 if not isinstance(error.__cause__, OSError):
                     raise  # a server that does not answer says nothing about the store
                 what = f"cannot be read: {error.__cause__.strerror}"
         self.fault(key, what, partition=partition)
         return None
-
-    def has_size(self, key: str, nbytes: int, partition: int | None = None) -> bool:
-        """Report a key of another size; one that is missing is reported where it is read."""
-        size = self.sizes.get(key, nbytes)
-        if size != nbytes:
-            self.fault(key, f"has {size} bytes, not {nbytes}", partition=partition)
-        return size == nbytes
 
     def column(self, spec: ArraySpec, expected: int) -> NDArray[Any] | None:
         """Check an array that is written once and return it, None where it is damaged."""
@@ -217,75 +333,42 @@ class ZarrChecks(Checks):
         key, end = column_key(spec), column_end(spec)
         nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
         size = nbytes + len(end)
-        whole = None
-        if self.has_size(key, size):
-            whole = self.read(key, _mapped_column if self.storage.is_in_place else _spooled, self.storage, key, size)
-        if whole is None:
+
+        def whole(key: str) -> tuple[NDArray[Any], int]:
+            """Return the bytes, mapped or in a temporary file where they are many, and their CRC32C."""
+            if self.storage.is_in_place:
+                crc = self.storage.crc32c(key, size)  # through the file first: a map cannot report errors
+                return MappedFile(Path(str(self.path), key)).bytes, crc
+            data, crc, filled = new_column(size, np.uint8), 0, 0
+            for part in self.storage.iter_parts(key, size):
+                data[filled : filled + len(part)] = part
+                crc, filled = crc32c(part, crc), filled + len(part)
+            return data, crc
+
+        data, crc = self.read(key, size, whole) or (None, 0)
+        if data is None:
             return None
-        data, crc = whole
-        self.checked(size)
         if crc != crc32c(end, expected) or data[nbytes:].tobytes() != end:
             self.fault(key, "was changed: its checksum differs")
             return None
         column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
         return column
 
-    def read_records(self, metadata: Metadata) -> Records:
-        """Return the commit records [partition, 2]; none, with a fault for each partition, where they are not whole."""
-        records = no_records(metadata.n_partitions)
-        data = self.get(COMMITS_CHUNK) if COMMITS_CHUNK in self.sizes else None
-        if data is None or len(data) != records.nbytes:
-            for partition in range(metadata.n_partitions):
-                self.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
-            return no_records(0)
-        return np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
-
-    def partition(self, metadata: Metadata, partition: int, record: Records) -> None:
-        """Check the shards of a committed partition: size and index by the layout, bytes by the commit record.
+    def shards(self, metadata: Metadata, partition: int) -> int | None:
+        """Return the CRC32C of the shards of a committed partition, None with a fault where one is not whole.
 
         The checksum of a shard does not depend on its index, which ends with a checksum of its own.
         """
-        specs, (start, stop) = payload_specs(metadata, partition), metadata.layout.span(partition)
+        start, stop = metadata.layout.span(partition)
         crc: int | None = 0
-        for spec in specs:
-            key, shape = shard_key(spec, partition), shard_shape(spec, stop - start)
-            nbytes, begin = shape.nbytes, shape.nbytes - shape.end_nbytes
-            tail = extended = None
-            if self.has_size(key, nbytes, partition):
-                tail = self.read(key, self.storage.get_range, key, begin, nbytes, partition=partition)
-            if tail is not None and tail.tobytes() != shape.end:
-                self.fault(key, "its index was changed", partition=partition)
-            elif tail is not None:
-                extended = self.read(key, self.storage.crc32c, key, nbytes, crc or 0, partition=partition)
-            if extended is not None:
-                self.checked(nbytes)
+        for spec in payload_specs(metadata, partition):
+            shape = shard_shape(spec, stop - start)
+
+            def whole(key: str, shape: ShardShape = shape, crc: int = crc or 0) -> int:
+                if shape.fault(self.storage, key):
+                    raise StoreDamagedError("its index was changed")
+                return self.storage.crc32c(key, shape.nbytes, crc)
+
+            extended = self.read(shard_key(spec, partition), shape.nbytes, whole, partition)
             crc = None if crc is None else extended
-        if crc not in (None, record_crc32c(record)):
-            what = "its bytes do not match the commit record"
-            self.fault(shard_key(specs[0], partition), what, partition=partition)
-
-    def virtual(self, reader: Reader, partition: int, record: Records) -> None:
-        """Check a partition of a virtual store, which is computed again unless it is complete."""
-        part, what = f"partition {partition}", "its bytes do not match the commit record"
-        try:
-            crc = reader.partition_crc32c(partition)
-            self.checked(0)
-        except StoreDamagedError as error:
-            crc, what = -1, str(error)
-        if crc not in (None, record_crc32c(record)):
-            self.fault(part, what, partition=partition)
-
-
-def _mapped_column(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:
-    """Return the bytes of a local file, mapped, and their CRC32C; they are read through the file first."""
-    crc = storage.crc32c(key, size)
-    return MappedFile(Path(str(storage.path), key)).bytes, crc
-
-
-def _spooled(storage: Storage, key: str, size: int) -> tuple[Bytes, int]:
-    """Return the bytes of an object, in a temporary file where they are many, and their CRC32C."""
-    data, crc, filled = new_column(size, np.uint8), 0, 0
-    for part in storage.iter_parts(key, size):
-        data[filled : filled + len(part)] = part
-        crc, filled = crc32c(part, crc), filled + len(part)
-    return data, crc
+        return crc

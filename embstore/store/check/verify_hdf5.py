@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError
 from embstore.store.arrays import COMMITS, frozen_spec, no_records, payload_specs, record_crc32c
-from embstore.store.check.findings import Checks
+from embstore.store.check.verify import Checks
 from embstore.store.hdf5.addresses import (
     CHECKSUM,
     find_addresses,
