@@ -24,8 +24,8 @@ from tests.cli.conftest import COMMAND, Ran, environment, run_process, settings
 from tests.models import tiny
 
 HELD = (  # the command, which waits for long once the first words are encoded
-    "import time, embstore.extraction.extract as e; whole = e._run_here\n"
-    "e._run_here = lambda *given: whole(given[0], lambda n_rows: (given[1](n_rows), time.sleep(3600)))\n"
+    "import time, embstore.extraction.extract as e; add = e.Counter.add\n"
+    "e.Counter.add = lambda self, count: (add(self, count), time.sleep(3600))\n"
     "from embstore_cli.main import run; run()"
 )
 
@@ -59,13 +59,17 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
-    number: signal.Signals, made: Path, long_corpus: Path, tmp_path: Path
+    number: signal.Signals,
+    long_corpus: Path,
+    tmp_path: Path,
+    run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     folder = tmp_path / "here"
     folder.mkdir()
-    command = ["extract", str(long_corpus), "new.zarr", "--model", str(made / "model"), *settings(batch_subwords=64)]
+    command = ["extract", str(long_corpus), "new.zarr", "--model", "random:4", *settings(batch_subwords=64)]
     env = environment(TMPDIR=str(temporary))
     process = subprocess.Popen(
         [sys.executable, "-c", HELD, *command], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -89,7 +93,8 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
     assert names(folder) == {"new.zarr"}
     assert names(temporary) == set()
 
-    resumed = run_process(*command, cwd=folder, env=env)
+    monkeypatch.chdir(folder)
+    resumed = run(*command)
     assert (resumed.status, resumed.err) == (0, "")
     assert es.open(folder / "new.zarr").finished
 
