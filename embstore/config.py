@@ -16,7 +16,8 @@ from typing import Any
 from embstore.devices import MAX_THREADS
 from embstore.errors import InvalidValueError, check_whole, quoted
 from embstore.progress import Progress
-from embstore.sizes import parse_nbytes
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Settings:
     @property
     def nbytes(self) -> int:
         """The memory in bytes."""
-        return parse_nbytes(self.memory, name="memory")
+        return parse_nbytes(self.memory)
 
 
 _settings = Settings()
@@ -100,6 +101,25 @@ def _check(changed: Settings) -> None:
         raise InvalidValueError(f"device {quoted(changed.device)} is not allowed: give a name, such as cpu or cuda:0")
     if changed.threads is not None:
         check_whole("threads", changed.threads, 1, MAX_THREADS)
-    parse_nbytes(changed.memory, name="memory")
+    parse_nbytes(changed.memory)
     if changed.progress not in (None, True, False) and not callable(changed.progress):
         raise InvalidValueError(f"progress {quoted(changed.progress)} is not allowed: give True, False or a function")
+
+
+def parse_nbytes(size: int | str) -> int:
+    """Return the bytes of a number or of a text such as "500MB", "1.5GiB" or "2g"; raises InvalidValueError."""
+    nbytes = 0
+    if not isinstance(size, str):
+        nbytes = check_whole("memory", size, 1, unit='bytes, or a text such as "2GiB"')
+    else:
+        compact = size.replace(" ", "").lower().removesuffix("b")
+        digits = compact.rstrip("kmgti")
+        try:
+            nbytes = int(float(digits) * _UNITS[compact[len(digits) :]])
+        except (ValueError, KeyError, OverflowError):
+            nbytes = 0
+    if nbytes < 1:
+        raise InvalidValueError(
+            f"memory {quoted(size)} is not a size: give bytes, or a number with a unit such as 500MB or 2GiB"
+        )
+    return nbytes

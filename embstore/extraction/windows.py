@@ -13,7 +13,6 @@ from embstore.extraction.options import ExtractionOptions
 from embstore.models.encoder import Spans, Tokenized, indptr, ragged_indices
 
 _Numbers = NDArray[np.int64]
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that it has an inverse modulo 2**64
 CUT_TOGETHER = 2**12  # contexts that are cut at a time
 DEFAULT_SHARE = 4  # where min_left is not given, a quarter of a block overlaps
 
@@ -163,46 +162,13 @@ def cut_windows(tokenized: Tokenized, targets: Targets, width: int, *, causal: b
 
 
 def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals.
-
-    Runs are compared by a polynomial in their subwords, which prefix sums give for all runs at once; runs with the
-    same value are then compared in full.
-    """
+    """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals."""
     content = 2 * tokenized.ids.astype(np.int64)
-    heads = tokenized.word_indptr[:-1][np.diff(tokenized.word_indptr) > 0]
-    content[heads] += 1
-    sums = _fingerprints(content, begins, ends)
-    _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
-    like = first[kind]
-    lengths = ends - begins
-    doubtful = np.flatnonzero((lengths != lengths[like]) & (like != np.arange(len(like))))
-    like[doubtful] = doubtful
-    others = np.flatnonzero(like != np.arange(len(like)))
-    ours, theirs = (ragged_indices(begins[which], lengths[others]) for which in (others, like[others]))
-    differs = np.add.reduceat(content[ours] != content[theirs], indptr(lengths[others])[:-1]) if len(others) else others
-    wrong = others[np.flatnonzero(differs)]
-    like[wrong] = wrong
-    return np.unique(like, return_inverse=True)
-
-
-def _fingerprints(content: _Numbers, begins: _Numbers, ends: _Numbers) -> NDArray[np.uint64]:
-    """Return a hash of each run: the sum of mixed content times powers of a factor."""
-    powers = np.full(len(content) + 1, _FACTOR, np.uint64)
-    powers[0] = 1
-    np.multiply.accumulate(powers, out=powers)
-    inverses = np.full(len(content) + 1, pow(int(_FACTOR), -1, 2**64), np.uint64)
-    inverses[0] = 1
-    np.multiply.accumulate(inverses, out=inverses)
-    sums = np.zeros(len(content) + 1, np.uint64)
-    np.cumsum(_mixed(content.astype(np.uint64)) * powers[:-1], out=sums[1:])
-    return _mixed((sums[ends] - sums[begins]) * inverses[begins] + (ends - begins).astype(np.uint64))
-
-
-def _mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread numbers over all 64 bits."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9) + _FACTOR
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
+    content[tokenized.word_indptr[:-1][np.diff(tokenized.word_indptr) > 0]] += 1  # where words begin
+    first: dict[bytes, int] = {}
+    runs = enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
+    like = [first.setdefault(content[begin:end].tobytes(), number) for number, (begin, end) in runs]
+    return np.unique(np.array(like, np.int64), return_inverse=True)
 
 
 def _as_sentences(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> Tokenized:
