@@ -95,10 +95,10 @@ def device_name(device: str | int) -> str:
     name = str(device).strip()
     if name == "cpu":
         return name
-    found = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", name)
-    if found is None:
+    match = re.fullmatch(r"(?:cuda:)?([0-9]{1,3})", name)
+    if match is None:
         raise InvalidValueError(f"unknown device {name!r}: give numbers of GPUs such as 0,1, or cpu")
-    return f"cuda:{int(found[1])}"
+    return f"cuda:{int(match[1])}"
 
 
 def worker_environment(device: str, devices: Sequence[str], base: Mapping[str, str]) -> dict[str, str]:
@@ -232,8 +232,8 @@ def _hand_on(answer: Future[Any], future: Future[Any]) -> None:
 
 def n_workers_of(executor: Executor) -> int:
     """Return how many tasks an executor runs at a time, as far as it says so."""
-    found = getattr(executor, "n_workers", None) or getattr(executor, "_max_workers", None)
-    return found if isinstance(found, int) else DEFAULT_WORKERS
+    count = getattr(executor, "n_workers", None) or getattr(executor, "_max_workers", None)
+    return count if isinstance(count, int) else DEFAULT_WORKERS
 
 
 def iter_results(

@@ -66,8 +66,8 @@ class Splitter:
     def _starts(self, text: str) -> list[int]:
         import sentencex
 
-        found = sentencex.get_sentence_boundaries(self.language, text)
-        return [each["start_index"] for each in found] or [0]
+        boundaries = sentencex.get_sentence_boundaries(self.language, text)
+        return [sentence["start_index"] for sentence in boundaries] or [0]
 
 
 def check_language(language: str) -> None:

@@ -104,7 +104,7 @@ class Estimate:
 
 
 def estimate(
-    found: Survey,
+    content: Survey,
     index: Index,
     encoder: Encoder,
     options: ExtractionOptions,
@@ -121,15 +121,15 @@ def estimate(
     counted = True
     if text.window is not None or (encoder.causal and options.keep != Keep(seed=options.keep.seed)):
         subwords, positions, counted, sample = count_windows(index, groups, encoder, text, seed=options.seed)
-    elif found.context_subwords is not None:
-        subwords, n_contexts = count_contexts(index, groups, found.context_subwords)
+    elif content.context_subwords is not None:
+        subwords, n_contexts = count_contexts(index, groups, content.context_subwords)
         positions = subwords + n_contexts * encoder.n_specials
         sample = next(Part.of(index, *groups.span(0)).passages(encoder, text)).tokenized
     else:
-        sizes = found.spool.read("sentence/subwords", np.int32)  # sentences without a row are not run
+        sizes = content.spool.read("sentence/subwords", np.int32)  # sentences without a row are not run
         subwords = sum(int(sizes[index.source[some]].sum()) for some in blocks_of(len(index.source), BLOCK))
         positions = subwords + len(index.texts) * encoder.n_specials
-        sample = truncated(encoder.tokenize(found.sample), text.limit)
+        sample = truncated(encoder.tokenize(content.sample), text.limit)
     seconds = None
     if calibrate:
         rate = calibrated_rate(encoder, sample, positions, metadata, options)
@@ -140,7 +140,7 @@ def estimate(
     of_text = PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
     if text.window is not None:
         n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
-        words = n_rows * min(2 * text.window + 1, found.longest)
+        words = n_rows * min(2 * text.window + 1, content.longest)
         of_text += WINDOW_WORD_NBYTES * min(words, passage_words(text.batch_subwords))
     on_device = encoder.casts_on_device
     return Estimate(

@@ -275,13 +275,13 @@ class Part:
 
     def _check(self, rows: slice, targets: Targets) -> None:
         """Check that the tokenizer still returns the subword counts recorded by the plan."""
-        found, recorded = targets.stop - targets.start, self.index.subwords[rows]
-        wrong = np.flatnonzero(found != recorded)
+        counts, recorded = targets.stop - targets.start, self.index.subwords[rows]
+        wrong = np.flatnonzero(counts != recorded)
         if len(wrong):
             row = rows.start + int(wrong[0])
             raise StoreDamagedError(
                 f"row {self.first_row + row} (sentence {self.first_sentence + int(self.index.sentence[row])}) has "
-                f"{int(found[wrong[0]])} subwords, the index says {int(recorded[wrong[0]])}: "
+                f"{int(counts[wrong[0]])} subwords, the index says {int(recorded[wrong[0]])}: "
                 "the index is damaged or the tokenizer has changed; run embstore verify"
             )
 

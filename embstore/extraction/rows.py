@@ -26,58 +26,60 @@ TEXT_BLOCK = 2**14
 
 
 def make_index(
-    found: Survey, *, options: ExtractionOptions, encoder: Encoder, limit: int, overlap: Overlap
+    content: Survey, *, options: ExtractionOptions, encoder: Encoder, limit: int, overlap: Overlap
 ) -> tuple[Index, tuple[Dropped, ...]]:
     """Choose the rows and renumber words and sentences, so that only those with a row are stored.
 
     Where a context is not its sentence, all sentences of a document with a row are stored. Returns the index, its
     columns memory-mapped from the spool, and what was dropped.
     """
-    cut = Cut.of(found, options, limit, overlap)
+    cut = Cut.of(content, options, limit, overlap)
     matching = None
     if options.keep.where is not None:
-        matching = np.zeros(found.spool.length("type"), bool)
-        for some in rows_where(_index_of(found, None, cut), options.keep.where):
+        matching = np.zeros(content.spool.length("type"), bool)
+        for some in rows_where(_index_of(content, None, cut), options.keep.where):
             matching[some] = True
-    rows = _chosen_rows(found, options.keep, cut, matching)
-    dropped = dict(found.dropped)
-    n_units = found.spool.length("type")
+    rows = _chosen_rows(content, options.keep, cut, matching)
+    dropped = dict(content.dropped)
+    n_units = content.spool.length("type")
     if rows is not None and len(rows) < n_units:
         dropped[NOT_CHOSEN] = Dropped(NOT_CHOSEN, n_units - len(rows), ())
-    return _index_of(found, rows, cut, encoder if options.unit == "subword" else None), tuple(dropped.values())
+    return _index_of(content, rows, cut, encoder if options.unit == "subword" else None), tuple(dropped.values())
 
 
-def _index_of(found: Survey, rows: NDArray[np.int64] | None, cut: Cut | None, subwords: Encoder | None = None) -> Index:
+def _index_of(
+    content: Survey, rows: NDArray[np.int64] | None, cut: Cut | None, subwords: Encoder | None = None
+) -> Index:
     """Return the index of some units (None: all), with a row a subword if an encoder spells its `subwords`."""
-    columns = _Columns(found.spool)
+    columns = _Columns(content.spool)
     columns.take("subwords", rows, np.int16)
     columns.take("position", rows, np.int32)
-    for label in found.labels:
+    for label in content.labels:
         columns.take(f"label/{label}", rows, np.int32)
     documents = None if cut is None else cut.documents
-    sentences = columns.renumber("sentence", rows, found.n_sentences, np.int64, groups=documents)
-    types = columns.renumber("type", rows, len(found.types), np.int32)
-    words: Iterable[str] = found.types
-    if len(types) < len(found.types):
-        names = list(found.types)
+    sentences = columns.renumber("sentence", rows, content.n_sentences, np.int64, groups=documents)
+    types = columns.renumber("type", rows, len(content.types), np.int32)
+    words: Iterable[str] = content.types
+    if len(types) < len(content.types):
+        names = list(content.types)
         words = [names[number] for number in types.tolist()]
     if subwords is not None:
-        words = _expand(columns, found, rows, subwords)
+        words = _expand(columns, content, rows, subwords)
     return Index.of(
         type=columns.read("type", np.int32),
         sentence=columns.read("sentence", np.int64),
         position=columns.read("position", np.int32),
         subwords=columns.read("subwords", np.int16),
         words=Strings.of(words),
-        texts=_texts(columns, found, sentences),
+        texts=_texts(columns, content, sentences),
         indptr=columns.add("sentence/indptr", _starts(columns.read("sentence", np.int64), len(sentences)), np.int64),
         source=sentences,
-        contexts=None if cut is None or not len(sentences) else _contexts(columns, found, cut, sentences),
+        contexts=None if cut is None or not len(sentences) else _contexts(columns, content, cut, sentences),
         labels={
             label: Labels(columns.read(f"label/{label}", np.int32), Strings.of(names))
-            for label, names in found.labels.items()
+            for label, names in content.labels.items()
         },
-        **_documents(columns, found, sentences),
+        **_documents(columns, content, sentences),
     )
 
 
@@ -98,26 +100,26 @@ class Cut:
     words: NDArray[np.int64]
 
     @classmethod
-    def of(cls, found: Survey, options: ExtractionOptions, limit: int, overlap: Overlap) -> Cut | None:
+    def of(cls, content: Survey, options: ExtractionOptions, limit: int, overlap: Overlap) -> Cut | None:
         """Cut the contexts of a corpus; None if each is its sentence."""
-        documents = found.spool.read("document", np.int64)
-        by_sentence = options.context == "sentence" or len(documents) == 0 or documents[-1] == found.n_sentences - 1
-        if by_sentence and not found.any_long:
+        documents = content.spool.read("document", np.int64)
+        by_sentence = options.context == "sentence" or len(documents) == 0 or documents[-1] == content.n_sentences - 1
+        if by_sentence and not content.any_long:
             return None
-        columns = _Columns(found.spool)
+        columns = _Columns(content.spool)
         subwords, words, first = (
             columns.add(f"cut/{name}", _bounds(values[block] for block in blocks_of(len(values), BLOCK)), np.int64)
             for name in ("unit/subwords", "unit/words", "sentence/units")
-            for values in (found.spool.read(name, np.int32),)
+            for values in (content.spool.read(name, np.int32),)
         )
         if by_sentence:
-            documents = np.arange(found.n_sentences)
-        starts = np.flatnonzero(np.diff(documents, prepend=-1, append=found.n_sentences))
+            documents = np.arange(content.n_sentences)
+        starts = np.flatnonzero(np.diff(documents, prepend=-1, append=content.n_sentences))
         for part in cut_documents(Units(subwords, words, first[starts]), limit, overlap):
             for name, places in zip(("start", "stop", "owned"), part.T, strict=True):
-                found.spool.append(f"cut/{name}", words[places])
-            found.spool.append("cut/subwords", subwords[part[:, 1]] - subwords[part[:, 0]])
-        made = {name: found.spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned", "subwords")}
+                content.spool.append(f"cut/{name}", words[places])
+            content.spool.append("cut/subwords", subwords[part[:, 1]] - subwords[part[:, 0]])
+        made = {name: content.spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned", "subwords")}
         return cls(**made, documents=documents, words=words[first])
 
     def of_words(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -128,17 +130,17 @@ class Cut:
         """Return a hash of the words of each context, equal for equal ones."""
         data, lengths = spool.read("text", np.uint8), spool.read("text_bytes", np.int32)
         texts = Strings(indptr(lengths.astype(np.int64)), data)
-        found = np.empty(len(self.start), np.uint64)
+        numbers = np.empty(len(self.start), np.uint64)
         for number, (start, stop) in enumerate(zip(self.start.tolist(), self.stop.tolist(), strict=True)):
             first, last = np.searchsorted(self.words, [start, stop - 1], "right") - 1
             words = [word for text in texts.slice(first, last + 1) for word in split_words(text)]
             begin = start - int(self.words[first])
             joined = " ".join(words[begin : begin + stop - start]).encode()
-            found[number] = int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
-        return found
+            numbers[number] = int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
+        return numbers
 
 
-def _contexts(columns: _Columns, found: Survey, cut: Cut, sentences: NDArray[np.int64]) -> Contexts:
+def _contexts(columns: _Columns, content: Survey, cut: Cut, sentences: NDArray[np.int64]) -> Contexts:
     """Return the contexts that own rows, in words of the stored `sentences`."""
     lengths = np.diff(cut.words)[sentences]
     begins = indptr(lengths)
@@ -158,13 +160,13 @@ def _contexts(columns: _Columns, found: Survey, cut: Cut, sentences: NDArray[np.
     first_row = np.searchsorted(word, cut.owned[stored] + shift)
     own = np.flatnonzero(np.diff(first_row, append=len(word)))
     stored, shift = stored[own], shift[own]
-    found.context_subwords = cut.subwords[stored]
-    found.longest = int(found.context_subwords.max(initial=0))
+    content.context_subwords = cut.subwords[stored]
+    content.longest = int(content.context_subwords.max(initial=0))
     return Contexts(cut.start[stored] + shift, cut.stop[stored] + shift, np.append(first_row[own], len(word)))
 
 
 def _chosen_rows(
-    found: Survey, keep: Keep, cut: Cut | None, matching: NDArray[np.bool_] | None
+    content: Survey, keep: Keep, cut: Cut | None, matching: NDArray[np.bool_] | None
 ) -> NDArray[np.int64] | None:
     """Return the units that get a row, ascending and memory-mapped; None for all of them.
 
@@ -172,24 +174,24 @@ def _chosen_rows(
     """
     if keep == Keep(seed=keep.seed):
         return None
-    spool = found.spool
+    spool = content.spool
     numbers, contexts = spool.read("sentence", np.int64), spool.read("context", np.uint64)
     if cut is not None and keep.min_contexts > 1:
         words = cut.words[numbers] + np.maximum(spool.read("position", np.int32), 0)
         numbers, contexts = cut.of_words(words), cut.hashes(spool)
-    labels = {name: spool.read(f"label/{name}", np.int32) for name in found.labels}
+    labels = {name: spool.read(f"label/{name}", np.int32) for name in content.labels}
     mask = keep.mask(
         types=spool.read("type", np.int32),
         sentences=numbers,
         contexts=contexts,
-        labels={name: codes for name, codes in labels.items() if not (found.specials and name == SPECIAL)},
-        forms=list(found.types),
+        labels={name: codes for name, codes in labels.items() if not (content.specials and name == SPECIAL)},
+        forms=list(content.types),
         chosen=matching,
     )
-    if found.specials and matching is not None and SPECIAL in names_in(keep.where or ""):
+    if content.specials and matching is not None and SPECIAL in names_in(keep.where or ""):
         mask = np.where(labels[SPECIAL] >= 0, matching, mask)
-    elif found.specials:  # those of every sentence that has another row
-        kept, sentences = np.zeros(found.n_sentences, bool), spool.read("sentence", np.int64)
+    elif content.specials:  # those of every sentence that has another row
+        kept, sentences = np.zeros(content.n_sentences, bool), spool.read("sentence", np.int64)
         for block in blocks_of(len(mask), BLOCK):
             is_special = labels[SPECIAL][block] >= 0
             kept[sentences[block][mask[block] & ~is_special]] = True
@@ -275,14 +277,14 @@ def _bounds(blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
         yield sums
 
 
-def _expand(columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, encoder: Encoder) -> list[str]:
+def _expand(columns: _Columns, content: Survey, rows: NDArray[np.int64] | None, encoder: Encoder) -> list[str]:
     """Give every subword of the chosen units a row of its own; returns the spellings of the subwords in use."""
     sizes = columns.read("subwords", np.int16)
-    all_sizes = found.spool.read("subwords", np.int16)
+    all_sizes = content.spool.read("subwords", np.int16)
     bounds = columns.add(
         "ids/bounds", _bounds(all_sizes[block] for block in blocks_of(len(all_sizes), BLOCK)), np.int64
     )
-    all_ids = found.spool.read("ids", np.int32)
+    all_ids = content.spool.read("ids", np.int32)
 
     def ids_of(block: slice) -> NDArray[np.int32]:
         units = np.arange(block.start, block.stop) if rows is None else rows[block]
@@ -292,7 +294,11 @@ def _expand(columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, en
     occurs = _occurring(ids, 1 + max((int(ids[block].max()) for block in blocks_of(len(ids), BLOCK)), default=-1))
     new = np.cumsum(occurs, dtype=np.int32) - 1
     columns.replace("type", (new[ids[block]].astype(np.int32) for block in blocks_of(len(ids), BLOCK)))
-    repeated = [("sentence", np.int64), ("position", np.int32), *((f"label/{name}", np.int32) for name in found.labels)]
+    repeated = [
+        ("sentence", np.int64),
+        ("position", np.int32),
+        *((f"label/{name}", np.int32) for name in content.labels),
+    ]
     for name, dtype in repeated:
         values = columns.read(name, dtype)
         columns.replace(name, (np.repeat(values[block], sizes[block]) for block in blocks_of(len(sizes), BLOCK)))
@@ -300,11 +306,11 @@ def _expand(columns: _Columns, found: Survey, rows: NDArray[np.int64] | None, en
     return [encoder.subword_text(number) for number in np.flatnonzero(occurs).tolist()]
 
 
-def _texts(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -> Strings:
-    lengths = found.spool.read("text_bytes", np.int32)
-    data = found.spool.read("text", np.uint8)
+def _texts(columns: _Columns, content: Survey, sentences: NDArray[np.int64]) -> Strings:
+    lengths = content.spool.read("text_bytes", np.int32)
+    data = content.spool.read("text", np.uint8)
     bounds = columns.add("text/bounds", _bounds(lengths[block] for block in blocks_of(len(lengths), BLOCK)), np.int64)
-    if len(sentences) == found.n_sentences:
+    if len(sentences) == content.n_sentences:
         return Strings(bounds, data)
     offsets = _bounds(lengths[sentences[block]] for block in blocks_of(len(sentences), BLOCK))
     parts = (sentences[block] for block in blocks_of(len(sentences), TEXT_BLOCK))
@@ -312,12 +318,12 @@ def _texts(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -> St
     return Strings(columns.add("text/offsets", offsets, np.int64), columns.read("text", np.uint8))
 
 
-def _documents(columns: _Columns, found: Survey, sentences: NDArray[np.int64]) -> dict[str, Any]:
+def _documents(columns: _Columns, content: Survey, sentences: NDArray[np.int64]) -> dict[str, Any]:
     """Return the document of each sentence (None: each is its own), and the fields of the documents that have one."""
-    documents = found.documents
+    documents = content.documents
     if not documents.any_given:
         return {}
-    chosen = None if len(sentences) == found.n_sentences else sentences
+    chosen = None if len(sentences) == content.n_sentences else sentences
     used = columns.renumber("document", chosen, documents.n, np.int64)
     some = None if len(used) == documents.n else used
     for name in documents.values:

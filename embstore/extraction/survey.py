@@ -249,25 +249,25 @@ def survey(
 
     `report`: called with the number of sentences read.
     """
-    found = Survey(spool, specials=options.specials)
+    content = Survey(spool, specials=options.specials)
     if options.specials:
-        found.labels[SPECIAL] = numbering()
+        content.labels[SPECIAL] = numbering()
     sentences = iter(corpus)
     while block := list(islice(sentences, BLOCK_SENTENCES)):
-        _survey_block(found, block, encoder, options, limit=limit)
-        report(found.n_sentences)
+        _survey_block(content, block, encoder, options, limit=limit)
+        report(content.n_sentences)
         del block  # or it would be held while the next one is read
-    _check_names(found)
-    found.documents.finish(found.spool, found.digest)
-    for column, names in found.labels.items():
-        if found.specials and column == SPECIAL:
+    _check_names(content)
+    content.documents.finish(content.spool, content.digest)
+    for column, names in content.labels.items():
+        if content.specials and column == SPECIAL:
             continue
-        found.digest.update("\0".join([column, *names]).encode())
-    return found
+        content.digest.update("\0".join([column, *names]).encode())
+    return content
 
 
 def _survey_block(
-    found: Survey, block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions, *, limit: int
+    content: Survey, block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions, *, limit: int
 ) -> None:
     has_pairs = any(PAIR in sentence.words for sentence in block)
     if has_pairs:
@@ -276,8 +276,8 @@ def _survey_block(
     tokenized = encoder.tokenize(marked)
     is_sentence = options.unit == "sentence"
     units = _Units.of_sentences(tokenized, limit) if is_sentence else _Units.of(block, tokenized)
-    _spool_sentences(found, block, marked, units)
-    found.documents.add([sentence.document for sentence in block], found.spool)
+    _spool_sentences(content, block, marked, units)
+    content.documents.add([sentence.document for sentence in block], content.spool)
     forms = _forms(block, units)
     empty = units.stop <= units.start
     marks = np.array([form == PAIR for form in forms]) if has_pairs else np.zeros(len(empty), np.bool_)
@@ -288,44 +288,44 @@ def _survey_block(
     n_units, n_subwords = (np.bincount(units.sentence, weights, len(block)) for weights in (None, sizes))
     counts = {"unit/subwords": sizes, "unit/words": units.n_words, "sentence/units": n_units}
     for name, numbers in (*counts.items(), ("sentence/subwords", n_subwords)):
-        found.spool.append(name, numbers.astype(np.int32))
+        content.spool.append(name, numbers.astype(np.int32))
     usable = ~empty & ~long & (~marks | options.specials)
     spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
     unknown = np.zeros(len(usable), np.bool_)
     unknown[usable] = encoder.without_vector(tokenized, spans)
     for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG), (unknown, NO_VECTOR)):
-        _count_dropped(found, units, forms, mask, reason)
+        _count_dropped(content, units, forms, mask, reason)
     usable &= ~unknown
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
-    found.n_subwords += int(sizes.sum())
-    found.any_long = found.any_long or bool((n_subwords > limit).any())
-    found.longest = max(found.longest, int(lengths.max(initial=0)))
-    found.sample.extend([list(words) for words in marked[: SAMPLE_SENTENCES - len(found.sample)]])
+    content.n_subwords += int(sizes.sum())
+    content.any_long = content.any_long or bool((n_subwords > limit).any())
+    content.longest = max(content.longest, int(lengths.max(initial=0)))
+    content.sample.extend([list(words) for words in marked[: SAMPLE_SENTENCES - len(content.sample)]])
 
-    types = np.fromiter(map(found.types.__getitem__, forms), np.int32, len(forms))
+    types = np.fromiter(map(content.types.__getitem__, forms), np.int32, len(forms))
     base = tokenized.word_indptr[tokenized.sentence_indptr[units.sentence]]
     columns: dict[str, NDArray[Any]] = {
         "type": types,
-        "sentence": units.sentence + found.n_sentences,
+        "sentence": units.sentence + content.n_sentences,
         "position": units.position.astype(np.int32),
         "subwords": (np.ones_like(sizes) if options.pooling == CLS else sizes).astype(np.int16),
         "first": base + units.start,
-        **_labels(found, block, units),
+        **_labels(content, block, units),
     }
     if options.specials and marks.any():
-        columns[f"label/{SPECIAL}"][marks] = found.labels[SPECIAL][PAIR]
+        columns[f"label/{SPECIAL}"][marks] = content.labels[SPECIAL][PAIR]
     columns = {name: values[usable] for name, values in columns.items()}
     ids = tokenized.ids
     if options.specials:
         some = np.flatnonzero(lengths)
-        columns, ids = _with_specials(found, columns, ids, encoder, some, np.diff(tokenized.sentence_indptr)[some])
+        columns, ids = _with_specials(content, columns, ids, encoder, some, np.diff(tokenized.sentence_indptr)[some])
     first = columns.pop("first")
     for name, values in columns.items():
-        found.spool.append(name, values)
+        content.spool.append(name, values)
     if options.unit == "subword":
-        found.spool.append("ids", ids[ragged_indices(first, columns["subwords"].astype(np.int64))])
-    found.n_sentences += len(block)
-    found.n_words += int(tokenized.sentence_indptr[-1])
+        content.spool.append("ids", ids[ragged_indices(first, columns["subwords"].astype(np.int64))])
+    content.n_sentences += len(block)
+    content.n_words += int(tokenized.sentence_indptr[-1])
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: Extractio
 
 
 def _with_specials(
-    found: Survey,
+    content: Survey,
     columns: Mapping[str, NDArray[Any]],
     ids: NDArray[np.int32],
     encoder: Encoder,
@@ -406,12 +406,12 @@ def _with_specials(
     position = np.where(places < 0, places, places + n_words[:, None])
     n_rows = position.size
     new: dict[str, NDArray[Any]] = {name: np.full(n_rows, -1, values.dtype) for name, values in columns.items()}
-    new["type"] = np.tile([found.types[form] for form in spelled], len(sentences)).astype(np.int32)
-    new["sentence"] = np.repeat(sentences + found.n_sentences, len(added))
+    new["type"] = np.tile([content.types[form] for form in spelled], len(sentences)).astype(np.int32)
+    new["sentence"] = np.repeat(sentences + content.n_sentences, len(added))
     new["position"] = position.ravel().astype(np.int32)
     new["subwords"] = np.ones(n_rows, np.int16)
     new["first"] = np.tile(len(ids) + np.arange(len(added)), len(sentences))
-    new[f"label/{SPECIAL}"] = np.tile([found.labels[SPECIAL][form] for form in spelled], len(sentences)).astype(
+    new[f"label/{SPECIAL}"] = np.tile([content.labels[SPECIAL][form] for form in spelled], len(sentences)).astype(
         np.int32
     )
     joined = {name: np.concatenate([values, new[name]]) for name, values in columns.items()}
@@ -427,56 +427,58 @@ def _forms(block: Sequence[Sentence], units: _Units) -> Sequence[str]:
     return [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
 
 
-def _spool_sentences(found: Survey, block: Sequence[Sentence], marked: Sequence[Sequence[str]], units: _Units) -> None:
+def _spool_sentences(
+    content: Survey, block: Sequence[Sentence], marked: Sequence[Sequence[str]], units: _Units
+) -> None:
     texts = [join_marked(words).encode() for words in marked]
     joined = b"".join(texts)
     if joined.count(ATTACHED.encode()) != sum(len(sentence.attached) for sentence in block):
         at = next(at for at, sentence in enumerate(block) if ATTACHED in "".join(sentence.words))
-        raise CorpusError(f"sentence {found.n_sentences + at} has the character U+001F in a word: remove it")
-    found.spool.append("text", np.frombuffer(joined, np.uint8))
+        raise CorpusError(f"sentence {content.n_sentences + at} has the character U+001F in a word: remove it")
+    content.spool.append("text", np.frombuffer(joined, np.uint8))
     lengths = np.fromiter(map(len, texts), np.int32, len(texts))
-    found.spool.append("text_bytes", lengths)
+    content.spool.append("text_bytes", lengths)
     hashes = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    found.spool.append("context", np.frombuffer(hashes, np.uint64))
+    content.spool.append("context", np.frombuffer(hashes, np.uint64))
     for data in (lengths.tobytes(), joined, units.n_words.tobytes()):
-        found.digest.update(data)
+        content.digest.update(data)
 
 
-def _labels(found: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
+def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
     """Return the codes of the labels of all units; a new column has none for the units before."""
-    before, codes_of = found.spool.length("type"), {}
+    before, codes_of = content.spool.length("type"), {}
     for column in dict.fromkeys(chain.from_iterable(sentence.labels for sentence in block)):
-        if found.specials and column == SPECIAL:
+        if content.specials and column == SPECIAL:
             raise CorpusError(f"the corpus has a label column {SPECIAL!r}, and so have special tokens: rename it")
-        if column not in found.labels:
-            found.labels[column] = numbering()
+        if column not in content.labels:
+            content.labels[column] = numbering()
             for rows in blocks_of(before, BLOCK):
-                found.spool.append(f"label/{column}", np.full(rows.stop - rows.start, -1, np.int32))
-    for column, names in found.labels.items():
+                content.spool.append(f"label/{column}", np.full(rows.stop - rows.start, -1, np.int32))
+    for column, names in content.labels.items():
         labels = chain.from_iterable(
             sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block
         )
         codes = np.array([-1 if label is None else names[label] for label in labels], np.int32)[units.first_word]
         codes_of[f"label/{column}"] = codes
-        if not (found.specials and column == SPECIAL):
-            found.digest.update(codes.tobytes())
+        if not (content.specials and column == SPECIAL):
+            content.digest.update(codes.tobytes())
     return codes_of
 
 
-def _check_names(found: Survey) -> None:
+def _check_names(content: Survey) -> None:
     """Raise CorpusError for a name that is a label column and a field of documents."""
-    for name in found.documents.numbers:
-        if name in found.labels:
+    for name in content.documents.numbers:
+        if name in content.labels:
             raise CorpusError(f"{name!r} is both a label column and a field of documents: rename one")
 
 
-def _count_dropped(found: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:
+def _count_dropped(content: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:
     n_dropped = int(mask.sum())
     if not n_dropped:
         return
     examples = [
-        f"{forms[at]!r} (sentence {units.sentence[at] + found.n_sentences}, position {units.position[at]})"
+        f"{forms[at]!r} (sentence {units.sentence[at] + content.n_sentences}, position {units.position[at]})"
         for at in np.flatnonzero(mask)[:MAX_EXAMPLES].tolist()
     ]
-    before = found.dropped.get(reason, Dropped(reason, 0, ()))
-    found.dropped[reason] = Dropped(reason, before.count + n_dropped, (*before.examples, *examples)[:MAX_EXAMPLES])
+    before = content.dropped.get(reason, Dropped(reason, 0, ()))
+    content.dropped[reason] = Dropped(reason, before.count + n_dropped, (*before.examples, *examples)[:MAX_EXAMPLES])

@@ -358,9 +358,9 @@ def iter_encoded(encoder: Encoder, passage: Passage, job: Job) -> Iterator[Poole
         yield pooled
         del pooled
     if not all(rows.all() for rows in seen.values()):
-        found = min(rows.sum() for rows in seen.values())
+        n_vectors = min(rows.sum() for rows in seen.values())
         raise StoreDamagedError(
-            f"the model returned {found} of {len(passage.spans.sentence)} vectors from row {passage.first_row} on: "
+            f"the model returned {n_vectors} of {len(passage.spans.sentence)} vectors from row {passage.first_row} on: "
             "the encoder is at fault; nothing of this partition was written"
         )
 

@@ -44,19 +44,19 @@ def format_of(path: Path) -> Format | None:
 
 def common_format(paths: tuple[Path, ...]) -> Format:
     """Return the one format of all files. Raises CorpusError for an unknown suffix and for several formats."""
-    found: dict[str, Path] = {}
+    forms: dict[str, Path] = {}
     for path in paths:
         form = format_of(path)
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
             raise CorpusError(f"{path}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}")
-        found.setdefault(form.name, path)
-    if len(found) > 1:
-        (one, path), (other, other_path) = list(found.items())[:2]
+        forms.setdefault(form.name, path)
+    if len(forms) > 1:
+        (one, path), (other, other_path) = list(forms.items())[:2]
         raise CorpusError(
             f"{path} is {one} and {other_path} is {other}: a corpus has one format; name the files, or give --format"
         )
-    return FORMATS[next(iter(found))]
+    return FORMATS[next(iter(forms))]
 
 
 def _suffix(path: Path) -> str:

@@ -38,13 +38,13 @@ def read_rows(
             if not isinstance(row, Mapping):
                 raise InvalidValueError(f"{quoted(row)} is not a row: column names with values")
             column = column or text_column(row, options.text)
-            found = _sentences(row, column, options)
+            sentences = _sentences(row, column, options)
         except InvalidValueError as reason:
             raise error(number, str(reason)) from None
-        if not found:
+        if not sentences:
             first_empty = first_empty if n_empty else number
             n_empty += 1
-        yield from found
+        yield from sentences
     if n_empty:
         what = f"no text in {quoted(column)}"
         rows_have = f"1 row has {what} and is" if n_empty == 1 else f"{n_empty:,} rows have {what} and are"
@@ -83,24 +83,24 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
     if isinstance(text, str):
         if not is_encodable(text):
             raise InvalidValueError(f"{column}: half of a surrogate pair, not a character: {quoted(text)}")
-        found, labels = list(options.splitter.sentences(text)), set[str]()
+        sentences, labels = list(options.splitter.sentences(text)), set[str]()
         if options.spans is not None:
             if options.spans not in row:
                 raise InvalidValueError(f"there is no column {quoted(options.spans)}; the columns are {_listed(row)}")
-            found = with_spans(text, found, row[options.spans], field_name(options.spans))
+            sentences = with_spans(text, sentences, row[options.spans], field_name(options.spans))
     elif is_chat(text):
         if options.spans is not None:
             raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a chat")
-        found, labels = _chat(text, options), set()
+        sentences, labels = _chat(text, options), set()
     elif _is_words(text):
         if options.spans is not None:
             raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a list of words")
         labels = {name for name, value in others.items() if isinstance(value, list | tuple)}
-        found = [_labelled(list(text), {name: others[name] for name in others if name in labels})]
+        sentences = [_labelled(list(text), {name: others[name] for name in others if name in labels})]
     else:
         raise InvalidValueError(f"{column}: {quoted(text)} is neither a text, a list of words nor a chat")
     document = Document(_fields({name: others[name] for name in others if name not in labels}, options.fields))
-    return [check_sentence(Sentence(each.words, each.labels, each.targets, document, each.attached)) for each in found]
+    return [check_sentence(replace(each, document=document)) for each in sentences]
 
 
 def is_chat(value: object) -> bool:
@@ -228,7 +228,7 @@ def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
         return []
     if not isinstance(spans, list | tuple):
         raise InvalidValueError(f"spans: {quoted(spans)} is not a list of [start, stop] or [start, stop, label]")
-    found: list[tuple[int, int, str]] = []
+    parsed: list[tuple[int, int, str]] = []
     for span in spans:
         values = span
         if isinstance(span, Mapping):
@@ -248,12 +248,12 @@ def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
         start, stop = stop - len(inner.lstrip()), start + len(inner.rstrip())
         if start >= stop:
             raise InvalidValueError(f"spans: {quoted(span)} has no word: {quoted(inner)}")
-        found.append((start, stop, str(label)))
-    found.sort()
-    for (start, stop, _), (other, end, _) in pairwise(found):
+        parsed.append((start, stop, str(label)))
+    parsed.sort()
+    for (start, stop, _), (other, end, _) in pairwise(parsed):
         if other < stop:
             raise InvalidValueError(f"spans: [{start}, {stop}] and [{other}, {end}] overlap")
-    return found
+    return parsed
 
 
 def _is_words(value: object) -> bool:
