@@ -70,7 +70,7 @@ def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
     folder = tmp_path / "here"
     folder.mkdir()
     command = ["extract", str(long_corpus), "new.zarr", "--model", "random:4", *settings(batch_subwords=64)]
-    env = environment(TMPDIR=str(temporary))
+    env = environment(TMPDIR=str(temporary), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "torch"))
     process = subprocess.Popen(
         [sys.executable, "-c", HELD, *command], cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
