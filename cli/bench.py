@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import polars as pl
@@ -30,20 +30,6 @@ N_GATHERED = 1_000
 SHARED = 8  # repetitions of a call of microseconds that are timed together
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One operation: the median seconds of the public call, and of the least work that gives the same result."""
-
-    operation: str
-    seconds: float
-    limit: str
-    limit_seconds: float
-
-    @property
-    def row(self) -> dict[str, Any]:
-        return {**vars(self), "ratio": self.seconds / self.limit_seconds}
-
-
 def bench(
     model: Annotated[
         str | None, opt.option("MODEL", "Also time an extraction with this model of Hugging Face.", "--model", "-m")
@@ -61,10 +47,11 @@ def bench(
     rows, rounds = (50_000, 5) if quick else (200_000, 9)
     with tempfile.TemporaryDirectory(prefix="embstore-bench-") as folder, es.config(progress=False):
         store = random_store(Path(folder) / "random.zarr", n_rows=rows)
-        measurements = [*store_measurements(store, rounds=rounds)]
+        measured = [*store_measurements(store, rounds=rounds)]
         if model is not None:
-            measurements.append(extraction(model, Path(folder), rounds=max(2, rounds // 3)))
-    frame = pl.DataFrame([measurement.row for measurement in measurements])
+            measured.append(extraction(model, Path(folder), rounds=max(2, rounds // 3)))
+    frame = pl.DataFrame(measured, ["operation", "seconds", "limit", "limit_seconds"], orient="row")
+    frame = frame.with_columns(ratio=pl.col("seconds") / pl.col("limit_seconds"))
     if output.deliver(frame):
         print(f"{rows:,} rows of 384 float16 features in 3 layers; kernels: {es.store.compiled_name() or 'numpy'}")
         times = {name: pl.col(name).map_elements(shown, pl.String) for name in ("seconds", "limit_seconds")}
@@ -81,14 +68,16 @@ def random_store(path: Path, *, n_rows: int) -> es.Store:
     return es.store.write_arrays(path, sentences, vectors, model="random")
 
 
-def store_measurements(store: es.Store, *, rounds: int) -> Iterator[Measurement]:
-    """Measure what reads a store: all its pages are in memory after the first round, which is not counted."""
+def store_measurements(store: es.Store, *, rounds: int) -> Iterator[tuple[str, float, str, float]]:
+    """Yield each operation that reads a store: median seconds of the public call, and of the least work for the same.
+
+    All pages of the store are in memory after the first round, which is not counted.
+    """
     layer = 1
     held = store.vectors(layers=layer)[0]
     draw = np.random.default_rng(1)
     rows = draw.integers(0, store.n_rows, (rounds + 1, SHARED, N_GATHERED))
     queries = held[draw.integers(0, len(held), 32)].astype(np.float32)
-    read = partial(np.sum, held.view(np.int64))
 
     def gather(number: int) -> None:
         for some in rows[number]:
@@ -98,30 +87,29 @@ def store_measurements(store: es.Store, *, rounds: int) -> Iterator[Measurement]
         for some in rows[number]:
             held.take(some, 0)
 
-    def scan(number: int) -> None:
-        for _ in store.scan(layer):
-            pass
-
     def search(asked: NDArray[np.float32], number: int) -> None:
         es.neighbors(store, asked, k=10, metric="ip", layers=layer)
 
     size = float(store.n_rows * store.hidden_size)
     memory, product = "one read of the layer in memory", "float32 products of matrices"
     metrics = ["selfsim", "intrasim", "anisotropy"]
+
+    def read(number: int) -> None:
+        held.view(np.int64).sum()
+
     cases: list[tuple[str, Callable[[int], object], str, Callable[[int], object], float]] = [
         (f"gather {N_GATHERED:,} rows", gather, "numpy take, in memory", take, SHARED),
-        ("scan a layer", scan, memory, lambda number: read(), 1),
-        ("search, 1 query", partial(search, queries[:1]), memory, lambda number: read(), 1),
+        ("scan a layer", lambda number: deque(store.scan(layer), 0), memory, read, 1),
+        ("search, 1 query", partial(search, queries[:1]), memory, read, 1),
         ("search, 32 queries", partial(search, queries), product, multiplying(64.0 * size), 1),
-        ("geometry, 3 measures", lambda number: es.geometry(store, metrics=metrics, layers=layer), memory,
-         lambda number: read(), 1),
-    ]  # fmt: skip
+        ("geometry, 3 measures", lambda number: es.geometry(store, metrics=metrics, layers=layer), memory, read, 1),
+    ]
     for operation, ours, limit, least, share in cases:
         seconds = interleaved(ours, least, rounds=rounds)
-        yield Measurement(operation, seconds[0] / share, limit, seconds[1] / share)
+        yield operation, seconds[0] / share, limit, seconds[1] / share
 
 
-def extraction(model: str, folder: Path, *, rounds: int) -> Measurement:
+def extraction(model: str, folder: Path, *, rounds: int) -> tuple[str, float, str, float]:
     """Measure plan and extraction of made-up sentences together, the model loaded before, all layers stored."""
     encoder = es.load_encoder(model)
     draw = np.random.default_rng(0)
@@ -137,7 +125,7 @@ def extraction(model: str, folder: Path, *, rounds: int) -> Measurement:
     subwords = lengths + 2
     flops = encoder.forward_flops(subwords, layers=range(encoder.info.num_hidden_layers + 1)) or 0.0
     seconds = interleaved(ours, multiplying(flops), rounds=rounds)
-    return Measurement(f"extract {N_SENTENCES} sentences", seconds[0], "float32 products of matrices", seconds[1])
+    return f"extract {N_SENTENCES} sentences", seconds[0], "float32 products of matrices", seconds[1]
 
 
 def multiplying(flops: float) -> Callable[[int], float]:

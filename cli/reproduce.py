@@ -63,15 +63,9 @@ def named_models(models: Sequence[str]) -> dict[str, str]:
     """Return the models by name: the text before the equals sign, or the last part of the path."""
     named: dict[str, str] = {}
     for each in models:
-        name, sign, model = each.partition("=")
-        if not sign or "/" in name:
-            model = each
-            name = Path(each).name or each
-        if not name or not model:
-            raise InvalidValueError(f"--model {each!r} is not allowed: give MODEL or NAME=MODEL")
-        if not re.fullmatch(r"[\w.+-]+", name):
-            raise InvalidValueError(f"--model {each!r}: {name!r} cannot be a file name: give NAME=MODEL")
-        if name in named:
-            raise InvalidValueError(f"--model: two models are named {name}: name them, as in first={named[name]}")
+        before, sign, after = each.partition("=")
+        name, model = (before, after) if sign and "/" not in before else (Path(each).name, each)
+        if not re.fullmatch(r"[\w.+-]+", name) or not model or name in named:
+            raise InvalidValueError(f"--model {each!r}: {name!r} cannot name a file of its own: give NAME=MODEL")
         named[name] = model
     return named
