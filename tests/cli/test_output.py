@@ -59,6 +59,15 @@ def test_lookup_as_json(options: tuple[str, ...], work: Work) -> None:
     assert [row["text"].split()[row["position"]] for row in whole] == ["bank", "bank"]
 
 
+def test_a_condition_chooses_occurrences(work: Work) -> None:
+    rows = es.open(work / "store.zarr").select(words="bank", where="position > 2").rows.tolist()
+    ran = work.run("lookup", "store.zarr", "bank", "--json", "--where", "position > 2")
+    assert [row["occurrence"] for row in json.loads(ran.out)] == rows
+    assert len(rows) == 1
+    none = work.run("lookup", "store.zarr", "bank", "--where", "position > 99")
+    assert (none.status, none.out.splitlines()[0]) == (0, "bank: 0 occurrences")
+
+
 def test_lookup_as_json_of_labels(work: Work) -> None:
     made = make_store(work / "labels.zarr")
     found = valid(work.run("lookup", "labels.zarr", "new york", "--json"), "lookup")
