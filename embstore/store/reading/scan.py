@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -207,29 +207,35 @@ def scan_blocks(
     Without `copy` they are views of mapped files where possible.
     """
     layout = snapshot.layout
-    value = VALUE_DTYPE[layout.dtype]
+    value, storage = VALUE_DTYPE[layout.dtype], STORAGE_DTYPE[layout.dtype]
     row_nbytes = layout.hidden_size * value.itemsize
     block_rows = min(block_rows or max(BLOCK_NBYTES // row_nbytes, 1), max(stop - start, 1))
     buffers = _Buffers((block_rows, layout.hidden_size), value)
-    with _Decoder(snapshot, layer, block_rows, stop) as decoder:
+    is_direct = storage == value
+    codes = np.empty((0 if is_direct else block_rows, layout.hidden_size), storage)
+    with _readers(snapshot, layer, stop) as (vectors, scales):
         for first, last, written in _runs(snapshot, start, stop):
-            if not written and not nan:
-                continue
             row = first
-            while row < last:
+            while row < last and (written or nan):
                 end = min(row + block_rows, last)
-                view = None if copy or not written else decoder.view(row, end)
-                if view is not None:
+                if is_direct and written and not copy and (view := vectors.view(row, end)) is not None:
                     yield row, view
                     row += len(view)
                     continue
-                if written:
-                    yield row, decoder.read(row, end, buffers)
-                else:
-                    out = buffers.next(end - row)
+                out = buffers.next(end - row)
+                if not written:
                     out.fill(np.nan)
-                    yield row, out
-                    del out  # or the buffer would count as in use
+                elif is_direct:
+                    vectors.read(row, end, out)
+                else:
+                    stored = vectors.view(row, end)
+                    if stored is None or len(stored) < end - row:
+                        stored = codes[: end - row]
+                        vectors.read(row, end, stored)
+                    scale, center = _scale(snapshot, scales, layer, row, end)
+                    decode(stored, layout.dtype, scale=scale, center=center, out=out)
+                yield row, out
+                del out  # or the buffer would count as in use
                 row = end
 
 
@@ -252,11 +258,8 @@ def stored_blocks(snapshot: Snapshot, layer: int, start: int, stop: int, *, bloc
 
     They are read-only views of mapped files where possible, and then end where the file does.
     """
-    layout, center = snapshot.layout, None if snapshot.center is None else snapshot.center[layer]
-    with (
-        SequentialReader(snapshot, layout.vectors, layer, stop) as vectors,
-        SequentialReader(snapshot, "scale", layer, stop) as scales,
-    ):
+    layout = snapshot.layout
+    with _readers(snapshot, layer, stop) as (vectors, scales):
         row = start
         while row < stop:
             end = min(row + block_rows, stop)
@@ -264,12 +267,27 @@ def stored_blocks(snapshot: Snapshot, layer: int, start: int, stop: int, *, bloc
             if stored is None:
                 stored = np.empty((end - row, layout.hidden_size), STORAGE_DTYPE[layout.dtype])
                 vectors.read(row, end, stored)
-            scale = None
-            if snapshot.center is not None:
-                scale = np.empty(len(stored), SCALE_DTYPE)
-                scales.read(row, row + len(stored), scale)
-            yield StoredRows(row, stored, scale, center)
+            yield StoredRows(row, stored, *_scale(snapshot, scales, layer, row, row + len(stored)))
             row += len(stored)
+
+
+@contextmanager
+def _readers(snapshot: Snapshot, layer: int, stop: int) -> Iterator[tuple[SequentialReader, SequentialReader]]:
+    """Yield what reads the vectors and the scales of a layer in order."""
+    vectors = SequentialReader(snapshot, snapshot.layout.vectors, layer, stop)
+    with vectors, SequentialReader(snapshot, "scale", layer, stop) as scales:
+        yield vectors, scales
+
+
+def _scale(
+    snapshot: Snapshot, scales: SequentialReader, layer: int, start: int, stop: int
+) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """Return the scales of rows and the center of their layer, None where the dtype has none."""
+    if snapshot.center is None:
+        return None, None
+    scale = np.empty(stop - start, SCALE_DTYPE)
+    scales.read(start, stop, scale)
+    return scale, snapshot.center[layer]
 
 
 class _Buffers:
@@ -286,46 +304,6 @@ class _Buffers:
         if sys.getrefcount(self._buffers[self._turn]) > self._free_count:
             self._buffers[self._turn] = np.empty_like(self._buffers[self._turn])
         return self._buffers[self._turn][:n_rows]
-
-
-class _Decoder:
-    """Read blocks of one layer and convert the stored numbers to values."""
-
-    def __init__(self, snapshot: Snapshot, layer: int, block_rows: int, stop: int) -> None:
-        dtype = self._dtype = snapshot.layout.dtype
-        self._center = None if snapshot.center is None else snapshot.center[layer]
-        self._vectors = SequentialReader(snapshot, snapshot.layout.vectors, layer, stop)
-        self._scales = SequentialReader(snapshot, "scale", layer, stop)
-        direct = STORAGE_DTYPE[dtype] == VALUE_DTYPE[dtype]
-        self._codes = np.empty((0 if direct else block_rows, snapshot.layout.hidden_size), STORAGE_DTYPE[dtype])
-        self._scale = np.empty(0 if direct else block_rows, SCALE_DTYPE)
-
-    def __enter__(self) -> _Decoder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._vectors.__exit__()
-        self._scales.__exit__()
-
-    def view(self, start: int, stop: int) -> NDArray[Any] | None:
-        """Return values from row `start` on without a copy, None where they must be decoded or are not mapped."""
-        return None if len(self._codes) else self._vectors.view(start, stop)
-
-    def read(self, start: int, stop: int, buffers: _Buffers) -> NDArray[Any]:
-        """Return the values of committed rows `[start, stop)` in the next buffer."""
-        out = buffers.next(stop - start)
-        if not len(self._codes):
-            self._vectors.read(start, stop, out)
-            return out
-        codes = self._vectors.view(start, stop)
-        if codes is None or len(codes) < stop - start:
-            codes = self._codes[: stop - start]
-            self._vectors.read(start, stop, codes)
-        scale = None
-        if self._center is not None:
-            scale = self._scale[: stop - start]
-            self._scales.read(start, stop, scale)
-        return decode(codes, self._dtype, scale=scale, center=self._center, out=out)
 
 
 def _runs(snapshot: Snapshot, start: int, stop: int) -> Iterator[tuple[int, int, bool]]:
