@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Storage
-from embstore.store.storage.files import require_short
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
@@ -108,9 +107,6 @@ def open_writer(path: Path | ObjectPath) -> Writer:
 
 def no_store(path: Path | ObjectPath) -> StoreNotFoundError:
     """Return the error for a path at which nothing exists."""
-    whole, _, site = str(path).partition("#")
-    if site and os.path.lexists(whole):
-        return StoreNotFoundError(f"there is no store at {path}: here a store has all its sites, give {whole}")
     return StoreNotFoundError(f"there is no store at {path}: embstore extract makes one")
 
 
@@ -121,7 +117,6 @@ def is_file(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         raise no_store(path) from None
     except OSError as error:
-        require_short(path, error)
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
     folder = stat.S_ISDIR(mode)
     if path.suffix == ".zarr" and not folder:

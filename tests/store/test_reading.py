@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
-import mmap
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,14 +22,12 @@ from embstore import kernels
 from embstore.errors import (
     InvalidValueError,
     MissingRowsError,
-    StorageError,
     StoreDamagedError,
     UnfinishedStoreWarning,
 )
 from embstore.store import Store, StoreWriter, open_store
 from embstore.store.arrays import ArraySpec
 from embstore.store.reading import mapped
-from embstore.store.storage.files import _POPULATE_READ, MappedFile
 from embstore.store.vectors import VALUE_DTYPE
 from embstore.store.zarr import reader as zarr_reader
 from tests.store.example import DTYPES, SUFFIXES, Example, example
@@ -42,14 +38,6 @@ CASES = [
     for rows, partition_rows in [(300, 512), (1500, 256), (2100, 1280), (1025, 768)]
     for suffix in SUFFIXES
 ]
-
-
-def reports_failing_maps() -> bool:
-    try:
-        mmap.mmap(-1, mmap.PAGESIZE).madvise(_POPULATE_READ)
-    except (OSError, AttributeError):
-        return False
-    return sys.platform == "linux"
 
 
 @pytest.fixture(scope="module")
@@ -247,19 +235,6 @@ def test_no_rows(tmp_path: Path) -> None:
     assert store.vectors([], layers=0)[0].shape == (0, 16)
     assert store.vectors([], layers=None).shape == (3, 0, 16)
     assert list(store.scan(0, 5, 5)) == []
-
-
-@pytest.mark.skipif(not reports_failing_maps(), reason="only Linux 5.14 and later report what a map cannot read")
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_disk_that_fails_during_a_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    """Pages of a map that cannot be read are an error and not the end of the process."""
-    store = example().make(tmp_path / f"s{suffix}")
-    next(iter(store.scan(0, 0, 1)))
-    monkeypatch.setattr(MappedFile, "require_whole", lambda file: None)
-    file = next(tmp_path.rglob("hidden_states/c/0/0/0")) if suffix == ".zarr" else tmp_path / "s.h5"
-    os.truncate(file, 0)
-    with pytest.raises(StorageError, match=r"cannot read .*: Input/output error"):
-        list(store.scan(0))
 
 
 def test_a_lock_that_cannot_be_removed_is_not_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

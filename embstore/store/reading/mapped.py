@@ -91,7 +91,7 @@ class MappedLayer:
         row = start
         while row < stop:
             first, last = self._span(file, row, stop)
-            file.bring_in(first, last)
+            file.require_whole()
             rows = file.bytes[first:last].view(self._dtype).reshape(self._shape)
             out[row - start : row - start + len(rows)] = rows
             row += len(rows)

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from embstore.arguments import checked
-from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError, quoted
+from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreDamagedError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -41,7 +40,6 @@ _CACHED_NBYTES = 2**19  # read and checked before they leave the processor's cac
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 _BINARY = getattr(os, "O_BINARY", 0)  # Windows only
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # not on Windows; without effect on regular files
-_POPULATE_READ = 22  # MADV_POPULATE_READ, which mmap has no name for; Linux 5.14 and later
 _POSITION = threading.Lock()  # where a file has one shared position: no pread and pwrite
 
 
@@ -73,16 +71,9 @@ def storing(path: object) -> Iterator[None]:
         if number in _DISK_FULL:
             message = f"cannot write {path}: the disk is full; free some space and run the same command again"
         else:
-            require_short(path, error)
             reason = os.strerror(number) if number else str(error).splitlines()[0]
             message = f"cannot write {path}: {reason}"
         raise StorageError(message) from error
-
-
-def require_short(path: object, error: OSError) -> None:
-    """Raise InvalidValueError where the name of a file is longer than the file system allows."""
-    if error.errno == errno.ENAMETOOLONG:
-        raise InvalidValueError(f"{quoted(str(path))} is too long for the name of a file: give a shorter one") from None
 
 
 @contextmanager
@@ -98,7 +89,6 @@ def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise StoreDamagedError(f"{path}{of} is missing: {REPAIR_HINT}") from None
     except OSError as error:
-        require_short(path, error)
         reason = os.strerror(error.errno) if error.errno else str(error).splitlines()[0]
         reason = TOO_MANY_FILES if error.errno == errno.EMFILE else reason
         raise StorageError(f"cannot read {path}{of}: {reason}") from error
@@ -218,9 +208,8 @@ def replacing(
 ) -> Iterator[Path]:
     """Yield a temporary path; the file or folder made there becomes `path`, atomically and durably.
 
-    The order is: the bytes to disk, rename, the folder's names to disk. Where the block or a step fails, what was at
-    `path` stays and the temporary one is removed. `partial`: the temporary path, by default .NAME.new beside `path`.
-    `move`: renames it, by default `os.replace`. Raises StorageError, also for a pipe, socket or device.
+    Where the block or a step fails, what was at `path` stays and the temporary one is removed. `partial`: the temporary
+    path, by default .NAME.new beside `path`. `move`: renames it, by default `os.replace`. Raises StorageError.
     """
     target = Path(os.path.realpath(path))  # a link stays, and what it names is replaced
     partial = partial or target.with_name(f".{path.name}.new")
@@ -340,22 +329,6 @@ class MappedFile:
         """Raise StoreDamagedError where the file has become shorter: reading the map there would end the process."""
         if self.size() < self.nbytes:
             raise StoreDamagedError(f"{self.path} is cut short since it was opened: {REPAIR_HINT}")
-
-    def bring_in(self, start: int, stop: int) -> None:
-        """Map bytes `[start, stop)` into memory, so that a disk that fails raises StorageError here, on Linux.
-
-        Elsewhere, and at any other access to the map, it would end the process.
-        """
-        self.require_whole()
-        if sys.platform != "linux":
-            return
-        start -= start % mmap.PAGESIZE
-        try:
-            self.map.madvise(_POPULATE_READ, start, stop - start)
-        except OSError as error:
-            if error.errno == errno.EFAULT:
-                self.require_whole()
-                raise StorageError(f"cannot read {self.path}: {os.strerror(errno.EIO)}") from error
 
     @contextmanager
     def reopened(self) -> Iterator[int]:
