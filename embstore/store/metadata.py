@@ -225,23 +225,6 @@ def check_metadata(metadata: Metadata) -> None:
         check_whole(name, getattr(metadata, name), 1, MAX_SIZE)
     if metadata.partition_rows < CHUNK_ROWS or metadata.partition_rows % CHUNK_ROWS:
         raise InvalidValueError(f"partition_rows must be a multiple of {CHUNK_ROWS}, not {metadata.partition_rows}")
-    _check_sites(metadata)
-    nbytes = metadata.row_nbytes * metadata.partition_rows
-    check_whole("the size of a partition", nbytes, 1, MAX_PARTITION_NBYTES, unit="bytes")
-    if metadata.n_partitions > MAX_PARTITIONS:
-        raise InvalidValueError(
-            f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.n_partitions} "
-            f"partitions, more than {MAX_PARTITIONS}: choose larger ones"
-        )
-    for name, kind in metadata.fields.items():
-        if kind not in KINDS:
-            raise InvalidValueError(f"the field {quoted(name)} has the kind {quoted(kind)}, not {', '.join(KINDS)}")
-    for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
-        if not isinstance(getattr(metadata, part).get(key), str):
-            raise InvalidValueError(f"the metadata must have a string {part}.{key}")
-
-
-def _check_sites(metadata: Metadata) -> None:
     sites = metadata.sites
     if list(sites) != [site for site in SITES if site in sites]:
         raise InvalidValueError(
@@ -255,3 +238,16 @@ def _check_sites(metadata: Metadata) -> None:
         )
     if set(sites) - {RESIDUAL} and not metadata.blocks:
         raise InvalidValueError("layer 0 comes before the first block and has no other site: choose layers from 1 on")
+    nbytes = metadata.row_nbytes * metadata.partition_rows
+    check_whole("the size of a partition", nbytes, 1, MAX_PARTITION_NBYTES, unit="bytes")
+    if metadata.n_partitions > MAX_PARTITIONS:
+        raise InvalidValueError(
+            f"{metadata.n_rows} rows in partitions of {metadata.partition_rows} are {metadata.n_partitions} "
+            f"partitions, more than {MAX_PARTITIONS}: choose larger ones"
+        )
+    for name, kind in metadata.fields.items():
+        if kind not in KINDS:
+            raise InvalidValueError(f"the field {quoted(name)} has the kind {quoted(kind)}, not {', '.join(KINDS)}")
+    for part, key in (("model", "name"), ("corpus", "name"), ("extraction", "unit")):
+        if not isinstance(getattr(metadata, part).get(key), str):
+            raise InvalidValueError(f"the metadata must have a string {part}.{key}")

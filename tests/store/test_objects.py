@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreNotFoundError
+from embstore.store.storage import client as client_module
 from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.client import cleaned
 from embstore.store.storage.location import ObjectPath, parse_location
@@ -102,7 +103,8 @@ def test_transient_faults_are_retried(objects: ObjectStorage, bucket: Bucket, fa
 
 @pytest.mark.slow
 def test_a_silent_server_is_retried(objects: ObjectStorage, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EMBSTORE_SILENCE_SECONDS", "3")
+    monkeypatch.setattr("embstore.store.storage.client.READ_TIMEOUT", "3s")
+    client_module._client.cache_clear()
     fault = bucket.proxy.break_next(Fault("GET", 1, delay=30.0))
     assert ObjectStorage.at(objects.path).get_range("a/b", 5, 500).tobytes() == BODY[5:500]
     assert fault.met == 1

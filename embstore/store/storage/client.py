@@ -20,6 +20,7 @@ from embstore.errors import (
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.storage.location import ObjectPath
 
+READ_TIMEOUT = "60s"  # of silence, after which a request is repeated
 IN_FLIGHT = 32  # requests at a time, with which one client fills a fast network
 
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:\d+)?")
@@ -73,11 +74,10 @@ def _client(scheme: str, bucket: str, process: int, environment: int) -> Any:
 
     retry: Any = {
         "max_retries": int(setting("EMBSTORE_RETRIES", 10)),
-        "retry_timeout": timedelta(seconds=setting("EMBSTORE_RETRY_SECONDS", 180)),
+        "retry_timeout": timedelta(seconds=180),
         "backoff": {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=15), "base": 3},
     }
-    silence = setting("EMBSTORE_SILENCE_SECONDS", 60)
-    limits: Any = {"connect_timeout": "10s", "read_timeout": f"{silence * 1000:.0f}ms", "timeout": "300s"}
+    limits: Any = {"connect_timeout": "10s", "read_timeout": READ_TIMEOUT, "timeout": "300s"}
     try:
         if scheme == "s3":
             copies = {} if "AWS_COPY_IF_NOT_EXISTS" in os.environ else {"copy_if_not_exists": "multipart"}
@@ -86,21 +86,18 @@ def _client(scheme: str, bucket: str, process: int, environment: int) -> Any:
             return GCSStore(bucket, config=limits, retry_config=retry)
         if scheme == "az":
             return AzureStore(bucket, config=limits, retry_config=retry)
+        allowed = _LOOPBACK.fullmatch(bucket) or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1")
+        if scheme == "http" and not allowed:
+            raise InvalidValueError(f"http://{bucket} is not encrypted: use https://, or set AWS_ALLOW_HTTP=true")
         return HTTPStore(
             f"{scheme}://{bucket}",
-            client_options=limits | {"allow_http": _http_allowed(scheme, bucket)},
+            client_options=limits | {"allow_http": scheme == "http"},
             retry_config=retry,
         )
     except EmbstoreError:
         raise
     except Exception as error:
         raise translated(error, "open", ObjectPath(f"{scheme}://{bucket}"), "") from None
-
-
-def _http_allowed(scheme: str, host: str) -> bool:
-    if scheme == "https" or _LOOPBACK.fullmatch(host) or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("true", "1"):
-        return scheme == "http"
-    raise InvalidValueError(f"http://{host} is not encrypted: use https://, or set AWS_ALLOW_HTTP=true")
 
 
 def setting(variable: str, default: float) -> float:

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -55,9 +55,8 @@ class _TooShortError(Exception):
 class ObjectStorage(Storage):
     """The objects below a URL, by names relative to it. Made by `ObjectStorage.at`.
 
-    Failures that may pass (5xx, throttling, lost connections, silence of EMBSTORE_SILENCE_SECONDS, 60) are retried
-    EMBSTORE_RETRIES times (10) within EMBSTORE_RETRY_SECONDS (180). `temporary`: the prefix below which large
-    objects are uploaded before they are copied to their name.
+    Failures that may pass (5xx, throttling, lost connections, silence of a minute) are retried EMBSTORE_RETRIES times
+    (10). `temporary`: the prefix below which large objects are uploaded before they are copied to their name.
     """
 
     def __init__(self, path: ObjectPath, client: Any, *, temporary: str = ".tmp") -> None:
@@ -147,13 +146,8 @@ class ObjectStorage(Storage):
         flat = [as_bytes(part) for part in parts]
         nbytes = sum(map(len, flat))
         if nbytes <= LARGE_NBYTES:
-            return self._create(
-                "write",
-                key,
-                lambda name: obstore().put(
-                    self._client, name, np.concatenate(flat), mode="create", use_multipart=False
-                ),
-            )
+            body, options = np.concatenate(flat), {"mode": "create", "use_multipart": False}
+            return self._create("write", key, lambda name: obstore().put(self._client, name, body, **options))
         if self.size(key) is not None:
             return False
         if nbytes > COPY_NBYTES:  # an index column of 6 * 10^8 words and more: no shard is so large
@@ -162,9 +156,8 @@ class ObjectStorage(Storage):
         temporary = f"{self._temporary}/{uuid.uuid4().hex}"
         try:
             self._upload(temporary, flat)
-            return self._create(
-                "copy", key, lambda name: obstore().copy(self._client, self._prefix + temporary, name, overwrite=False)
-            )
+            source = self._prefix + temporary
+            return self._create("copy", key, lambda name: obstore().copy(self._client, source, name, overwrite=False))
         finally:
             with suppress(EmbstoreError):  # what remains is removed by `finish`
                 self.delete(temporary)
@@ -175,10 +168,8 @@ class ObjectStorage(Storage):
             obstore().delete(self._client, self._prefix + key)
 
     def finish(self) -> None:
-        left = self.sizes(self._temporary)
-        if left:
-            with ThreadPoolExecutor(16, "embstore-delete") as threads:
-                list(threads.map(self.delete, left))
+        for key in self.sizes(self._temporary):
+            self.delete(key)
 
     def is_tidy(self) -> bool:
         return not self.can_list or not self.sizes(self._temporary)
@@ -186,14 +177,8 @@ class ObjectStorage(Storage):
     def _upload(self, key: str, flat: Iterable[NDArray[Any]]) -> None:
         """Write an object in parts of 16 MiB, four at a time."""
         with self._translating("write", key):
-            obstore().put(
-                self._client,
-                self._prefix + key,
-                iter(flat),
-                use_multipart=True,
-                chunk_size=PART_NBYTES,
-                max_concurrency=4,
-            )
+            options = {"use_multipart": True, "chunk_size": PART_NBYTES, "max_concurrency": 4}
+            obstore().put(self._client, self._prefix + key, iter(flat), **options)
 
     def _create(self, verb: str, key: str, write: Callable[[str], object]) -> bool:
         """Run a conditional write, again where its answer was lost: the client itself does not repeat it."""
