@@ -272,5 +272,4 @@ def bucket_environment(proxy: Proxy) -> dict[str, str]:
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_REGION": "us-east-1",
         "EMBSTORE_RETRIES": "3",
-        "EMBSTORE_RETRY_SECONDS": "600",
     }
