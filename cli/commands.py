@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import UserDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
@@ -109,6 +109,7 @@ class Command(TyperCommand):
     """A command whose `--help` lists its options under the headings that they name (`rich_help_panel`)."""
 
     config: Config | None = None
+    typed: Sequence[str] = ()  # after the name of the command
 
     def get_params(self, ctx: Any) -> Any:
         return _Value.of(super().get_params(ctx))
@@ -125,9 +126,14 @@ class Command(TyperCommand):
                 rows.append(("Arguments", name.split(" <")[0], text.removesuffix(" [required]")))
             else:
                 rows.append((getattr(parameter, "rich_help_panel", None) or "Options", name, text))
+        choice = next((each for each in self.typed if self.config and each in self.config.choices()), "")
+        if self.config is not None and choice:
+            heading = f"Settings of {choice}, in a file for --config"
+            rows += [(heading, name, setting.help) for name, setting in self.config.settings(choice).items()]
         write_sections(formatter, rows, col_max=24)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        self.typed = tuple(args)
         if self.config is not None and "--write-config" in args:
             print(self.config.toml(args), end="")
             raise typer.Exit

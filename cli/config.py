@@ -29,6 +29,12 @@ class Setting:
     default: Any = inspect.Parameter.empty
     text: str = ""
 
+    @property
+    def help(self) -> str:
+        """What it is, with its default in brackets."""
+        shown = [] if self.default is inspect.Parameter.empty else [f"[default: {_shown(self.default)}]"]
+        return " ".join([*([self.text] if self.text else []), *shown])
+
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of its values."""
         return _schema(self.kind) | ({"description": self.text} if self.text else {})
@@ -152,11 +158,16 @@ def _line(name: str, setting: Setting) -> str:
     """Return a setting as a line of TOML with its comment, commented out where its default is no value of TOML."""
     comment = "".join(f"# {line}\n" for line in textwrap.wrap(setting.text, MAX_COMMENT))
     default = setting.default
+    if isinstance(default, str | int | float | tuple | frozenset | set | list):
+        return f"{comment}{name} = {_shown(default)}\n"
+    return f"{comment}# {name} =  # {_named(setting.kind)}\n"
+
+
+def _shown(default: Any) -> str:
+    """Return a default as TOML has it; "none" for None, and for what TOML cannot hold."""
     if isinstance(default, tuple | frozenset | set | list):
-        default = ["none" if each is None else each for each in default]
-    if default is None or default is inspect.Parameter.empty or not isinstance(default, str | int | float | list):
-        return f"{comment}# {name} =  # {_named(setting.kind)}\n"
-    return f"{comment}{name} = {json.dumps(default, ensure_ascii=False)}\n"
+        return f"[{', '.join(map(_shown, default))}]"
+    return json.dumps(default if isinstance(default, str | int | float) else "none", ensure_ascii=False)
 
 
 def _named(kind: Any) -> str:

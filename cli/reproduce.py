@@ -53,7 +53,7 @@ def reproduce(
 
 reproduce.__doc__ = f"""Reproduce the study of a paper; rerun to resume.
 
-All write tables, figures and report.md to --out.
+All write tables, figures and report.md to --out. `reproduce STUDY --help` lists the settings of a study.
 
 {ABOUT}
 """

@@ -66,13 +66,6 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Clark2019(StudySettings):
-    """Settings of the study: what the attention heads of a model attend to.
-
-    coreference: a file of edge probing targets whose pairs of spans are labelled 1 or 0, or a folder with dev.jsonl;
-    without it there is no Table 2. n_sentences: of the treebank and of the coreference data at most, drawn at random;
-    None for all.
-    """
-
     about: ClassVar[str] = "what attention heads attend to, relations, coreference"
     data: ClassVar[str] = "a treebank in CoNLL-U: a file, or a folder whose dev file is taken"
     citation: ClassVar[str] = """@inproceedings{clark-etal-2019-bert,
@@ -82,7 +75,6 @@ class Clark2019(StudySettings):
   year = {2019}, pages = {276--286}, doi = {10.18653/v1/W19-4828}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1}
 
     coreference: str | Path | None = None
     n_sentences: int | None = None

@@ -71,6 +71,7 @@ METRICS = {
     "intrasim": "Figure 3. Intra-sentence similarity, adjusted",
     "mev": "Figure 4. Maximum explainable variance, adjusted",
 }
+N_WORDS = 10  # listed at each end of a layer
 ENDS = ("layer", "end", "item", "value", "count")
 STOPWORDS = ("the", "of", "to")  # named in section 4.2 as among the most context-specific words
 MEV_BOUND = 0.05  # of the paper: what one vector explains of a word's variance at most
@@ -82,15 +83,6 @@ PAPER_MODELS = {"BERT-base-cased": ("Bert", 12, 768), "GPT-2": ("GPT2", 12, 768)
 
 @dataclass(frozen=True, kw_only=True)
 class Ethayarajh2019(StudySettings):
-    """Settings of the study: how contextual the vectors of each layer are, and how good static vectors made of them.
-
-    The defaults are the paper's.
-
-    min_contexts: different sentences that a word needs. sample: vectors of a baseline. benchmarks: a folder of files of
-    word pairs, two words and their rating a line; without it Table 1 is left out. n_words: words listed at each end of
-    a layer. resamples: of words and sentences, for intervals.
-    """
-
     about: ClassVar[str] = "how contextual the vectors of each layer are"
     data: ClassVar[str] = "any corpus (the paper: STS 2012-2016)"
     citation: ClassVar[str] = """@inproceedings{ethayarajh-2019-contextual,
@@ -101,12 +93,10 @@ class Ethayarajh2019(StudySettings):
   year = {2019}, pages = {55--65}, doi = {10.18653/v1/D19-1006}
 }
 """
-    least: ClassVar[dict[str, int]] = {"min_contexts": 2, "sample": 2, "n_words": 1, "resamples": 1}
 
     min_contexts: int = 5
     sample: int = 1000
     benchmarks: str | Path | None = None
-    n_words: int = 10
     resamples: int = 1000
 
 
@@ -161,7 +151,7 @@ def measure(run: Run[Ethayarajh2019], name: str, store: es.Store) -> dict[str, p
         made_from,
         lambda: summarize_geometry(table, resamples=settings.resamples, seed=settings.seed),
     )
-    words = [extreme_words(table, layers=layer, count=settings.n_words) for layer in store.layers]
+    words = [extreme_words(table, layers=layer, count=N_WORDS) for layer in store.layers]
     selfsim = table.filter((pl.col("metric").cast(pl.String) == "selfsim") & (pl.col("item") != ""))
     means = selfsim.group_by("item").agg(pl.col("value").mean(), pl.col("count").first())
     ranked = means.sort("value", "item").with_columns(end=pl.lit("all"), layer=pl.lit(None, pl.Int64))

@@ -16,7 +16,7 @@ import embstore as es
 from embstore import plot
 from embstore.corpus import EdgeSentence, Tree, derived_edges, read_trees
 from embstore.errors import InvalidValueError
-from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, code_length, load, summary
+from embstore.probes import EdgeProbe, ProbeResult, StructuralProbe, Training, code_length, load, summary
 from embstore_studies.study import (
     MARKERS,
     SPLITS,
@@ -62,13 +62,6 @@ KEYS = ("model", "encoder", "rank", "baseline", "layer", "split", "metric")
 
 @dataclass(frozen=True, kw_only=True)
 class Hewitt2019(StudySettings):
-    """Settings of the study: how much of a syntax tree the vectors of each layer encode linearly.
-
-    n_sentences: of each split at most, drawn at random; None for all, as in the paper. ranks: those compared on the
-    best layer. seeds: of the probes' weights. tasks: derived from the treebank (upos, pos, dependencies), for
-    selectivity and code lengths. untrained: also the model with random weights, as a baseline.
-    """
-
     about: ClassVar[str] = "syntax trees by layer and rank, selectivity, code lengths"
     data: ClassVar[str] = "a folder with train, dev and test of a treebank in CoNLL-U"
     citation: ClassVar[str] = """@inproceedings{hewitt-manning-2019-structural,
@@ -78,11 +71,11 @@ class Hewitt2019(StudySettings):
   year = {2019}, pages = {4129--4138}, doi = {10.18653/v1/N19-1419}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "ranks": 1}
 
     n_sentences: int | None = 3000
     ranks: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     seeds: tuple[int, ...] = (0,)
+    epochs: int | None = None
     tasks: tuple[str, ...] = ("upos", "dependencies")
     untrained: bool = True
 
@@ -94,7 +87,7 @@ class Hewitt2019(StudySettings):
 
     def probe(self, **changes: Any) -> StructuralProbe:
         """Return structural probes as the study trains them, not fitted yet."""
-        return StructuralProbe(**{"seeds": self.seeds, **changes})
+        return StructuralProbe(**{"seeds": self.seeds, "training": Training(epochs=self.epochs), **changes})
 
 
 @dataclass(frozen=True)
@@ -223,7 +216,7 @@ def labelled(frame: pl.DataFrame, model: str, encoder: str, rank: int) -> pl.Dat
 def probe_task(run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store, task: str) -> pl.DataFrame:
     """Train linear probes of a task and of its control task, and measure the code lengths of both."""
     settings = run.settings
-    options = {"n_sentences": TASK_SENTENCES, "seeds": settings.seeds}
+    options = {"n_sentences": TASK_SENTENCES, "seeds": settings.seeds, "training": Training(epochs=settings.epochs)}
     probe = EdgeProbe(kind="linear", control=True, **options)  # type: ignore[arg-type]
     edges = bank.edges(task)
 

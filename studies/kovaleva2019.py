@@ -51,13 +51,6 @@ NOTES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Kovaleva2019(StudySettings):
-    """Settings of the study: patterns of attention before and after fine-tuning, and which heads a task needs.
-
-    tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it; one or more.
-    n_sentences: of DATA on which attention is measured, and of dev on which heads are disabled, drawn at random; None
-    for all. tuning_epochs, tuning_sentences (None: all), tuning_rate: of fine-tuning.
-    """
-
     about: ClassVar[str] = "patterns of attention before and after fine-tuning, disabled heads and layers"
     data: ClassVar[str] = "a file in CoNLL-U on which attention is measured"
     takes_one_model: ClassVar[bool] = True
@@ -68,7 +61,6 @@ class Kovaleva2019(StudySettings):
   year = {2019}, eprint = {1908.08593}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1}
 
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
     n_sentences: int | None = 300

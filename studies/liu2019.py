@@ -52,15 +52,6 @@ NAMES = {**TASKS, "upos": "POS (UD)", "arcs": "Arcs"}
 
 @dataclass(frozen=True, kw_only=True)
 class Liu2019(StudySettings):
-    """Settings of the study: what linear probes read from each layer, and which layers serve most tasks.
-
-    tasks: some of those in the folder, and of those that its treebank has (upos, arcs, dependencies), all by default.
-    n_sentences: of each split of each
-    task at most, drawn by their texts, so that tasks over the same sentences draw the same ones; None for all. epochs,
-    batch_size, learning_rate, seeds: of the probes. untrained: also the model with random weights, as a baseline.
-    resamples: of test sentences, for intervals.
-    """
-
     about: ClassVar[str] = "linear probes of every layer on all tasks, which layers transfer"
     data: ClassVar[str] = "a folder with a folder per task (as for tenney2019), a treebank in CoNLL-U, or both"
     citation: ClassVar[str] = """@inproceedings{liu-etal-2019-linguistic,
@@ -76,7 +67,6 @@ class Liu2019(StudySettings):
   year = {2020}, doi = {10.1162/tacl_a_00349}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "resamples": 1, "seeds": 0}
 
     tasks: tuple[str, ...] = ()
     n_sentences: int | None = 500

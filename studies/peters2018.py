@@ -57,12 +57,6 @@ PRONOUNS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Peters2018(StudySettings):
-    """Settings of the study: what the similarities of the vectors of each layer tell without training.
-
-    n_sentences: with pronouns at most, drawn by their texts; None for all. resamples: of documents, for
-    intervals.
-    """
-
     about: ClassVar[str] = "antecedents of pronouns by similarity alone, without training"
     data: ClassVar[str] = "a folder with a folder of edge probing files for coreference"
     citation: ClassVar[str] = """@inproceedings{peters-etal-2018-dissecting,
@@ -72,7 +66,6 @@ class Peters2018(StudySettings):
   year = {2018}, pages = {1499--1509}, doi = {10.18653/v1/D18-1179}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "resamples": 1}
 
     n_sentences: int | None = 1500
     resamples: int = 1000

@@ -38,6 +38,34 @@ TASKS = {
     "protoroles": "SPR",
     "relations": "Relations",
 }
+# The settings of studies: the least value of one that is a number, and what it is.
+SETTINGS: dict[str, tuple[int | None, str]] = {
+    "n_sentences": (1, "Sentences of each part of the data at most, drawn at random; none: all."),
+    "tasks": (None, "Some of the tasks that the data have; by default all."),
+    "seeds": (0, "Of the weights of probes, and of the order of their examples."),
+    "kind": (None, "Of the probes."),
+    "hidden_size": (1, "Units of the probes."),
+    "epochs": (1, "Of the training of probes, at most; none: the default of each probe."),
+    "batch_size": (1, "Of the training of probes."),
+    "learning_rate": (None, "Of the training of probes."),
+    "untrained": (None, "Whether the model with random weights is probed too, as a baseline."),
+    "resamples": (1, "Bootstrap samples, for intervals."),
+    "ranks": (1, "Of structural probes, which are compared on the best layer."),
+    "ks": (1, "Numbers of neighbours."),
+    "min_contexts": (2, "Different sentences that a word needs."),
+    "sample": (2, "Vectors of a baseline."),
+    "benchmarks": (None, "A folder of files of word pairs, two words and their rating a line, for Table 1."),
+    "coreference": (None, "A file of edge probing targets labelled 1 or 0, or a folder with dev.jsonl, for Table 2."),
+    "n_words": (1, "Words of each list at most, drawn at random; none: all."),
+    "max_contexts": (1, "Occurrences of a word with a class at most."),
+    "context_windows": (0, "Words of context on each side; none: the whole sentence, which is needed."),
+    "skipgram_size": (1, "Of the skip-gram vectors that are trained on the corpus."),
+    "tuning": (None, "Data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes them."),
+    "tuning_epochs": (1, "Of fine-tuning."),
+    "tuning_sentences": (1, "Sentences for fine-tuning, drawn at random; none: all."),
+    "tuning_rate": (None, "The learning rate of fine-tuning; none: that of Zhao et al. 2020."),
+    "seed": (0, "Of samples and of all else that is random."),
+}
 Row = dict[str, Any]
 T = TypeVar("T")
 Interval = tuple[float, float | None, float | None]  # a mean and the ends of its 95 % interval
@@ -45,25 +73,30 @@ Interval = tuple[float, float | None, float | None]  # a mean and the ends of it
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings:
-    """What the settings of every study have: `seed`, of samples and of all else that is random.
+    """The settings of a study, see SETTINGS; those of a subclass are listed in its documentation.
 
     `about`: what it studies, in a few words; `data`: what its data are; `citation`: the papers as BibTeX;
-    `takes_one_model`: it does not compare several; `least`: the least value of settings that are numbers.
+    `takes_one_model`: it does not compare several.
     """
 
     about: ClassVar[str]
     data: ClassVar[str]
     citation: ClassVar[str]
     takes_one_model: ClassVar[bool] = False
-    least: ClassVar[Mapping[str, int]] = {}
 
     seed: int = 0
 
+    def __init_subclass__(cls) -> None:
+        listed = "".join(f"{name} :\n    {text}\n" for name, (_, text) in SETTINGS.items() if hasattr(cls, name))
+        cls.__doc__ = f"Settings of the study: {cls.about}.\n\nParameters\n----------\n{listed}"
+
     def __post_init__(self) -> None:
-        for name, least in {"seed": 0, **self.least}.items():
-            value = getattr(self, name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if number is not None and (not isinstance(number, int) or number < least):
+        for name, (least, _) in SETTINGS.items():
+            value = getattr(self, name, None)
+            if value == () and name in ("seeds", "ks"):
+                raise InvalidValueError(f"{name} is empty: give one or more")
+            for number in () if least is None else value if isinstance(value, tuple) else (value,):
+                if number is not None and (not isinstance(number, int) or number < least):  # type: ignore[operator]
                     raise InvalidValueError(f"{name} {number!r} is not allowed: give a whole number of {least} or more")
 
 

@@ -54,14 +54,6 @@ LEAST_SEEDS = 3  # for a spread over seeds
 
 @dataclass(frozen=True, kw_only=True)
 class Tenney2019(StudySettings):
-    """Settings of the study: in which layers of a model each task of the NLP pipeline is solved.
-
-    tasks: some of those in the folder, all by default. n_sentences: of each split of each task at most, drawn by their
-    texts, so that tasks over the same sentences draw the same ones; None for all, as in the paper. seeds: of the
-    probes' weights. epochs, batch_size, learning_rate, hidden_size: of the probes. untrained: also the model with
-    random weights, as a baseline. resamples: of sentences, for intervals.
-    """
-
     about: ClassVar[str] = "in which layers the tasks of the NLP pipeline are solved"
     data: ClassVar[str] = "a folder with a folder per task, each with train.jsonl, dev.jsonl and perhaps test.jsonl"
     citation: ClassVar[str] = """@inproceedings{tenney-etal-2019-bert,
@@ -71,7 +63,6 @@ class Tenney2019(StudySettings):
   year = {2019}, pages = {4593--4601}, doi = {10.18653/v1/P19-1452}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 1, "seeds": 0, "resamples": 0}
 
     tasks: tuple[str, ...] = ()
     n_sentences: int | None = 300

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -55,12 +55,6 @@ KEYS = ("model", "k", "layer")
 
 @dataclass(frozen=True, kw_only=True)
 class Wiedemann2019(StudySettings):
-    """Settings of the study: how well the nearest train occurrences of a word tell its sense, layer by layer.
-
-    n_sentences: at most, drawn by their text; None for all. ks: numbers of neighbours. resamples: of words, for
-    intervals.
-    """
-
     about: ClassVar[str] = "word senses by the nearest neighbours, by layer and number of neighbours"
     data: ClassVar[str] = "a corpus in Wiki-PSE markup"
     citation: ClassVar[str] = """@inproceedings{wiedemann-etal-2019-bert,
@@ -70,16 +64,10 @@ class Wiedemann2019(StudySettings):
   year = {2019}, note = {arXiv:1909.10430}
 }
 """
-    least: ClassVar[dict[str, int]] = {"n_sentences": 2, "ks": 1, "resamples": 1}
 
     n_sentences: int | None = 10000
     ks: tuple[int, ...] = (1, 3, 5, 7, 10)
     resamples: int = 1000
-
-    def __post_init__(self) -> None:
-        if not self.ks:
-            raise InvalidValueError("ks is empty: give one number of neighbours or more")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)
@@ -115,8 +103,11 @@ class SenseCorpus:
         lines = sorted(repr((list(each.words), dict(each.labels))) for each in self.sentences)
         return blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
 
-    def require_both(self, source: Path, k: int) -> None:
-        """Raise InvalidValueError for an empty train or test part, no ambiguous word, or too large a k."""
+    def usable_ks(self, source: Path, ks: Sequence[int]) -> list[int]:
+        """Return the ks that are no more than the train examples of the most frequent ambiguous word.
+
+        Raises InvalidValueError for an empty train or test part, no ambiguous word, or no such k.
+        """
         table = self.table
         if not len(table):
             raise InvalidValueError(f"{source} has no word with a sense: mark senses as @word@-class")
@@ -126,8 +117,12 @@ class SenseCorpus:
         if not self.ambiguous:
             raise InvalidValueError(f"no test word of {source} has two senses in train: draw more sentences")
         counts = table.filter(pl.col("target").is_in(self.ambiguous), split=TRAIN).group_by("target").len()
-        if k > (most := max(counts["len"])):
-            raise InvalidValueError(f"ks: {k} is more than the {most} train examples of any ambiguous word: give less")
+        most = max(counts["len"])
+        if min(ks) > most:
+            raise InvalidValueError(
+                f"ks: {min(ks)} is more than the {most} train examples of any ambiguous word: give less"
+            )
+        return [k for k in ks if k <= most]
 
 
 def read_senses(path: Path, *, n_sentences: int | None, seed: int) -> SenseCorpus:
@@ -160,7 +155,11 @@ def run(run: Run[Wiedemann2019], data: Path) -> StudyResult:
     """Run the study on a corpus in Wiki-PSE markup, see `reproduce`."""
     settings = run.settings
     senses = read_senses(data, n_sentences=settings.n_sentences, seed=settings.seed)
-    senses.require_both(data, max(settings.ks))
+    ks = tuple(senses.usable_ks(data, settings.ks))
+    if ks != settings.ks:
+        large = ", ".join(str(k) for k in settings.ks if k not in ks)
+        run.notes.append(f"k = {large} is left out: no ambiguous word has as many train examples.")
+        run.settings = settings = replace(settings, ks=ks)
     run.begin()
     options = es.ExtractionOptions(layers="all", keep=es.corpus.Keep(where="sense IS NOT NULL"))
     file = senses.digest[:12]

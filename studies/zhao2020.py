@@ -37,17 +37,6 @@ SMALL_BATCH = 16  # of fine-tuning on a sample, which has too few steps in the p
 
 @dataclass(frozen=True, kw_only=True)
 class Zhao2020(StudySettings):
-    """Settings of the study: semantic classes by representation, layer and context, before and after fine-tuning.
-
-    The defaults are the paper's where it states a figure; `Zhao2020.small()` takes ten minutes on two CPU cores.
-
-    tuning: data for fine-tuning by task (pos, ner, classify, paraphrase), as `finetune` takes it. n_words: of each list
-    at most, drawn at random; None for all. max_contexts: occurrences of a word-class pair at most. kind, hidden_size,
-    epochs, batch_size, learning_rate, seeds: of the probes. context_windows: words on each side, None for
-    the whole sentence. tuning_epochs, tuning_sentences (None: all), tuning_rate (None: the paper's for each task): of
-    fine-tuning. skipgram_size: of the skip-gram vectors trained on the corpus.
-    """
-
     about: ClassVar[str] = "semantic classes by layer, representation and context, before and after fine-tuning"
     data: ClassVar[str] = "a corpus in Wiki-PSE markup, with train.tsv and test.tsv, the lists of words, next to it"
     takes_one_model: ClassVar[bool] = True
@@ -58,11 +47,6 @@ class Zhao2020(StudySettings):
   year = {2020}, pages = {1219--1234}, doi = {10.18653/v1/2020.findings-emnlp.109}
 }
 """
-    least: ClassVar[dict[str, int]] = {
-        "context_windows": 0,
-        "n_words": 1,
-        "max_contexts": 1,
-    }
 
     tuning: Mapping[str, str | Path] = field(default_factory=dict)
     n_words: int | None = None

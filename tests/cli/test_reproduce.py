@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
+from embstore_studies import STUDIES
+from embstore_studies.study import SETTINGS
 from tests.cli.conftest import Work
 
 
@@ -33,3 +37,18 @@ def test_bad_input(options: str, settings: str, says: str, work: Work) -> None:
     assert says in ran.err
     assert ran.err.count("\n") == 1
     assert not (work / "study" / "stores").exists()
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_the_help_of_a_study_lists_its_settings_with_their_defaults(study: str, work: Work) -> None:
+    ran = work.run("reproduce", study, "--help")
+    assert ran.status == 0
+    shown = " ".join(ran.out.partition(f"Settings of {study}")[2].split())
+    for field in fields(STUDIES[study]):
+        assert f" {field.name} " in shown, "a setting"
+        assert SETTINGS[field.name][1] in shown, "what it is"
+    assert "[default: 0]" in shown.partition(" seed ")[2]
+    if study == "hewitt2019":
+        assert 'epochs Of the training of probes, at most; none: the default of each probe. [default: "none"]' in shown
+        assert "[default: [1, 2, 4, 8, 16, 32, 64]]" in shown
+    assert f"Settings of {study}" not in work.run("reproduce", "--help").out

@@ -112,7 +112,8 @@ def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
 
 
 def test_hewitt(treebank: Path, model: Path, tmp_path: Path) -> None:
-    settings = studies.Hewitt2019(n_sentences=20, ranks=(2, 8), tasks=())
+    settings = studies.Hewitt2019(n_sentences=20, ranks=(2, 8), tasks=(), epochs=2)
+    assert settings.probe().training.epochs == 2
     study = run(settings, treebank, model, tmp_path / "out")
     frame = study.frames["structure"].filter(
         split="test", metric="uuas", layer=0, baseline=False, encoder="trained", rank=32
@@ -138,8 +139,12 @@ def test_wiedemann(model: Path, tmp_path: Path) -> None:
         around, rest = " ".join(draws.choice(senses[sense], 2)), " ".join(draws.choice(["the", "because", "need"], 3))
         lines.append(f"{around} @{('bank', 'cat')[number % 2]}@-{sense} sat {rest}")
     (tmp_path / "corpus.txt").write_text("\n".join(dict.fromkeys(lines)) + "\n")
-    settings = studies.Wiedemann2019(ks=(1, 3), resamples=50)
+    settings = studies.Wiedemann2019(ks=(1, 3, 90), resamples=50)
     study = run(settings, tmp_path / "corpus.txt", model, tmp_path / "out")
+    assert study.frames["words"]["k"].unique().sort().to_list() == [1, 3]
+    assert "k = 90 is left out: no ambiguous word has as many train examples." in study.notes
+    with pytest.raises(InvalidValueError, match="ks: 80 is more than the"):
+        studies.reproduce(studies.Wiedemann2019(ks=(80, 90)), tmp_path / "corpus.txt", model=model, out=tmp_path / "no")
     store = es.open(next((tmp_path / "out" / "stores").iterdir()))
     table = store.table().with_columns(pl.col("target", "sense", "split").cast(pl.String))
     unit = _unit(store.select(layers=3).vectors(dtype="float64")[0])
@@ -159,7 +164,7 @@ def test_ethayarajh(model: Path, tmp_path: Path) -> None:
     pairs = [(one, other) for one in WORDS for other in WORDS if one < other]
     lines = [f"{one}\t{other}\t{draws.integers(10)}\n" for one, other in pairs]
     (tmp_path / "similarity" / "SimLex.tsv").write_text("".join(lines))
-    settings = studies.Ethayarajh2019(benchmarks=tmp_path / "similarity", sample=50, resamples=50, n_words=3)
+    settings = studies.Ethayarajh2019(benchmarks=tmp_path / "similarity", sample=50, resamples=50)
     study = run(settings, tmp_path / "text.txt", model, tmp_path / "out")
     store = es.open(tmp_path / "out" / "stores" / "tiny.zarr")
     vectors: Any = es.static_vectors(store, layers=1, min_contexts=5)
