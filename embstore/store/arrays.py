@@ -186,10 +186,7 @@ def commit_record(n_rows: int, crc: int) -> Records:
 
 
 def committed(records: Records, layout: Layout) -> NDArray[np.bool_]:
-    """Return which partitions are committed: their records [partition, 2] are complete and have their rows.
-
-    `records`: of one site, or of all sites of a store.
-    """
+    """Return which partitions are committed: their records [partition, 2] are complete and have their rows."""
     n_rows = np.full(len(records), layout.partition_rows, np.uint64)
     start, stop = layout.span(layout.n_partitions - 1)
     n_rows[layout.n_partitions - 1 :: layout.n_partitions] = stop - start

@@ -65,10 +65,7 @@ def zarr_storage(path: Path | ObjectPath) -> Storage:
 
 
 def create(path: Path | ObjectPath, metadata: Metadata, frozen: Mapping[str, NDArray[Any]], *, hdf5: bool) -> None:
-    """Create a complete store without rows at the new path `path`; `frozen` are the arrays that never change.
-
-    It is durable in a bucket; on a disk that is left to the caller.
-    """
+    """Create a complete store without rows at the new path `path`; `frozen` are the arrays that never change."""
     if hdf5:
         from embstore.store.hdf5 import writer as hdf5_writer
 

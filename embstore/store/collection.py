@@ -20,8 +20,7 @@ from embstore.store.index import Index, Labels
 from embstore.store.layout import partition_rows
 from embstore.store.merged import MEMBER, Member, Members, MergedColumns
 from embstore.store.metadata import Dropped, Metadata
-from embstore.store.reading.gather import checked_out
-from embstore.store.reading.scan import BLOCK_NBYTES, StoredRows
+from embstore.store.reading.rows import BLOCK_NBYTES, StoredRows, checked_out
 from embstore.store.source import FileSource, Missing, Source, Verify, layout_of
 from embstore.store.storage.location import ObjectPath
 from embstore.store.vectors import VALUE_DTYPE

@@ -83,10 +83,7 @@ def partition_rows(n_rows: int, n_features: int, dtype: str) -> int:
 
 
 def resolve_layer(layer: Any, stored: Sequence[int], *, absent: str = "is not stored") -> int:
-    """Return the stored layer that `layer` names: its number, "last", or -1, -2 ... counted from the last one stored.
-
-    Raises InvalidValueError for a layer that is not stored; `absent` says so in its message.
-    """
+    """Return the stored layer that `layer` names: its number, "last", or -1, -2 ... from the last one stored."""
     if isinstance(layer, (int, np.integer)) and not isinstance(layer, bool):
         if layer in stored:
             return int(layer)

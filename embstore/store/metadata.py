@@ -166,10 +166,7 @@ def document_crc32c(fields: Mapping[str, Any]) -> int:
 
 
 def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray]]:
-    """Parse the attribute "embstore" of the store at `path`.
-
-    Raises StoreFormatError for anything else and for a newer format, StoreDamagedError where the checksum differs.
-    """
+    """Parse the attribute "embstore" of the store at `path`."""
     version = fields.get("format_version") if isinstance(fields, dict) else None
     if not isinstance(fields, dict) or not isinstance(version, int) or version < 1:
         raise StoreFormatError(f"{path} is not an embstore store: its root has no attribute 'embstore'")

@@ -24,7 +24,7 @@ from embstore.store.backend import SUFFIXES, open_reader, zarr_storage
 from embstore.store.collection import JoinedSource, merged_metadata
 from embstore.store.merged import Member
 from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
-from embstore.store.reading.gather import RESUME
+from embstore.store.reading.rows import RESUME
 from embstore.store.source import FileSource
 from embstore.store.storage.base import KeyNotFoundError
 from embstore.store.storage.files import reading, replacing, storing

@@ -20,9 +20,10 @@ from embstore.store.index import Index
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import RESIDUAL, Layout
 from embstore.store.metadata import Metadata
-from embstore.store.reading.gather import RESUME, Gatherer
-from embstore.store.reading.scan import (
+from embstore.store.reading.rows import (
+    RESUME,
     Checksums,
+    Gatherer,
     SequentialReader,
     Snapshot,
     StoredRows,

@@ -19,7 +19,7 @@ from embstore.store.conditions import Condition, check_bounds, parse_conditions,
 from embstore.store.index import LABELS, Index, Labels
 from embstore.store.layout import Layers, one_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
-from embstore.store.reading.scan import BLOCK_NBYTES, DENSE
+from embstore.store.reading.rows import BLOCK_NBYTES, DENSE
 from embstore.store.source import Missing, Source, layout_of
 from embstore.store.storage.location import ObjectPath, member_names
 from embstore.store.vectors import VALUE_DTYPE

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StorageError
+from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
 from embstore.store.arrays import (
     check_center,
     check_columns,
@@ -47,9 +47,8 @@ def create_store(
 ) -> None:
     """Create a store without rows, all or nothing, so that whatever exists at `path` is a complete store.
 
-    `center`: float32 [layer, feature], for int8 only. Raises InvalidValueError for a path that exists or has
-    another suffix than .zarr or .h5, and for an index that does not match the metadata; StorageError where the
-    disk is full. In a bucket the same call resumes what an interrupted one left.
+    `center`: float32 [layer, feature], for int8 only. In a bucket the same call resumes what an interrupted one left.
+    Raises InvalidValueError for a path that exists or has another suffix, and for an index that does not fit.
     """
     path = parse_location(path)
     require_writable(path)
@@ -68,10 +67,7 @@ def create_store(
 
 @contextmanager
 def built(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> Iterator[Path]:
-    """Create a store without rows and yield its temporary path; after the block it becomes `path`, durably.
-
-    Where anything fails, what is at `path` stays and nothing else remains. The lock must be held.
-    """
+    """Create a store without rows and yield its temporary path; after the block it becomes `path`, durably."""
     with replacing(path, partial=new_path(path)) as new:
         with frozen_of(path, metadata, index, center) as frozen:
             create(new, metadata, frozen, hdf5=is_hdf5(path))
@@ -82,10 +78,7 @@ def built(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.fl
 def frozen_of(
     path: Path | ObjectPath, metadata: Metadata, index: Index, center: NDArray[np.float32] | None
 ) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the arrays of a store that never change after its creation, by name.
-
-    Raises InvalidValueError where metadata, index and center do not make a store.
-    """
+    """Yield the arrays of a store that never change after its creation, by name."""
     check_metadata(metadata)
     check_center(metadata, center)
     check_columns(index.labels)
@@ -141,20 +134,14 @@ class PartitionWriter:
         self._backend.close()
 
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> Record:
-        """Write a partition, durably, and return its record for `StoreWriter.commit`.
-
-        Raises InvalidValueError for other arrays, StorageError where the disk is full.
-        """
+        """Write a partition, durably, and return its record for `StoreWriter.commit`."""
         n_rows = check_partition(self.metadata, partition, arrays)
         with storing(self.path):
             return Record(n_rows, self._backend.write(partition, arrays))
 
 
 def place_mark(path: Path | ObjectPath) -> str:
-    """Write a new secret into the lock file of a store, whose lock is held; "" for a bucket, which is the same to all.
-
-    Workers look for it with `sees_mark` to know the store from one at the same path on a disk of their own.
-    """
+    """Write a new secret into the lock file of a store, whose lock is held; "" for a bucket, which all see."""
     if isinstance(path, ObjectPath):
         return ""
     mark = uuid.uuid4().hex
@@ -165,20 +152,15 @@ def place_mark(path: Path | ObjectPath) -> str:
 
 def sees_mark(path: Path | ObjectPath, mark: str) -> bool:
     """Return whether `path` is, on this machine, the store for which `place_mark` made the mark."""
-    if isinstance(path, ObjectPath):
-        return True
     deadline = time.monotonic() + MARK_SECONDS
-    while True:
-        try:
+    while isinstance(path, Path):
+        with suppress(OSError):
             if StoreLock(path).file.read_text() == mark:
                 return True
-        except (FileNotFoundError, NotADirectoryError):
-            pass
-        except OSError as error:
-            raise StorageError(f"cannot read {StoreLock(path).file}: {error.strerror}") from error
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
+    return True
 
 
 class StoreWriter:
@@ -239,10 +221,7 @@ class StoreWriter:
         self.commit(partition, record)
 
     def commit(self, partition: int, record: Record) -> None:
-        """Commit a partition that a PartitionWriter, here or on another machine, has written.
-
-        Raises InvalidValueError for a record of another partition, or a committed partition.
-        """
+        """Commit a partition that a PartitionWriter, here or on another machine, has written."""
         start, stop = self.metadata.layout.span(partition)
         if record.n_rows != stop - start or not 0 <= record.crc32c < 2**32:
             raise InvalidValueError(
@@ -261,10 +240,7 @@ class StoreWriter:
             self._backend.discard(numbers)
 
     def finish(self) -> None:
-        """Finish the store, remove what is temporary and release the lock. The writer is closed.
-
-        Raises MissingRowsError where a partition is not committed.
-        """
+        """Finish the store, remove what is temporary and release the lock. The writer is closed."""
         missing = self.missing()
         if missing:
             raise MissingRowsError(f"{self.path} has {len(missing)} uncommitted partitions, the first is {missing[0]}")

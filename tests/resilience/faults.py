@@ -13,8 +13,7 @@ import h5py
 import numpy as np
 
 from embstore.store.arrays import COMMITS
-from embstore.store.hdf5.addresses import CHECKSUM
-from embstore.store.hdf5.reader import read_addresses
+from embstore.store.hdf5.reader import CHECKSUM, read_addresses
 from tests.store.example import flip
 
 Inject = Callable[[Path], tuple[int, ...] | None]

@@ -24,7 +24,7 @@ from embstore.errors import (
 )
 from embstore.store import Store, StoreWriter, create_store, export, verify
 from embstore.store.check.verify import schema_faults
-from embstore.store.reading.scan import SequentialReader
+from embstore.store.reading.rows import SequentialReader
 from embstore.store.vectors import bfloat16_bits, float32_of_bfloat16
 from tests.resilience.conftest import campaign
 from tests.store.example import DTYPES, SUFFIXES, all_files, flip, stored_as, table, values

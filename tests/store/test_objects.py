@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from embstore.errors import EmbstoreError, InvalidValueError, StorageError, StoreNotFoundError
-from embstore.store.storage import client as client_module
+from embstore.store.storage import objects as client_module
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.client import cleaned
 from embstore.store.storage.location import ObjectPath, parse_location
-from embstore.store.storage.objects import ObjectStorage
+from embstore.store.storage.objects import ObjectStorage, cleaned
 from tests.object_server import KEY, SECRET, Bucket, Fault
 
 BODY = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8).tobytes()
@@ -103,7 +102,7 @@ def test_transient_faults_are_retried(objects: ObjectStorage, bucket: Bucket, fa
 
 @pytest.mark.slow
 def test_a_silent_server_is_retried(objects: ObjectStorage, bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.store.storage.client.READ_TIMEOUT", "3s")
+    monkeypatch.setattr("embstore.store.storage.objects.READ_TIMEOUT", "3s")
     client_module._client.cache_clear()
     fault = bucket.proxy.break_next(Fault("GET", 1, delay=30.0))
     assert ObjectStorage.at(objects.path).get_range("a/b", 5, 500).tobytes() == BODY[5:500]

@@ -14,7 +14,7 @@ from embstore.arguments import Range, as_matrix
 from embstore.errors import NonFiniteError, check_choice, check_whole
 from embstore.store import Selection, Store
 from embstore.store.layout import Layer, resolve_layer
-from embstore.store.reading.scan import DENSE, StoredRows
+from embstore.store.reading.rows import DENSE, StoredRows
 from embstore.vectors.linalg import unit_rows
 
 Metric = Literal["cosine", "ip", "l2"]  # the last two: inner product, and Euclidean distance

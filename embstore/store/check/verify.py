@@ -6,6 +6,7 @@ A Zarr store is checked here, on any storage: every key is regenerated and compa
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,11 +23,13 @@ from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, 
 from embstore.progress import Report, reporting
 from embstore.store.arrays import (
     COMMIT_DTYPE,
+    COMMITS,
     FINGERPRINTS,
     NOT_WRITTEN,
     ArraySpec,
     Records,
     committed,
+    frozen_spec,
     frozen_specs,
     no_records,
     payload_specs,
@@ -40,7 +43,7 @@ from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.opening import Location, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
-from embstore.store.storage.files import MappedFile, crc32c, new_column
+from embstore.store.storage.files import MappedFile, crc32c, crc32c_of_spans, new_column, opened
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.zarr.format import (
     APPENDED,
@@ -146,8 +149,6 @@ def verify_one(path: Path | ObjectPath) -> VerifyReport:
         checks = ZarrChecks(path, report)
         try:
             if isinstance(path, Path) and is_file(path):
-                from embstore.store.check.verify_hdf5 import verify_hdf5
-
                 verify_hdf5(path, checks)
             else:
                 checks.run()
@@ -166,10 +167,7 @@ def verify_one(path: Path | ObjectPath) -> VerifyReport:
 
 
 def key_sizes(storage: Storage) -> dict[str, int]:
-    """Return the size of every key of a store but those of search indexes and appended stores, which are checked apart.
-
-    Where the server does not list its files, they are those that the metadata name and that exist.
-    """
+    """Return the size of every key of a store but those of indexes, labels and appended stores."""
     if storage.can_list:
         others = tuple(f"{folder}/" for folder in (INDEXES, LABELS, APPENDED))
         return {key: size for key, size in storage.sizes().items() if not key.startswith(others)}
@@ -355,10 +353,7 @@ class ZarrChecks(Checks):
         return column
 
     def shards(self, metadata: Metadata, partition: int) -> int | None:
-        """Return the CRC32C of the shards of a committed partition, None with a fault where one is not whole.
-
-        The checksum of a shard does not depend on its index, which ends with a checksum of its own.
-        """
+        """Return the CRC32C of the shards of a committed partition, None with a fault where one is not whole."""
         start, stop = metadata.layout.span(partition)
         crc: int | None = 0
         for spec in payload_specs(metadata, partition):
@@ -372,3 +367,61 @@ class ZarrChecks(Checks):
             extended = self.read(shard_key(spec, partition), shape.nbytes, whole, partition)
             crc = None if crc is None else extended
         return crc
+
+
+def verify_hdf5(path: Path, checks: Checks) -> None:
+    """Check an HDF5 file: one CRC32C over everything that never changes, one per partition over its rows."""
+    from embstore.store.hdf5 import reader as hdf5  # h5py is imported only for HDF5 stores
+
+    checks.total_nbytes = path.stat().st_size
+    try:
+        with hdf5.open_file(path) as file:
+            parsed = checks.attribute(hdf5.read_attribute(file))
+            if parsed is None:
+                return
+            metadata, arrays = parsed
+            addresses = hdf5.find_addresses(file, metadata, arrays)
+    except EmbstoreError as error:
+        checks.n_partitions = 0
+        checks.fault("HDF5 structure", str(error))
+        return
+    layout, specs = metadata.layout, payload_specs(metadata)
+    with opened(path) as descriptor:
+        mapped = MappedFile(path)
+
+        def column(name: str) -> NDArray[Any] | None:
+            """Check an array that is written once, through the file: a map cannot report errors."""
+            start, stop = addresses.spans[name]
+            crc, nbytes = crc32c_of_spans(descriptor, [(start, stop)])
+            dtype, shape = frozen_spec(name, arrays).dtype, arrays[name].shape
+            if crc != arrays[name].crc32c or nbytes != math.prod(shape) * dtype.itemsize:
+                checks.fault(name, "was changed: its checksum differs")
+                return None
+            return mapped.bytes[start:stop].view(dtype).reshape(shape)
+
+        columns = {name: column(name) for name in arrays}
+        stored = hdf5.read_span(descriptor, *addresses.spans[hdf5.CHECKSUM])
+        same = stored.tobytes() == hdf5.frozen_crc32c(descriptor, addresses, metadata).to_bytes(4, "little")
+        frozen = hdf5.frozen_spans(addresses, metadata, os.fstat(descriptor).st_size)
+        checks.checked(sum(stop - start for start, stop in frozen) + 4)
+        if not same and not checks.faults:
+            checks.fault("HDF5 structure", "was changed: its checksum differs")
+        records = no_records(metadata.n_partitions)
+        data = hdf5.read_span(descriptor, *addresses.spans[COMMITS])
+        if len(data) == records.nbytes:
+            records = data.view(records.dtype).reshape(records.shape)
+        checks.checked(len(data))
+        for partition in checks.records(records, layout, COMMITS):
+            of_partition = payload_specs(metadata, partition)
+            crc, nbytes = hdf5.payload_crc32c(descriptor, addresses, of_partition, layout, partition)
+            checks.checked(nbytes)
+            if crc != record_crc32c(records[partition]):
+                names = " and ".join(spec.path for spec in of_partition)
+                checks.fault(names, "its bytes do not match the commit record", partition=partition)
+        for spec in specs:
+            spans = hdf5.padding_spans(addresses, spec)
+            checks.checked(sum(stop - start for start, stop in spans))
+            if any(hdf5.read_span(descriptor, *span).any() for span in spans):
+                last = spec.first + layout.n_partitions - 1
+                checks.fault(spec.path, "holds bytes beyond its last row", partition=last)
+        checks.index(columns, metadata)

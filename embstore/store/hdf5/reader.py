@@ -3,27 +3,170 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError
-from embstore.store.arrays import COMMIT_DTYPE, COMMITS, Records, frozen_spec, payload_specs
-from embstore.store.hdf5.addresses import (
-    Addresses,
-    chunk_rows,
-    find_addresses,
-    payload_crc32c,
-    read_span,
+from embstore.store.arrays import (
+    COMMIT_DTYPE,
+    COMMITS,
+    ArraySpec,
+    Records,
+    commits_spec,
+    frozen_spec,
+    frozen_specs,
+    payload_specs,
 )
+from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
 from embstore.store.reading.mapped import MappedLayer
-from embstore.store.storage.files import REPAIR_HINT, MappedFile, opened, reading
+from embstore.store.storage.files import REPAIR_HINT, Bytes, MappedFile, crc32c_of_spans, opened, read_at, reading
+
+CHECKSUM = "checksum"
+MAX_CHUNK_ROWS = 1024  # fewer chunks to list at opening, and a few MiB each
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the arrays of a file are.
+
+    `spans`: array that is written once -> its bytes `[start, stop)`. `chunks`: other array -> the byte of each chunk,
+    int64 [layer, chunk].
+    """
+
+    spans: Mapping[str, tuple[int, int]]
+    chunks: Mapping[str, NDArray[np.int64]]
+
+
+def chunk_rows(spec: ArraySpec) -> int:
+    """Return the rows of a chunk of an array that is written a partition at a time, which begins with a chunk."""
+    return min(math.gcd(spec.shard[1], MAX_CHUNK_ROWS), spec.shape[1])
+
+
+def checksum_spec() -> ArraySpec:
+    """Return the spec of the checksum over everything that never changes."""
+    return ArraySpec(CHECKSUM, (), np.dtype("<u4"), (), 0, (), (), {})
+
+
+def find_addresses(file: h5py.File, metadata: Metadata, arrays: Mapping[str, StoredArray]) -> Addresses:
+    """Return the addresses that the HDF5 library reports."""
+    spans: dict[str, tuple[int, int]] = {}
+    chunks: dict[str, NDArray[np.int64]] = {}
+    for spec in [*frozen_specs(arrays), commits_spec(metadata.n_partitions), checksum_spec()]:
+        offset = get_dataset(file, spec).id.get_offset()
+        nbytes = math.prod(spec.shape) * spec.dtype.itemsize
+        if nbytes and offset is None:
+            raise _rewritten(file, spec)
+        spans[spec.path] = (offset, offset + nbytes) if nbytes else (0, 0)
+    for spec in payload_specs(metadata):
+        dataset, rows = get_dataset(file, spec), chunk_rows(spec)
+        shape = (spec.shape[0], -(-spec.shape[1] // rows))
+        same = dataset.chunks == (1, rows, *spec.shape[2:]) and not dataset.id.get_create_plist().get_nfilters()
+        if not same or math.prod(shape) * rows * spec.row_nbytes > file.id.get_filesize():  # before a table is made
+            raise _rewritten(file, spec)
+        offsets = chunks[spec.path] = np.full(shape, -1, np.int64)
+
+        def note(chunk: Any, offsets: NDArray[np.int64] = offsets, rows: int = rows) -> None:
+            offsets[chunk.chunk_offset[0], chunk.chunk_offset[1] // rows] = chunk.byte_offset
+
+        dataset.id.chunk_iter(note)
+        if (offsets < 0).any():
+            raise _rewritten(file, spec)
+    return Addresses(spans, chunks)
+
+
+def _rewritten(file: h5py.File, spec: ArraySpec) -> StoreDamagedError:
+    return StoreDamagedError(
+        f"{spec.path} of {file.filename} was changed, or another tool has rewritten it: {REPAIR_HINT}"
+    )
+
+
+def get_dataset(file: h5py.File, spec: ArraySpec) -> h5py.Dataset:
+    """Return an array of the file itself.
+
+    Raises StoreDamagedError where it does not match its spec, and before anything is opened that a link, an external
+    or a virtual dataset names in another file.
+    """
+    item: Any = file
+    for name in spec.path.split("/"):
+        link = item.get(name, getlink=True) if isinstance(item, h5py.Group) else None
+        if isinstance(link, h5py.ExternalLink | h5py.SoftLink):
+            raise StoreDamagedError(f"{spec.path} of {file.filename} is a link, which no store has: {REPAIR_HINT}")
+        item = None if link is None else item.get(name)
+    if not isinstance(item, h5py.Dataset) or item.shape != spec.shape or item.dtype != spec.dtype:
+        raise StoreDamagedError(f"{spec.path} of {file.filename} is missing or was changed: {REPAIR_HINT}")
+    if item.external or item.is_virtual:
+        raise StoreDamagedError(f"{spec.path} of {file.filename} is stored in another file: {REPAIR_HINT}")
+    return item
+
+
+def changing_spans(addresses: Addresses, metadata: Metadata) -> NDArray[np.int64]:
+    """Return the spans [n, (start, stop)] that change after creation: chunks, commits, and the checksum."""
+    parts = [np.array([addresses.spans[COMMITS], addresses.spans[CHECKSUM]], np.int64)]
+    for spec in payload_specs(metadata):
+        starts = addresses.chunks[spec.path].reshape(-1)
+        parts.append(np.stack([starts, starts + chunk_rows(spec) * spec.row_nbytes], axis=1))
+    spans = np.concatenate(parts)
+    return spans[np.argsort(spans[:, 0], kind="stable")]
+
+
+def frozen_spans(addresses: Addresses, metadata: Metadata, size: int) -> Iterator[tuple[int, int]]:
+    """Yield the spans of a file of `size` bytes that never change after creation, in order."""
+    changing = np.minimum(changing_spans(addresses, metadata), size)  # a damaged address may lie anywhere
+    starts = np.concatenate([[0], np.maximum.accumulate(changing[:, 1])])
+    stops = np.concatenate([changing[:, 0], [size]])
+    for number in np.flatnonzero(starts < stops).tolist():
+        yield int(starts[number]), int(stops[number])
+
+
+def frozen_crc32c(descriptor: int, addresses: Addresses, metadata: Metadata) -> int:
+    """Return the CRC32C of everything that never changes: HDF5's own structures, the metadata, the index."""
+    return crc32c_of_spans(descriptor, frozen_spans(addresses, metadata, os.fstat(descriptor).st_size))[0]
+
+
+def row_spans(addresses: Addresses, spec: ArraySpec, layer: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the spans of the file that hold rows `[start, stop)` of a partition and layer, in order, one a chunk."""
+    rows = chunk_rows(spec)
+    offsets = addresses.chunks[spec.path][layer, start // rows : -(-stop // rows)].tolist()
+    firsts = range(start, stop, rows)
+    return [
+        (offset, offset + (min(first + rows, stop) - first) * spec.row_nbytes)
+        for first, offset in zip(firsts, offsets, strict=True)
+    ]
+
+
+def padding_spans(addresses: Addresses, spec: ArraySpec) -> list[tuple[int, int]]:
+    """Return the spans of each layer's last chunk that lie beyond the last row; they hold zeros."""
+    rows = chunk_rows(spec)
+    extra = -spec.shape[1] % rows * spec.row_nbytes
+    stops = (addresses.chunks[spec.path][:, -1] + rows * spec.row_nbytes).tolist()
+    return [(stop - extra, stop) for stop in stops] if extra else []
+
+
+def payload_crc32c(
+    descriptor: int, addresses: Addresses, specs: Sequence[ArraySpec], layout: Layout, partition: int
+) -> tuple[int, int]:
+    """Return the CRC32C of a partition's bytes in C order, and their number."""
+    layers = [(spec, layer) for spec in specs for layer in range(spec.shape[0])]
+    spans = (row_spans(addresses, spec, layer, *layout.span(partition)) for spec, layer in layers)
+    return crc32c_of_spans(descriptor, chain.from_iterable(spans))
+
+
+def read_span(descriptor: int, start: int, stop: int) -> Bytes:
+    """Read bytes `[start, stop)` of the file; what lies beyond its end, or before its beginning, is left out."""
+    data = np.empty(max(stop - start, 0) if start >= 0 else 0, np.uint8)
+    return data[: read_at(descriptor, data, start)]
 
 
 class HDF5Reader:
@@ -102,10 +245,7 @@ class HDF5Reader:
 
 @contextmanager
 def open_file(path: Path) -> Iterator[h5py.File]:
-    """Open a file for reading, without HDF5's own lock: nothing is ever written through the library.
-
-    Any error of the library, inside the context too, is raised as StoreDamagedError.
-    """
+    """Open a file for reading, without HDF5's own lock: nothing is ever written through the library."""
     with reading(path), opened(path):
         pass
     try:
@@ -122,10 +262,7 @@ def open_file(path: Path) -> Iterator[h5py.File]:
 
 
 def read_attribute(file: h5py.File) -> Any:
-    """Return the attribute "embstore", whose parts are joined, parsed from JSON; None where there is none.
-
-    Raises StoreDamagedError for strings of variable length: the library may look for them without end.
-    """
+    """Return the attribute "embstore", whose parts are joined, parsed from JSON; None where there is none."""
     parts: list[str] = []
     while (name := attribute_name(len(parts))) in file.attrs:
         kind = file.attrs.get_id(name).get_type()

@@ -28,8 +28,9 @@ from embstore.store.arrays import (
     payload_specs,
     stored_arrays,
 )
-from embstore.store.hdf5.addresses import (
+from embstore.store.hdf5.reader import (
     CHECKSUM,
+    attribute_name,
     changing_spans,
     checksum_spec,
     chunk_rows,
@@ -37,10 +38,10 @@ from embstore.store.hdf5.addresses import (
     frozen_crc32c,
     padding_spans,
     payload_crc32c,
+    read_addresses,
     read_span,
     row_spans,
 )
-from embstore.store.hdf5.reader import attribute_name, read_addresses
 from embstore.store.metadata import Metadata, canonical, document
 from embstore.store.storage.files import as_bytes, crc32c, opened, write_at
 
@@ -155,10 +156,7 @@ def _write_attribute(file: h5py.File, text: str) -> None:
 
 
 class HDF5Writer:
-    """The parts of an HDF5 store that change: rows and commit records.
-
-    Any number of processes may call `write`. The methods below it are for the one process that commits.
-    """
+    """The parts of an HDF5 store that change: rows and commit records."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

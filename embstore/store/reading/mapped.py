@@ -25,10 +25,7 @@ def request(file: MappedFile, start: int, stop: int) -> None:
 
 
 class MappedLayer:
-    """One layer of an array, whose rows are counted over all partitions, in chunks of `chunk_rows` rows.
-
-    `files`: those in which partitions are.
-    """
+    """One layer of an array, whose rows are counted over all partitions, in chunks of `chunk_rows` rows."""
 
     def __init__(self, spec: ArraySpec, chunk_rows: int) -> None:
         self.files: dict[int, MappedFile] = {}

@@ -82,10 +82,7 @@ class CacheFolder:
 
 @dataclass(frozen=True)
 class Expected:
-    """The bytes that some keys must hold: the first `sizes` bytes of `keys`, one after the other, have this CRC32C.
-
-    `version` distinguishes them from what the same keys held earlier.
-    """
+    """The bytes that some keys must hold: the first `sizes` bytes of `keys`, one after the other, have this CRC32C."""
 
     keys: tuple[str, ...]
     sizes: tuple[int, ...]

@@ -78,10 +78,7 @@ def storing(path: object) -> Iterator[None]:
 
 @contextmanager
 def reading(path: str | os.PathLike[str], of: str = "") -> Iterator[None]:
-    """Raise a one-line error where a file of a store cannot be read; `of` says what it holds.
-
-    A missing file raises StoreDamagedError, any other failure StorageError.
-    """
+    """Raise a one-line error where a file of a store cannot be read; `of` says what it holds."""
     try:
         yield
     except EmbstoreError:
@@ -240,10 +237,7 @@ def replacing_table(path: Path) -> Iterator[Path]:
 
 @checked
 def write_frame(frame: pl.DataFrame, path: Path) -> None:
-    """Write a frame to a .csv, .parquet or .json file, atomically and durably.
-
-    Raises InvalidValueError for another suffix and for lists in a .csv file, StorageError.
-    """
+    """Write a frame to a .csv, .parquet or .json file, atomically and durably."""
     writers: dict[str, Callable[[Path], object]] = {
         ".csv": frame.write_csv,
         ".parquet": frame.write_parquet,

@@ -18,10 +18,7 @@ _ONE_SLASH = re.compile(r"(s3|gs|az|https?):/(?!/)")
 
 @dataclass(frozen=True, order=True)
 class ObjectPath:
-    """The URL of an object or a prefix, such as "s3://bucket/prefix", without a slash at its end.
-
-    Behaves like a Path as far as names go. Made by `parse_location`.
-    """
+    """The URL of an object or a prefix, such as "s3://bucket/prefix", without a slash at its end."""
 
     url: str
 

@@ -40,10 +40,7 @@ def header(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[s
 
 
 def parse(data: Bytes, *, path: str) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a file as views of its bytes, bfloat16 as uint16 bits; those of other dtypes are left out.
-
-    Raises StoreDamagedError.
-    """
+    """Return the tensors of a file as views of its bytes, bfloat16 as uint16 bits; other dtypes are left out."""
     try:
         begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
         tensors = {}

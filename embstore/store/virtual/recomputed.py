@@ -23,8 +23,8 @@ from embstore.store.arrays import (
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder, Expected, cached_names
-from embstore.store.storage.client import setting
 from embstore.store.storage.files import crc32c, crc32c_of_file, write_at
+from embstore.store.storage.objects import setting
 from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
 from embstore.store.zarr.format import column_key, shard_parts
 

@@ -160,10 +160,7 @@ class ZarrReader:
         self._files.clear()
 
     def require_current(self, *, columns: bool) -> None:
-        """Raise StoreDamagedError where a folder was replaced, or the file of a mapped column has become shorter.
-
-        What is read from a bucket has a version or a checksum instead.
-        """
+        """Raise StoreDamagedError where a folder was replaced, or the file of a mapped column has become shorter."""
         if self._is_folder:
             self.require_same()
         for file in self._files if columns else ():
@@ -227,10 +224,7 @@ class ZarrReader:
         return layer, [files[partition] for partition in partitions]
 
     def will_need(self, array: str, position: int, partition: int, start: int, stop: int) -> None:
-        """Start reading rows of a layer of a shard, counted from its first, and its index from the disk.
-
-        Returns at once, for the index is not waited for.
-        """
+        """Start reading rows of a layer of a shard, counted from its first, and its index from the disk."""
         if self._is_computed(array, partition):
             return
         shard = self._shard(array, partition)
@@ -344,10 +338,7 @@ def no_root(storage: Storage) -> EmbstoreError:
 
 
 def root_attribute(root: bytes | None, storage: Storage) -> Any:
-    """Return the attribute "embstore" of a store's root zarr.json, None where it has none.
-
-    Raises StoreNotFoundError or StoreFormatError without a zarr.json, StoreDamagedError where it is not JSON.
-    """
+    """Return the attribute "embstore" of a store's root zarr.json, None where it has none."""
     if root is None:
         raise no_root(storage)
     try:
@@ -359,10 +350,7 @@ def root_attribute(root: bytes | None, storage: Storage) -> Any:
 
 
 def read_records(storage: Storage, n_partitions: int) -> Records:
-    """Read the commit records [partition, 2]; where their file is missing or of another size, nothing is committed.
-
-    Raises StoreDamagedError where another tool has rewritten them.
-    """
+    """Read the commit records [partition, 2]; where their file is missing or of another size, nothing is committed."""
     data = storage.get_or_none(COMMITS_CHUNK)
     records = no_records(n_partitions)
     if data is not None and len(data) == records.nbytes:

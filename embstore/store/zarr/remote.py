@@ -28,10 +28,7 @@ MAX_WINDOWS_AHEAD = 4  # 40 MiB in flight keep a network of 10 Gbit/s busy at 30
 
 
 class Part(NamedTuple):
-    """Rows of one partition (-1: of a whole layer), `local` counted from its first row.
-
-    They are rows `[first, last)` of a request for rows.
-    """
+    """Rows of one partition (-1: of a whole layer), `local` counted from its first row."""
 
     partition: int
     first: int
@@ -123,10 +120,7 @@ class RemoteRows:
     def _open(
         self, array: str, partitions: Sequence[int], submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
     ) -> list[Shard]:
-        """Return the shards of partitions; the indexes of those not yet known are read by `submit`.
-
-        It makes requests at the same time, or, in a thread that itself makes requests, one by one (`run_now`).
-        """
+        """Return the shards of partitions; the indexes of those not yet known are read by `submit`."""
         submit = submit or self.storage.submit
         with self._mutex:
             known = {partition: self._shards.get((array, partition)) for partition in partitions}

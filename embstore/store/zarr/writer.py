@@ -67,10 +67,7 @@ def create_local(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[An
 
 
 def create_remote(storage: Storage, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
-    """Create a store without rows, the root last, so that there is a store only when it is complete.
-
-    Resumes what an interrupted call left. Raises InvalidValueError where a store, or a part of another one, exists.
-    """
+    """Create a store without rows, the root last, so that there is a store only when it is complete."""
     if storage.size(NODE) is not None:
         raise exists_already(storage.path)
     objects = static_objects(metadata, frozen)

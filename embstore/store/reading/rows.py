@@ -1,4 +1,4 @@
-"""Read a layer in row order: rows are requested from the disk ahead, and copied or decoded into two buffers in turn."""
+"""Rows of one store: in order, requested from the disk ahead, or gathered in any order straight from mapped files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.errors import EmbstoreError, StoreDamagedError
+from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StoreDamagedError
+from embstore.kernels import partitions_of
 from embstore.store.arrays import Records, record_crc32c
 from embstore.store.backend import Reader
+from embstore.store.conditions import require_rows
 from embstore.store.layout import Layout
 from embstore.store.storage.base import wait_all
 from embstore.store.storage.files import REPAIR_HINT
-from embstore.store.vectors import SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
-from embstore.store.zarr.remote import ReadAhead, parts_of
+from embstore.store.vectors import BFLOAT16_NAN, SCALE_DTYPE, STORAGE_DTYPE, VALUE_DTYPE, decode
+from embstore.store.zarr.remote import ReadAhead, RemoteRows, parts_of
 
 BLOCK_NBYTES = 2**20
 AHEAD_NBYTES = 16 * 2**20  # of a local layer that are requested from the disk before they are read
@@ -28,10 +30,7 @@ DENSE = 0.1  # above this share of the rows, reading everything in order is fast
 
 
 class Checksums:
-    """Compares each partition with its commit record [partition, 2] once, before it is first read.
-
-    `records`: of the site that begins with partition `first` of the store.
-    """
+    """Compares each partition with its commit record [partition, 2] once, before it is first read."""
 
     def __init__(self, reader: Reader, records: Records, *, first: int) -> None:
         self._reader = reader
@@ -40,10 +39,7 @@ class Checksums:
         self._intact: set[int] = set()
 
     def require(self, partitions: Iterable[int]) -> None:
-        """Raise StoreDamagedError for a partition whose bytes were changed.
-
-        Rows that are computed again with other last bits pass.
-        """
+        """Raise StoreDamagedError for a partition whose bytes were changed."""
         for partition in partitions:
             if partition not in self._intact:
                 number = self._first + partition
@@ -162,10 +158,7 @@ class SequentialReader:
         return layer.view(file, start, stop)
 
     def _request(self, start: int, stop: int) -> None:
-        """Have the disk read ahead of rows `[start, stop)`, into the next partitions too.
-
-        A partition that cannot be opened is reported when its own rows are read.
-        """
+        """Have the disk read ahead of rows `[start, stop)`, into the next partitions too."""
         row = max(start, self._requested)
         end = min(stop + self._ahead_rows, self._stop)
         if end < row + self._window_rows and end < self._stop:
@@ -202,10 +195,7 @@ class SequentialReader:
 def scan_blocks(
     snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int | None, nan: bool, copy: bool
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield (first row, vectors) over rows `[start, stop)`; rows not committed are NaN with `nan`, else left out.
-
-    Without `copy` they are views of mapped files where possible.
-    """
+    """Yield (first row, vectors) over rows `[start, stop)`; rows not committed are NaN with `nan`, else left out."""
     layout = snapshot.layout
     value, storage = VALUE_DTYPE[layout.dtype], STORAGE_DTYPE[layout.dtype]
     row_nbytes = layout.hidden_size * value.itemsize
@@ -254,10 +244,7 @@ class StoredRows:
 
 
 def stored_blocks(snapshot: Snapshot, layer: int, start: int, stop: int, *, block_rows: int) -> Iterator[StoredRows]:
-    """Yield committed rows `[start, stop)` as they are stored.
-
-    They are read-only views of mapped files where possible, and then end where the file does.
-    """
+    """Yield committed rows `[start, stop)` as they are stored."""
     layout = snapshot.layout
     with _readers(snapshot, layer, stop) as (vectors, scales):
         row = start
@@ -315,3 +302,123 @@ def _runs(snapshot: Snapshot, start: int, stop: int) -> Iterator[tuple[int, int,
     for left, right in pairwise([0, *edges.tolist(), len(flags)]):
         if left < right:
             yield max((first + left) * size, start), min((first + right) * size, stop), bool(flags[left])
+
+
+RESUME = "resume the extraction by repeating the call or the `embstore extract` command that began it"
+
+_BATCH_NBYTES = 32 * 2**20  # of rows that are requested from a remote store at a time
+_LINE_NBYTES = 64
+_ALIGNED_NBYTES = 2**16  # smaller arrays gain less than it takes
+_QUICK_ROWS = 1024  # copied from all layers before a file could be cut short
+_DECODED_NBYTES = 2**18  # of stored rows that are decoded at a time, while they are in the cache
+
+
+class Gatherer:
+    """Gathers rows of a store, of those that are committed in a snapshot."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        layout = snapshot.layout
+        self._reader = snapshot.reader
+        self._remote = self._reader.remote
+        self._layout = layout
+        self._checksums = snapshot.checksums
+        self._committed = snapshot.committed.view(np.uint8)
+        self._center = snapshot.center
+        self._vectors = layout.vectors
+        self._storage = STORAGE_DTYPE[layout.dtype]
+        self._value = VALUE_DTYPE[layout.dtype]
+
+    def take(
+        self, rows: NDArray[np.integer], layers: Sequence[int], *, out: NDArray[Any] | None, nan: bool
+    ) -> NDArray[Any]:
+        """Return the vectors [layer, n, feature] of rows; `layers` are positions among the stored layers."""
+        layout = self._layout
+        out = checked_out(out, (len(layers), len(rows), layout.hidden_size), layout.dtype)
+        numbers = np.ascontiguousarray(rows, np.int64)
+        partitions, missing = partitions_of(numbers, layout.n_rows, layout.partition_rows, self._committed)
+        if missing < 0:
+            require_rows(rows, layout.n_rows)
+        if missing:
+            written = self._committed.view(bool)[numbers // layout.partition_rows]
+            if not nan:
+                raise MissingRowsError(
+                    f"{missing:,} of the {len(rows):,} rows requested from {self._reader.path} are "
+                    f"not written yet, the first is row {numbers[written.argmin()]}: {RESUME}"
+                )
+            found = np.empty((len(layers), int(written.sum()), layout.hidden_size), out.dtype)
+            out[:, ~written] = BFLOAT16_NAN if out.dtype == np.uint16 else np.nan
+            out[:, written] = self.take(numbers[written], layers, out=found, nan=False)
+            return out
+        if self._checksums is not None:
+            self._checksums.require(partitions)
+        if self._remote is not None:
+            self._take_remote(self._remote, numbers, layers, out)
+            return out
+        for number, layer in enumerate(layers):
+            if self._storage == out.dtype:
+                checks = not number or len(rows) > _QUICK_ROWS
+                take_stored(self._reader, self._vectors, layer, numbers, partitions, out[number], checks=checks)
+            else:
+                self._take_decoded(numbers, partitions, layer, out[number])
+        return out
+
+    def _take_decoded(self, rows: NDArray[np.int64], partitions: list[int], layer: int, out: NDArray[Any]) -> None:
+        stored = np.empty((len(rows), self._layout.hidden_size), self._storage)
+        take_stored(self._reader, self._vectors, layer, rows, partitions, stored)
+        scale = None
+        if self._center is not None:
+            scale = np.empty(len(rows), SCALE_DTYPE)
+            take_stored(self._reader, "scale", layer, rows, partitions, scale)
+        step = max(1, _DECODED_NBYTES // (self._layout.hidden_size * self._value.itemsize))
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            self._decoded(layer, stored[part], None if scale is None else scale[part], out[part])
+
+    def _take_remote(
+        self, remote: RemoteRows, rows: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any]
+    ) -> None:
+        """Request the rows of all layers and partitions at once, then decode."""
+        step = max(1024, _BATCH_NBYTES // (self._layout.hidden_size * self._storage.itemsize))
+        for start in range(0, len(rows), step):
+            order = rows[start : start + step].argsort(kind="stable")
+            some = rows[start : start + step][order]
+            parts = parts_of(some, some // self._layout.partition_rows, self._layout.partition_rows)
+            stored = np.empty((len(layers), len(some), self._layout.hidden_size), self._storage)
+            begun = remote.begin(self._vectors, layers, parts, stored)
+            scales = None
+            if self._center is not None:
+                scales = np.empty(stored.shape[:2], SCALE_DTYPE)
+                begun += remote.begin("scale", layers, parts, scales)
+            wait_all(begun)
+            for number, layer in enumerate(layers):
+                scale = None if scales is None else scales[number]
+                values = stored[number] if self._storage == out.dtype else self._decoded(layer, stored[number], scale)
+                out[number, start + order] = values
+
+    def _decoded(
+        self, layer: int, stored: NDArray[Any], scale: NDArray[np.float32] | None, out: NDArray[Any] | None = None
+    ) -> NDArray[Any]:
+        center = None if self._center is None else self._center[layer]
+        return decode(stored, self._layout.dtype, scale=scale, center=center, out=out)
+
+
+def checked_out(out: NDArray[Any] | None, shape: tuple[int, int, int], dtype: str) -> NDArray[Any]:
+    """Return the array that receives vectors of a stored dtype: a new one, or the one given."""
+    value = VALUE_DTYPE[dtype]
+    if out is None:
+        return _aligned(shape, value)
+    kinds = (value, STORAGE_DTYPE[dtype]) if dtype == "bfloat16" else (value,)
+    is_array = isinstance(out, np.ndarray) and out.shape == shape and out.dtype in kinds
+    if not is_array or not out.flags.c_contiguous or not out.flags.writeable:
+        raise InvalidValueError(f"out must be a C-contiguous {value} array of shape {shape[1:]} per layer")
+    return out
+
+
+def _aligned(shape: tuple[int, int, int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return an array that begins at a line of the cache: rows then take a tenth less time to copy into it."""
+    nbytes = shape[0] * shape[1] * shape[2] * dtype.itemsize
+    if nbytes < _ALIGNED_NBYTES:
+        return np.empty(shape, dtype)
+    held = np.empty(nbytes + _LINE_NBYTES, np.uint8)
+    start = -held.ctypes.data % _LINE_NBYTES
+    return held[start : start + nbytes].view(dtype).reshape(shape)
