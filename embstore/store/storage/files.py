@@ -314,6 +314,9 @@ class MappedFile:
             self.map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         if random and hasattr(mmap, "MADV_RANDOM"):
             self.map.madvise(mmap.MADV_RANDOM)
+        self._hold()
+
+    def _hold(self) -> None:
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
         self.address = self.bytes.ctypes.data
         self.nbytes = len(self.bytes)
