@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from embstore.errors import (
+    EmbstoreError,
     InvalidValueError,
-    StoreDamagedError,
     StoreFormatError,
     StoreNotFoundError,
     UnfinishedStoreWarning,
@@ -131,36 +131,35 @@ def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
     return paths
 
 
-def parse_manifest(document: Any, name: object, folder: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
-    """Return the metadata and members of what `manifest` made; `name` is where it was. Raises StoreFormatError."""
+def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
+    """Parse the list of the stores that were appended to one, which is the first of them."""
+    name = f"{location}/{APPENDED}/{NODE}"
+    kinds = {"path": str, "n_rows": int, "n_sentences": int, "fingerprint": str, "finished": bool}
     try:
-        version = document["collection_version"]
-        if version != COLLECTION_VERSION:
+        document = json.loads(node)["attributes"]["embstore"]
+        if document["collection_version"] != COLLECTION_VERSION:
             raise StoreFormatError(
-                f"{name} has version {quoted(version)} of collections, this embstore reads {COLLECTION_VERSION}: "
-                "upgrade embstore"
+                f"{name} has version {quoted(document['collection_version'])} of collections, this embstore reads "
+                f"{COLLECTION_VERSION}: upgrade embstore"
             )
         fields = {**document["metadata"], "arrays": {}}
-        metadata, _ = parse({**fields, "crc32c": document_crc32c(fields)}, path=str(name))
-        members = [_member(each, folder) for each in document["members"]]
+        metadata, _ = parse({**fields, "crc32c": document_crc32c(fields)}, path=name)
+        members = []
+        for member in document["members"]:
+            for field, kind in kinds.items():
+                if type(member[field]) is not kind or (kind is int and member[field] < 0):
+                    raise ValueError(f"{field} is {member[field]!r}")
+            path, *rest = (member[field] for field in kinds)
+            members.append(Member(_relative(path, location), *rest))
         if not members or sum(member.n_rows for member in members) != metadata.n_rows:
             raise ValueError(f"its members do not have {metadata.n_rows:,} rows")
         return metadata, members
-    except (StoreDamagedError, InvalidValueError, KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, StoreFormatError):
-            raise
+    except StoreFormatError:
+        raise
+    except (EmbstoreError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise StoreFormatError(
             f"{name} does not list stores ({type(error).__name__}: {quoted(str(error))}): put it back from a copy"
         ) from None
-
-
-def _member(fields: Any, folder: Path | ObjectPath) -> Member:
-    kinds = {"n_rows": int, "n_sentences": int, "fingerprint": str, "finished": bool, "path": str}
-    for name, kind in kinds.items():
-        if type(fields[name]) is not kind or (kind is int and fields[name] < 0):
-            raise ValueError(f"{name} is {fields[name]!r}")
-    path = _relative(fields["path"], folder)
-    return Member(path, *(fields[name] for name in ("n_rows", "n_sentences", "fingerprint", "finished")))
 
 
 def _relative(name: str, folder: Path | ObjectPath) -> Path | ObjectPath:
@@ -238,16 +237,6 @@ def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
     if members:
         return Store(JoinedSource(location, metadata, members, is_stored=True, **options))
     return Store(FileSource(reader, **options))
-
-
-def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
-    """Parse the list of the stores that were appended to one, which is the first of them."""
-    name = f"{location}/{APPENDED}/{NODE}"
-    try:
-        document = json.loads(node)["attributes"]["embstore"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StoreDamagedError(f"{name} was changed ({type(error).__name__}): put it back from a copy") from None
-    return parse_manifest(document, name, location)
 
 
 def _warn_of_missing(store: Store) -> None:

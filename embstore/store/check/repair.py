@@ -77,7 +77,8 @@ def _repair_zarr(
                 storage.delete(key)
             records = f"{COMMITS}/{NODE}"
             _put_in_place(storage, {records: objects.pop(records)})
-            if center is not None and not _has_center(storage, center):
+            spec = None if center is None else frozen_spec("center", {"center": center})
+            if spec is not None and not storage.holds(column_key(spec), column_parts(spec, frozen["center"])):
                 storage.delete(COMMITS_CHUNK)  # the codes are relative to another center
             missing = _damaged(writer)
             writer.discard(missing)
@@ -106,11 +107,6 @@ def _damaged(writer: Writer) -> list[int]:
     for partition in np.flatnonzero(intact).tolist():
         intact[partition] = writer.is_intact(partition, record_crc32c(records[partition]))
     return np.flatnonzero(~intact).tolist()
-
-
-def _has_center(storage: Storage, center: NDArray[np.float32]) -> bool:
-    spec = frozen_spec("center", {"center": center})
-    return storage.holds(column_key(spec), column_parts(spec, center))
 
 
 def _repair_hdf5(path: Path, planned: Metadata, index: Index, center: NDArray[np.float32] | None) -> list[int]:

@@ -16,7 +16,6 @@ from embstore.store.arrays import (
     COMMIT_DTYPE,
     COMMITS,
     Records,
-    commit_record,
     committed,
     frozen_spec,
     no_records,
@@ -42,7 +41,6 @@ from embstore.store.zarr.format import (
 from embstore.store.zarr.reader import ZarrReader, read_records
 
 COMMIT_SECONDS = 5.0  # a bucket's commits object is rewritten at most this often
-_TRIES = 6  # of a shard that others keep changing, which only two writers of one store do
 
 
 def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> dict[str, Parts]:
@@ -100,8 +98,7 @@ class ZarrWriter:
     """The parts of a Zarr store that change: shards and commit records.
 
     Any number of processes may call `write`; `recover` and the methods below it are for the one process that commits.
-    On a disk each record is written in place at once. A bucket's object is rewritten every few seconds and by `flush`;
-    whatever it does not name yet is found again by its shards.
+    On a disk each record is written in place at once. A bucket's object is rewritten every few seconds and by `flush`.
     """
 
     def __init__(self, storage: Storage, metadata: Metadata | None = None) -> None:
@@ -125,18 +122,15 @@ class ZarrWriter:
         for spec in specs:
             parts = shard_parts(spec, arrays[spec.path])
             key = shard_key(spec, partition)
-            for _ in range(_TRIES):
-                if self._storage.put_new(key, parts):
-                    for part in parts:
-                        crc = crc32c(part, crc)
-                    break
-                shape = shard_shape(spec, arrays[spec.path].shape[1])
+            shape = shard_shape(spec, arrays[spec.path].shape[1])
+            if not self._storage.put_new(key, parts):
                 if shape.fault(self._storage, key) is None:
                     crc = self._storage.crc32c(key, shape.nbytes, crc)
-                    break
-                self._storage.delete(key)
-            else:
-                raise StorageError(f"{self._storage.url(key)} is changed by another process: let only one write")
+                    continue
+                self._storage.delete(key)  # a folder may be in its place
+                self._storage.put(key, parts)
+            for part in parts:
+                crc = crc32c(part, crc)
         return crc
 
     def thin(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -146,40 +140,24 @@ class ZarrWriter:
         self._storage.write_at(key, fingerprints(specs[0], arrays).tobytes(), start)
         self.remove_shards([partition])
 
-    def shards_crc32c(self, partition: int) -> int | None:
-        """Return the CRC32C of the shards of a partition, None where their size or index is not that of shards."""
-        crc = 0
-        start, stop = self.metadata.layout.span(partition)
+    def is_intact(self, partition: int, crc: int) -> bool:
+        """Return whether a committed partition has the shards that it must have; `crc`: of them."""
+        stored, (start, stop) = 0, self.metadata.layout.span(partition)
         for spec in payload_specs(self.metadata, partition):
             key, shape = shard_key(spec, partition), shard_shape(spec, stop - start)
             if shape.fault(self._storage, key):
-                return None
-            crc = self._storage.crc32c(key, shape.nbytes, crc)
-        return crc
-
-    def is_intact(self, partition: int, crc: int) -> bool:
-        """Return whether a committed partition has the shards that it must have; `crc`: of them."""
-        stored = self.shards_crc32c(partition)
-        return stored == crc or (stored is None and self.metadata.virtual)
+                return self.metadata.virtual
+            stored = self._storage.crc32c(key, shape.nbytes, stored)
+        return stored == crc
 
     def recover(self) -> None:
-        """Begin committing: take care of shards that have no record, and remove what interrupted writes left.
+        """Begin committing: remove what interrupted writes left; in a bucket, shards without a record are kept.
 
-        In a bucket, where records are written with a delay, such shards are checked and committed. On a disk they
-        are rare, and removed to be written again.
+        They are checked and committed when their partition is written again.
         """
         self._storage.finish()
-        missing = np.flatnonzero(~committed(self._records, self.metadata.layout)).tolist()
         if self._storage.is_in_place:
-            self.remove_shards(missing)
-            return
-        shards = {key for layout in self.metadata.layouts for key in self._storage.sizes(layout.vectors)}
-        for partition in missing:
-            if shard_key(payload_specs(self.metadata, partition)[0], partition) in shards:
-                crc = self.shards_crc32c(partition)
-                if crc is not None:
-                    start, stop = self.metadata.layout.span(partition)
-                    self.commit(partition, commit_record(stop - start, crc))
+            self.remove_shards(np.flatnonzero(~committed(self._records, self.metadata.layout)).tolist())
 
     @cached_property
     def _records(self) -> Records:
