@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise, product
 from math import log, log2
 
@@ -20,8 +20,7 @@ from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeBatch
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.probe import EdgeProbe
-from embstore.probes.edges.scores import ProbeGrid
-from embstore.probes.edges.tasks import Edges, EdgeTask, control_task, join_task
+from embstore.probes.edges.tasks import Edges, control_task, join_task
 from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
 from embstore.probes.result import ProbeResult, Row
 from embstore.progress import reporting
@@ -86,84 +85,52 @@ def code_length(
     grid = replace(probe._grid(layers_of(data, probe.layers)), layerwise=True)
     chosen = np.concatenate([grid.by_layer(seed) for seed in grid.seeds])
     block_ends(fractions, 10**9)
-    task = join_task(store, train, dev, name=name, sample=probe._sample())
-    shape, stream = probe._shape(task.labels, grid, store.hidden_size), EdgeStream(store, grid.layers, schedule)
-    kind = CodeBank if task.labels.single else EdgeBank
-    bank = stream.untrained(kind, shape, grid.allowed[chosen], grid.seed_of[chosen], task)
+    task = join_task(store, train, dev, name=name)
+    labels = task.labels
+    shape, stream = probe._shape(labels, grid, store.hidden_size), EdgeStream(store, grid.layers, schedule)
+    bank = (CodeBank if labels.single else EdgeBank)(shape, grid.allowed[chosen], grid.seed_of[chosen])
+    stream.groups(bank, task.train, task.dev)  # refuses what does not fit the memory before any block is trained
     ends = block_ends(fractions, task.train.n_sentences)
     order = np.random.default_rng((probe._seeds[0], task.train.n_sentences)).permutation(int(ends[-1]))
     tasks = [task]
     if probe.control:
         tasks.append(control_task(task, store, ControlTask.of(task.train.gold, probe._seeds[0])))
-    coder = OnlineCoder(bank, stream, order, ends, task.labels.single)
-    total, label = len(tasks) * coder.n_steps, f"code {task.labels.name}"
-    with reporting(settings().progress, total=total, unit="sentences", label=label) as report:
-        codes = [
-            coder.code(each, lambda done, before=number * coder.n_steps: report(before + done))  # type: ignore[misc]
-            for number, each in enumerate(tasks)
-        ]
-    uniform = uniform_bits(len(task.train), len(task.labels.labels), single=task.labels.single)
-    rows = _rows(grid, codes, uniform)
-    name = task.labels.name
-    notes = (*task.notes, f"{name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
-    notes += probe._capped_notes(f"{name}, all blocks", np.concatenate([code.capped for code in codes]))
-    common = {"store": store.path.stem, "task": task.labels.name, "split": "train", "count": len(task.train)}
+    n_steps = [schedule.epochs * schedule.n_read(end) for end in ends[:-1].tolist()]
+    rows: list[Row] = []
+    capped: list[NDArray[np.bool_]] = []
+    with reporting(
+        settings().progress, total=len(tasks) * sum(n_steps), unit="sentences", label=f"code {labels.name}"
+    ) as report:
+        for number, (length, compression) in enumerate(METRICS[: len(tasks)]):
+            own, done = tasks[number].train, number * sum(n_steps)
+            uniform, first = (
+                float(uniform_bits(n_targets, len(labels.labels), single=labels.single))
+                for n_targets in (len(own), len(own.part(order[: ends[0]])))
+            )
+            bits, frequency = np.full(len(bank), first), first
+            for (start, stop), steps in zip(pairwise(ends.tolist()), n_steps, strict=True):
+                seen, block = own.part(order[:start]), own.part(order[start:stop])
+
+                def advance(at: int, total: int | None, done: int = done, steps: int = steps) -> None:
+                    report(done + at * steps // (total or steps))
+
+                trained = train_edges(bank, stream, seen, tasks[number].dev, progress=advance)
+                done += steps
+                capped.append(trained.capped)
+                for targets, logits in iter_logits(replace(bank, weights=trained.weights), stream, block):
+                    gold = torch.from_numpy(block.gold[targets]).to(logits.device)
+                    bits += code_bits(logits, gold, single=labels.single).cpu().numpy()
+                frequency += frequency_bits(seen.gold, block.gold, single=labels.single)
+            if not number:
+                rows += [{"metric": "uniform_length", "value": uniform}]
+                rows += [{"metric": "frequency_length", "value": frequency}]
+            for (seed, layer), value in zip(product(grid.seeds, grid.layers), bits.tolist(), strict=True):
+                rows += [{"layer": layer, "seed": seed, "metric": length, "value": value}]
+                rows += [{"layer": layer, "seed": seed, "metric": compression, "value": uniform / value}]
+    notes = (*task.notes, f"{labels.name}: train: blocks end at {', '.join(f'{end:,}' for end in ends)} sentences")
+    notes += probe._capped_notes(f"{labels.name}, all blocks", np.concatenate(capped))
+    common = {"store": store.path.stem, "task": labels.name, "split": "train", "count": len(task.train)}
     return ProbeResult.of(rows, notes, **common)
-
-
-@dataclass(frozen=True, eq=False)
-class Code:
-    """The bits of labels by each probe, and by the label frequencies of the blocks before.
-
-    `capped` bool [blocks x probes]: trainings that the last epoch ended before early stopping did.
-    """
-
-    bits: NDArray[np.float64]
-    frequency: float
-    capped: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, eq=False)
-class OnlineCoder:
-    """Codes the sentences of `order` in blocks that end at `ends`, by all probes; `single`: one label per target."""
-
-    bank: EdgeBank
-    stream: EdgeStream
-    order: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    single: bool
-
-    @property
-    def n_steps(self) -> int:
-        """The sentences that the probes of all blocks read at most."""
-        schedule = self.stream.schedule
-        return schedule.epochs * sum(map(schedule.n_read, self.ends[:-1].tolist()))
-
-    def code(self, task: EdgeTask, advance: Callable[[int], object]) -> Code:
-        """Code the labels of a task.
-
-        The first block has a uniform code; each other block trains from the initial weights on those before it.
-        """
-        data, done = task.train, 0
-        n_first = len(data.part(self.order[: self.ends[0]]))
-        frequency = float(uniform_bits(n_first, data.gold.shape[1], single=self.single))
-        bits, capped = np.full(len(self.bank), frequency), []
-        for start, stop in pairwise(self.ends.tolist()):
-            seen, block = data.part(self.order[:start]), data.part(self.order[start:stop])
-
-            n_steps = self.stream.schedule.epochs * self.stream.schedule.n_read(start)
-
-            def report(at: int, total: int | None, done: int = done, n_steps: int = n_steps) -> None:
-                advance(done + at * n_steps // (total or n_steps))
-
-            trained = train_edges(self.bank, self.stream, seen, task.dev, progress=report)
-            done += n_steps
-            capped.append(trained.capped)
-            for targets, logits in iter_logits(replace(self.bank, weights=trained.weights), self.stream, block):
-                gold = torch.from_numpy(block.gold[targets]).to(logits.device)
-                bits += code_bits(logits, gold, single=self.single).cpu().numpy()
-            frequency += frequency_bits(seen.gold, block.gold, single=self.single)
-        return Code(bits, frequency, np.concatenate(capped))
 
 
 def code_bits(logits: torch.Tensor, gold: torch.Tensor, *, single: bool) -> torch.Tensor:
@@ -217,12 +184,3 @@ def block_ends(fractions: Sequence[float], n_sentences: int) -> NDArray[np.int64
             "fraction"
         )
     return ends
-
-
-def _rows(grid: ProbeGrid, codes: Sequence[Code], uniform: float) -> Iterator[Row]:
-    yield {"metric": "uniform_length", "value": uniform}
-    yield {"metric": "frequency_length", "value": codes[0].frequency}
-    for (length, compression), code in zip(METRICS, codes, strict=False):
-        for (seed, layer), bits in zip(product(grid.seeds, grid.layers), code.bits.tolist(), strict=True):
-            yield {"layer": layer, "seed": seed, "metric": length, "value": bits}
-            yield {"layer": layer, "seed": seed, "metric": compression, "value": uniform / bits}

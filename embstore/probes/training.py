@@ -14,15 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.arguments import Count, Positive, Range, checked
-from embstore.errors import NonFiniteError
+from embstore.errors import InvalidValueError, NonFiniteError
 from embstore.probes.result import Row
 from embstore.probes.saved import Tensors
 from embstore.progress import Progress, reporting
 
 LEARNED = {"epochs": torch.int64, "dev_loss": torch.float64, "capped": torch.bool}  # of each probe, besides weights
-COPY_NBYTES = 2**26  # best weights are copied this many bytes at a time
 CPU = torch.device("cpu")
-READ_AHEAD = 2  # batches that are read before they are needed: one on its way while another is computed
 VERIFY = "run embstore verify to find damaged rows"
 Rate = Annotated[float, Range(1e-12, 1e6)]  # a learning rate: above 0, and finite
 
@@ -99,17 +97,15 @@ class Schedule:
 
 
 class Trainer(ABC):
-    """A group of probes of one family that are trained together.
+    """A group of probes of one family in training: its epochs and its losses on dev data.
 
-    A family implements one epoch and the losses on dev data. Early stopping, best weights, divergence checks
-    and memory groups are those of `train`. Probes are numbered 0 to `n_probes` - 1 within the group.
+    Early stopping, best weights and checks of divergence are those of `train`. Probes are numbered 0 to `n_probes` - 1.
     """
 
     what: ClassVar[str]  # what the probes are called in errors
     min_gain: ClassVar[float] = 0.0  # a dev loss is better if it is lower by more than this
     n_probes: int
     n_examples: int
-    optimizers: Sequence[torch.optim.Optimizer]
 
     @abstractmethod
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -130,9 +126,9 @@ class Trainer(ABC):
     def end_epoch(self, better: NDArray[np.bool_], running: NDArray[np.bool_]) -> None:  # noqa: B027 - optional
         """Adapt to the result of an epoch: probes that improved, and those that continue."""
 
+    @abstractmethod
     def describe(self, number: int) -> str:
         """Return how errors name a probe, such as `layer 3`."""
-        return f"number {number}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +176,23 @@ class Trained:
         return cls(found, *(found.pop(name).numpy() for name in LEARNED))
 
 
+def fitting(
+    parts: Sequence[NDArray[np.int64]], nbytes: int, memory: int, what: str, *, shared: int = 0
+) -> list[NDArray[np.int64]]:
+    """Cut what is trained at the same time into pieces of about one size that fit the memory.
+
+    `parts`: one for each seed, whose probes are trained after those of the seed before. `nbytes`: of one entry of a
+    part, called `what`, besides the `shared` bytes of all. Raises InvalidValueError if not even one fits.
+    """
+    most = (memory - shared) // nbytes
+    if most < 1:
+        raise InvalidValueError(
+            f"memory {memory / 1e6:,.1f} MB is not enough: {what} takes {(nbytes + shared) / 1e6:,.1f} MB; give more, "
+            "fewer layers, or a smaller batch_size or hidden_size"
+        )
+    return [piece for part in parts for piece in np.array_split(part, -(-len(part) // most))]
+
+
 def train(
     groups: Sequence[NDArray[np.int64]],
     make_trainer: Callable[[int], Trainer],
@@ -205,90 +218,65 @@ def train(
             def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
                 report(before + done, total)
 
-            run = _Run(trainer, schedule)
-            run.train(advance)
+            best = _Best(trainer)
+            running = best.train(trainer, schedule, advance)
             advance(n_steps)
-            for name, tensor in run.best_weights.items():
-                if len(groups) == 1:
-                    weights[name] = tensor.cpu()
-                    continue
-                if name not in weights:
-                    weights[name] = torch.empty(n_probes, *tensor.shape[1:])
-                weights[name][torch.from_numpy(members)] = tensor.cpu()
-            epochs[members] = run.best_epoch
+            for name, tensor in best.weights.items():
+                whole = weights.setdefault(name, torch.empty(n_probes, *tensor.shape[1:]))
+                whole[torch.from_numpy(members)] = tensor.cpu()
+            epochs[members] = best.epoch
             if schedule.patience:
-                dev_loss[members], capped[members] = run.best, run.running
-            del trainer, run  # before the next group takes its memory
+                dev_loss[members], capped[members] = best.loss, running
+            del trainer, best  # before the next group takes its memory
     return Trained(weights, epochs, dev_loss, capped)
 
 
-class _Run:
-    """One group in training: which probes are running, and the best weights of each so far."""
+class _Best:
+    """The best dev loss of each probe of a group so far, with its epoch and its weights."""
 
-    def __init__(self, trainer: Trainer, schedule: Schedule) -> None:
-        n_probes = trainer.n_probes
-        self._trainer, self._schedule = trainer, schedule
-        self.running = np.ones(n_probes, bool)
-        self.best = np.full(n_probes, np.inf)
-        self.best_epoch = np.zeros(n_probes, np.int64)
-        self._waited = np.zeros(n_probes, np.int64)
-        self.best_weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+    def __init__(self, trainer: Trainer) -> None:
+        self.loss = np.full(trainer.n_probes, np.inf)
+        self.epoch = np.zeros(trainer.n_probes, np.int64)
+        self.weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
 
-    def train(self, advance: Callable[[int], object]) -> None:
-        """Train until every probe has stopped or all epochs are done."""
-        trainer, schedule = self._trainer, self._schedule
+    def train(self, trainer: Trainer, schedule: Schedule, advance: Callable[[int], object]) -> NDArray[np.bool_]:
+        """Train until every probe has stopped or all epochs are done; returns which have not stopped."""
+        running, waited = np.ones(len(self.loss), bool), np.zeros(len(self.loss), np.int64)
+        advice = f"{VERIFY}, or give a smaller learning rate than {schedule.learning_rate:g}"
         for epoch in range(1, schedule.epochs + 1):
-            if not self.running.any():
+            if not running.any():
                 break
             done = (epoch - 1) * trainer.n_examples
-            for n_examples in trainer.run_epoch(epoch, self.running):
+            for n_examples in trainer.run_epoch(epoch, running):
                 done += n_examples
                 advance(done)
-            self._require_finite()
-            better = self._judge(epoch)
+            numbers = trainer.numbers()
+            for name, tensor in trainer.weights().items():
+                finite = torch.isfinite(tensor.detach().reshape(len(tensor), -1).sum(1, dtype=torch.float64))
+                if not bool(finite.all()):
+                    which = trainer.describe(int(numbers[int(torch.nonzero(~finite)[0])]))
+                    raise NonFiniteError(
+                        f"training diverged: {name} of {trainer.what} of {which} contains NaN or infinity: {advice}"
+                    )
+            better = running.copy()
+            if schedule.patience:
+                losses = trainer.dev_losses(running)
+                wrong = np.flatnonzero(running & ~np.isfinite(losses))
+                if len(wrong):
+                    which = trainer.describe(int(wrong[0]))
+                    raise NonFiniteError(f"the dev loss of {trainer.what} of {which} is not finite: {advice}")
+                better = running & (losses < self.loss - trainer.min_gain)
+                self.loss[better] = losses[better]
+                waited = np.where(better, 0, waited + 1)
+                running = running & (waited < schedule.patience)
+            self.epoch[better] = epoch
             if schedule.patience or epoch == schedule.epochs:
-                self._keep(better)
-            trainer.end_epoch(better, self.running)
-
-    def _judge(self, epoch: int) -> NDArray[np.bool_]:
-        """Update best losses and stop probes that have waited long enough; returns which probes improved."""
-        if not self._schedule.patience:
-            self.best_epoch[:] = epoch
-            return self.running.copy()
-        losses = self._trainer.dev_losses(self.running)
-        wrong = np.flatnonzero(self.running & ~np.isfinite(losses))
-        if len(wrong):
-            raise NonFiniteError(
-                f"the dev loss of {self._trainer.what} of {self._trainer.describe(int(wrong[0]))} is not finite: "
-                f"{VERIFY}, or give a smaller learning rate than {self._schedule.learning_rate:g}"
-            )
-        better = self.running & (losses < self.best - self._trainer.min_gain)
-        self.best[better], self.best_epoch[better] = losses[better], epoch
-        self._waited = np.where(better, 0, self._waited + 1)
-        self.running = self.running & (self._waited < self._schedule.patience)
-        return better
-
-    def _keep(self, better: NDArray[np.bool_]) -> None:
-        """Copy the current weights of some probes to the best weights."""
-        numbers = self._trainer.numbers()
-        places = np.flatnonzero(better[numbers])
-        for name, tensor in self._trainer.weights().items():
-            size = max(1, COPY_NBYTES // (4 * max(1, tensor[0].numel())))
-            for start in range(0, len(places), size):
-                part = places[start : start + size]
-                source = tensor.detach().index_select(0, torch.from_numpy(part).to(tensor.device))
-                self.best_weights[name].index_copy_(0, torch.from_numpy(numbers[part]).to(tensor.device), source)
-
-    def _require_finite(self) -> None:
-        for name, tensor in self._trainer.weights().items():
-            sums = tensor.detach().reshape(len(tensor), -1).sum(1, dtype=torch.float64)
-            wrong = torch.nonzero(~torch.isfinite(sums))
-            if len(wrong):
-                number = int(self._trainer.numbers()[int(wrong[0])])
-                raise NonFiniteError(
-                    f"training diverged: {name} of {self._trainer.what} of {self._trainer.describe(number)} contains "
-                    f"NaN or infinity: {VERIFY}, or give a smaller learning rate than {self._schedule.learning_rate:g}"
-                )
+                places = np.flatnonzero(better[numbers])
+                for name, tensor in trainer.weights().items():
+                    chosen = tensor.detach().index_select(0, torch.from_numpy(places).to(tensor.device))
+                    self.weights[name].index_copy_(0, torch.from_numpy(numbers[places]).to(tensor.device), chosen)
+            trainer.end_epoch(better, running)
+        return running
 
 
 def seeded(*key: object) -> torch.Generator:

@@ -6,13 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod, sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
 from embstore.probes.training import seeded
 
 Kind = Literal["linear", "mlp"]
@@ -81,54 +78,30 @@ class ProbeBank:
     def to(self, device: torch.device) -> ProbeBank:
         return ProbeBank(self.shape, {name: tensor.to(device) for name, tensor in self.weights.items()})
 
-    def logits(self, vectors: NDArray[Any]) -> NDArray[np.float32]:
-        """Return logits, float32 [layer, seed, output, n], for vectors [layer, n, width]; above 0 means yes."""
-        given = torch.from_numpy(np.ascontiguousarray(vectors, np.float32))
-        if given.ndim != 3 or given.shape[0] != len(self.shape.layers) or given.shape[2] != self.shape.width:
-            raise InvalidValueError(
-                f"vectors of shape {tuple(given.shape)} do not fit probes of {len(self.shape.layers)} layers of "
-                f"{self.shape.width} numbers: give [layer, n, {self.shape.width}]"
-            )
-        columns = torch.cat([given, torch.ones(*given.shape[:2], 1)], 2)
-        blocks = blocks_of(self.weights, batch_size=max(1, given.shape[1]))
-        return logits_of(blocks, columns, self.shape.n_probes).view(*self.shape.sizes, -1).numpy()
 
+def initial_weights(shape: Shape) -> dict[str, torch.Tensor]:
+    """Return initial weights [layer, probe, ...], uniform within 1 / sqrt(inputs), as in `torch.nn.Linear`.
 
-def initial_weights(shape: Shape, layers: Sequence[int], probes: range) -> dict[str, torch.Tensor]:
-    """Return initial weights [layer, probe, ...] of some probes of some layers (given by their numbers).
-
-    They are uniform within 1 / sqrt(inputs), as in `torch.nn.Linear`. Those of a probe depend only on its seed, layer,
-    task, class and sizes, and not on the other probes.
+    Those of a probe depend only on its seed, layer, task, class and sizes, and not on the other probes.
     """
     sizes = shape.tensor_shapes()
-    weights = {name: torch.empty(len(layers), len(probes), *size) for name, size in sizes.items()}
-    for (row, layer), (column, probe) in product(enumerate(layers), enumerate(probes)):
-        seed, output = divmod(probe, len(shape.outputs))
-        generator = seeded(shape.seeds[seed], layer, *shape.outputs[output])
+    weights = {name: torch.empty(len(shape.layers), shape.n_probes, *size) for name, size in sizes.items()}
+    probes = enumerate(product(shape.seeds, shape.outputs))
+    for (row, layer), (column, (seed, output)) in product(enumerate(shape.layers), probes):
+        generator = seeded(seed, layer, *output)
         for name, tensor in weights.items():
             n_inputs = shape.width if name in ("weight", "hidden") else shape.hidden_size
             tensor[row, column].uniform_(-1 / sqrt(n_inputs), 1 / sqrt(n_inputs), generator=generator)
     return weights
 
 
-class Block:
-    """Probes that are computed together: `layers` and `probes` are their slices of the bank's axes."""
+class LinearBlock:
+    """All layers at once: one batched product forward, one for the gradient.
 
-    layers: slice
-    probes: slice
-    parameters: dict[str, torch.Tensor]
-
-    def forward(self, columns: torch.Tensor) -> torch.Tensor:
-        """Return logits [layer, probe, n] of a batch [layer, n, width + 1] whose last column is 1."""
-        raise NotImplementedError
-
-    def backward(self, columns: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Fill the gradients of the parameters, given those of the loss with respect to the last logits."""
-        raise NotImplementedError
-
-
-class LinearBlock(Block):
-    """All layers at once: one batched product forward, one for the gradient."""
+    `layers` and `probes` of a block are its slices of the bank's axes. `forward` returns logits [layer, probe, n] of a
+    batch [layer, n, width + 1] whose last column is 1; `backward` fills the gradients of the parameters, given those of
+    the loss with respect to the last logits.
+    """
 
     def __init__(self, weights: Mapping[str, torch.Tensor], *, gradients: bool) -> None:
         self._weight = weights["weight"]
@@ -144,16 +117,7 @@ class LinearBlock(Block):
         torch.bmm(gradients, columns, out=self._weight.grad)
 
 
-class HiddenBuffers:
-    """Buffers for the activations and gradients of one block at a time, shared by the blocks of a bank."""
-
-    def __init__(self, n_activations: int, n_gradients: int, device: torch.device) -> None:
-        self.activations = torch.empty(n_activations, device=device)
-        self.gradients = torch.empty(n_gradients, device=device)
-        self.products = torch.empty(n_gradients, device=device)
-
-
-class HiddenBlock(Block):
+class HiddenBlock:
     """Some probes of one layer: their hidden units are the rows of one wide matrix product.
 
     With V = [W, b] (units x columns), Z = V X^T, A = relu(Z) and logits w A + c, the gradients g of the loss with
@@ -162,11 +126,13 @@ class HiddenBlock(Block):
     the two large products, the rectifier and the mask touch the activations.
     """
 
-    def __init__(self, weights: Mapping[str, torch.Tensor], layer: int, probes: slice, buffers: HiddenBuffers) -> None:
+    def __init__(
+        self, weights: Mapping[str, torch.Tensor], layer: int, probes: slice, buffers: tuple[torch.Tensor, ...]
+    ) -> None:
         self.layers, self.probes = slice(layer, layer + 1), probes
         self.parameters = {name: tensor[layer, probes] for name, tensor in weights.items()}
         self._hidden, self._output, self._bias = (self.parameters[name] for name in ("hidden", "output", "bias"))
-        self._buffers = buffers
+        self._activations, self._gradients, self._products = buffers
 
     def forward(self, columns: torch.Tensor) -> torch.Tensor:
         count, units, width = self._hidden.shape
@@ -183,16 +149,19 @@ class HiddenBlock(Block):
         active = self._active(len(vectors))
         masked, spread = active.view(count, units, -1), gradients[0, :, None].expand(count, units, len(vectors))
         torch.ops.aten.threshold_backward.grad_input(spread, masked, 0, grad_input=masked)
-        gradient = self._buffers.gradients[: self._hidden.numel()].view_as(self._hidden)
+        gradient = self._gradients[: self._hidden.numel()].view_as(self._hidden)
         torch.mm(active, vectors, out=gradient.view(count * units, width))
-        products = self._buffers.products[: self._hidden.numel()].view_as(self._hidden)
+        products = self._products[: self._hidden.numel()].view_as(self._hidden)
         self._output.grad = torch.mul(self._hidden, gradient, out=products).sum(2)
         self._hidden.grad = gradient.mul_(self._output[:, :, None])
         self._bias.grad = gradients[0].sum(1)
 
     def _active(self, n_examples: int) -> torch.Tensor:
         n_units = prod(self._hidden.shape[:2])
-        return self._buffers.activations[: n_units * n_examples].view(n_units, n_examples)
+        return self._activations[: n_units * n_examples].view(n_units, n_examples)
+
+
+Block = LinearBlock | HiddenBlock
 
 
 def blocks_of(weights: Mapping[str, torch.Tensor], *, batch_size: int, gradients: bool = False) -> list[Block]:
@@ -203,7 +172,8 @@ def blocks_of(weights: Mapping[str, torch.Tensor], *, batch_size: int, gradients
     device = weights["hidden"].device
     most = CPU_BLOCK_NBYTES if device.type == "cpu" else GPU_BLOCK_NBYTES
     size = min(probes, max(1, most // (4 * units * batch_size)))
-    buffers = HiddenBuffers(size * units * batch_size, size * units * width if gradients else 0, device)
+    n_gradients = size * units * width if gradients else 0
+    buffers = tuple(torch.empty(n, device=device) for n in (size * units * batch_size, n_gradients, n_gradients))
     return [
         HiddenBlock(weights, layer, slice(start, min(start + size, probes)), buffers)
         for layer, start in product(range(layers), range(0, probes, size))

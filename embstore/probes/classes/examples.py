@@ -16,10 +16,11 @@ from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
 from embstore.errors import InvalidValueError
 from embstore.probes.splits import SPLITS, WordSplit
-from embstore.probes.training import READ_AHEAD
 from embstore.store import Selection, Store
 from embstore.store.reading.ahead import read_ahead
 from embstore.store.vectors import VALUE_DTYPE
+
+READ_AHEAD = 2  # batches that are read before they are needed: one on its way while another is computed
 
 
 class Examples(Protocol):
@@ -92,31 +93,22 @@ def iter_batches(
     `order` is cut into batches; within a batch the numbers ascend. The columns are overwritten by the next batch.
     """
     size = len(layers) * min(batch_size, len(order))
-    pinned = device.type == "cuda"
-    stored = torch.from_numpy(np.empty(0, examples.dtype)).dtype
-    buffers = [torch.empty(size * examples.width, dtype=stored, pin_memory=pinned) for _ in range(READ_AHEAD + 1)]
+    buffers = [np.empty(size * examples.width, examples.dtype) for _ in range(READ_AHEAD + 1)]
     columns = torch.empty(size * (examples.width + 1), device=device)
     batches = [np.sort(order[start : start + batch_size]) for start in range(0, len(order), batch_size)]
-    copied: list[torch.cuda.Event | None] = [None] * len(buffers)
 
-    def read(number: int, _: int) -> torch.Tensor:
-        event = copied[number % len(buffers)]
-        if event is not None:
-            event.synchronize()  # the buffer may still be copied to the GPU
+    def read(number: int, buffer: int) -> torch.Tensor:
         shape = (len(layers), len(batches[number]), examples.width)
-        buffer = buffers[number % len(buffers)][: prod(shape)].view(shape)
-        examples.read(batches[number], layers, buffer.numpy())
-        return buffer
+        vectors = buffers[buffer][: prod(shape)].reshape(shape)
+        examples.read(batches[number], layers, vectors)
+        return torch.from_numpy(vectors)
 
-    for number, vectors in enumerate(read_ahead(read, len(batches), n_ahead=READ_AHEAD)):
-        shape = (len(layers), len(batches[number]), examples.width + 1)
+    for numbers, vectors in zip(batches, read_ahead(read, len(batches), n_ahead=READ_AHEAD), strict=True):
+        shape = (len(layers), len(numbers), examples.width + 1)
         out = columns[: prod(shape)].view(shape)
-        out[:, :, :-1].copy_(vectors.to(device, non_blocking=True))
+        out[:, :, :-1].copy_(vectors)
         out[:, :, -1] = 1
-        if pinned:
-            copied[number % len(buffers)] = event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(device))  # not that of the current device
-        yield batches[number], out
+        yield numbers, out
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
 from embstore.probes.classes.bank import Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.classes.examples import LabelledExamples, iter_batches
-from embstore.probes.training import Schedule, Trained, Trainer, train
+from embstore.probes.training import Schedule, Trained, Trainer, fitting, train
 from embstore.progress import Progress
 
-COPIES = 4  # of a probe's weights: its own, two of Adam, those of its best epoch
+COPIES = 5  # of a probe's weights: its own, two of Adam, those of its best epoch, and the better ones of an epoch
 LEAST_SCALE = 1e-2  # of the median: features that hardly vary are not blown up
 
 
@@ -71,44 +71,29 @@ def train_bank(
 
     Raises MissingRowsError, NonFiniteError.
     """
-    groups = list(_groups(shape, schedule.memory))
-    numbers = np.arange(len(shape.layers) * shape.n_probes).reshape(len(shape.layers), shape.n_probes)
+    n_layers = len(shape.layers)
+    nbytes = 4 * COPIES * shape.n_parameters * len(shape.outputs)
+    parts = fitting([np.arange(n_layers)], nbytes, schedule.memory, "the probes of one layer")
+    groups = list(product(range(len(shape.seeds)), parts))
+    numbers = np.arange(n_layers * shape.n_probes).reshape(shape.sizes)
     with torch.no_grad():
         standard = Standard.of(data, shape.layers, schedule.batch_size)
-        trained = train(
-            [numbers[layers.start : layers.stop, probes.start : probes.stop].ravel() for layers, probes in groups],
-            lambda group: ClassTrainer(shape, *groups[group], data, dev, standard, schedule),
-            schedule,
-            progress=progress,
-            label="class probes",
-        )
+
+        def make(group: int) -> ClassTrainer:
+            seed, places = groups[group]
+            layers = tuple(shape.layers[place] for place in places)
+            own = Standard(standard.mean[places], standard.scale[places])
+            return ClassTrainer(replace(shape, layers=layers, seeds=(shape.seeds[seed],)), data, dev, own, schedule)
+
+        members = [numbers[places, seed].ravel() for seed, places in groups]
+        trained = train(members, make, schedule, progress=progress, label="class probes")
         first = trained.weights["weight" if shape.kind == "linear" else "hidden"]
-        standard.fold(first.view(len(shape.layers), -1, first.shape[-1]))
+        standard.fold(first.view(n_layers, -1, first.shape[-1]))
     return trained
 
 
-def _groups(shape: Shape, memory: int) -> Iterator[tuple[range, range]]:
-    """Yield the layers and probes of one seed that are trained together: whole layers if they fit, else parts."""
-    each = 4 * COPIES * shape.n_parameters
-    if memory < each:
-        raise InvalidValueError(
-            f"memory {memory / 1e6:,.1f} MB is not enough: one probe takes {each / 1e6:,.1f} MB; give more, or a "
-            "smaller hidden_size"
-        )
-    most, n_outputs = memory // each, len(shape.outputs)
-    layers = max(1, most // n_outputs)
-    probes = min(most, n_outputs)
-    for begin in range(0, shape.n_probes, n_outputs):
-        for first in range(0, len(shape.layers), layers):
-            for start in range(begin, begin + n_outputs, probes):
-                yield (
-                    range(first, min(first + layers, len(shape.layers))),
-                    range(start, min(start + probes, begin + n_outputs)),
-                )
-
-
 class ClassTrainer(Trainer):
-    """Some probes of one seed and of some layers of a shape in training."""
+    """The probes of one seed and of some layers in training."""
 
     what = "class probes"
     min_gain = 3e-3
@@ -116,33 +101,28 @@ class ClassTrainer(Trainer):
     def __init__(
         self,
         shape: Shape,
-        layers: range,
-        probes: range,
         data: LabelledExamples,
         dev: LabelledExamples | None,
         standard: Standard,
         schedule: Schedule,
     ) -> None:
         self._shape, self._data, self._dev, self._schedule = shape, data, dev, schedule
-        self._seed = shape.seeds[probes.start // len(shape.outputs)]
-        self._device = device = schedule.device
-        self._layers, self._probes = [shape.layers[place] for place in layers], probes
-        self._size = (len(layers), len(probes))
-        self.n_probes, self.n_examples = len(layers) * len(probes), schedule.n_read(len(data))
-        self._outputs = torch.arange(probes.start, probes.stop, device=device) % len(shape.outputs)
-        initial = initial_weights(shape, self._layers, probes)
-        self._weights = {name: tensor.to(device) for name, tensor in initial.items()}
+        self._size = (len(shape.layers), shape.n_probes)
+        self.n_probes, self.n_examples = len(shape.layers) * shape.n_probes, schedule.n_read(len(data))
+        self._weights = {name: tensor.to(schedule.device) for name, tensor in initial_weights(shape).items()}
         longest = max(len(data), 0 if dev is None else len(dev))
         self._blocks = blocks_of(self._weights, batch_size=min(schedule.batch_size, longest), gradients=True)
-        self.optimizers = [
+        self._optimizers = [
             torch.optim.Adam(list(block.parameters.values()), lr=schedule.learning_rate, fused=True)
             for block in self._blocks
         ]
         self._mean, self._scale = (
-            torch.from_numpy(each[layers.start : layers.stop, None]).float().to(device)
-            for each in (standard.mean, standard.scale)
+            torch.from_numpy(values[:, None]).float().to(schedule.device) for values in (standard.mean, standard.scale)
         )
-        odds = torch.from_numpy(_log_odds(data)).float().to(device)[self._outputs]
+        counts = np.bincount(data.group, minlength=len(data.targets)).astype(np.float64)
+        n_positive = counts @ data.targets
+        log_odds = np.log((n_positive + 0.5) / (counts.sum() - n_positive + 0.5))  # one half added to both counts
+        odds = torch.from_numpy(log_odds).float().to(schedule.device)
         if shape.kind == "linear":
             self._weights["weight"][:, :, -1] = odds
         else:
@@ -155,10 +135,10 @@ class ClassTrainer(Trainer):
         grid = running.reshape(self._size)
         work = [
             (block, optimizer)
-            for block, optimizer in zip(self._blocks, self.optimizers, strict=True)
+            for block, optimizer in zip(self._blocks, self._optimizers, strict=True)
             if grid[block.layers, block.probes].any()
         ]
-        order = self._schedule.order(epoch, len(self._data), self._seed)
+        order = self._schedule.order(epoch, len(self._data), self._shape.seeds[0])
         for size, columns, gold in self._batches(self._data, order):
             for block, optimizer in work:
                 gradients = block.forward(columns).sigmoid_().sub_(gold[block.probes])
@@ -173,34 +153,27 @@ class ClassTrainer(Trainer):
         it punishes the first confident errors more than it rewards finding another half of the class.
         """
         assert self._dev is not None
-        found, said, wanted = (torch.zeros(self._size, dtype=torch.float64, device=self._device) for _ in range(3))
+        zeros = torch.zeros(self._size, dtype=torch.float64, device=self._schedule.device)
+        right, said, gold_said = zeros, zeros.clone(), zeros.clone()
         for _, columns, gold in self._batches(self._dev, np.arange(len(self._dev))):
             logits = logits_of(self._blocks, columns, self._size[1])
             said += 0 * logits.sum(2)  # NaN if any is infinite
             yes = logits.sigmoid_()
-            found += (yes * gold).sum(2, dtype=torch.float64)
+            right += (yes * gold).sum(2, dtype=torch.float64)
             said += yes.sum(2, dtype=torch.float64)
-            wanted += gold.sum(1, dtype=torch.float64)
-        return (1 - 2 * found / (said + wanted)).cpu().numpy().ravel()
+            gold_said += gold.sum(1, dtype=torch.float64)
+        return (1 - 2 * right / (said + gold_said)).cpu().numpy().ravel()
 
     def describe(self, number: int) -> str:
-        return f"layer {self._layers[number // self._size[1]]}"
+        return f"layer {self._shape.layers[number // self._size[1]]}"
 
     def _batches(
         self, data: LabelledExamples, order: NDArray[np.int64]
     ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
         """Yield (size, standardised columns [layer, n, width + 1], gold float32 [probe, n]) of each batch."""
-        table = torch.from_numpy(data.targets).to(self._device)[:, self._outputs].float()
-        batches = iter_batches(
-            data.examples, order, self._layers, batch_size=self._schedule.size(len(data)), device=self._device
-        )
+        device, size = self._schedule.device, self._schedule.size(len(data))
+        table = torch.from_numpy(data.targets).to(device).float()
+        batches = iter_batches(data.examples, order, self._shape.layers, batch_size=size, device=device)
         for numbers, columns in batches:
             columns[:, :, :-1].sub_(self._mean).div_(self._scale)
-            yield len(numbers), columns, table[torch.from_numpy(data.group[numbers]).to(self._device)].t()
-
-
-def _log_odds(data: LabelledExamples) -> NDArray[np.float64]:
-    """Return the log odds of each output among the examples, with one half added to both counts."""
-    counts = np.bincount(data.group, minlength=len(data.targets)).astype(np.float64)
-    n_positive = counts @ data.targets
-    return np.asarray(np.log((n_positive + 0.5) / (counts.sum() - n_positive + 0.5)))
+            yield len(numbers), columns, table[torch.from_numpy(data.group[numbers]).to(device)].t()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Literal, Self
 
@@ -23,15 +23,14 @@ DROPOUT: dict[Kind, float] = {"mlp": 0.2, "linear": 0.0}
 class EdgeShape:
     """The sizes of an edge probe: `layers` that it may mix, `width` of the vectors, `spans` 1 or 2, `labels`.
 
-    An mlp probe projects vectors to `projection` numbers and has a hidden layer of `hidden_size` units; a linear probe
-    reads the mean of each span, and of two spans also the product of their means, number by number.
+    An mlp probe projects vectors to `hidden_size` numbers and has a hidden layer of as many units; a linear probe reads
+    the mean of each span, and of two spans also the product of their means, number by number.
     """
 
     layers: int
     width: int
     spans: int
     labels: int
-    projection: int = 256
     hidden_size: int = 256
     kind: Kind = "mlp"
 
@@ -45,10 +44,10 @@ class EdgeShape:
         sizes: dict[str, tuple[int, ...]] = {"mix": (self.layers,), "scale": ()}
         if self.kind == "mlp":
             for number in range(1, self.spans + 1):
-                sizes[f"projection{number}"] = (self.projection, self.width)
-                sizes[f"projection{number}_bias"] = (self.projection,)
-                sizes[f"attention{number}"] = (self.projection,)
-            sizes["hidden"] = (self.hidden_size, self.spans * self.projection)
+                sizes[f"projection{number}"] = (self.hidden_size, self.width)
+                sizes[f"projection{number}_bias"] = (self.hidden_size,)
+                sizes[f"attention{number}"] = (self.hidden_size,)
+            sizes["hidden"] = (self.hidden_size, self.spans * self.hidden_size)
             sizes["hidden_bias"] = sizes["norm"] = sizes["norm_bias"] = (self.hidden_size,)
         sizes["output"] = (self.labels, self.n_read)
         sizes["output_bias"] = (self.labels,)
@@ -60,7 +59,7 @@ def initial_weights(shape: EdgeShape, seed: int) -> dict[str, torch.Tensor]:
 
     Matrices are drawn as in `torch.nn.Linear`, uniform within 1 / sqrt(inputs); mixing weights are equal and gamma 1.
     """
-    n_inputs = {"projection": shape.width, "attention": shape.projection, "hidden": shape.spans * shape.projection}
+    n_inputs = {"projection": shape.width, "attention": shape.hidden_size, "hidden": shape.spans * shape.hidden_size}
     weights = {}
     for name, size in shape.tensor_shapes().items():
         if name in ("mix", "norm_bias"):
@@ -77,42 +76,28 @@ def initial_weights(shape: EdgeShape, seed: int) -> dict[str, torch.Tensor]:
 class EdgeBank:
     """Probes of one shape as stacked `weights` [probes, ...]; `allowed` bool [probes, layers]: what each may mix.
 
-    `seeds` int64 [probes]: of their initial weights and their dropout.
+    `seeds` int64 [probes]: of their initial weights, which they have where none are given, and of their dropout.
     """
 
     shape: EdgeShape
     allowed: NDArray[np.bool_]
     seeds: NDArray[np.int64]
-    weights: dict[str, torch.Tensor]
-
-    @classmethod
-    def initial(
-        cls,
-        shape: EdgeShape,
-        allowed: NDArray[np.bool_],
-        seeds: NDArray[np.int64],
-        *,
-        device: torch.device | None = None,
-    ) -> Self:
-        """Return untrained probes, one for each seed."""
-        drawn = {seed: initial_weights(shape, seed) for seed in sorted(set(seeds.tolist()))}
-        weights = {
-            name: torch.stack([drawn[seed][name] for seed in seeds.tolist()]).to(device or torch.device("cpu"))
-            for name in shape.tensor_shapes()
-        }
-        return cls(shape, allowed, seeds, weights)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.seeds)
 
-    def take(self, numbers: NDArray[np.int64]) -> Self:
-        """Return a copy of some of the probes."""
-        chosen = torch.from_numpy(numbers).to(self.weights["mix"].device)
-        weights = {name: tensor.detach().index_select(0, chosen) for name, tensor in self.weights.items()}
-        return replace(self, allowed=self.allowed[numbers], seeds=self.seeds[numbers], weights=weights)
-
-    def to(self, device: torch.device) -> Self:
-        return replace(self, weights={name: tensor.detach().to(device) for name, tensor in self.weights.items()})
+    def take(self, numbers: NDArray[np.int64], device: torch.device | None = None) -> Self:
+        """Return a copy of some of the probes on a device; those without weights get their initial ones."""
+        seeds, weights = self.seeds[numbers], {}
+        drawn = {} if self.weights else {seed: initial_weights(self.shape, seed) for seed in set(seeds.tolist())}
+        for name in self.shape.tensor_shapes():
+            if self.weights:
+                tensor = self.weights[name].detach()
+                weights[name] = tensor.index_select(0, torch.from_numpy(numbers).to(tensor.device)).to(device)
+            else:
+                weights[name] = torch.stack([drawn[seed][name] for seed in seeds.tolist()]).to(device)
+        return replace(self, allowed=self.allowed[numbers], seeds=seeds, weights=weights)
 
     def mixing(self) -> NDArray[np.float64]:
         """Return the mixing weights s of each probe, [probes, layers]."""
@@ -154,47 +139,17 @@ class EdgeBank:
         pooled = []
         for number, columns in enumerate(batch.spans, 1):
             if columns.single:  # a span of one vector is that vector: select before mixing
-                chosen = vectors if columns.in_order else vectors.index_select(1, columns.places)
-                pooled.append(mixed(chosen, mixing, weights["scale"]))
+                pooled.append(mixed(columns.single_vectors(vectors), mixing, weights["scale"]))
                 continue
             words = mixed(vectors, mixing, weights["scale"]) if words is None else words
             pooled.append(_pool(words, columns, weights[f"attention{number}"], weights[f"projection{number}"]))
-        hidden = self._project(batch, pooled).tanh()
+        projected = [
+            columns.by_target(_linear(span, weights[f"projection{n}"], weights[f"projection{n}_bias"]))
+            for n, (columns, span) in enumerate(zip(batch.spans, pooled, strict=True), 1)
+        ]
+        hidden = _linear(torch.cat(projected, 2), weights["hidden"], weights["hidden_bias"]).tanh()
         normed = functional.layer_norm(hidden, hidden.shape[2:])
         return torch.addcmul(weights["norm_bias"][:, None], normed, weights["norm"][:, None])
-
-    def _project(self, batch: EdgeBatch, pooled: list[torch.Tensor]) -> torch.Tensor:
-        """Return the input of the hidden layer, [probes, targets, hidden_size], from pooled spans.
-
-        There is no nonlinearity between the projections and the hidden layer, so their product may be computed first.
-        That takes fewer operations if there are many spans.
-        """
-        weights = self.weights
-        spans = list(enumerate(zip(batch.spans, pooled, strict=True), 1))
-        n_spans = [columns.n_spans for columns in batch.spans]
-        sizes = {"width": self.shape.width, "projection": self.shape.projection, "hidden": self.shape.hidden_size}
-        separate, fused = operations(n_spans, len(batch), **sizes)
-        if fused >= separate:
-            projected = [
-                columns.by_target(_linear(each, weights[f"projection{n}"], weights[f"projection{n}_bias"]))
-                for n, (columns, each) in spans
-            ]
-            both = projected[0] if len(projected) == 1 else torch.cat(projected, 2)
-            return _linear(both, weights["hidden"], weights["hidden_bias"])
-        bias, total = weights["hidden_bias"], None
-        for (n, (columns, each)), hidden in zip(spans, weights["hidden"].chunk(len(spans), 2), strict=True):
-            product = torch.bmm(hidden, weights[f"projection{n}"])
-            part = columns.by_target(torch.bmm(each, product.transpose(1, 2)))
-            total = part if total is None else total + part
-            bias = bias + torch.bmm(hidden, weights[f"projection{n}_bias"][:, :, None])[:, :, 0]
-        return bias[:, None] if total is None else total + bias[:, None]
-
-
-def operations(n_spans: list[int], n_targets: int, *, width: int, projection: int, hidden: int) -> tuple[int, int]:
-    """Return the multiplications from pooled spans to the hidden layer, with separate and with fused matrices."""
-    separate = sum(n_spans) * width * projection + n_targets * len(n_spans) * projection * hidden
-    fused = sum(n_spans) * width * hidden + len(n_spans) * projection * width * hidden
-    return separate, fused
 
 
 def mixing_weights(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
@@ -262,7 +217,7 @@ def _pool(words: torch.Tensor, columns: SpanColumns, attention: torch.Tensor, pr
 def _means(vectors: torch.Tensor, columns: SpanColumns) -> torch.Tensor:
     """Return the mean of each target's span by layer, [layers, targets, width]."""
     if columns.single:
-        return columns.by_target(vectors.index_select(1, columns.places))
+        return columns.by_target(columns.single_vectors(vectors))
     layers, count, width = vectors.shape
     which = torch.arange(layers, device=vectors.device)[:, None]
     pooled = functional.embedding_bag(

@@ -4,41 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from embstore.arguments import Count, Positive, Range, checked
+from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, store_of
 from embstore.probes.control import ControlTask
-from embstore.probes.edges.batches import EdgeSplit
-from embstore.probes.edges.model import DROPOUT, EdgeBank, EdgeShape, Kind
-from embstore.probes.edges.scores import (
-    ProbeGrid,
-    SplitCounts,
-    constant_counts,
-    majority,
-    mixing_rows,
-    score_edges,
-)
+from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind
+from embstore.probes.edges.scores import ProbeGrid, SplitCounts, constant_counts, majority, mixing_rows, score_edges
 from embstore.probes.edges.tasks import (
     EdgeLabels,
     Edges,
     JoinedEdges,
-    Sample,
     control_split,
     control_task,
     join_edges,
     join_task,
     require_unit,
 )
-from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
+from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
 from embstore.probes.result import ProbeResult, Row
-from embstore.probes.training import Rate, Schedule, Trained
+from embstore.probes.training import Schedule, Trained
 from embstore.progress import reporting
 from embstore.store import Selection, Store
 
@@ -92,14 +83,8 @@ class EdgeProbe(Probe[FittedEdges]):
         Also train a probe of each layer alone.
     control : bool
         Also train probes of the control task, whose labels are drawn by the forms of spans (Hewitt & Liang 2019).
-    n_sentences : int
-        Of each split at most, drawn by their texts with the first seed; None for all.
-    projection, hidden_size : int
-        The sizes of an mlp.
-    dropout : float
-        On the hidden layer (0.2 by default), or on what a linear probe reads (0).
-    mixing_rate : float
-        The learning rate of the mixing weights.
+    hidden_size : int
+        Units of the hidden layer of an mlp, and the numbers that vectors are projected to.
     """
 
     name: ClassVar[str] = "edge"
@@ -108,20 +93,7 @@ class EdgeProbe(Probe[FittedEdges]):
     kind: Kind = "mlp"
     layerwise: bool = False
     control: bool = False
-    n_sentences: Positive | None = None
-    projection: Positive = 256
     hidden_size: Positive = 256
-    dropout: Annotated[float, Range(0, 0.999)] | None = None
-    mixing_rate: Rate = 1e-2
-
-    def _schedule(self, *, has_dev: bool = True) -> EdgeSchedule:
-        dropout = DROPOUT[self.kind] if self.dropout is None else self.dropout
-        schedule = super()._schedule(has_dev=has_dev)
-        return EdgeSchedule(**vars(schedule), mixing_rate=self.mixing_rate, dropout=dropout)
-
-    def _sample(self) -> Sample:
-        """The sentences of each split that take part."""
-        return Sample(self.n_sentences, self._seeds[0])
 
     @checked
     def fit(
@@ -147,29 +119,28 @@ class EdgeProbe(Probe[FittedEdges]):
         Raises
         ------
         InvalidValueError
-            For texts that the store does not have (with the nearest one), spans outside their sentence, a layer that is
+            For texts that the store does not have, spans outside their sentence, a layer that is
             not stored, early stopping without dev targets or too little memory.
         MissingRowsError, NonFiniteError
             Where vectors cannot be read or are not finite.
         """
         schedule, store = self._schedule(has_dev=dev is not None), store_of(data)
         layers = layers_of(data, self.layers)
-        task = join_task(store, train, dev, name=name, sample=self._sample())
+        task = join_task(store, train, dev, name=name)
         drawn = ControlTask.of(task.train.gold, self._seeds[0]) if self.control else None
         tasks = [task] if drawn is None else [task, control_task(task, store, drawn)]
         grid = self._grid(layers)
         shape = self._shape(task.labels, grid, store.hidden_size)
-        stream = EdgeStream(store, grid.layers, schedule)
-        bank = stream.untrained(EdgeBank, shape, grid.allowed, grid.seed_of, task)
+        stream, bank = EdgeStream(store, grid.layers, schedule), EdgeBank(shape, grid.allowed, grid.seed_of)
         trained: list[Trained] = []
         with reporting(settings().progress, unit="sentences", label=task.labels.name) as report:
-            for each in tasks:
+            for own in tasks:
 
                 def part(done: int, total: int | None, before: int = len(trained)) -> None:
                     report(before * (total or 0) + done, len(tasks) * (total or 0))
 
-                trained.append(train_edges(bank, stream, each.train, each.dev, progress=part))
-        capped = np.concatenate([each.capped for each in trained])
+                trained.append(train_edges(bank, stream, own.train, own.dev, progress=part))
+        capped = np.concatenate([own.capped for own in trained])
         notes = (*task.notes, *self._capped_notes(task.labels.name, capped))
         self.fitted_ = FittedEdges(
             trained=trained[0],
@@ -191,11 +162,7 @@ class EdgeProbe(Probe[FittedEdges]):
     def _shape(self, labels: EdgeLabels, grid: ProbeGrid, width: int) -> EdgeShape:
         """The sizes of the probes of a task on vectors of `width` numbers."""
         sizes = len(grid.layers), width, 2 if labels.pairs else 1, len(labels.labels)
-        return EdgeShape(*sizes, self.projection, self.hidden_size, self.kind)
-
-    def _stream(self, store: Store) -> EdgeStream:
-        """Where the batches to predict come from."""
-        return EdgeStream(store, self.fitted_.grid.layers, self._schedule())
+        return EdgeShape(*sizes, self.hidden_size, self.kind)
 
     @checked
     def score(
@@ -241,13 +208,18 @@ class EdgeProbe(Probe[FittedEdges]):
         for split, edges in (test if isinstance(test, Mapping) else {"test": test}).items():
             joined = self.join(edges, data=data, split=split)
             notes += joined.notes
-            counts = self._counts(joined.split, store)
-            found = [
-                {"split": split, **row} for row in counts.rows(fitted.grid, n_resamples=resamples, seed=self._seeds[0])
-            ]
-            rows += found
-            why = dict.fromkeys(row["item"] for row in found if row.get("item"))
-            notes += [f"{fitted.labels.name}: {split}: the expected layer is {each}" for each in why]
+            stream, control = EdgeStream(store, fitted.grid.layers, self._schedule()), None
+            single = fitted.labels.single
+            own = score_edges(fitted.bank(), stream, joined.split, single=single)
+            if fitted.control is not None:
+                task, trained = fitted.control
+                drawn = control_split(joined.split, store, task)
+                control = score_edges(fitted.bank(trained), stream, drawn, single=single)
+            counts = SplitCounts(own, constant_counts(fitted.majority, joined.split), control)
+            scored = list(counts.rows(fitted.grid, n_resamples=resamples, seed=self._seeds[0]))
+            rows += [{"split": split, **row} for row in scored]
+            why = dict.fromkeys(row["item"] for row in scored if row.get("item"))
+            notes += [f"{fitted.labels.name}: {split}: the expected layer is {reason}" for reason in why]
         return ProbeResult.of(rows, notes, store=store.path.stem if name is None else name, task=fitted.labels.name)
 
     @checked
@@ -257,7 +229,6 @@ class EdgeProbe(Probe[FittedEdges]):
         *,
         data: Store | Selection | None = None,
         seed: Count | None = None,
-        layerwise: bool = False,
     ) -> NDArray[np.float32]:
         """Return the probability that P(0) ... P(L) give each label of each target, float32 [layers, targets, labels].
 
@@ -271,55 +242,24 @@ class EdgeProbe(Probe[FittedEdges]):
             Another store of the same model; that of `fit` by default.
         seed : int
             Of the probes, the first by default.
-        layerwise : bool
-            Of the probes of each layer alone, if they were trained.
         """
         fitted, store = self.fitted_, self._store(data)
-        split = self.join(edges, data=data).split
-        if layerwise and not fitted.grid.layerwise:
-            raise InvalidValueError(f"the probes of {fitted.labels.name} are not of single layers: fit with layerwise")
-        bank = self.by_layer(seed) if layerwise else self.cumulative(seed)
+        split, seeds = self.join(edges, data=data).split, fitted.grid.seeds
+        seed = seeds[0] if seed is None else seed
+        if seed not in seeds:
+            known = ", ".join(map(str, seeds))
+            raise InvalidValueError(f"the probes of {fitted.labels.name} have no seed {seed}: they have {known}")
+        bank = fitted.bank().take(fitted.grid.cumulative(seed))
         out = np.empty((len(bank), len(split), len(fitted.labels.labels)), np.float32)
-        for targets, logits in iter_logits(bank, self._stream(store), split):
+        for targets, logits in iter_logits(bank, EdgeStream(store, fitted.grid.layers, self._schedule()), split):
             out[:, targets] = logits.sigmoid().cpu().numpy()
         return out
-
-    def cumulative(self, seed: int | None = None) -> EdgeBank:
-        """Return P(0) ... P(L) of a seed, the first by default."""
-        return self.fitted_.bank().take(self.fitted_.grid.cumulative(self._chosen(seed)))
-
-    def by_layer(self, seed: int | None = None) -> EdgeBank:
-        """Return the probes of each layer alone of a seed, the first by default."""
-        return self.fitted_.bank().take(self.fitted_.grid.by_layer(self._chosen(seed)))
-
-    def _chosen(self, seed: int | None) -> int:
-        seeds = self.fitted_.grid.seeds
-        chosen = seeds[0] if seed is None else seed
-        if chosen not in seeds:
-            known = ", ".join(map(str, seeds))
-            raise InvalidValueError(
-                f"the probes of {self.fitted_.labels.name} have no seed {chosen}: they have {known}"
-            )
-        return chosen
-
-    def mixing_weights(self, seed: int | None = None) -> NDArray[np.float64]:
-        """Return s of P(L), float64 [layers]; `seed`: of the probes, the first by default."""
-        return np.asarray(self.cumulative(seed).mixing()[-1])
 
     def join(self, edges: Edges, *, data: Store | Selection | None = None, split: str = "test") -> JoinedEdges:
         """Find targets of the task in a store; a store that was made otherwise than that of `fit` is noted."""
         store, labels = self._store(data), self.fitted_.labels
-        joined = join_edges(store, edges, labels, split=split, sample=self._sample())
+        joined = join_edges(store, edges, labels, split=split)
         return replace(joined, notes=(*self._changed_notes(labels.name, data), *joined.notes))
-
-    def _counts(self, split: EdgeSplit, store: Store) -> SplitCounts:
-        fitted, stream, control = self.fitted_, self._stream(store), None
-        single = fitted.labels.single
-        own = score_edges(fitted.bank(), stream, split, single=single)
-        if fitted.control is not None:
-            task, trained = fitted.control
-            control = score_edges(fitted.bank(trained), stream, control_split(split, store, task), single=single)
-        return SplitCounts(own, constant_counts(fitted.majority, split), control)
 
     def _store(self, data: Store | Selection | None) -> Store:
         """Return the store to predict on; raises InvalidValueError if it does not fit the probes."""
@@ -335,7 +275,7 @@ class EdgeProbe(Probe[FittedEdges]):
             )
         return store
 
-    def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def _saved(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         fitted, sizes = self.fitted_, (len(self.fitted_.grid.seed_of),)
         labels, layers = fitted.labels, np.array(fitted.grid.layers)
         learned = {
@@ -353,7 +293,7 @@ class EdgeProbe(Probe[FittedEdges]):
         return learned, tensors if fitted.control is None else tensors | fitted.control[1].tensors(sizes, "control.")
 
     def _restored(
-        self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
+        self, learned: Mapping[str, Any], tensors: Mapping[str, Tensor], store: Mapping[str, Any]
     ) -> FittedEdges:
         labels = EdgeLabels(learned["task"], tuple(learned["labels"]), learned["single"], learned["pairs"])
         grid = self._grid(learned["layers"])

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, get_args
 
 import torch
 
 from embstore.probes.structure.examples import TreeBatch
 from embstore.probes.training import seeded
 
-Task = Literal["distance", "depth"]
-TASKS: tuple[Task, ...] = get_args(Task)
+TASKS = ("distance", "depth")
 SPREAD = 0.05  # initial weights are uniform within it
 
 
 @dataclass(frozen=True)
 class StructureShape:
-    """Which probes there are: one for each of layers x tasks x seeds, a matrix B [rank, width] each."""
+    """Which probes there are: one for each of layers x TASKS x seeds, a matrix B [rank, width] each."""
 
     layers: tuple[int, ...]
-    tasks: tuple[Task, ...]
     seeds: tuple[int, ...]
     width: int
     rank: int
@@ -30,12 +26,12 @@ class StructureShape:
     @property
     def sizes(self) -> tuple[int, int, int]:
         """The numbers of layers, tasks and seeds."""
-        return len(self.layers), len(self.tasks), len(self.seeds)
+        return len(self.layers), len(TASKS), len(self.seeds)
 
     def initial_weights(self) -> torch.Tensor:
         """Return float32 [layer, task, seed, rank, width]; a probe's depend only on its layer, task, seed and size."""
         weights = torch.empty(*self.sizes, self.rank, self.width)
-        probes = product(*(enumerate(values) for values in (self.layers, self.tasks, self.seeds)))
+        probes = product(*(enumerate(values) for values in (self.layers, TASKS, self.seeds)))
         for (row, layer), (column, task), (depth, seed) in probes:
             weights[row, column, depth].uniform_(-SPREAD, SPREAD, generator=seeded(seed, layer, task))
         return weights
@@ -47,9 +43,9 @@ class Projected:
     `weights`: float32 [layer, task, seed, rank, width], of the layers of the batch.
     """
 
-    def __init__(self, weights: torch.Tensor, batch: TreeBatch, tasks: Sequence[Task]) -> None:
+    def __init__(self, weights: torch.Tensor, batch: TreeBatch) -> None:
         layers, kinds, seeds, rank, width = weights.shape
-        self._batch, self._tasks, self._shape = batch, tasks, weights.shape
+        self._batch, self._shape = batch, weights.shape
         points = torch.bmm(batch.vectors, weights.reshape(layers, kinds * seeds * rank, width).transpose(1, 2))
         self._points = points.view(layers, -1, kinds, seeds, rank)
         self._filled = batch.slots < points.shape[1]
@@ -60,8 +56,7 @@ class Projected:
 
     def depths(self) -> torch.Tensor:
         """Return |B h_i|^2, [layer, seed, sentence, longest]; 0 past a sentence's words."""
-        points = self._points[:, :, self._tasks.index("depth")]
-        flat = _with_zero_row(points.square().sum(-1))
+        flat = _with_zero_row(self._points[:, :, 1].square().sum(-1))
         return flat[:, self._batch.slots].permute(0, 3, 1, 2)
 
     def losses(self) -> torch.Tensor:
@@ -70,21 +65,17 @@ class Projected:
         The loss of a sentence is the sum of |predicted - gold| over its pairs of words, divided by its squared length;
         for depths, the sum over its words, divided by its length.
         """
-        losses = []
-        for task in self._tasks:
-            if task == "distance":
-                wrong = (self.distances() - self._batch.distances).abs_().mul_(self._pair_weights())
-            else:
-                wrong = (self.depths() - self._batch.depths).abs_().mul_(self._word_weights())
-            losses.append(wrong.flatten(2).sum(2, dtype=torch.float64))
-        return torch.stack(losses, 1)
+        of_pairs = (self.distances() - self._batch.distances).abs_().mul_(self._pair_weights())
+        of_words = (self.depths() - self._batch.depths).abs_().mul_(self._word_weights())
+        return torch.stack([wrong.flatten(2).sum(2, dtype=torch.float64) for wrong in (of_pairs, of_words)], 1)
 
     def gradients(self) -> torch.Tensor:
         """Return the gradients of the mean loss over the sentences, [layer, task, seed, rank, width]."""
         layers, kinds, seeds, rank, width = self._shape
         gradients = torch.empty_like(self._points)
-        for number, task in enumerate(self._tasks):
-            gradients[:, :, number] = self._distance_gradients() if task == "distance" else self._depth_gradients()
+        gradients[:, :, 0] = self._distance_gradients()
+        signs = (self.depths() - self._batch.depths).sign_().mul_(self._word_weights())
+        gradients[:, :, 1] = self._points[:, :, 1] * (2 * signs[:, :, self._filled].transpose(1, 2)[..., None])
         flat = gradients.view(layers, -1, kinds * seeds * rank).div_(len(self._batch.sentences))
         return torch.bmm(flat.transpose(1, 2), self._batch.vectors).view(layers, kinds, seeds, rank, width)
 
@@ -101,12 +92,6 @@ class Projected:
         pulled = torch.baddbmm(flat * signs.sum(2, keepdim=True), signs, flat, alpha=-1).mul_(2)
         return pulled.view_as(centred)[:, :, self._filled].transpose(1, 2)
 
-    def _depth_gradients(self) -> torch.Tensor:
-        """Return the gradients of the losses with respect to the projected words, [layer, words, seed, rank]."""
-        signs = (self.depths() - self._batch.depths).sign_().mul_(self._word_weights())
-        points = self._points[:, :, self._tasks.index("depth")]
-        return points * (2 * signs[:, :, self._filled].transpose(1, 2)[..., None])
-
     def _pair_weights(self) -> torch.Tensor:
         """Return the weight of each pair of words, [sentence, longest, longest]: 1 / length^2, 0 past the words."""
         weights = self._word_weights()
@@ -121,7 +106,7 @@ class Projected:
 
         Distances do not depend on the mean, and lose no digits to it.
         """
-        points = _with_zero_row(self._points[:, :, self._tasks.index("distance")])[:, self._batch.slots]
+        points = _with_zero_row(self._points[:, :, 0])[:, self._batch.slots]
         points = points.permute(0, 3, 1, 2, 4)
         mean = points.sum(3, keepdim=True) / self._batch.lengths[:, None, None]
         return points - mean

@@ -15,10 +15,10 @@ from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.corpus.trees import Tree
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
+from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, store_of
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
-from embstore.probes.structure.network import TASKS, Projected, StructureShape, Task
+from embstore.probes.structure.network import TASKS, Projected, StructureShape
 from embstore.probes.structure.scores import (
     Predicted,
     Score,
@@ -43,7 +43,7 @@ class RecoveredTree:
     """A gold tree and the tree that a layer's distances give, as pairs of word numbers, the lower one first.
 
     `words`; `punctuation` bool: words that are in neither tree. `gold` and `found`: the edges. `gold_root`, and
-    `found_root`, the word of least predicted depth (None without depth probes). `distances` float32 [words, words],
+    `found_root`, the word of least predicted depth (None if all is punctuation). `distances` float32 [words, words],
     as predicted by `layer`.
     """
 
@@ -64,10 +64,9 @@ class RecoveredTree:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FittedStructure(Fitted):
-    """What structural probes have learned: those of a `shape`, from `n_sentences` of each split."""
+    """What structural probes have learned: those of a `shape`."""
 
     shape: StructureShape
-    n_sentences: Mapping[str, int]
 
     @property
     def weights(self) -> torch.Tensor:
@@ -93,23 +92,17 @@ class StructuralProbe(Probe[FittedStructure]):
     layers : layers
         Those that get probes; all by default.
     seeds : int or sequence of int
-        Of the initial weights and the order of the sentences; samples are drawn with the first.
+        Of the initial weights and the order of the sentences.
     training : Training
         By default 40 epochs, batches of 20 sentences and patience 5.
-    tasks : sequence of str
-        "distance", "depth" or both.
     rank : int
         Rows of B; 128 by default, or the width of the vectors if that is less.
-    n_sentences : int
-        Of each split at most, drawn with the first seed, the same ones for every store; None for all.
     """
 
     name: ClassVar[str] = "structural"
     defaults: ClassVar[Schedule] = Schedule(epochs=40, batch_size=20, patience=5, min_steps=50)
     dev_data: ClassVar[str] = "trees"
-    tasks: Sequence[Task] = TASKS
     rank: Positive | None = None
-    n_sentences: Positive | None = None
 
     @checked
     def fit(self, data: Store | Selection, train: Sequence[Tree], dev: Sequence[Tree] | None = None) -> StructuralProbe:
@@ -130,39 +123,30 @@ class StructuralProbe(Probe[FittedStructure]):
         MissingRowsError, NonFiniteError
             Where vectors cannot be read or are not finite.
         """
-        require_distinct("tasks", self.tasks)
         store = store_of(data)
         schedule = self._schedule(has_dev=dev is not None)
         width = store.hidden_size
         rank = min(DEFAULT_RANK, width) if self.rank is None else self.rank
         if rank > width:
             raise InvalidValueError(f"rank {rank} is not allowed: give 1 to {width}, the width of the vectors")
-        shape = self._shape(layers_of(data, self.layers), width, rank)
+        shape = StructureShape(layers_of(data, self.layers), self._seeds, width, rank)
         finder, notes = SentenceFinder(store), list[str]()
-        banks = {
-            split: self._treebank(finder, split, trees, notes)
+        banks = [
+            _treebank(finder, split, trees, notes)
             for split, trees in (("train", train), ("dev", dev))
             if trees is not None
-        }
+        ]
         trained = train_structure(
-            shape,
-            banks["train"],
-            banks.get("dev"),
-            schedule=schedule,
-            progress=settings().progress,
+            shape, banks[0], banks[1] if len(banks) > 1 else None, schedule=schedule, progress=settings().progress
         )
         self.fitted_ = FittedStructure(
             trained=trained,
             shape=shape,
-            n_sentences={split: len(bank) for split, bank in banks.items()},
             store=made_by(store),
             data=store,
             notes=(*notes, *self._capped_notes(store.path.stem, trained.capped)),
         )
         return self
-
-    def _shape(self, layers: Sequence[int], width: int, rank: int) -> StructureShape:
-        return StructureShape(tuple(layers), tuple(self.tasks), self._seeds, width, rank)
 
     @checked
     def score(self, test: Trees, *, data: Store | None = None, name: str | None = None) -> ProbeResult:
@@ -197,14 +181,14 @@ class StructuralProbe(Probe[FittedStructure]):
         name = store.path.stem if name is None else name
         finder = SentenceFinder(store)
         notes = list(self.fitted_.notes if data is None else self._changed_notes(name, data))
-        probes = product(shape.layers, shape.tasks, shape.seeds)
+        probes = product(shape.layers, TASKS, shape.seeds)
         rows: list[Row] = [
             {"store": name, "layer": layer, "task": task, "seed": seed, **row}
             for number, (layer, task, seed) in enumerate(probes)
             for row in self.fitted_.trained.rows(np.array([number]))
         ]
         for split, trees in (test if isinstance(test, Mapping) else {"test": test}).items():
-            bank = self._treebank(finder, split, trees, notes)
+            bank = _treebank(finder, split, trees, notes)
             n_probes = len(shape.layers) * len(shape.seeds)
             for score in score_structure(bank, self._predictions(bank), probes=n_probes):
                 for number, value in enumerate(score.values):
@@ -212,17 +196,16 @@ class StructuralProbe(Probe[FittedStructure]):
                     own = {"store": name, "layer": shape.layers[layer], "seed": shape.seeds[seed]}
                     rows.append(own | _row(score, split, value))
             for score in score_structure(bank, linear_order(bank), probes=1):
-                if score.task in shape.tasks:
-                    rows.append({"store": f"{name}: {BASELINE}"} | _row(score, split, score.values[0]))
+                rows.append({"store": f"{name}: {BASELINE}"} | _row(score, split, score.values[0]))
         return ProbeResult.of(rows, notes)
 
     def best_layer(self) -> int:
         """Return the layer whose distance probe (of the first seed) has the lowest dev loss.
 
-        Raises InvalidValueError without distance probes, and without early stopping unless there is a single layer.
+        Raises InvalidValueError without early stopping unless there is a single layer.
         """
         fitted = self.fitted_
-        losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)[:, self._distance_task(), 0]
+        losses = fitted.trained.dev_loss.reshape(fitted.shape.sizes)[:, 0, 0]
         if len(losses) > 1 and np.isnan(losses).any():
             raise InvalidValueError(
                 "without early stopping there is no dev loss to choose the best layer by: give the layer"
@@ -245,19 +228,32 @@ class StructuralProbe(Probe[FittedStructure]):
         Raises
         ------
         InvalidValueError
-            For a sentence that is not in the store, a layer without probes, several layers, and without distance
-            probes.
+            For a sentence that is not in the store, a layer without probes, and several layers.
         """
         fitted, store = self.fitted_, self._store(data)
-        self._distance_task()
         layer = self.best_layer() if layers is None else one_layer(layers, fitted.shape.layers, absent="has no probe")
         row = fitted.shape.layers.index(layer)
         bank = SentenceFinder(store).treebank([tree])
         batch = next(iter_tree_batches(bank, [np.array([0])], [layer], torch.device("cpu")))
-        projected = Projected(fitted.weights[row : row + 1], batch, fitted.shape.tasks)
+        projected = Projected(fitted.weights[row : row + 1], batch)
         distances = projected.distances()[0, 0, 0].numpy()
-        depths = projected.depths()[0, 0, 0].numpy() if "depth" in fitted.shape.tasks else None
-        return _recovered(tree, distances, depths, layer)
+        depths = projected.depths()[0, 0, 0].numpy()
+        allowed = ~tree.punctuation
+        parents = spanning_trees(distances[None], allowed[None])[0].tolist()
+        found, gold = (
+            frozenset((min(i, h), max(i, h)) for i, h in enumerate(heads) if h >= 0)
+            for heads in (parents, tree.heads.tolist())
+        )
+        return RecoveredTree(
+            words=tree.words,
+            punctuation=tree.punctuation,
+            gold=frozenset(edge for edge in gold if allowed[edge[0]] and allowed[edge[1]]),
+            found=found,
+            gold_root=tree.root,
+            found_root=int(np.where(allowed, depths, np.inf).argmin()) if allowed.any() else None,
+            distances=distances,
+            layer=layer,
+        )
 
     def _predictions(self, bank: Treebank) -> Iterator[Predicted]:
         """Predict all sentences of a treebank; the probes are those of layers x seeds."""
@@ -266,74 +262,34 @@ class StructuralProbe(Probe[FittedStructure]):
         groups = list(equal_lengths(bank, n_pairs=max(1, N_PAIRS // (len(shape.layers) * len(shape.seeds)))))
         with torch.no_grad():
             for batch in iter_tree_batches(bank, groups, shape.layers, device):
-                projected = Projected(weights, batch, shape.tasks)
-                made = {
-                    "distance": projected.distances() if "distance" in shape.tasks else None,
-                    "depth": projected.depths() if "depth" in shape.tasks else None,
-                }
-                for values in made.values():
-                    if values is not None and not bool(torch.isfinite(values).all()):
-                        raise NonFiniteError(f"vectors of {bank.store.path} contain NaN or infinity: {VERIFY}")
-                arrays = [None if each is None else each.flatten(0, 1).cpu().numpy() for each in made.values()]
-                yield Predicted(batch.sentences, *arrays)
-
-    def _treebank(self, finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
-        """Sample the trees of a split and find them in a store."""
-        chosen = trees
-        if self.n_sentences is not None and self.n_sentences < len(trees):
-            numbers = np.sort(np.random.default_rng(self._seeds[0]).permutation(len(trees))[: self.n_sentences])
-            chosen = [trees[number] for number in numbers.tolist()]
-            notes.append(f"{split}: {len(chosen):,} of {len(trees):,} sentences, drawn at random")
-        bank = finder.treebank(chosen, split=split)
-        notes += bank.notes(split)
-        return bank
+                projected = Projected(weights, batch)
+                made = projected.distances(), projected.depths()
+                if not all(bool(torch.isfinite(values).all()) for values in made):
+                    raise NonFiniteError(f"vectors of {bank.store.path} contain NaN or infinity: {VERIFY}")
+                yield Predicted(batch.sentences, *(values.flatten(0, 1).cpu().numpy() for values in made))
 
     def _store(self, data: Store | None) -> Store:
         shape = self.fitted_.shape
         return fitting_store(self.fitted_.data if data is None else data, shape.layers, shape.width)
 
-    def _distance_task(self) -> int:
-        if "distance" not in self.fitted_.shape.tasks:
-            raise InvalidValueError("a tree needs distance probes, and there are only depth probes: fit distance too")
-        return self.fitted_.shape.tasks.index("distance")
-
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted, shape = self.fitted_, self.fitted_.shape
-        learned: dict[str, Any] = {"layers": list(shape.layers), "width": shape.width, "rank": shape.rank}
-        return learned | {"n_sentences": dict(fitted.n_sentences)}, fitted.trained.tensors(shape.sizes)
+        learned = {"layers": list(shape.layers), "width": shape.width, "rank": shape.rank}
+        return learned, fitted.trained.tensors(shape.sizes)
 
     def _restored(
         self, learned: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], store: Mapping[str, Any]
     ) -> FittedStructure:
-        shape = self._shape(learned["layers"], learned["width"], learned["rank"])
-        return FittedStructure(
-            trained=Trained.of(tensors, shape.sizes, {"weight": (shape.rank, shape.width)}),
-            shape=shape,
-            n_sentences=learned["n_sentences"],
-            store=store,
-        )
+        shape = StructureShape(tuple(learned["layers"]), self._seeds, learned["width"], learned["rank"])
+        trained = Trained.of(tensors, shape.sizes, {"weight": (shape.rank, shape.width)})
+        return FittedStructure(trained=trained, shape=shape, store=store)
 
 
 def _row(score: Score, split: str, value: float | None) -> Row:
     return {"task": score.task, "split": split, "metric": score.metric, "value": value, "count": score.count}
 
 
-def _recovered(
-    tree: Tree, distances: NDArray[np.float32], depths: NDArray[np.float32] | None, layer: int
-) -> RecoveredTree:
-    allowed = ~tree.punctuation
-    parents = spanning_trees(distances[None], allowed[None])[0]
-    words = range(len(tree))
-    found = {(min(i, p), max(i, p)) for i, p in zip(words, parents.tolist(), strict=True) if p >= 0}
-    gold = {(min(i, h), max(i, h)) for i, h in zip(words, tree.heads.tolist(), strict=True) if h >= 0}
-    least = None if depths is None or not allowed.any() else int(np.where(allowed, depths, np.inf).argmin())
-    return RecoveredTree(
-        words=tree.words,
-        punctuation=tree.punctuation,
-        gold=frozenset(edge for edge in gold if allowed[edge[0]] and allowed[edge[1]]),
-        found=frozenset(found),
-        gold_root=tree.root,
-        found_root=least,
-        distances=distances,
-        layer=layer,
-    )
+def _treebank(finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
+    bank = finder.treebank(trees, split=split)
+    notes += bank.notes(split)
+    return bank

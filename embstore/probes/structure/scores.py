@@ -16,14 +16,14 @@ LENGTHS = range(5, 51)  # of the sentences that the correlations are averaged ov
 
 
 class Predicted(NamedTuple):
-    """Predictions of several probes for sentences of equal length; either may be None.
+    """Predictions of several probes for sentences of equal length.
 
     `sentences` int64 [n], their numbers. `distances` [probe, n, words, words], `depths` [probe, n, words].
     """
 
     sentences: NDArray[np.int64]
-    distances: NDArray[np.float32] | None
-    depths: NDArray[np.float32] | None
+    distances: NDArray[np.float32]
+    depths: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,27 @@ def score_structure(bank: Treebank, predictions: Iterator[Predicted], *, probes:
     right = {task: np.zeros(probes, np.int64) for task in METRICS}
     whole = dict.fromkeys(METRICS, 0)
     correlations: dict[str, dict[int, list[NDArray[np.float64]]]] = {task: {} for task in METRICS}
-    tasks: set[str] = set()
     for sentences, distances, depths in predictions:
         numbers = sentences.tolist()
         allowed = np.stack([~bank.trees[number].punctuation for number in numbers])
         length = allowed.shape[1]
         parts = ("distance", distances, bank.distances, attachment), ("depth", depths, bank.depths, root_hits)
         for task, predicted, gold_of, count in parts:
-            if predicted is None:
-                continue
-            tasks.add(task)
             gold = np.stack([gold_of[number] for number in numbers])
-            found, there = count(predicted, gold, allowed)
-            right[task] += found
+            hits, there = count(predicted, gold, allowed)
+            right[task] += hits
             whole[task] += there
             if length in LENGTHS:
                 of_words = spearman(predicted, gold[None])
                 of_length = correlations[task].setdefault(length, [])
                 of_length.extend((of_words.mean(2) if task == "distance" else of_words).T)  # [probe] of each sentence
     scores = []
-    for task in METRICS:
-        if task in tasks:
-            share, correlation = METRICS[task]
-            values: list[float | None] = (right[task] / whole[task]).tolist() if whole[task] else [None] * probes
-            lengths = [correlations[task][length] for length in sorted(correlations[task])]
-            means = np.mean([np.mean(each, 0) for each in lengths], 0).tolist() if lengths else [None] * probes
-            scores.append(Score(task, share, values, whole[task]))
-            scores.append(Score(task, correlation, means, sum(map(len, lengths))))
+    for task, (share, correlation) in METRICS.items():
+        values: list[float | None] = (right[task] / whole[task]).tolist() if whole[task] else [None] * probes
+        lengths = [correlations[task][length] for length in sorted(correlations[task])]
+        means = np.mean([np.mean(own, 0) for own in lengths], 0).tolist() if lengths else [None] * probes
+        scores.append(Score(task, share, values, whole[task]))
+        scores.append(Score(task, correlation, means, sum(map(len, lengths))))
     return scores
 
 

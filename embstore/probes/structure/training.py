@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.errors import InvalidValueError
 from embstore.probes.structure.examples import Treebank, TreeBatch, iter_tree_batches
-from embstore.probes.structure.network import Projected, StructureShape
-from embstore.probes.training import Schedule, Trained, Trainer, train
+from embstore.probes.structure.network import TASKS, Projected, StructureShape
+from embstore.probes.training import Schedule, Trained, Trainer, fitting, train
 from embstore.progress import Progress
 
-COPIES = 5  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch
+COPIES = 6  # of a probe's weights: its own, its gradient, two of Adam, those of its best epoch, and the better ones
 DECAY = 0.1  # as Hewitt & Manning
 READ = 5  # batches in memory: in use, and read ahead in the dtype of the store and as float32
 
@@ -38,19 +38,12 @@ def train_structure(
     """
     batch_size = min(schedule.batch_size, len(data))
     n_words = int(np.sort(data.lengths)[-batch_size:].sum())
-    longest = int(data.lengths.max())
-    n_probes = len(shape.tasks)
-    projected = 4 * n_words * shape.rank + 4 * batch_size * longest**2
-    each = 4 * (COPIES * n_probes * shape.rank * shape.width + READ * n_words * shape.width + n_probes * projected)
-    most = schedule.memory // each
-    if most < 1:
-        raise InvalidValueError(
-            f"memory {schedule.memory / 1e6:,.1f} MB is not enough: the probes of one layer take {each / 1e6:,.1f} MB; "
-            "give more, or a smaller batch_size"
-        )
-    parts = np.array_split(np.arange(len(shape.layers)), -(-len(shape.layers) // most))
+    projected = 4 * n_words * shape.rank + 4 * batch_size * int(data.lengths.max()) ** 2
+    n_probes = len(TASKS)
+    nbytes = 4 * (COPIES * n_probes * shape.rank * shape.width + READ * n_words * shape.width + n_probes * projected)
+    parts = fitting([np.arange(len(shape.layers))], nbytes, schedule.memory, "the probes of one layer")
     groups = list(product(range(len(shape.seeds)), parts))
-    numbers = np.arange(len(shape.layers) * n_probes * len(shape.seeds)).reshape(shape.sizes)
+    numbers = np.arange(prod(shape.sizes)).reshape(shape.sizes)
 
     def make(group: int) -> StructureTrainer:
         seed, places = groups[group]
@@ -86,7 +79,6 @@ class StructureTrainer(Trainer):
         self._parameters = [self._grid[place] for place in self._places]
         groups = [{"params": [parameter]} for parameter in self._parameters]
         self._adam = torch.optim.Adam(groups, lr=schedule.learning_rate, fused=True)
-        self.optimizers = [self._adam]
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return {"weight": self._grid.flatten(0, 2)}
@@ -95,7 +87,7 @@ class StructureTrainer(Trainer):
         layers = self._running_layers(running)
         order = self._schedule.order(epoch, len(self._data), self._shape.seeds[0])
         for batch in self._batches(self._data, order, layers):
-            gradients = Projected(self._layer_weights(layers), batch, self._shape.tasks).gradients()
+            gradients = Projected(self._layer_weights(layers), batch).gradients()
             for number, (layer, *rest) in enumerate(self._places):
                 own = self._parameters[number]
                 own.grad = gradients[(layers.index(layer), *rest)] if running[number] else None
@@ -109,7 +101,7 @@ class StructureTrainer(Trainer):
         order = np.argsort(self._dev.lengths, kind="stable")
         weights = self._layer_weights(layers)
         for batch in self._batches(self._dev, order, layers):
-            sums += Projected(weights, batch, self._shape.tasks).losses()
+            sums += Projected(weights, batch).losses()
         losses = np.full(self._shape.sizes, np.inf)
         losses[layers] = (sums / len(self._dev)).cpu().numpy()
         return losses.ravel()
@@ -123,7 +115,7 @@ class StructureTrainer(Trainer):
 
     def describe(self, number: int) -> str:
         layer, task, _ = self._places[number]
-        return f"layer {self._shape.layers[layer]} ({self._shape.tasks[task]})"
+        return f"layer {self._shape.layers[layer]} ({TASKS[task]})"
 
     def _batches(self, bank: Treebank, order: NDArray[np.int64], layers: list[int]) -> Iterator[TreeBatch]:
         """Yield the batches of an order of sentences, with the vectors of some layers, given as places."""
