@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import embstore as es
 import embstore_cli.options as opt
+from embstore.errors import CorpusNotFoundError, InvalidValueError
 from embstore_cli.output import Drawing, print_notes, print_table, with_deviation
 from embstore_cli.probes import TRAINING, Control, Probing, Save, save_files
-from embstore_cli.task_files import find_tasks
 
 if TYPE_CHECKING:
     import polars as pl
 
-MODEL = (*TRAINING, "hidden_size", "projection", "n_sentences")
-EDGES = opt.Config(
-    lambda: [es.probes.Training, es.EdgeProbe, es.EdgeProbe.score], *MODEL, "dropout", "layerwise", "resamples"
-)
-MDL = opt.Config(lambda: [es.probes.Training, es.EdgeProbe, es.probes.code_length], *MODEL, "fractions")
+    Edges = Path | list[es.corpus.EdgeSentence]
+
+EDGES = opt.Config(lambda: [es.probes.Training, es.EdgeProbe], *TRAINING, "hidden_size", "layerwise")
+MDL = opt.Config(lambda: [es.probes.Training, es.EdgeProbe, es.probes.code_length], *TRAINING, "hidden_size")
 
 Tasks = Annotated[
     list[Path],
@@ -29,7 +30,7 @@ TaskNames = Annotated[
     list[str] | None,
     opt.option(
         "NAME",
-        "Of a corpus: pos (xpos), upos, dependencies, arcs, index, main-auxiliary, subject, entities; repeatable.",
+        "Of a corpus: pos (xpos), upos, dependencies or entities; repeatable.",
         "--task",
     ),
 ]
@@ -65,10 +66,9 @@ def edges(
     layer adds, the mixing weights of P(L), their center of gravity and the expected layer, with 95 % intervals over
     resampled sentences. The setting layerwise also trains a probe of each layer alone.
     """
-    resamples = settings.pop("resamples", 1000)
     options = probing.arguments(settings)
     es.EdgeProbe(**options)  # checks the settings before a store is read
-    files = find_tasks(tasks, derive=probing.task or ())
+    files = _find_tasks(tasks, derive=probing.task or ())
     saved = save_files(save, files)
     opened = es.open(store)
     results = []
@@ -77,25 +77,15 @@ def edges(
         if name in saved:
             fitted.save(saved[name])
         targets = {split: edges for split, edges in splits.items() if split != "train"}
-        results.append(fitted.score(targets, resamples=resamples))
+        results.append(fitted.score(targets))
     result = es.probes.ProbeResult.concat(results)
     output.draw(lambda: es.plot.edge_layers(result.summary()))
     print_notes(result.notes)
     if output.deliver(result.frame):
-        _print_edges(result.summary(), kind=probing.kind, resamples=resamples)
-
-
-def _print_edges(summary: pl.DataFrame, *, kind: str, resamples: int) -> None:
-    if kind == "linear":
-        print_table(_best_layers(summary), title="linear probes: F1 of each layer alone")
+        print_table(_by_task(result.summary()), title="edge probes: P(0) sees layer 0, P(L) mixes all; 95 % intervals")
         print()
-    print_table(_by_task(summary), title="edge probes: P(0) sees layer 0, P(L) mixes all")
-    print()
-    if resamples and _scored(summary):
-        print_table(_intervals(summary), title=f"95 % intervals: {resamples:,} resamples of the sentences")
-        print()
-    alone = ", and of each layer alone" if "layer_f1" in summary["metric"] else ""
-    print_table(_by_layer(summary), title=f"F1 of P(l) by layer{alone}")
+        alone = ", and of each layer alone" if "layer_f1" in result.frame["metric"] else ""
+        print_table(_by_layer(result.summary()), title=f"F1 of P(l) by layer{alone}")
 
 
 def _scored(summary: pl.DataFrame) -> str:
@@ -115,16 +105,14 @@ def _by_task(summary: pl.DataFrame) -> list[dict[str, Any]]:
             "majority": (split, "majority_f1", None),
             "F1 P(0)": (split, "f1", layers[0]),
             "F1 P(L)": (split, "f1", layers[-1]),
+            "selectivity P(L)": (split, "selectivity", layers[-1]),
             "center of gravity": ("train", "center_of_gravity", None),
             "expected layer": (split, "expected_layer", None),
-            "KL mixing": ("train", "mixing_kl", None),
-            "KL scores": (split, "differential_kl", None),
         }
-        first = {"task": task, "split": split, "labels": scores.get(columns["majority"], {}).get("count")}
-        shown = {name: with_deviation(scores.get(key)) for name, key in columns.items()}
+        shown = {name: _with_interval(scores[key]) for name, key in columns.items() if key in scores}
         if scores.get((split, "expected_layer", None), {}).get("item"):
             shown["expected layer"] = "not determined"
-        rows.append(first | shown)
+        rows.append({"task": task, "labels": scores.get(columns["majority"], {}).get("count")} | shown)
     return rows
 
 
@@ -144,33 +132,9 @@ def _by_layer(summary: pl.DataFrame) -> list[dict[str, Any]]:
     return [rows[layer] for layer in sorted(rows)]
 
 
-def _best_layers(summary: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return a row for each task: F1 of each layer, the best layer and its interval (Liu et al. 2019)."""
-    chosen = summary.filter(summary["metric"] == "layer_f1")
-    layers = sorted(set(chosen["layer"]))
-    rows = []
-    for (task,), part in chosen.partition_by("task", as_dict=True, maintain_order=True).items():
-        scores = {row["layer"]: row for row in part.filter(part["split"] == _scored(part)).to_dicts()}
-        best = max(scores.values(), key=lambda row: row["value"] or 0.0)
-        first = {"task": task, "best layer": str(best["layer"]), "its interval": _interval(best)}
-        rows.append(first | {str(layer): with_deviation(scores.get(layer)) for layer in layers})
-    return rows
-
-
-def _intervals(summary: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return a row for each task: intervals of P(0), P(L), the expected layer and the selectivity."""
-    rows = []
-    for (task,), part in summary.partition_by("task", as_dict=True, maintain_order=True).items():
-        scores = {(row["metric"], row["layer"]): row for row in part.filter(part["split"] == _scored(part)).to_dicts()}
-        layers = sorted(layer for metric, layer in scores if metric == "f1")
-        columns = {"F1 P(0)": ("f1", layers[0]), "F1 P(L)": ("f1", layers[-1])}
-        columns |= {"expected layer": ("expected_layer", None), "selectivity P(L)": ("selectivity", layers[-1])}
-        rows.append({"task": task} | {name: _interval(scores[key]) for name, key in columns.items() if key in scores})
-    return rows
-
-
-def _interval(row: dict[str, Any]) -> str | None:
-    return None if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+def _with_interval(row: dict[str, Any]) -> Any:
+    value = with_deviation(row)
+    return value if row["low"] is None else f"{value} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def mdl(
@@ -186,12 +150,11 @@ def mdl(
     Online coding of Voita & Titov 2020: labels are sent block after block, each coded by a probe trained on those
     before. Compression is the length of the uniform code divided by it, next to the code of the label frequencies.
     """
-    blocks = {"fractions": settings.pop("fractions")} if "fractions" in settings else {}
     base = es.EdgeProbe(**probing.arguments(settings))
-    files = find_tasks(tasks, derive=probing.task or ())
+    files = _find_tasks(tasks, derive=probing.task or ())
     opened = es.open(store)
     result = es.probes.ProbeResult.concat(
-        es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name, **blocks)
+        es.probes.code_length(opened, splits["train"], splits.get("dev"), probe=base, name=name)
         for name, splits in files.items()
     )
     summary = result.summary()
@@ -240,3 +203,55 @@ def _codes_by_layer(summary: pl.DataFrame) -> list[dict[str, Any]]:
 def _kbit(row: dict[str, Any]) -> Any:
     value = row["value"] / 1000
     return round(value, 3) if row["deviation"] is None else f"{value:.3f}±{row['deviation'] / 1000:.3f}"
+
+
+def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[str, dict[str, Edges]]:
+    """Return the targets of each task by split, by the name of the task.
+
+    `derive`: the tasks to take from corpora; not needed if a corpus contains one.
+    """
+    tasks: dict[str, dict[str, Edges]] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise CorpusNotFoundError(f"no targets at {path}: give an existing folder")
+        files = es.probes.split_files(path) or _corpora(path)
+        if "train" not in files:
+            raise InvalidValueError(f"{path} has no train.jsonl: give folders of a task")
+        for task in _derived(files["train"], derive) or (None,):
+            name = path.absolute().name if task is None else task
+            if name in tasks:
+                raise InvalidValueError(f"two tasks are called {name}: give each once")
+            tasks[name] = {
+                split: file if task is None else es.corpus.derived_edges(file, task) for split, file in files.items()
+            }
+    return tasks
+
+
+def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
+    """Return the tasks to take from a file; none if it has targets itself."""
+    derivable = es.corpus.derivable_tasks(train)
+    if not derivable and derive:
+        raise InvalidValueError(f"--task {derive[0]} is for corpora (.conllu, .conll): {train} has targets itself")
+    for task in derive:
+        if task not in derivable:
+            raise InvalidValueError(f"{train} does not contain the task {task!r}: choose {' or '.join(derivable)}")
+    if len(derivable) > 1 and not derive:
+        raise InvalidValueError(
+            f"{train} contains several tasks: give --task {', '.join(derivable[:-1])} or {derivable[-1]}"
+        )
+    return derive or derivable
+
+
+def _corpora(folder: Path) -> dict[str, Path]:
+    """Return the corpora of a folder by split: those with train, dev or test in their names."""
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        named = re.search(r"(?<![a-z])(train|dev|test)(?![a-z])", path.name.lower())
+        if named is None or not path.is_file() or not es.corpus.derivable_tasks(path):
+            continue
+        if named[1] in files:
+            raise InvalidValueError(
+                f"{folder} has two files of {named[1]}, {files[named[1]].name} and {path.name}: keep one"
+            )
+        files[named[1]] = path
+    return files

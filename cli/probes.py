@@ -15,12 +15,12 @@ from embstore_cli.output import Drawing, print_notes, print_table, with_deviatio
 if TYPE_CHECKING:
     import polars as pl
 
-TRAINING = ("epochs", "batch_size", "learning_rate", "patience")  # the settings of probes that are those of Training
+TRAINING = ("epochs", "learning_rate", "patience")  # the settings of probes that are those of Training
 CLASSES = opt.Config(
     lambda: [es.probes.Training, es.ClassProbe, es.probes.split_words],
-    *(*TRAINING, "level", "hidden_size", "max_contexts", "dev_share"),
+    *(*TRAINING, "level", "hidden_size", "max_contexts"),
 )
-STRUCTURE = opt.Config(lambda: [es.probes.Training, es.StructuralProbe], *TRAINING, "rank", "tasks", "n_sentences")
+STRUCTURE = opt.Config(lambda: [es.probes.Training, es.StructuralProbe], *TRAINING, "rank")
 STRUCTURE_METRICS = {"uuas": "UUAS", "dspr": "DSpr", "root_accuracy": "root", "nspr": "NSpr"}
 CLASS_METRICS = {"contexts_f1": "by contexts", "f1": "control", "selectivity": "selectivity"}
 
@@ -65,17 +65,16 @@ def classes(
     each right if at least half of its contexts are (Zhao et al. 2020). Training stops early by a fifth of the --train
     words. --out and --json also have F1 by class, and by how often a word occurs.
     """
-    sharing = {"dev_share": settings.pop("dev_share")} if "dev_share" in settings else {}
     options = {"label": label, "kind": kind, "control": control, **probing.arguments(settings)}
     es.ClassProbe(**options)  # checks the settings before a store is read
     words = {name: opt.read_words(path, option=f"--{name}") for name, path in (("train", train), ("test", test))}
-    split = es.probes.split_words(words["train"], words["test"], **sharing, seed=options["seeds"][0])
+    split = es.probes.split_words(words["train"], words["test"], seed=options["seeds"][0])
     opened = open_stores(stores)
     files = save_files(save, opened)
     results = []
     for name, store in opened.items():
         probe = es.ClassProbe(**options).fit(store, split)
-        results.append(probe.score(splits=("dev", "test") if split.dev else ("test",), name=name))
+        results.append(probe.score(name=name))
         if name in files:
             probe.save(files[name])
     title = f"{kind} probes of {label}, {options.get('level', 'context')} level"

@@ -28,6 +28,7 @@ from embstore_studies.study import (
     StudySettings,
     decimals,
     digest_of,
+    draw,
     methods,
     treebank_files,
 )
@@ -216,9 +217,9 @@ def labelled(frame: pl.DataFrame, model: str, encoder: str, rank: int) -> pl.Dat
 def probe_task(run: Run[Hewitt2019], bank: Treebank, name: str, store: es.Store, task: str) -> pl.DataFrame:
     """Train linear probes of a task and of its control task, and measure the code lengths of both."""
     settings = run.settings
-    options = {"n_sentences": TASK_SENTENCES, "seeds": settings.seeds, "training": Training(epochs=settings.epochs)}
-    probe = EdgeProbe(kind="linear", control=True, **options)  # type: ignore[arg-type]
-    edges = bank.edges(task)
+    training = Training(epochs=settings.epochs)
+    probe = EdgeProbe(kind="linear", control=True, seeds=settings.seeds, training=training)
+    edges = {split: draw(held, TASK_SENTENCES, settings.seeds[0]) for split, held in bank.edges(task).items()}
 
     def make() -> pl.DataFrame:
         fitted = probe.fit(store, edges["train"], edges["dev"], name=task)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 import embstore as es
 from embstore import plot
-from embstore.corpus import EdgeSentence, derived_edges
+from embstore.corpus import EdgeSentence, EdgeTarget, derived_edges
 from embstore.errors import InvalidValueError
 from embstore.probes import summary
 from embstore_studies.study import (
@@ -116,9 +116,24 @@ def with_targets(sentences: list[EdgeSentence]) -> list[EdgeSentence]:
     return [each for each in sentences if each.targets]
 
 
+def arcs(path: Path) -> list[EdgeSentence]:
+    """Return for each word with a head an edge "arc" with it, and "none" with another word drawn at random."""
+    draws, sentences = np.random.default_rng(0), []
+    for sentence in derived_edges(path, "dependencies"):
+        targets = []
+        for word, head in ((target.span1, target.span2) for target in sentence.targets):
+            others = [other.span1 for other in sentence.targets if other.span1 not in (word, head)]
+            if word != head and others:
+                other = others[draws.integers(len(others))]
+                targets += [EdgeTarget(word, head, ("arc",)), EdgeTarget(word, other, ("none",))]
+        sentences.append(EdgeSentence(sentence.words, targets))
+    return sentences
+
+
 def derived_splits(name: str, files: Mapping[str, Path]) -> dict[str, list[EdgeSentence]]:
     """Derive a task from a treebank."""
-    splits = {split: with_targets(derived_edges(files[split], name)) for split in SPLITS}
+    read = arcs if name == "arcs" else lambda path: derived_edges(path, name)
+    splits = {split: with_targets(read(files[split])) for split in SPLITS}
     for split, sentences in splits.items():
         if not sentences:
             raise InvalidValueError(f"{files[split]} has no sentence for the task {name}: choose other tasks")

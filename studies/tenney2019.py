@@ -78,7 +78,6 @@ class Tenney2019(StudySettings):
         """Return edge probes as the study trains them, not fitted yet; those of random weights have one seed."""
         return es.EdgeProbe(
             hidden_size=self.hidden_size,
-            projection=self.hidden_size,
             seeds=self.seeds if trained else self.seeds[:1],
             training=es.probes.Training(
                 epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate, patience=3

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from embstore.arguments import checked
 from embstore.corpus.formats import format_of
 from embstore.corpus.formats.conll import DEFAULT_COLUMNS, WORD, column_blocks
@@ -17,8 +15,6 @@ from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import split_forms
 from embstore.corpus.trees import ROOT, word_heads
 from embstore.errors import InvalidValueError, quoted
-
-LAST_INDEX = 9  # the last position that is a label of its own
 
 
 @checked
@@ -35,12 +31,7 @@ def derived_edges(path: str | os.PathLike[str], task: str, *, repair: bool = Fal
 
     - `pos` (xpos) and `upos`, without the words that have none.
     - `dependencies`: `span1` is the word and `span2` its head, labelled with the full relation; the root of a sentence
-      is its own head. `arcs` (Liu et al. 2019): two targets for each word with a head, "arc" with its head and "none"
-      with another word of the sentence, drawn at random with a fixed seed.
-    - `index`, `main-auxiliary` and `subject` (Lin et al. 2019): `index` is the position of the word, "1" to "9" or
-      "later". `main-auxiliary`: "main" is the first auxiliary or copula of the root, "auxiliary" any other word of upos
-      AUX. `subject`: "subject" is the first noun that is a subject of the root, "noun" any other word of upos NOUN or
-      PROPN. The remaining words are "other"; sentences without "main" or "subject" have no target.
+      is its own head.
 
     From CoNLL columns: `entities`, one target a span of the B-x, I-x and O tags in the last column. An I-x that
     continues no span of x is an error; with `repair` it begins a span.
@@ -88,56 +79,6 @@ def _read_dependencies(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
         yield EdgeSentence(words, targets)
 
 
-def _read_arcs(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
-    draws = np.random.default_rng(0)
-    for numbers, rows in word_blocks(lines):
-        words, spans = split_forms([row[FORM] for row in rows])
-        targets = []
-        for position, head in enumerate(word_heads(lines, numbers, rows).tolist()):
-            others = [other for other in range(len(rows)) if other not in (position, head)]
-            if head != ROOT and others:
-                other = others[draws.integers(len(others))]
-                targets.append(EdgeTarget(spans[position], spans[head], ("arc",)))
-                targets.append(EdgeTarget(spans[position], spans[other], ("none",)))
-        yield EdgeSentence(words, targets)
-
-
-def _read_index(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
-    for _, rows in word_blocks(lines):
-        words, spans = split_forms([row[FORM] for row in rows])
-        labels = (str(number) if number <= LAST_INDEX else "later" for number in range(1, len(rows) + 1))
-        yield EdgeSentence(words, [EdgeTarget(span, None, (label,)) for span, label in zip(spans, labels, strict=True)])
-
-
-def _element_reader(
-    label: str, relations: Sequence[str], tags: Sequence[str], other: str
-) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
-    """Return a reader whose `label` is the first word with one of these relations to the root and of these tags."""
-
-    def read(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
-        for numbers, rows in word_blocks(lines):
-            words, spans = split_forms([row[FORM] for row in rows])
-            heads = word_heads(lines, numbers, rows).tolist()
-            labels = [other if row[UPOS] in tags else "other" for row in rows]
-            found = (
-                position
-                for position, (row, head) in enumerate(zip(rows, heads, strict=True))
-                if labels[position] == other
-                and row[DEPREL].split(":")[0] in relations
-                and head != ROOT
-                and heads[head] == ROOT
-            )
-            chosen = next(found, None)
-            if chosen is None:
-                yield EdgeSentence(words, [])
-                continue
-            labels[chosen] = label
-            targets = [EdgeTarget(span, None, (own,)) for span, own in zip(spans, labels, strict=True)]
-            yield EdgeSentence(words, targets)
-
-    return read
-
-
 def _read_entities(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
     for numbers, rows, names in column_blocks(lines, DEFAULT_COLUMNS):
         words, spans = split_forms([row[names.index(WORD)] for row in rows])
@@ -177,17 +118,5 @@ _TASKS: dict[str, tuple[Callable[[Lines, bool], Iterator[EdgeSentence]], str, st
     "pos": (_tag_reader(XPOS), "conllu", "no word has an xpos (column 5): use the task upos"),
     "upos": (_tag_reader(UPOS), "conllu", "no word has a upos (column 4): use the task pos"),
     "dependencies": (_read_dependencies, "conllu", "no sentence in it"),
-    "arcs": (_read_arcs, "conllu", "no sentence of three words in it"),
-    "index": (_read_index, "conllu", "no sentence in it"),
-    "main-auxiliary": (
-        _element_reader("main", ("aux", "cop"), ("AUX",), "auxiliary"),
-        "conllu",
-        "no root has an auxiliary (relation aux or cop, upos AUX)",
-    ),
-    "subject": (
-        _element_reader("subject", ("nsubj",), ("NOUN", "PROPN"), "noun"),
-        "conllu",
-        "no root has a noun as its subject (relation nsubj, upos NOUN or PROPN)",
-    ),
     "entities": (_read_entities, "conll", "no span in its last column, no B-x"),
 }

@@ -74,7 +74,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
 
     `edges`: pairs of positions in `words`, the minimum spanning tree of the predicted squared distances
     (h_i - h_j)^T B^T B (h_i - h_j) over the words that are no punctuation; `distances` of each edge; `depths`, the
-    predicted depth of each word, null without depth probes. `layer`: that of the lowest dev loss by default.
+    predicted depth of each word. `layer`: that of the lowest dev loss by default.
     """
     one = asked.store(store)
     own = _probe(one, probe, StructuralProbe)
@@ -83,8 +83,6 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
     number = own.best_layer() if layer is None else layer_of(one.store, layer)
     if number not in known or number not in one.store.layers:
         raise InvalidValueError(f"{probe} has no probe of layer {number}: it has those of {', '.join(map(str, known))}")
-    if "distance" not in fitted.shape.tasks:
-        raise InvalidValueError(f"{probe} has only depth probes: a tree needs distance probes")
     words, stored, positions = _words(one.store, sentence)
     inside = (positions >= 0) & (positions < len(words))
     rows, positions = stored[inside], positions[inside]
@@ -92,12 +90,10 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
         raise InvalidValueError(f"{probe} reads vectors of {fitted.shape.width}, the store has {one.store.hidden_size}")
     vectors = one.store.vectors(rows, layers=number)[0].astype(np.float32)
     weights = fitted.weights[known.index(number), :, 0].cpu().numpy()
-    projected = vectors @ weights[fitted.shape.tasks.index("distance")].T
+    projected = vectors @ weights[0].T
     distances = np.square(projected[:, None] - projected[None]).sum(2)
     allowed = ~_punctuation(one.store, rows, [words[place] for place in positions.tolist()])
-    depths: list[float] | None = None
-    if "depth" in fitted.shape.tasks:
-        depths = np.square(vectors @ weights[fitted.shape.tasks.index("depth")].T).sum(1).tolist()
+    depths = np.square(vectors @ weights[1].T).sum(1).tolist()
     return {
         "layer": number,
         "layers": [each for each in known if each in one.store.layers],

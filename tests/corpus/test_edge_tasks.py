@@ -78,74 +78,6 @@ def test_dependencies_are_from_the_word_to_its_head(conllu: Path) -> None:
     ]
 
 
-def test_arcs_are_to_the_head_and_to_another_word(conllu: Path) -> None:
-    (first, second) = spans(derived_edges(conllu, "arcs"))
-    assert second == []
-    assert first == spans(derived_edges(conllu, "arcs"))[0]
-    words = {(0, 1), (1, 2), (2, 3), (3, 4), (4, 6), (6, 7)}
-    heads = {child: head for child, head, label in first if label == "arc"}
-    assert heads == {(0, 1): (2, 3), (1, 2): (2, 3), (3, 4): (4, 6), (4, 6): (2, 3), (6, 7): (2, 3)}
-    drawn = {child: other for child, other, label in first if label == "none"}
-    assert drawn.keys() == heads.keys()
-    assert all(other in words - {child, heads[child]} for child, other in drawn.items())  # type: ignore[operator]
-    assert len(set(drawn.values())) > 1
-
-
-def of_words(path: Path, rows: str, task: str) -> list[list[str]]:
-    """The labels of a task for sentences of word/upos/head/relation rows, an empty line between them."""
-    blocks = []
-    for block in rows.split("\n\n"):
-        columns = (row.split() for row in block.strip().splitlines())
-        blocks.append("\n".join(f"{n}\t{w}\t_\t{t}\t_\t_\t{h}\t{r}\t_\t_" for n, (w, t, h, r) in enumerate(columns, 1)))
-    path.write_text("\n\n".join(blocks) + "\n\n")
-    return [[label for target in each.targets for label in target.labels] for each in derived_edges(path, task)]
-
-
-SUBJECTS = """the DET 3 det
-queen NOUN 3 compound
-bee NOUN 8 nsubj:pass
-who PRON 6 nsubj
-can AUX 6 aux
-smile VERB 3 acl:relcl
-is AUX 8 aux:pass
-seen VERB 0 root
-by ADP 11 case
-her PRON 11 nmod:poss
-cat NOUN 8 obl
-
-she PRON 3 nsubj
-was AUX 3 cop
-ill ADJ 0 root
-and CCONJ 5 cc
-slept VERB 3 conj
-
-bees NOUN 4 nsubj
-will AUX 4 aux
-have AUX 4 aux
-slept VERB 0 root"""
-
-
-def test_elements_of_the_main_clause(tmp_path: Path) -> None:
-    found = of_words(tmp_path / "a.conllu", SUBJECTS, "main-auxiliary")
-    assert [" ".join(labels) for labels in found] == [
-        "other other other other auxiliary other main other other other other",
-        "other main other other other",
-        "other main auxiliary other",
-    ]
-    found = of_words(tmp_path / "a.conllu", SUBJECTS, "subject")
-    assert [" ".join(labels) for labels in found] == [
-        "other noun subject other other other other other other other noun",
-        "",
-        "subject other other other",
-    ]
-    long = "a X 0 root\n" + "b X 1 dep\n" * 10
-    of_words(tmp_path / "c.conllu", long + "b X 1 dep\n" * 60, "arcs")
-    assert not any(each[1:] == ((0, 1), "none") for each in spans(derived_edges(tmp_path / "c.conllu", "arcs"))[0]), (
-        "the head is never drawn"
-    )
-    assert of_words(tmp_path / "b.conllu", long, "index") == [[*map(str, range(1, 10)), "later", "later"]]
-
-
 def test_entities(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text(COLUMNS)
@@ -182,18 +114,13 @@ def test_corpora_without_targets_are_refused(conllu: Path, tmp_path: Path) -> No
         (bare, "pos", r"bare.conllu: no word has an xpos \(column 5\): use the task upos \(read as conllu\)$"),
         (bare, "dependencies", r"bare.conllu:1: the relation \(column 8\) of 'Yes' is missing"),
         (tmp_path / "headless.conllu", "dependencies", r"headless.conllu:1: the head \(column 7\) of 'Yes' is '4'"),
-        (bare, "arcs", "no sentence of three words"),
-        (bare, "main-auxiliary", r"no root has an auxiliary \(relation aux or cop"),
-        (bare, "subject", "no root has a noun as its subject"),
         (tmp_path / "none.conll", "entities", r"none.conll: no span in its last column"),
     ):
         with pytest.raises(CorpusError, match=message):
             derived_edges(path, task)
     with pytest.raises(InvalidValueError, match="task 'roles' cannot be derived from a corpus: choose pos, upos, dep"):
         derived_edges(conllu, "roles")
-    assert derivable_tasks("a.conllu.gz") == (
-        "pos", "upos", "dependencies", "arcs", "index", "main-auxiliary", "subject"
-    )  # fmt: skip
+    assert derivable_tasks("a.conllu.gz") == ("pos", "upos", "dependencies")
     assert derivable_tasks("a.conll") == ("entities",)
     assert derivable_tasks("a.jsonl") == derivable_tasks("a.txt") == derivable_tasks("a") == ()
 

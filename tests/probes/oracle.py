@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from embstore.probes.classes.bank import Output, Shape, initial_weights
+from embstore.probes.classes.bank import Output, ProbeBank, Shape, blocks_of, initial_weights, logits_of
 from embstore.probes.training import Schedule
 
 Weights = dict[str, torch.Tensor]
@@ -23,6 +23,13 @@ class Alone:
     epoch: int
 
 
+def logits_of_bank(bank: ProbeBank, vectors: np.ndarray) -> np.ndarray:
+    """Logits [layer, seed, output, n] of trained class probes for vectors [layer, n, width]; above 0 means yes."""
+    columns = torch.from_numpy(np.concatenate([vectors, np.ones((*vectors.shape[:2], 1))], 2).astype(np.float32))
+    blocks = blocks_of(bank.weights, batch_size=max(1, vectors.shape[1]))
+    return logits_of(blocks, columns, bank.shape.n_probes).view(*bank.shape.sizes, -1).numpy()
+
+
 def standardised(train: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
     """Vectors less the mean of the train vectors, by their deviations."""
     mean, deviation = train.mean(0, dtype=np.float64), train.std(0, dtype=np.float64)
@@ -32,7 +39,7 @@ def standardised(train: np.ndarray, *others: np.ndarray) -> list[np.ndarray]:
 def begun(kind: str, width: int, units: int, layer: int, seed: int, output: Output, *, odds: float) -> torch.nn.Module:
     """A module with the weights that the probe of this layer, seed and output begins with; `odds`: its bias."""
     shape = Shape(kind, (layer,), (seed,), (output,), width, units)
-    weights = {name: tensor[0, 0] for name, tensor in initial_weights(shape, [layer], range(1)).items()}
+    weights = {name: tensor[0, 0] for name, tensor in initial_weights(shape).items()}
     first = torch.nn.Linear(width, units or 1)
     columns = weights["weight"][None] if kind == "linear" else weights["hidden"]
     with torch.no_grad():

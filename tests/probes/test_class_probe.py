@@ -20,7 +20,7 @@ from embstore.probes.splits import SPLITS
 from embstore.probes.training import Schedule
 from tests.json_schemas import validator_of
 from tests.probes.class_store import CLASSES, Made, make
-from tests.probes.oracle import rule_of_half
+from tests.probes.oracle import logits_of_bank, rule_of_half
 from tests.store_making import make_store
 
 FAST = Training(epochs=12, batch_size=16, learning_rate=0.02)
@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_logits_counted_slowly(made: Made, probe: ClassP
     chosen = [
         row for row, (word, name) in enumerate(zip(made.words, made.classes, strict=True)) if name and word in test
     ]
-    logits = probe.fitted_.bank.logits(made.vectors[:, chosen])
+    logits = logits_of_bank(probe.fitted_.bank, made.vectors[:, chosen])
     words, own = [made.words[row] for row in chosen], [made.classes[row] for row in chosen]
     for place, layer in enumerate(made.store.layers):
         for at, seed in enumerate((0, 1)):
@@ -115,7 +115,7 @@ def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: Prob
     recall = result.frame.filter(metric="recall", layer=1, seed=0, split="test", task="class")
     assert right / len(frame) == pytest.approx(recall["value"].item())
     assert probe.predict(layers=-1).equals(probe.predict(layers=4))
-    by_seed = [probe.fitted_.bank.logits(made.vectors)[0, number] for number in (0, 1)]
+    by_seed = [logits_of_bank(probe.fitted_.bank, made.vectors)[0, number] for number in (0, 1)]
     assert not np.array_equal(*by_seed)
     with pytest.raises(InvalidValueError, match="there are no probes of seed 7: there are those of 0, 1"):
         probe.predict(layers=0, seed=7)

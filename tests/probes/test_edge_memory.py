@@ -18,7 +18,8 @@ from embstore.devices import torch_threads
 from embstore.errors import InvalidValueError
 from embstore.probes.edges.model import EdgeBank, EdgeShape
 from embstore.probes.edges.tasks import join_edges, join_task
-from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
+from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
+from embstore.probes.training import Schedule
 from tests.probes.edge_store import make, write_edges, write_store
 
 CPU = torch.device("cpu")
@@ -41,9 +42,10 @@ def watch():
 
 torch.set_num_threads(1)
 store, train, dev, memory = es.open(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]) or "4GiB"
-settings = {"projection": 64, "hidden_size": 64, "layerwise": True}
+settings = {"hidden_size": 64, "layerwise": True}
 settings["training"] = es.probes.Training(epochs=1, batch_size=8)
-es.EdgeProbe(**settings, n_sentences=20).fit(store, train, dev).score(dev)  # imports and allocates what is kept
+few = list(es.corpus.read_edges(train))[:20]
+es.EdgeProbe(**settings).fit(store, few, few).score(few)  # imports and allocates what is kept
 before, peak, done = anonymous(), [0], threading.Event()
 watcher = threading.Thread(target=watch, daemon=True)
 watcher.start()
@@ -62,16 +64,16 @@ def test_probes_in_groups_equal_those_trained_together(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=30, planted=1, layers=(0, 1, 2), pairs=True)
     task = join_task(made.store, made.splits["train"], made.splits["dev"])
     test = join_edges(made.store, made.splits["test"], task.labels).split
-    shape = EdgeShape(3, 12, 2, 3, projection=8, hidden_size=8)
-    schedule = EdgeSchedule(epochs=5, batch_size=4, learning_rate=0.03, patience=1)
-    bank = EdgeBank.initial(shape, np.tile(np.tri(3, dtype=bool), (2, 1)), np.array([0, 0, 0, 5, 5, 5]))
+    shape = EdgeShape(3, 12, 2, 3, hidden_size=8)
+    schedule = Schedule(epochs=5, batch_size=4, learning_rate=0.03, patience=1)
+    bank = EdgeBank(shape, np.tile(np.tri(3, dtype=bool), (2, 1)), np.array([0, 0, 0, 5, 5, 5]))
     whole = EdgeStream(made.store, (0, 1, 2), schedule)
     with torch_threads(1):
         together = train_edges(bank, whole, task.train, task.dev)
         seen = set()
-        for memory in (120_000, 150_000, 300_000, 2**30):
+        for memory in (75_000, 90_000, 300_000, 2**30):
             stream = EdgeStream(made.store, (0, 1, 2), replace(schedule, memory=memory))
-            n_groups = len(stream.training_groups(shape, bank.seeds, task.train, task.dev))
+            n_groups = len(stream.groups(bank, task.train, task.dev))
             seen.add(n_groups)
             reports: list[int] = []
             found = train_edges(
@@ -95,10 +97,13 @@ def test_probes_in_groups_equal_those_trained_together(tmp_path: Path) -> None:
 def test_memory_that_one_probe_does_not_fit_is_one_line(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=20)
     task = join_task(made.store, made.splits["train"], made.splits["dev"])
-    shape = EdgeShape(5, 12, 1, 3, projection=8, hidden_size=8)
-    bank = EdgeBank.initial(shape, np.tri(5, dtype=bool), np.zeros(5, np.int64))
-    stream = EdgeStream(made.store, range(5), EdgeSchedule(1, 4, memory=60_000))
-    with pytest.raises(InvalidValueError, match=r"memory 60\.0 kB is not enough: one probe takes [\d.]+ kB"):
+    shape = EdgeShape(5, 12, 1, 3, hidden_size=8)
+    bank = EdgeBank(shape, np.tri(5, dtype=bool), np.zeros(5, np.int64))
+    stream = EdgeStream(made.store, range(5), Schedule(1, 4, memory=20_000))
+    with pytest.raises(
+        InvalidValueError,
+        match=r"memory 0\.0 MB is not enough: one probe, with the vectors of a batch, takes [\d.]+ MB",
+    ):
         train_edges(bank, stream, task.train, task.dev)
 
 

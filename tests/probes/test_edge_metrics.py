@@ -44,7 +44,7 @@ def test_f1_and_majority_by_hand() -> None:
     assert micro_f1([3, 0, 0], [4, 2, 0], 6).tolist() == [0.6, 0.0, 0.0]
     assert np.isnan(micro_f1([0], [0], 0)).all()
     gold = np.array([[1, 1, 0], [1, 1, 0], [1, 0, 0], [0, 1, 1]], bool)
-    split = EdgeSplit("train", np.array([0, 4]), (), gold, np.array([0, 0, 0, 1]))
+    split = EdgeSplit(np.array([0, 4]), (), gold, np.array([0, 0, 0, 1]))
     assert majority(split, single=True).tolist() == [True, False, False]
     # of 4 targets with 8 labels: one label 2*3/(4+8), two 2*6/(8+8), three 2*7/(12+8)
     assert majority(split, single=False).tolist() == [True, True, False]
@@ -240,7 +240,7 @@ def test_control_labels_depend_on_forms_only(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_selectivity_is_high_for_a_planted_signal(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", layers=(0, 1, 2), planted=1, sentences=60, longest=1)
-    settings: dict[str, Any] = {"projection": 8, "hidden_size": 10, "mixing_rate": 0.1}
+    settings: dict[str, Any] = {"hidden_size": 10}
     settings |= {
         "layerwise": True,
         "seeds": (0, 1),

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from embstore.errors import NonFiniteError
-from embstore.probes.edges import batches as batches_module
-from embstore.probes.edges import model as model_module
 from embstore.probes.edges.batches import EdgeSplit, iter_batches
-from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, dropout_factors, operations
+from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, dropout_factors
 from embstore.probes.edges.tasks import join_task
-from embstore.probes.edges.training import EdgeSchedule, EdgeStream, train_edges
-from embstore.store.reading import ahead
+from embstore.probes.edges.training import EdgeStream, train_edges
+from embstore.probes.training import Schedule
 from tests.probes.edge_store import Made, make, write_store
 from tests.probes.oracle import Weights, logits_of_one, loss_of_one
 
@@ -39,7 +37,6 @@ def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, sp
     return torch.stack(logits)
 
 
-@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize(
     ("kind", "pairs", "longest", "unit"),
     [
@@ -53,16 +50,13 @@ def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, sp
 )
 @pytest.mark.quick(3)
 def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, kind: Kind, pairs: bool, longest: int, unit: str
+    tmp_path: Path, kind: Kind, pairs: bool, longest: int, unit: str
 ) -> None:
-    if fused and kind == "linear":
-        pytest.skip("linear probes have no projection")
-    monkeypatch.setattr(model_module, "operations", lambda *_, **__: (1, 0) if fused else (0, 1))
     made = make(tmp_path / "a.zarr", sentences=12, pairs=pairs, longest=longest, several=True, unit=unit)
     split, layers = train_split(made), list(made.store.layers)
-    shape = EdgeShape(len(layers), 12, len(split.spans), split.gold.shape[1], 7, 9, kind)
+    shape = EdgeShape(len(layers), 12, len(split.spans), split.gold.shape[1], 9, kind)
     allowed = np.concatenate([np.tri(len(layers), dtype=bool), np.eye(len(layers), dtype=bool)[2:3]])
-    bank = EdgeBank.initial(shape, allowed, np.array([0, 0, 5, 0, 1, 1]))
+    bank = EdgeBank(shape, allowed, np.array([0, 0, 5, 0, 1, 1])).take(np.arange(6))
     bound = 1 / np.sqrt(shape.n_read)
     assert 0.8 * bound < float(bank.weights["output"].abs().max()) < bound
     generator = torch.Generator().manual_seed(0)
@@ -92,22 +86,14 @@ def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
     assert sorted(seen) == list(range(len(split)))
 
 
-def test_fused_matrices_are_used_for_many_spans() -> None:
-    sizes = {"width": 12, "projection": 7, "hidden": 9}
-    for n_spans, better in ((1, False), (100, True)):
-        separate, fused = operations([n_spans], n_spans, **sizes)
-        assert (fused < separate) == better
-    assert operations([3, 2], 4, **sizes) == (5 * 12 * 7 + 4 * 2 * 7 * 9, 5 * 12 * 9 + 2 * 7 * 12 * 9)
-
-
 @pytest.mark.parametrize("kind", ["mlp", "linear"])
 @pytest.mark.quick(1)
 def test_probes_trained_together_equal_those_trained_alone(tmp_path: Path, kind: Kind) -> None:
     made = make(tmp_path / "a.zarr", sentences=24, planted=1, layers=(0, 1, 2))
     task = join_task(made.store, made.splits["train"], made.splits["dev"])
-    stream = EdgeStream(made.store, (0, 1, 2), EdgeSchedule(epochs=12, batch_size=4, learning_rate=0.03, patience=1))
-    shape = EdgeShape(3, 12, 1, 3, 8, 8, kind)
-    bank = EdgeBank.initial(shape, np.tri(3, dtype=bool), np.array([0, 0, 0]))
+    stream = EdgeStream(made.store, (0, 1, 2), Schedule(epochs=12, batch_size=4, learning_rate=0.03, patience=1))
+    shape = EdgeShape(3, 12, 1, 3, 8, kind)
+    bank = EdgeBank(shape, np.tri(3, dtype=bool), np.array([0, 0, 0]))
     together = train_edges(bank, stream, task.train, task.dev)
     assert len(set(together.epochs.tolist())) > 1, "some probes stop before others"
     for number in range(3):
@@ -131,9 +117,9 @@ def test_the_order_of_sentences_and_dropout_depend_on_the_seed(tmp_path: Path, m
         return losses(self, batch, mask=mask)
 
     monkeypatch.setattr(EdgeBank, "losses", spy)
-    shape = EdgeShape(2, 12, 1, 3, 8, 8)
-    bank = EdgeBank.initial(shape, np.tile(np.tri(2, dtype=bool), (2, 1)), np.array([0, 0, 5, 5]))
-    train_edges(bank, EdgeStream(made.store, (0, 1), EdgeSchedule(2, 4)), data, None)
+    shape = EdgeShape(2, 12, 1, 3, 8)
+    bank = EdgeBank(shape, np.tile(np.tri(2, dtype=bool), (2, 1)), np.array([0, 0, 5, 5]))
+    train_edges(bank, EdgeStream(made.store, (0, 1), Schedule(2, 4)), data, None)
     for seed, order in seen.items():
         epochs = [[target for batch in part for target in batch] for part in (order[:3], order[3:])]
         assert [sorted(each) for each in epochs] == [list(range(len(data)))] * 2
@@ -163,41 +149,16 @@ def test_batches_have_the_rows_of_their_spans_in_any_order(tmp_path: Path) -> No
     split = join_task(made.store, sentences).train
     order, seen = rng.permutation(split.n_sentences), 0
     for batch in iter_batches(made.store, split, order, list(made.store.layers), batch_size=5, device=CPU):
-        assert batch.stored.dtype == torch.float16
         for kind, columns in zip(split.spans, batch.spans, strict=True):
             of = np.arange(len(batch)) if columns.of is None else columns.of.numpy()
             assert columns.single == (len(columns.places) == columns.n_spans)
+            assert len({*zip(columns.begin[:-1].tolist(), columns.begin[1:].tolist(), strict=True)}) == columns.n_spans
             for target, span in zip(batch.targets.tolist(), of.tolist(), strict=True):
                 places = columns.places[columns.begin[span] : columns.begin[span + 1]]
                 wanted = made.vectors[:, slice(*kind[target])].astype(np.float16)
-                np.testing.assert_array_equal(batch.stored[:, places].numpy(), wanted)
+                np.testing.assert_array_equal(batch.vectors[:, places].numpy(), wanted)
                 seen += 1
     assert seen == 2 * len(split)
-
-
-def test_a_plan_has_each_row_and_span_of_a_sentence_once(tmp_path: Path) -> None:
-    split = train_split(make(tmp_path / "a.zarr", sentences=14, pairs=True))
-    plan = split.plan
-    for sentences in ([0], [3, 1, 4], list(range(split.n_sentences))):
-        batch = plan.batch(np.array(sentences))
-        targets = [target for s in sentences for target in range(split.first[s], split.first[s + 1])]
-        assert batch.targets.tolist() == targets
-        rows = []
-        for s in sentences:
-            of_sentence = range(split.first[s], split.first[s + 1])
-            rows += sorted({row for target in of_sentence for kind in split.spans for row in range(*kind[target])})
-        assert batch.rows.tolist() == rows
-        for kind, spans in zip(split.spans, batch.spans, strict=True):
-            cut = np.split(batch.rows[spans.places], spans.begin[1:-1])
-            assert [cut[span].tolist() for span in spans.of] == [list(range(*kind[target])) for target in targets]
-            assert len({(tuple(each.tolist())) for each in cut}) == len(cut), "each distinct span once"
-    largest = plan.largest(2)
-    for first in range(split.n_sentences - 1):
-        batch = plan.batch(np.array([first, first + 1]))
-        assert len(batch.rows) <= largest.rows
-        assert len(batch.targets) <= largest.targets
-        assert sum(len(each.begin) - 1 for each in batch.spans) <= largest.spans
-        assert sum(len(each.places) for each in batch.spans) <= largest.entries
 
 
 def test_parts_of_a_split_are_its_targets(tmp_path: Path) -> None:
@@ -211,35 +172,6 @@ def test_parts_of_a_split_are_its_targets(tmp_path: Path) -> None:
     assert len(part.unknown) == 9
 
 
-@pytest.mark.parametrize("group_nbytes", [1, 5000, 2**20])
-@pytest.mark.quick(1)
-def test_at_most_three_groups_of_batches_are_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_nbytes: int
-) -> None:
-    monkeypatch.setattr(batches_module, "GROUP_NBYTES", group_nbytes)
-    monkeypatch.setattr(ahead, "QUICK_SECONDS", -1.0)
-    made = make(tmp_path / "a.zarr", sentences=60, dtype="float16")
-    split = train_split(made)
-    buffers: list[tuple[int, int]] = []
-    vectors = type(made.store).vectors
-
-    def spy(self, rows, *, layers=None, out, **options):  # type: ignore[no-untyped-def]
-        buffers.append((out.ctypes.data, out.ctypes.data + out.nbytes))
-        return vectors(self, rows, layers=layers, out=out, **options)
-
-    monkeypatch.setattr(type(made.store), "vectors", spy)
-    for batch in iter_batches(made.store, split, np.arange(split.n_sentences), range(5), batch_size=2, device=CPU):
-        rows = sorted({row for target in batch.targets for kind in split.spans for row in range(*kind[target])})
-        np.testing.assert_array_equal(batch.stored.numpy(), made.vectors[:, rows].astype(np.float16))
-    assert len(buffers) == {1: 18, 5000: 7, 2**20: 1}[group_nbytes]
-    first = min(start for start, _ in buffers)
-    used = np.zeros(max(stop for _, stop in buffers) - first, bool)
-    for start, stop in buffers:
-        used[start - first : stop - first] = True
-    nbytes = split.plan.largest(2).rows * 5 * made.store.hidden_size * 2
-    assert used.sum() <= 3 * max(nbytes, group_nbytes), "buffers are reused"
-
-
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_are_reported_with_their_row(tmp_path: Path, dtype: str, wrong: float) -> None:
@@ -249,7 +181,7 @@ def test_values_that_are_not_finite_are_reported_with_their_row(tmp_path: Path, 
     vectors[1, 2, 4] = 6e-8  # subnormal
     words = [["a", "b"], ["d", "a"]]
     made = Made(write_store(tmp_path / "a.zarr", words, vectors, (0, 2), dtype=dtype), {}, vectors, np.array([0, 2, 4]))
-    split = EdgeSplit("train", np.array([0, 1, 2]), (np.array([[0, 2], [2, 4]]),), np.ones((2, 1), bool), np.zeros(2))
+    split = EdgeSplit(np.array([0, 1, 2]), (np.array([[0, 2], [2, 4]]),), np.ones((2, 1), bool), np.zeros(2))
 
     def read(store: Any) -> int:
         return len(list(iter_batches(store, split, np.arange(2), (0, 2), batch_size=2, device=CPU)))

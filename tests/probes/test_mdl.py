@@ -18,8 +18,9 @@ from embstore.errors import InvalidValueError
 from embstore.probes import EdgeProbe, ProbeResult, Training, code_length
 from embstore.probes.edges.model import EdgeBank, EdgeShape
 from embstore.probes.edges.tasks import join_task
-from embstore.probes.edges.training import EdgeSchedule, EdgeStream, iter_logits, train_edges
+from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
 from embstore.probes.mdl import CodeBank, block_ends, code_bits, frequency_bits, uniform_bits
+from embstore.probes.training import Schedule
 from tests.probes.edge_store import Made, make
 
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ CPU = torch.device("cpu")
 
 def code(made: Made, dev: bool = True, **options: Any) -> ProbeResult:
     fractions, progress = options.pop("fractions", (10, 30, 100)), options.pop("progress", None)
-    probe = EdgeProbe(**{"projection": 8, "hidden_size": 10, **options})
+    probe = EdgeProbe(**{"hidden_size": 10, **options})
     given = made.splits["train"], made.splits["dev"] if dev else None
     with config(progress=progress):
         return code_length(made.store, *given, probe=probe, fractions=fractions)
@@ -82,12 +83,12 @@ def test_codes_are_those_of_one_probe_after_another(tmp_path: Path, several: boo
     ends = [1, 4, 12]
     assert found.notes[0] == "edges: train: blocks end at 1, 4, 12 sentences"
     assert len(found.notes) == 1 or "the last epoch (3) ended the training of" in found.notes[1]
-    stream = EdgeStream(made.store, (0, 1), EdgeSchedule(3, 32, 0.01, 1, min_steps=50))
-    shape = EdgeShape(2, 12, 1, n_labels, 8, 10)
+    stream = EdgeStream(made.store, (0, 1), Schedule(3, 32, 0.01, 1, min_steps=50))
+    shape = EdgeShape(2, 12, 1, n_labels, 10)
     kind = CodeBank if single else EdgeBank
     each = log2(n_labels) if single else n_labels
     for row in found.frame.filter((pl.col("seed") == 0) == (pl.col("layer") == 0), metric="code_length").to_dicts():
-        bank = kind.initial(shape, np.eye(2, dtype=bool)[[row["layer"]]], np.array([row["seed"]]))
+        bank = kind(shape, np.eye(2, dtype=bool)[[row["layer"]]], np.array([row["seed"]]))
         bits = each * len(train.part(order[:1]))
         for start, stop in pairwise(ends):
             seen = train.part(order[:start])

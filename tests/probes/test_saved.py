@@ -21,6 +21,7 @@ from embstore.probes.saved import read_tensors, write_tensors
 from embstore.store.metadata import document_crc32c
 from tests.json_schemas import validator_of
 from tests.probes import class_store, edge_store, tree_store
+from tests.probes.oracle import logits_of_bank
 
 FAST = Training(epochs=2, batch_size=4)
 CLASS: list[dict[str, Any]] = [
@@ -29,7 +30,7 @@ CLASS: list[dict[str, Any]] = [
     {"kind": "mlp", "hidden_size": 4, "max_contexts": None, "training": Training(epochs=2, patience=0)},
 ]
 EDGE: list[dict[str, Any]] = [
-    {"layerwise": True, "seeds": (4, 0), "projection": 6, "hidden_size": 5},
+    {"layerwise": True, "seeds": (4, 0), "hidden_size": 5},
     {"kind": "linear", "control": True},
 ]
 Scored = Callable[[Any], Any]
@@ -93,12 +94,12 @@ def test_tensors_are_plain_weights(stores: Any, tmp_path: Path) -> None:
     vectors = classes.vectors[:, :5]
     weight = tensors["weight"]
     expected = np.einsum("lsof,lnf->lson", weight[..., :-1], vectors) + weight[..., -1:]
-    np.testing.assert_allclose(probe.fitted_.bank.logits(vectors), expected, atol=1e-5)
+    np.testing.assert_allclose(logits_of_bank(probe.fitted_.bank, vectors), expected, atol=1e-5)
     probe, _ = fitted(stores, "edge", EDGE[0])
     probe.save(tmp_path / "edge")
     fields, tensors = read_tensors(tmp_path / "edge")
     assert fields["fitted"]["mixes"] == [[0], [0, 1], [0, 1, 3], [1], [3]] * 2
-    assert tensors["projection1"].shape == (10, 6, 12)
+    assert tensors["projection1"].shape == (10, 5, 12)
 
 
 @pytest.fixture(scope="module")

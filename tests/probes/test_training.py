@@ -31,7 +31,7 @@ def test_probes_stop_one_by_one_and_progress_ends_at_the_total(tmp_path: Path, k
         elif kind == "edge":
             edges = edge_store.make(tmp_path / "edge.zarr", sentences=30, layers=(0, 1, 2), planted=1)
             training = Training(epochs=10, batch_size=4, learning_rate=0.03, patience=1)
-            probe = EdgeProbe(projection=6, hidden_size=5, control=True, training=training)
+            probe = EdgeProbe(hidden_size=5, control=True, training=training)
             probe.fit(edges.store, edges.splits["train"], edges.splits["dev"])
         else:
             made = tree_store.make(tmp_path / "trees.zarr", sentences=60)
@@ -83,7 +83,7 @@ def test_probes_are_estimators_of_scikit_learn(kind: Any) -> None:
 class _Losses(Trainer):
     """One probe with given dev losses."""
 
-    what, min_gain, n_probes, n_examples, optimizers = "made probes", 0.1, 1, 1, ()
+    what, min_gain, n_probes, n_examples = "made probes", 0.1, 1, 1
 
     def __init__(self, losses: list[float]) -> None:
         self._losses, self._epoch = losses, 0
@@ -94,6 +94,9 @@ class _Losses(Trainer):
     def run_epoch(self, epoch: int, running: np.ndarray) -> Iterator[int]:
         self._epoch = epoch
         yield 1
+
+    def describe(self, number: int) -> str:
+        return str(number)
 
     def dev_losses(self, running: np.ndarray) -> np.ndarray:
         return np.array([self._losses[self._epoch - 1]])
