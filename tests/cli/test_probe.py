@@ -171,7 +171,7 @@ def test_linear_probes_are_shown_by_layer(folder: Work) -> None:
 @pytest.mark.slow
 def test_probes_that_do_not_fit_together_are_trained_one_after_the_other(folder: Work) -> None:
     ask = ("probe", "edges", "edges.zarr", "colours", *EDGES, "--json", "--layers", "0,1")
-    whole, parts = folder.run(*ask), folder.run("--memory", "80kB", *ask)
+    whole, parts = folder.run(*ask), folder.run("--memory", "200kB", *ask)
     assert (whole.status, parts.status, parts.err) == (0, 0, "")
     for one, other in zip(json.loads(whole.out), json.loads(parts.out), strict=True):
         assert one.keys() == other.keys()

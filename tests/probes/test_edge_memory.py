@@ -91,7 +91,7 @@ def test_probes_in_groups_equal_those_trained_together(tmp_path: Path) -> None:
             both = (iter_logits(bank, each, test) for each in (stream, whole))
             for (_, one), (_, other) in zip(*both, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-    assert seen == {2, 6}, "the probes of a seed together, and one by one"
+    assert {2, 6} <= seen, "the probes of a seed together, and one by one"
 
 
 def test_memory_that_one_probe_does_not_fit_is_one_line(tmp_path: Path) -> None:
