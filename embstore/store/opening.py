@@ -27,7 +27,7 @@ from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
 from embstore.store.reading.rows import RESUME
 from embstore.store.source import FileSource
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.files import reading, replacing, storing
+from embstore.store.storage.files import replacing, storing
 from embstore.store.storage.location import ObjectPath, parse_location, require_distinct
 from embstore.store.store import Store
 from embstore.store.zarr.format import APPENDED, NODE, group_node
@@ -113,22 +113,14 @@ def add_part(store: Store, part: Path) -> None:
 def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
     """Return the stores that a JSON file lists, a list of paths relative to it or URLs."""
     try:
-        if isinstance(path, Path):
-            if not os.path.lexists(path):
-                raise FileNotFoundError
-            with reading(path):
-                data = path.read_bytes()
-        else:
-            data = zarr_storage(path.parent).get(path.name)
-        names = json.loads(data)
+        names = json.loads(zarr_storage(path.parent).get(path.name))
         if not isinstance(names, list) or not names:
             raise ValueError("it lists none")
-        paths = [_relative(name, path.parent) for name in names]
-    except (FileNotFoundError, KeyNotFoundError):
+        return [_relative(name, path.parent) for name in names]
+    except KeyNotFoundError:
         raise StoreNotFoundError(f"there is no collection at {path}: it is a JSON list of paths of stores") from None
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StoreFormatError(f"{path} is not a JSON list of paths of stores ({quoted(str(error))})") from None
-    return paths
 
 
 def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
@@ -164,13 +156,11 @@ def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[
 
 def _relative(name: str, folder: Path | ObjectPath) -> Path | ObjectPath:
     """Return the location that a name means in a folder; it may be a URL or lead out of the folder."""
-    if "://" in name:
-        return parse_location(name)
-    if isinstance(folder, Path):
-        return Path(os.path.normpath(folder / name))
+    if "://" in name or isinstance(folder, Path):
+        return parse_location(name if "://" in name else os.path.normpath(folder / name))
     for part in name.split("/"):
         folder = folder.parent if part == ".." else folder if part == "." else folder / part
-    return folder
+    return parse_location(str(folder))
 
 
 def _matching(pattern: Path) -> list[Path]:
@@ -189,8 +179,6 @@ def _joined(
     is_stored: bool = False,
 ) -> JoinedSource:
     """Open several stores as one."""
-    if not paths:
-        raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
     require_distinct(paths)
     is_remote = any(isinstance(each, ObjectPath) for each in paths)
     with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
@@ -205,6 +193,8 @@ def _joined(
 def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
     """Return the stores that `open_store` would read, without opening them."""
     if isinstance(path, Sequence) and not isinstance(path, str):
+        if not path:
+            raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
         return [member for each in path for member in members_at(each)]
     location = parse_location(path)
     if is_glob(location):

@@ -25,6 +25,7 @@ from embstore.errors import (
     AppendedTwiceWarning,
     InvalidValueError,
     MissingRowsError,
+    StorageError,
     StoreBusyError,
     StoreDamagedError,
     StoreFormatError,
@@ -33,8 +34,9 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.executors import Processes
-from embstore.store import StoreWriter, merged
+from embstore.store import StoreWriter, merged, opening
 from embstore.store.collection import JoinedSource
+from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import StoreLock
 from embstore.store.vectors import VALUE_DTYPE
 from tests.extraction.fake import FakeEncoder
@@ -394,6 +396,7 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path, change: dict[str, An
     ("call", "error", "match"),
     [
         (lambda folder: es.open([]), InvalidValueError, "needs one store"),
+        (lambda folder: es.verify([[]]), InvalidValueError, "needs one store"),  # type: ignore[list-item]
         (lambda folder: es.open([folder / "m.zarr"] * 2), InvalidValueError, "given twice"),
         (lambda folder: es.open([folder / "link/m.zarr", folder / "m.zarr"]), InvalidValueError, "twice, once as "),
         (lambda folder: es.open([folder / "m.zarr", folder / "no.zarr"]), StoreNotFoundError, "no.zarr"),
@@ -439,10 +442,29 @@ def test_a_file_lists_stores(tmp_path: Path) -> None:
     for listed in (["in/m0.zarr", "./in/m1.h5", "in/../in/m2.zarr", str(paths[3])], [str(each) for each in paths]):
         path.write_text(json.dumps(listed))
         assert es.open(path).table().equals(expected)
-    for wrong in ([], {}, 3, "in/m0.zarr", [3], [None]):
+    for wrong in ([], {}, 3, "in/m0.zarr", [3], [None], ["in/\0.zarr"], ["\ud800.zarr"], ["s3://bucket/../x.zarr"]):
         path.write_text(json.dumps(wrong))
-        with pytest.raises(StoreFormatError, match=r"collection\.json"):
+        with pytest.raises(StoreFormatError, match=r"collection\.json is not a JSON list of paths"):
             es.open(path)
+    path.unlink()
+    os.mkfifo(path)
+    for read in (es.open, es.verify):
+        with pytest.raises(StorageError, match=r"cannot read .*collection\.json: it is not a regular file, but a pipe"):
+            read(path)
+
+
+def test_paths_of_a_list_in_a_bucket_stay_in_it() -> None:
+    folder = ObjectPath("s3://bucket/some")
+    for name, url in {
+        "x.zarr": "some/x.zarr",
+        "./a/../x.zarr": "some/x.zarr",
+        "../x.zarr": "x.zarr",
+        "../../b/x.zarr": "b/x.zarr",
+    }.items():
+        assert opening._relative(name, folder) == ObjectPath(f"s3://bucket/{url}")
+    for wrong in ("a?b.zarr", "a//b.zarr", "\0.zarr", "https://user:password@host/x.zarr"):
+        with pytest.raises(InvalidValueError):
+            opening._relative(wrong, folder)
 
 
 def test_unfinished_members_have_rows_missing(tmp_path: Path) -> None:
