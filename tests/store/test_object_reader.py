@@ -189,10 +189,10 @@ def test_what_was_damaged_is_never_read_as_good(bucket: Bucket, tmp_path: Path) 
         _ = open_store(url).index
     shard = bucket.get(f"{KEY}/hidden_states/c/0/0/0")
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[:-1] + bytes([shard[-1] ^ 1]))
-    with pytest.raises(StoreDamagedError, match=r"the index of .* is damaged"):
+    with pytest.raises(StoreDamagedError, match=r"size or index of .* was changed"):
         open_store(url).vectors([1], layers=0)[0]
     bucket.put(f"{KEY}/hidden_states/c/0/0/0", shard[100:])
-    with pytest.raises(StoreDamagedError, match="names bytes beyond its end"):
+    with pytest.raises(StoreDamagedError, match=r"size or index of .* was changed"):
         open_store(url).vectors([1], layers=0)[0]
     bucket.delete(f"{KEY}/hidden_states/c/0/0/0")
     with pytest.raises(StoreDamagedError, match="of partition 0 is missing"):

@@ -256,7 +256,7 @@ def test_more_shards_than_are_mapped_at_a_time(tmp_path: Path) -> None:
     made = example(rows=256 * 12 - 100, layers=(0, 4), hidden_size=24, labels=False)
     path = made.make(tmp_path / "s.zarr").path
     store = open_store(path)
-    store.source.reader._max_shards = 3  # type: ignore[union-attr]
+    store.source.reader.max_mapped = 3  # type: ignore[union-attr]
     gc.collect()
     before = _descriptors()
 
