@@ -22,7 +22,7 @@ from embstore.store.convert.torch_dataset import Examples, TorchDataset
 from embstore.store.reading import ahead
 from tests.store_making import Made, make_store
 
-ORDERS = (False, True, "blocks")
+ORDERS = (False, True)
 
 
 @pytest.fixture(scope="module", params=["zarr", "h5"])
@@ -67,7 +67,7 @@ def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
 @pytest.mark.quick(24)
 def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: Any, layers: tuple[int, ...]) -> None:
     selection = made.store.select(words=["bank", "new york"], layers=layers)
-    dataset = TorchDataset(selection, label="upos", batch_size=batch_size, shuffle=shuffle, block_rows=16)
+    dataset = TorchDataset(selection, label="upos", batch_size=batch_size, shuffle=shuffle)
     batches = list(dataset)
     assert len(dataset) == len(batches)
     assert {len(batch.rows) for batch in batches[:-1]} <= {batch_size}
@@ -79,16 +79,15 @@ def test_batches_hold_every_row_once(made: Made, batch_size: int, shuffle: Any, 
     hold(found, made, layers)
 
 
-@pytest.mark.parametrize("shuffle", [True, "blocks"])
-def test_shuffling_is_determined_by_seed_and_epoch(made: Made, shuffle: Any) -> None:
+def test_shuffling_is_determined_by_seed_and_epoch(made: Made) -> None:
     def shuffled(*, seed: int = 0, epoch: int = 0) -> list[int]:
-        dataset = TorchDataset(made.store.select(), shuffle=shuffle, block_rows=32, window_blocks=4, seed=seed)
+        dataset = TorchDataset(made.store.select(), shuffle=True, seed=seed)
         dataset.set_epoch(epoch)
         return order(dataset)
 
     first = shuffled()
     assert shuffled() == first
-    dataset = TorchDataset(made.store.select(), shuffle=shuffle)
+    dataset = TorchDataset(made.store.select(), shuffle=True)
     assert order(dataset) == order(dataset), "a second pass without a new epoch is the same"
     others = [list(range(made.store.n_rows)), shuffled(seed=1), shuffled(epoch=1), shuffled(seed=1, epoch=1)]
     for other in others:
@@ -103,27 +102,11 @@ def test_the_exact_shuffle_is_one_permutation_of_all_rows(made: Made) -> None:
     assert order(dataset) == np.random.default_rng([3, 2]).permutation(made.store.n_rows).tolist()
 
 
-def test_block_shuffling_mixes_within_a_window_of_blocks(made: Made) -> None:
-    block, window = 16, 3
-    dataset = TorchDataset(made.store.select(), shuffle="blocks", block_rows=block, window_blocks=window)
-    rows = np.array(order(dataset))
-    size, short = block * window, made.store.n_rows % block
-    assert short, "the last block is an incomplete one"
-    edges = [size * number for number in range(-(-len(rows) // size))]
-    at = int(np.flatnonzero(rows == made.store.n_rows - 1)[0]) // size  # the window of the incomplete block
-    edges = [edge - (block - short if number > at else 0) for number, edge in enumerate(edges)]
-    blocks = [set((part // block).tolist()) for part in np.split(rows, edges[1:])]
-    assert {len(part) for part in blocks[:-1]} == {window}, "whole blocks make a window"
-    assert sum(map(len, blocks)) == -(-made.store.n_rows // block), "and no block is in two windows"
-    assert len(set((rows[:block] // block).tolist())) > 1, "their rows are mixed"
-    assert np.abs(np.diff(rows)).max() > size, "and the blocks are far apart"
-
-
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.quick(1)
 def test_a_data_loader_gives_the_same_batches_for_any_number_of_workers(made: Made, workers: int, shuffle: Any) -> None:
-    dataset = TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle, block_rows=64)
+    dataset = TorchDataset(made.store.select(), label="upos", batch_size=50, shuffle=shuffle)
     made.store.select().table().group_by("word").len()  # the threads of Polars do not survive a fork
     loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context="fork")
     found = list(loader)
@@ -148,39 +131,28 @@ def test_workers_that_live_on_see_the_next_epoch(made: Made) -> None:
 
 @pytest.mark.parametrize("shuffle", ORDERS)
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-@pytest.mark.quick(16)
-def test_ranks_share_the_rows(made: Made, shuffle: Any, drop_last: bool, world_size: int) -> None:
-    shares = [
-        TorchDataset(
-            made.store.select(layers=2),
-            batch_size=50,
-            shuffle=shuffle,
-            block_rows=16,
-            drop_last=drop_last,
-            share=(rank, world_size),
-        )
-        for rank in range(world_size)
-    ]
+@pytest.mark.parametrize("n_ranks", [2, 7])
+@pytest.mark.quick(4)
+def test_ranks_of_torch_distributed_share_the_rows(
+    made: Made, shuffle: bool, drop_last: bool, n_ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: n_ranks)
+    shares = []
+    for rank in range(n_ranks):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        options = {"batch_size": 50, "shuffle": shuffle, "drop_last": drop_last}
+        shares.append(TorchDataset(made.store.select(layers=2), **options))
     rows = [order(share) for share in shares]
     every = sorted(row for share in rows for row in share)
     batches = [[len(batch.rows) for batch in share] for share in shares]
     assert [len(share) for share in shares] == list(map(len, batches))
     if drop_last:
-        assert set(map(tuple, batches)) == {(50,) * (made.store.n_rows // world_size // 50)}
+        assert set(map(tuple, batches)) == {(50,) * (made.store.n_rows // n_ranks // 50)}
         assert len(set(every)) == len(every)
     else:
         assert every == list(range(made.store.n_rows))
         assert max(map(len, rows)) - min(map(len, rows)) <= 1
-
-
-def test_ranks_are_those_of_torch_distributed(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    dataset = TorchDataset(made.store.select(layers=0))
-    assert order(dataset) == list(range(made.store.n_rows // 2, made.store.n_rows))
-    assert order(TorchDataset(made.store.select(layers=0), share=(0, 1))) == list(range(made.store.n_rows))
 
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.float32}
