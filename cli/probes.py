@@ -108,17 +108,14 @@ def apply(
 
 
 def open_stores(paths: list[str]) -> dict[str, es.Store]:
-    """Open stores by the names of their file and site, with a number where two have the same name."""
+    """Open stores by the names of their file and site; with a number where two have the same."""
     es.store.require_distinct(paths)
     named: dict[str, es.Store] = {}
     for path in paths:
         store = es.open(path)
         site = store.source.layout.site
-        name = stem = store.path.stem + ("" if site == "residual" else f"#{site}")
-        number = 2
-        while name in named:
-            name, number = f"{stem}-{number}", number + 1
-        named[name] = store
+        name = store.path.stem + ("" if site == "residual" else f"#{site}")
+        named[f"{name} ({len(named) + 1})" if name in named else name] = store
     return named
 
 

@@ -117,8 +117,6 @@ def test_predictions_name_every_pair(made: Made, probe: ClassProbe, result: Prob
     assert probe.predict(layers=-1).equals(probe.predict(layers=4))
     by_seed = [logits_of_bank(probe.fitted_.bank, made.vectors)[0, number] for number in (0, 1)]
     assert not np.array_equal(*by_seed)
-    with pytest.raises(InvalidValueError, match="there are no probes of seed 7: there are those of 0, 1"):
-        probe.predict(layers=0, seed=7)
     with pytest.raises(InvalidValueError, match=r"layers \[0, 1\] are 2 layers: give one"):
         probe.predict(layers=[0, 1])
 

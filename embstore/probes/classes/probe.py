@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
-from embstore.arguments import Count, Positive, checked
+from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
@@ -95,8 +95,8 @@ class ClassProbe(Probe[FittedClasses]):
     max_contexts: Positive | None = 100
     control: bool = False
 
-    def _examples(self, label: str | None = None) -> ExampleOptions:
-        return ExampleOptions(label or self.label, self.level, self.max_contexts, self._seeds[0])
+    def _examples(self) -> ExampleOptions:
+        return ExampleOptions(self.label, self.level, self.max_contexts, self._seeds[0])
 
     @checked
     def fit(self, data: Store | Selection, words: WordSplit) -> ClassProbe:
@@ -162,7 +162,6 @@ class ClassProbe(Probe[FittedClasses]):
         data: Store | Selection | None = None,
         splits: Sequence[str] = ("dev", "test"),
         layers: Layers = None,
-        label: str | None = None,
         name: str | None = None,
     ) -> ProbeResult:
         """Score the probes on the words of some splits, layer by layer.
@@ -177,8 +176,6 @@ class ClassProbe(Probe[FittedClasses]):
             Some of train, dev and test.
         layers : layers
             Some of those that have probes.
-        label : str
-            The label column there, if it has another name.
         name : str
             The store in the frame; the file's name by default.
 
@@ -201,7 +198,7 @@ class ClassProbe(Probe[FittedClasses]):
             Where vectors cannot be read or are not finite.
         """
         fitted = self.fitted_
-        source, bank, found = self._source(words, data, layers, label, splits)
+        source, bank = self._source(words, data, layers, splits)
         if name is None:
             name = source.selection.store.path.stem
         notes, rows = list(fitted.notes if data is None else self._changed_notes(name, data)), []
@@ -215,7 +212,7 @@ class ClassProbe(Probe[FittedClasses]):
             part = source.of(split, fitted.classes)
             both = decide(bank, part)
             tasks = {self.label: both.of_classes(slice(0, n_classes))}
-            control = _control_gold(found, part)
+            control = _control_gold(fitted.control, part)
             if control is not None:
                 tasks[CONTROL] = both.of_classes(slice(n_classes, None), control)
             rows += [{"split": split, **row} for row in _rows(tasks, bank.shape, part, fitted.classes)]
@@ -225,41 +222,31 @@ class ClassProbe(Probe[FittedClasses]):
     @checked
     def predict(
         self,
-        words: Words | None = None,
         *,
         layers: Layers = -1,
         split: str = "test",
-        seed: Count | None = None,
         data: Store | Selection | None = None,
-        label: str | None = None,
     ) -> pl.DataFrame:
-        """Return the classes that the probes of one layer find for each word-class pair (word, at level type).
+        """Return the classes that the probes of one layer and the first seed find for each word-class pair.
 
         Columns: `word`, its own `classes`, `contexts`, `right` (contexts that the probes of its own classes say yes to,
         the least of them at level type) and `found`, the classes whose probes say yes by the rule of half.
 
         Parameters
         ----------
-        words, data, label
-            As of `score`.
         layers : layer
             The layer, the last by default.
         split : str
             One of train, dev and test.
-        seed : int
-            Of the probes, the first by default.
+        data : Store or Selection
+            As of `score`.
         """
         fitted = self.fitted_
-        seed = fitted.shape.seeds[0] if seed is None else seed
-        if seed not in fitted.shape.seeds:
-            known = ", ".join(map(str, fitted.shape.seeds))
-            raise InvalidValueError(f"there are no probes of seed {seed}: there are those of {known}")
-        source, bank, _ = self._source(
-            words, data, one_layer(layers, fitted.shape.layers, absent="has no probe"), label, [split]
-        )
+        layer = one_layer(layers, fitted.shape.layers, absent="has no probe")
+        source, bank = self._source(None, data, layer, [split])
         part = source.of(split, fitted.classes)
         made = decide(bank, part).of_classes(slice(0, len(fitted.classes)))
-        positives = made.positives[:, 0, bank.shape.seeds.index(seed)]
+        positives = made.positives[:, 0, 0]
         right, wrong, _ = verdicts(positives, made.contexts, made.gold)
         least = np.where(made.gold, positives, np.iinfo(np.int32).max).min(1)
         names = np.array(fitted.classes, object)
@@ -294,28 +281,22 @@ class ClassProbe(Probe[FittedClasses]):
         return tuple(fit), (note,)
 
     def _source(
-        self,
-        words: Words | None,
-        data: Store | Selection | None,
-        layers: Layers,
-        label: str | None,
-        splits: Sequence[str],
-    ) -> tuple[ClassExamples, ProbeBank, ControlTask | None]:
+        self, words: Words | None, data: Store | Selection | None, layers: Layers, splits: Sequence[str]
+    ) -> tuple[ClassExamples, ProbeBank]:
         """Check what is to be scored, and return its examples and the probes on their device."""
         fitted = self.fitted_
         for split in splits:
             fitted.words.of(split)
         if not splits:
             raise InvalidValueError(f"no split is given to score: give some of {', '.join(SPLITS)}")
-        wanted = resolve_layers(layers, fitted.shape.layers)
+        chosen = resolve_layers(layers, fitted.shape.layers)
         data = fitted.data if data is None else data
-        fitting_store(data, wanted, fitted.shape.width)
-        known = fitted.words
+        store, known = fitting_store(data, chosen, fitted.shape.width), fitted.words
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
-        source = ClassExamples(selected(data, wanted), known, self._examples(label))  # type: ignore[arg-type]  # not None
-        return source, fitted.bank.at_layers(wanted).to(self._schedule().device), fitted.control
+        source = ClassExamples(selected(store if data is None else data, chosen), known, self._examples())
+        return source, fitted.bank.at_layers(chosen).to(self._schedule().device)
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted_
