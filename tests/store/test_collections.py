@@ -33,7 +33,6 @@ from embstore.errors import (
     StoreNotFoundError,
     UnfinishedStoreWarning,
 )
-from embstore.executors import Processes
 from embstore.store import StoreWriter, merged, opening
 from embstore.store.collection import JoinedSource
 from embstore.store.storage.location import ObjectPath
@@ -264,16 +263,12 @@ def test_probes_learn_the_same(tmp_path: Path) -> None:
     require_close(scores["several"], scores["one"])
 
 
-@pytest.mark.slow
 @KINDS
 def test_workers_open_the_same_collection(made: dict[str, es.Store], kind: str) -> None:
     store = made[kind]
     again = pickle.loads(pickle.dumps(store.with_labels("odd", [row % 2 == 1 for row in range(store.n_rows)])))
     assert again.digest == store.digest
     assert again.select(labels={"odd": "true"}).rows.tolist()[:2] == [1, 3]
-    with Processes(1) as pool:
-        one, other = (es.geometry(store, executor=given) for given in (pool, None))
-    assert one.equals(other)
 
 
 @KINDS
