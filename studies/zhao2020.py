@@ -13,7 +13,7 @@ import polars as pl
 import embstore as es
 from embstore.corpus import Corpus, Keep, Sentence, open_corpus, read_word_classes
 from embstore.errors import CorpusError, InvalidValueError
-from embstore.models import Encoder, bag_encoder, random_encoder, subword_encoder, vector_encoder
+from embstore.models import Encoder, bag_encoder, load_encoder, vector_encoder
 from embstore.probes import ClassProbe, ProbeResult, WordSplit, load, split_words
 from embstore.vectors import WordVectors, write_vectors
 from embstore_studies.finetuning import (
@@ -256,8 +256,8 @@ def extract_all(study: Study, model: Encoder) -> Stores:
     """Extract every representation of the study that is not stored yet."""
     settings = study.settings
     skipgram = train_skipgram(study)
-    random = random_encoder(settings.skipgram_size, seed=settings.seed)
-    subwords = subword_encoder(study.model)
+    random = load_encoder(f"random:{settings.skipgram_size}")
+    subwords = load_encoder(f"subwords:{study.model}")
     trained = vector_encoder(skipgram, missing="random", seed=settings.seed)
     words = {
         "Rand": extract_one(study, "rand", random),

@@ -211,7 +211,6 @@ def calibrated_rate(
         return None
     chosen = select_sentences(sample, some)
     spans = word_spans(chosen, MAX_POOLED)
-    spans = spans.where(~encoder.without_vector(chosen, spans))
     if not len(spans.sentence):
         return None
     times: list[float] = []

@@ -21,7 +21,7 @@ from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
 from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
-from embstore.models.encoder import Encoder, Spans, Tokenized, ragged_indices
+from embstore.models.encoder import Encoder, Tokenized, ragged_indices
 from embstore.spacing import ATTACHED, join_marked, marked_words
 from embstore.store.index import KINDS, SPECIAL, Strings, field_text
 from embstore.store.metadata import Dropped
@@ -30,9 +30,8 @@ from embstore.store.storage.files import TOO_MANY_FILES, allow_files
 BLOCK = 2**16  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
-NO_SUBWORD = "no subword: the tokenizer returns nothing for the word"
+NO_SUBWORD = "no subword: the tokenizer, or the table of words, has nothing for the word"
 TOO_LONG = "beyond the length limit"
-NO_VECTOR = "no vector: the table of words has none"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
 MAX_EXAMPLES = 5
 
@@ -290,12 +289,8 @@ def _survey_block(
     for name, numbers in (*counts.items(), ("sentence/subwords", n_subwords)):
         content.spool.append(name, numbers.astype(np.int32))
     usable = ~empty & ~long & (~marks | options.specials)
-    spans = Spans(units.sentence[usable], units.start[usable], units.stop[usable])
-    unknown = np.zeros(len(usable), np.bool_)
-    unknown[usable] = encoder.without_vector(tokenized, spans)
-    for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG), (unknown, NO_VECTOR)):
+    for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG)):
         _count_dropped(content, units, forms, mask, reason)
-    usable &= ~unknown
     lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
     content.n_subwords += int(sizes.sum())
     content.any_long = content.any_long or bool((n_subwords > limit).any())

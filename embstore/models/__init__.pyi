@@ -4,7 +4,5 @@ from .generating import generate as generate
 from .loading import bag_encoder as bag_encoder
 from .loading import load_encoder as load_encoder
 from .loading import model_kind as model_kind
-from .loading import random_encoder as random_encoder
-from .loading import subword_encoder as subword_encoder
 from .loading import vector_encoder as vector_encoder
 from .names import locate as locate

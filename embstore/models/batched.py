@@ -52,8 +52,9 @@ PROBES = (
 )
 
 Forward = Callable[[Callable[..., None]], None]  # runs a batch and passes on each layer, and site
-# Makes the inputs of a batch; returns where its sentences are among the positions that are run, and what runs them.
-Prepare = Callable[[Batch], tuple[Batch, Forward]]
+# The spans of a batch (their rows, first positions among those that are run, and lengths), and what runs them.
+Prepared = tuple[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], Forward]
+Prepare = Callable[[Batch], Prepared]
 
 
 class BatchedEncoder(Encoder):
@@ -166,7 +167,6 @@ class BatchedEncoder(Encoder):
             with memory_needed(f"the self-check of {self.info.name!r}", self.device):
                 sample = self.check_sentences(tokenized, attention_window, longest)
                 spans = word_spans(sample, self.info.max_subwords)
-                spans = spans.where(~self.without_vector(sample, spans))
                 options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
                 expected = {site: self.plain_vectors(sample, spans, **options, site=site) for site in sites}
                 for plain in expected.values():
@@ -208,7 +208,6 @@ class BatchedEncoder(Encoder):
         if key not in self._fastest_of:
             many = repeated(tokenized, max(1, TIMED_SUBWORDS // max(1, int(lengths.sum()))))
             spans = word_spans(many, self.info.max_subwords)
-            spans = spans.where(~self.without_vector(many, spans))
 
             def run(batching: str) -> None:
                 self.batching = batching
@@ -285,8 +284,7 @@ class BatchedEncoder(Encoder):
     def _run(self, work: SpanWork, batch: Batch, prepare: Prepare) -> RunningBatch:
         clock = work.clock
         began = clock.mark()
-        positions, forward = prepare(batch)
-        rows, starts, lengths = work.spans_of(positions, before=self.n_before)
+        (rows, starts, lengths), forward = prepare(batch)
         pool = LayerPooling(work, starts, lengths, self.device, self.dtype)
         prepared = clock.mark()
         forward(pool.receive)

@@ -242,10 +242,6 @@ class Encoder(ABC):
                 )
         return {site: sizes[site] for site in SITES if site in sites}
 
-    def without_vector(self, tokenized: Tokenized, spans: Spans) -> NDArray[np.bool_]:
-        """Return which spans have no vector, bool [n_spans]; `encode` returns NaN for them."""
-        return np.zeros(len(spans.sentence), np.bool_)
-
     def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float | None:
         """Return the operations of a forward pass over sentences of these lengths; None if unknown."""
         return None

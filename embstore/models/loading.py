@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 
-from embstore.arguments import Count, Range, checked
+from embstore.arguments import Count, checked
 from embstore.config import settings
 from embstore.devices import choose_dtype
 from embstore.errors import InvalidValueError, ModelError, WordVectorsError
@@ -21,7 +21,7 @@ from embstore.models.placing import DeviceMap, Place
 from embstore.models.static import Missing, StaticEncoder, SubwordTable, WordTable
 from embstore.models.transformer.encoder import TransformerEncoder
 from embstore.vectors.files import open_vector_table
-from embstore.vectors.word_vectors import MAX_DIMENSIONS, RandomVectors, RowTable, VectorTable, WordVectors
+from embstore.vectors.word_vectors import RandomVectors, RowTable, VectorTable, WordVectors
 
 
 @checked
@@ -95,7 +95,7 @@ def encoder_on(
             ) from error
     dtype = choose_dtype(compute_dtype, place.main)
     if (files := find_elmo(model)) is not None:
-        return ElmoEncoder(files, name=str(model), device=place.main, dtype=dtype)
+        return ElmoEncoder(*files, name=str(model), device=place.main, dtype=dtype)
     own = None if compute_dtype == "auto" else dtype
     return TransformerEncoder(load(model, place, dtype=own, revision=revision))
 
@@ -131,23 +131,6 @@ def vector_encoder(
         For a file that cannot be read.
     """
     return _vectors(vectors, missing, seed, Place.of(settings().device).main, compute_dtype)
-
-
-@checked
-def random_encoder(
-    n_dimensions: Annotated[int, Range(1, MAX_DIMENSIONS)], *, seed: Count = 0, compute_dtype: str = "auto"
-) -> StaticEncoder:
-    """Make an encoder with a random vector from N(0, I) for every word, seeded by `seed` and the word: a baseline."""
-    return _random(n_dimensions, seed, Place.of(settings().device).main, compute_dtype)
-
-
-@checked
-def subword_encoder(model: str | Path, *, compute_dtype: str = "auto", revision: str | None = None) -> StaticEncoder:
-    """Make an encoder of the input embeddings of a model: its subwords without context and without a forward pass.
-
-    Raises ModelError, in one line, if the model cannot be loaded.
-    """
-    return _subwords(model, Place.of(settings().device).main, compute_dtype, revision)
 
 
 @checked

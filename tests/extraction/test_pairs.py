@@ -13,7 +13,7 @@ import transformers
 import embstore as es
 from embstore.corpus.sentence import PAIR, sentence_pair
 from embstore.errors import CorpusError, InvalidValueError, ModelError
-from embstore.models import random_encoder
+from embstore.models import load_encoder
 from tests.extraction.plans import plan_of
 from tests.models.tiny import SENTENCES, save
 
@@ -135,6 +135,6 @@ def test_bad_pairs_are_one_line(tmp_path: Path) -> None:
         with pytest.raises((InvalidValueError, CorpusError), match=message):
             plan_of(corpus, model=folder, **options)
     with pytest.raises(ModelError, match="takes no pairs of sentences"):
-        plan_of(pair, model=random_encoder(4))
+        plan_of(pair, model=load_encoder("random:4"))
     with pytest.raises(ModelError, match="no known form for pairs"):
         plan_of(pair, model=save("bert", tmp_path / "single"))

@@ -71,7 +71,7 @@ def pool() -> dict[str, Any]:
     store = es.open("store.zarr")
     return {
         "data": store, "store": store, "stores": ["store.zarr"], "path": "corpus.txt", "source": "corpus.txt",
-        "corpus": "corpus.txt", "model": es.models.random_encoder(4), "out": "new", "word": "bank", "words": ("a", "b"),
+        "corpus": "corpus.txt", "model": es.load_encoder("random:4"), "out": "new", "word": "bank", "words": ("a", "b"),
         "vectors": np.eye(2), "query": "bank", "label": "upos", "reducers": {}, "selection": store.select(layers=0),
         "sentence": 0, "k": 2, "n_dimensions": 4, "frame": store.table(), "name": "x",
     }  # fmt: skip

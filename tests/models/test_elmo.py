@@ -171,31 +171,6 @@ def test_the_words_seen_before_change_nothing(case):
     assert np.array_equal(gather(passes, spans, len(case.layers), other.info.hidden_size), case.encode())
 
 
-def test_the_gates_of_repeated_words_are_made_once(case, monkeypatch):
-    repeated = [["the", "bank", "the", "bank", "the"]] * 9
-    tokenized = case.encoder.tokenize(repeated)
-    spans, _ = word_spans(tokenized)
-
-    def vectors():
-        passes = case.encoder.encode(tokenized, spans, layers=case.layers, pooling="mean", batch_subwords=999)
-        return gather(passes, spans, len(case.layers), case.encoder.info.hidden_size)
-
-    reused = vectors()
-    multiplied, before = [], torch.baddbmm
-    monkeypatch.setattr(
-        torch, "baddbmm", lambda *args, **out: multiplied.append(args[1].shape[1]) or before(*args, **out)
-    )
-    assert np.array_equal(vectors(), reused)
-    assert multiplied[0] == 4  # distinct words, the marks of a sentence among them
-    monkeypatch.setattr("embstore.models.elmo.network._MOSTLY_REPEATED", 0.0)
-    multiplied.clear()
-    apart = vectors()
-    assert multiplied[0] > 4
-    assert relative_error(reused, apart) < 2e-6
-    expected = np.concatenate([case.plain.layers(words) for words in repeated], axis=1)
-    assert relative_error(reused, expected) < 2e-5
-
-
 @pytest.mark.parametrize("rows", [1, 7])
 def test_gates_are_made_in_runs_of_steps(case, rows, monkeypatch):
     monkeypatch.setattr("embstore.models.elmo.encoder.GATE_ROWS", {"cpu": rows})

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import embstore as es
 from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder, model_kind, subword_encoder
+from embstore.models import load_encoder, model_kind
 from tests.models.tiny import SENTENCES, save
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -85,7 +85,7 @@ def test_shards_are_hashed_in_order(tmp_path, folder):
     [None, True, "x/" * 3000, "\ud800", "a\0b", Path("nowhere"), "./nowhere", "a/b/c", "spaces are not allowed"],
     ids=lambda name: repr(name)[:9],
 )
-@pytest.mark.parametrize("load", [load_encoder, model_kind, subword_encoder])
+@pytest.mark.parametrize("load", [load_encoder, model_kind])
 def test_what_is_no_name(name, load):
     with pytest.raises((ModelError, InvalidValueError)) as caught:
         load(name)

@@ -13,7 +13,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from embstore.errors import ModelError
-from embstore.models import load_encoder, random_encoder
+from embstore.models import load_encoder
 from embstore.models.encoder import Spans, Tokenized
 from tests.models import tiny
 from tests.models.tiny import KEYS, SENTENCES, byte_level, random_sentences, save
@@ -273,7 +273,7 @@ def test_what_does_not_add_up_is_refused(tmp_path: Path) -> None:
 
 
 def test_vectors_without_context_have_no_other_site() -> None:
-    encoder = random_encoder(5)
+    encoder = load_encoder("random:5")
     with pytest.raises(ModelError, match="no site value: only the site residual"):
         encoder.site_sizes(["value"])
     assert isinstance(encoder.tokenize([["a"]]), Tokenized)

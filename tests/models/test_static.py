@@ -15,15 +15,11 @@ from embstore.corpus import Sentence
 from embstore.errors import ExecutorError, InvalidValueError, ModelError, WordVectorsError
 from embstore.executors import Processes
 from embstore.models import (
-    Encoder,
     bag_encoder,
     load_encoder,
     model_kind,
-    random_encoder,
-    subword_encoder,
     vector_encoder,
 )
-from embstore.models.encoder import Spans
 from embstore.models.names import locate
 from embstore.models.static import StaticEncoder, WordTable
 from embstore.vectors import WordVectors, write_vectors
@@ -84,7 +80,8 @@ def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tu
                 continue
             words = sentence.words[position : starts.get(position, position + 1)]
             vectors = [vector_of(word, missing, seed) for word in words]
-            if not bag and (entry := PHRASES.get(" ".join(words))) is not None:
+            entry = PHRASES.get(" ".join(words))
+            if not bag and entry is not None and any(vector is not None for vector in vectors):
                 vectors = [table()[entry]]
             known = [vector for vector in vectors if vector is not None]
             if not known:
@@ -120,7 +117,11 @@ def test_a_store_of_word_vectors(file: Path, tmp_path: Path, missing: Any, bag: 
     assert_same(stored(store), wanted)
     dropped = {drop.reason: drop.count for drop in store.metadata.dropped}
     rows = sum(len(s.words) for s in SENTENCES) - sum(stop - start - 1 for s in SENTENCES for start, stop in s.targets)
-    assert dropped == ({} if missing == "random" else {"no vector: the table of words has none": rows - len(wanted)})
+    assert dropped == (
+        {}
+        if missing == "random"
+        else {"no subword: the tokenizer, or the table of words, has nothing for the word": rows - len(wanted)}
+    )
     assert store.metadata.model["name"] == f"{'bag:' if bag else ''}vectors:{file.name}"
     assert str(file.parent) not in str(store.metadata)
     assert (store.metadata.model["num_hidden_layers"], store.metadata.model["final_norm"]) == (0, False)
@@ -135,35 +136,14 @@ def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, miss
     encoder = bag_encoder(encoder) if bag else encoder
     tokenized = encoder.tokenize([sentence.words for sentence in SENTENCES])
     spans, places = word_spans(tokenized)
-    kept = ~encoder.without_vector(tokenized, spans)
-    some = Spans(spans.sentence[kept], spans.start[kept], spans.stop[kept])
-    passes = encoder.encode(tokenized, some, layers=[0], pooling="mean", batch_subwords=batch_subwords)
-    vectors = gather(passes, some, 1, DIMENSIONS)[0]
-    for place, vector in zip(np.array(places)[kept].tolist(), vectors, strict=True):
+    known = [vector_of(word, missing) is not None for sentence in SENTENCES for word in sentence.words]
+    assert len(places) == sum(known)
+    passes = encoder.encode(tokenized, spans, layers=[0], pooling="mean", batch_subwords=batch_subwords)
+    vectors = gather(passes, spans, 1, DIMENSIONS)[0]
+    for place, vector in zip(places, vectors, strict=True):
         words = SENTENCES[place[0]].words
         chosen = [vector_of(word, missing) for word in (words if bag else [words[place[1]]])]
         np.testing.assert_allclose(vector, np.mean([v for v in chosen if v is not None], axis=0), rtol=2e-6)
-
-
-def test_a_span_without_a_vector_is_not_a_number(file: Path) -> None:
-    encoder = vector_encoder(file, missing="drop")
-    assert isinstance(encoder, Encoder)
-    tokenized = encoder.tokenize([["unseen", "bank", "los", "angeles"]])
-    ends = [1, 2, 3, 4, 2, 4, 4]
-    spans = Spans(np.zeros(7, np.int64), np.array([0, 1, 2, 3, 0, 2, 1]), np.array(ends))
-    wanted = [True, False, True, True, False, False, False]
-    assert encoder.without_vector(tokenized, spans).tolist() == wanted
-    for pooling in POOLINGS:
-        passes = encoder.encode(tokenized, spans, layers=[0], pooling=pooling, batch_subwords=3)
-        vectors = gather(passes, spans, 1, DIMENSIONS)[0]
-        assert np.isnan(vectors).all(1).tolist() == wanted
-        assert np.isnan(vectors).any(1).tolist() == wanted
-    bag = bag_encoder(encoder)
-    tokenized = bag.tokenize([["unseen", "bank", "los", "angeles"]])
-    wanted = [True, False, True, True, False, True, False]  # a bag is of words alone
-    assert bag.without_vector(tokenized, spans).tolist() == wanted
-    vectors = gather(bag.encode(tokenized, spans, layers=[0], pooling="mean", batch_subwords=9), spans, 1, DIMENSIONS)
-    assert np.isnan(vectors[0]).all(1).tolist() == wanted
 
 
 def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
@@ -184,14 +164,14 @@ def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
 
 
 def test_random_vectors_by_word(tmp_path: Path) -> None:
-    plan = plan_of(SENTENCES, model=random_encoder(9, seed=3), dtype="float32")
+    plan = plan_of(SENTENCES, model=load_encoder("random:9"), dtype="float32")
     found = stored(es.extract(plan, tmp_path / "s.zarr"))
-    table = RandomVectors(9, seed=3)
+    table = RandomVectors(9)
     assert (found[0, 0] != found[0, 3]).any()  # The, the
     np.testing.assert_array_equal(found[0, 3], table.vectors_of(["the"])[0])
     np.testing.assert_array_equal(found[1, 0], table.vectors_of(["new_york"])[0])
     np.testing.assert_array_equal(found[4, 0], found[4, 39])
-    bag = plan_of(SENTENCES, model=bag_encoder(random_encoder(9)), dtype="float32")
+    bag = plan_of(SENTENCES, model=bag_encoder(load_encoder("random:9")), dtype="float32")
     bags = stored(es.extract(bag, tmp_path / "b.zarr"))
     words = RandomVectors(9).vectors_of(SENTENCES[1].words)
     np.testing.assert_allclose(bags[1, 0], words.mean(0), rtol=1e-5, atol=1e-6)
@@ -224,7 +204,7 @@ def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
     plain = PlainScript.open(bert)
     weight = plain.model.get_input_embeddings().weight.detach().numpy()
     sentences = [list(sentence) for sentence in tiny.SENTENCES[:6]]
-    encoder = subword_encoder(bert)
+    encoder = load_encoder(f"subwords:{bert}")
     tokenized = encoder.tokenize(sentences)
     for width in (1, 2):
         spans, places = word_spans(tokenized, width=width)
@@ -246,9 +226,9 @@ def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
 
 
 def test_identities_of_encoders(file: Path, bert: Path) -> None:
-    subwords, words = subword_encoder(bert), vector_encoder(file)
+    subwords, words = load_encoder(f"subwords:{bert}"), vector_encoder(file)
     encoders = [words, vector_encoder(file, missing="drop"), vector_encoder(file, seed=1), bag_encoder(words)]
-    encoders += [random_encoder(6), random_encoder(6, seed=1), subwords, bag_encoder(subwords)]
+    encoders += [load_encoder("random:6"), subwords, bag_encoder(subwords)]
     identities = {(e.info.architecture, e.info.weights_sha256, e.info.tokenizer_sha256) for e in encoders}
     assert len(identities) == len(encoders)
     named = [encoder for encoder in encoders if encoder.source]
@@ -281,11 +261,11 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
         return encoder.self_check(tokenized, layers=[0], pooling="mean")
 
     assert check() < 2e-6
-    rows, append, copy = WordTable.rows, WordTable._append, StaticEncoder._copy
+    vectors, append, copy = WordTable.vectors, WordTable._append, StaticEncoder._copy
     for target, name, changed in (
         (StaticEncoder, "_copy", lambda self, work, vectors, ran: copy(self, work, (vectors[0] * 1.001,), ran)),
         (StaticEncoder, "_copy", lambda self, work, vectors, ran: copy(self, work, (vectors[0] * float("nan"),), ran)),
-        (WordTable, "rows", lambda self, ids: np.maximum(rows(self, ids) - 1, 0)),
+        (WordTable, "vectors", lambda self, ids: vectors(self, np.maximum(ids - 1, 0))),
         (WordTable, "_append", lambda self, vectors: append(self, vectors.flip(0))),
     ):
         with monkeypatch.context() as patch:
@@ -315,7 +295,7 @@ def test_names_of_models(file: Path, bert: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidValueError, match="revision 'main'"):
         load_encoder("random:3", revision="main")
     with pytest.raises(ExecutorError, match="no other process can load it"), Processes(1) as executor:
-        es.extract(plan_of([["a"]], model=random_encoder(3, seed=1)), tmp_path / "x.zarr", executor=executor)
+        es.extract(plan_of([["a"]], model=vector_encoder(file, seed=1)), tmp_path / "x.zarr", executor=executor)
 
 
 @pytest.mark.parametrize(

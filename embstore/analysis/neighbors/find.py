@@ -327,7 +327,7 @@ def encode_word(
     options["attention_window"] = made.get("attention_window")
     options["sites"] = [store.source.layout.site]
     spans = Spans(*(np.array([number], np.int64) for number in (0, start, stop)))
-    if stop == start or encoder.without_vector(tokenized, spans)[0]:
+    if stop == start:
         raise InvalidValueError(
             f"the word {words[position]!r} has no vector: it has no subword, or lies beyond the length limit"
         )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.models.batched import BatchedEncoder, Forward
+from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import sha256_of
 from embstore.models.elmo.network import ElmoNetwork, TimeMajor, plain_layers
-from embstore.models.elmo.weights import ElmoFiles, opened_weights, read_options
-from embstore.models.elmo.words import BEGIN, CHARACTERS, END, WordNumbers, spell, spelled_lengths
+from embstore.models.elmo.weights import opened_weights, read_options
+from embstore.models.elmo.words import BEGIN, END, SENTENCE_WORDS, WordNumbers, spell, spelled_lengths
 from embstore.models.encoder import ModelInfo, Tokenized, ragged_indices
 from embstore.models.names import public_name
 from embstore.models.running import RunningBatch, SpanWork
@@ -35,10 +36,10 @@ class ElmoEncoder(BatchedEncoder):
     n_specials = 2
     n_before = 1
 
-    def __init__(self, files: ElmoFiles, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, options: Path, weights: Path, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(name, device, dtype)
-        self.options = read_options(files.options)
-        with opened_weights(files.weights, largest=torch.finfo(dtype).max) as arrays:
+        self.options = read_options(options)
+        with opened_weights(weights, largest=torch.finfo(dtype).max) as arrays:
             self.network = ElmoNetwork(self.options, arrays, device=device, dtype=dtype)
         self._words = WordNumbers()
         self._cnn_words = CNN_WORDS.get(device.type, 1024)
@@ -47,7 +48,7 @@ class ElmoEncoder(BatchedEncoder):
             name=public_name(name),
             architecture="ELMo",
             revision=None,
-            weights_sha256=sha256_of([files.options, files.weights]),
+            weights_sha256=sha256_of([options, weights]),
             tokenizer_sha256=self._words.sha256(width=self.options.max_characters),
             num_hidden_layers=self.options.num_layers,
             hidden_size=2 * self.options.projection_dim,
@@ -68,9 +69,8 @@ class ElmoEncoder(BatchedEncoder):
         self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
     ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence, without reuse of words, each [n_words, hidden_size]."""
-        begin, end = CHARACTERS.sentence_words
         first, last = tokenized.sentence_bounds[sentence : sentence + 2]
-        words = [begin, *map(self._words.word, tokenized.ids[first:last].tolist()), end]
+        words = [SENTENCE_WORDS[0], *map(self._words.word, tokenized.ids[first:last].tolist()), SENTENCE_WORDS[1]]
         layers = plain_layers(self.network, torch.from_numpy(spell(words, width=self.options.max_characters)))
         return {number: layer[1:-1] for number, layer in enumerate(layers)}
 
@@ -78,7 +78,11 @@ class ElmoEncoder(BatchedEncoder):
         """Estimate the memory of the weights, of distinct words and of the activations of one batch."""
         options, size = self.options, self.network.dtype.itemsize
         words = TYPICAL_WORDS * options.projection_dim
-        cnn = self._cnn_words * options.max_characters * (options.character_dim + options.num_filters)
+        cnn = (
+            self._cnn_words
+            * options.max_characters
+            * (options.character_dim + sum(count for _, count in options.filters))
+        )
         gates = 2 * min(4 * self._gate_rows, 2 * batch_subwords) * 4 * options.cell_dim
         positions = batch_subwords * (4 * self.info.hidden_size + n_features)
         return self.network.nbytes + size * (words + cnn + gates + positions)
@@ -92,12 +96,12 @@ class ElmoEncoder(BatchedEncoder):
         text = self._text(work.tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
         self.times.forward += work.clock.seconds(began, work.clock.mark())
 
-        def prepare(batch: Batch) -> tuple[Batch, Forward]:
+        def prepare(batch: Batch) -> Prepared:
             sentences, lengths = batch.sentences, work.lengths[batch.sentences] + 2
             columns = np.cumsum(lengths) - lengths
             one_row = Batch(sentences, np.zeros_like(columns), columns, (1, int(lengths.sum())))
             index, order = text.index(sentences), TimeMajor.of(lengths)
-            return one_row, lambda receive: self.network.run(
+            return work.spans_of(one_row, before=self.n_before), lambda receive: self.network.run(
                 text.vectors, index, order, work.layers, receive, rows=self._gate_rows
             )
 
@@ -111,21 +115,17 @@ class ElmoEncoder(BatchedEncoder):
         as_seen = np.argsort(first)
         rank = np.empty(len(distinct), np.int64)
         rank[as_seen] = np.arange(len(distinct))
-        vectors = self._word_vectors([self._words.word(number) for number in distinct[as_seen].tolist()])
-        return _Text(vectors, rank[numbers[2:]], np.cumsum(lengths) - lengths, lengths)
-
-    def _word_vectors(self, words: list[str]) -> torch.Tensor:
-        """Return the vectors of words [n_words, projection_dim]; words of similar length are computed together."""
+        words = [self._words.word(number) for number in distinct[as_seen].tolist()]
         cnn, width = self.network.words, self.options.max_characters
         vectors = torch.empty(len(words), self.options.projection_dim, dtype=self.network.dtype, device=self.device)
-        lengths = spelled_lengths(words, width=width)
-        order = np.argsort(-lengths, kind="stable")
+        longest_first = spelled_lengths(words, width=width)
+        order = np.argsort(-longest_first, kind="stable")  # words of similar length are computed together
         for start in range(0, len(words), self._cnn_words):
             chosen = order[start : start + self._cnn_words]
-            needed = cnn.characters_needed(int(lengths[chosen[0]]))
-            ids = spell([words[number] for number in chosen.tolist()], width=width)[:, :needed]
-            vectors[torch.from_numpy(chosen).to(self.device)] = cnn(torch.from_numpy(ids).to(self.device))
-        return vectors
+            needed = cnn.characters_needed(int(longest_first[chosen[0]]))
+            spelled = spell([words[number] for number in chosen.tolist()], width=width)[:, :needed]
+            vectors[torch.from_numpy(chosen).to(self.device)] = cnn(torch.from_numpy(spelled).to(self.device))
+        return _Text(vectors, rank[numbers[2:]], np.cumsum(lengths) - lengths, lengths)
 
 
 @dataclass(frozen=True)

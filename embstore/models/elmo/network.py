@@ -15,7 +15,6 @@ from embstore.models.encoder import ragged_indices
 State = tuple[torch.Tensor, torch.Tensor]
 
 DIRECTIONS = ("RNN_0", "RNN_1")  # forward, backward
-_MOSTLY_REPEATED = 0.75  # distinct words per position, below which the gate inputs of a word are computed once
 
 
 @dataclass(frozen=True)
@@ -52,22 +51,22 @@ class CharacterCnn:
         def pair(weight: str, bias: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
             return tensor(arrays.take(weight, *shape)), tensor(arrays.take(bias, shape[-1]))
 
-        n, width, dim = options.num_filters, options.projection_dim, options.character_dim
+        n, width = sum(count for _, count in options.filters), options.projection_dim
         self.width = options.max_characters
         self.reach = max(width for width, _ in options.filters)
         self.activation = torch.relu if options.activation == "relu" else torch.tanh
-        characters = arrays.take("char_embed", CHARACTERS, dim)
+        characters = arrays.take("char_embed", CHARACTERS, options.character_dim)
         self.characters = tensor(np.concatenate([np.zeros_like(characters[:1]), characters]))
         self.convolutions = []
         for number, (reach, count) in enumerate(options.filters):
-            kernel = arrays.take(f"CNN/W_cnn_{number}", 1, reach, dim, count)[0]
+            kernel = arrays.take(f"CNN/W_cnn_{number}", 1, reach, options.character_dim, count)[0]
             bias = tensor(arrays.take(f"CNN/b_cnn_{number}", count))
             self.convolutions.append((tensor(kernel.transpose(2, 1, 0)), bias))
         self.highways = [
             (*pair(f"{at}/W_carry", f"{at}/b_carry", n, n), *pair(f"{at}/W_transform", f"{at}/b_transform", n, n))
             for at in (f"CNN_high_{number}" for number in range(options.highways))
         ]
-        projected = n != width or "CNN_proj" in arrays
+        projected = n != width or "CNN_proj" in arrays.opened
         self.projection = pair("CNN_proj/W_proj", "CNN_proj/b_proj", n, width) if projected else None
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
@@ -102,10 +101,11 @@ class BiLstm:
         self.cell_clip, self.projection_clip = options.cell_clip, options.projection_clip
         cells = [f"{direction}/RNN/MultiRNNCell/Cell{number}/LSTMCell" for direction in DIRECTIONS]
         kernels = [_sigmoid_gates_first(arrays.take(f"{cell}/W_0", 2 * width, 4 * dim)) for cell in cells]
-        biases = [_forget_bias_added(arrays.take(f"{cell}/B", 4 * dim)) for cell in cells]
+        biases = [_sigmoid_gates_first(arrays.take(f"{cell}/B", 4 * dim)) for cell in cells]
         self.input = tensor(np.stack([kernel[:width] for kernel in kernels]))
         self.recurrent = tensor(np.stack([kernel[width:] for kernel in kernels]))
-        self.bias = tensor(np.stack([_sigmoid_gates_first(bias[None]) for bias in biases]))
+        forget = np.repeat(np.array([0, 1, 0, 0], np.float32), dim)  # the 1 that the published cell adds at run time
+        self.bias = tensor(np.stack([(bias + forget)[None] for bias in biases]))
         self.projection = tensor(np.stack([arrays.take(f"{cell}/W_P_0", dim, width) for cell in cells]))
 
     def zero_state(self, rows: int) -> State:
@@ -113,21 +113,11 @@ class BiLstm:
         like = self.projection
         return like.new_zeros(2, rows, self.projection_dim), like.new_zeros(2, rows, self.cell_dim)
 
-    def __call__(
-        self,
-        words: torch.Tensor,
-        counts: Sequence[int],
-        state: State,
-        *,
-        rows: int,
-        order: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def __call__(self, words: torch.Tensor, counts: Sequence[int], state: State, *, rows: int) -> torch.Tensor:
         """Run over words [2, positions, projection_dim] in time-major order; `state` becomes that of each row's end.
 
-        The contribution of the input to the gates is computed for about `rows` positions at a time. With an `order`
-        int64 [2, positions] it is computed once for each of `words` [n, projection_dim], of a layer without residual.
+        The contribution of the input to the gates is computed for about `rows` positions at a time.
         """
-        inputs = None if order is None else torch.baddbmm(self.bias, words.expand(2, *words.shape), self.input)
         outputs = self.projection.new_empty(2, sum(counts), self.projection_dim)
         runs = _runs(counts, rows)
         buffer = self.bias.new_empty(max(map(sum, runs)) * self.bias.numel())  # reused: new memory is slow
@@ -135,11 +125,7 @@ class BiLstm:
         for steps in runs:
             stop = start + sum(steps)
             gates = buffer[: (stop - start) * self.bias.numel()].view(2, stop - start, -1)
-            if inputs is None or order is None:
-                torch.baddbmm(self.bias, words[:, start:stop], self.input, out=gates)
-            else:
-                for side, numbers, gate in zip(inputs, order[:, start:stop], gates, strict=True):
-                    torch.index_select(side, 0, numbers, out=gate)
+            torch.baddbmm(self.bias, words[:, start:stop], self.input, out=gates)
             self._steps(gates, steps, state, outputs[:, start:stop])
             start = stop
         return outputs.add_(words) if self.residual else outputs
@@ -193,18 +179,12 @@ class ElmoNetwork:
         every layer, changed in place; None: zero. Layers above the last one in `layers` are not computed.
         """
         inverse = torch.from_numpy(order.inverse).to(self.device)
-        distinct, numbers = np.unique(index, return_inverse=True)
-        words = vectors[torch.from_numpy(distinct).to(self.device)]
-        word_order = torch.from_numpy(numbers[order.order]).to(self.device)
-        hidden = words[word_order]
+        hidden = vectors[torch.from_numpy(index[order.order]).to(self.device)]
         for number in range(max(layers) + 1):
             if number > 0:
                 layer = self.layers[number - 1]
                 state = layer.zero_state(order.counts[0]) if states is None else states[number - 1]
-                if number == 1 and len(distinct) <= min(2 * rows, _MOSTLY_REPEATED * len(index)):
-                    hidden = layer(words, order.counts, state, rows=rows, order=word_order)
-                else:
-                    hidden = layer(hidden, order.counts, state, rows=rows)
+                hidden = layer(hidden, order.counts, state, rows=rows)
             if number in layers:
                 receive(number, torch.cat([hidden[0][inverse[0]], hidden[1][inverse[1]]], -1))
 
@@ -213,12 +193,6 @@ def _sigmoid_gates_first(gates: Array) -> Array:
     """Reorder the gates of the last axis from (input, value, forget, output) to (input, forget, output, value)."""
     admit, value, forget, emit = np.split(gates, 4, axis=-1)
     return np.concatenate([admit, forget, emit, value], axis=-1)
-
-
-def _forget_bias_added(bias: Array) -> Array:
-    """Add the 1 that the published cell adds to its forget gate at run time."""
-    admit, value, forget, emit = np.split(bias, 4)
-    return np.concatenate([admit, value, forget + np.float32(1), emit])
 
 
 def _runs(counts: Sequence[int], rows: int) -> list[list[int]]:

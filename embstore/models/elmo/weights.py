@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +24,6 @@ from embstore.store.storage.files import read_json
 Array = NDArray[np.float32]
 
 CHARACTERS = 261  # the bytes 0-255, begin and end of sentence, begin and end of word, padding
-LONGEST_WORD = 1 << 16  # characters, of which each word has as many in memory
-
-
-def _section(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    return {"type": "object", "required": [*required], "properties": required | optional}
-
-
-_SIZE = {"type": "integer", "minimum": 1}
-_CLIP = {"type": ["number", "null"], "exclusiveMinimum": 0}
-_FILTER = {"type": "array", "minItems": 2, "maxItems": 2, "items": _SIZE}
-_LSTM = _section(
-    {"n_layers": _SIZE, "dim": _SIZE, "projection_dim": _SIZE},
-    cell_clip=_CLIP,
-    proj_clip=_CLIP,
-    use_skip_connections={"type": ["boolean", "null"]},
-)
-_CNN = _section(
-    {
-        "n_characters": {"type": "integer", "minimum": CHARACTERS, "maximum": CHARACTERS + 1},
-        "activation": {"enum": ["relu", "tanh"]},
-        "filters": {"type": "array", "minItems": 1, "items": _FILTER},
-        "embedding": _section({"dim": _SIZE}),
-        "max_characters_per_token": {"type": "integer", "minimum": 3, "maximum": LONGEST_WORD},
-    },
-    n_highway={"type": ["integer", "null"], "minimum": 0},
-)
-OPTIONS_SCHEMA = _section({"lstm": _LSTM, "char_cnn": _CNN})
-
-
-@dataclass(frozen=True)
-class ElmoFiles:
-    """The two files of a published biLM."""
-
-    options: Path
-    weights: Path
 
 
 @dataclass(frozen=True)
@@ -79,13 +46,9 @@ class ElmoOptions:
     projection_clip: float | None
     skip_connections: bool
 
-    @property
-    def num_filters(self) -> int:
-        return sum(count for _, count in self.filters)
 
-
-def find_elmo(model: str | Path) -> ElmoFiles | None:
-    """Return the two files of a folder with a biLM; None for anything else.
+def find_elmo(model: str | Path) -> tuple[Path, Path] | None:
+    """Return the options and the weights of a folder with a biLM; None for anything else.
 
     The folder has no `config.json`, one file that ends in `options.json` and one that ends in `weights.hdf5`.
     Raises ModelError if one of the two is missing or exists twice.
@@ -99,15 +62,15 @@ def find_elmo(model: str | Path) -> ElmoFiles | None:
         return None  # an unreadable folder is reported by the loader of transformers
     if not options and not weights:
         return None
-    for found, name in ((options, "options.json"), (weights, "weights.hdf5")):
-        if not found:
+    for files, name in ((options, "options.json"), (weights, "weights.hdf5")):
+        if not files:
             raise ModelError(f"the ELMo folder {str(folder)!r} has no file *{name}; add the published one")
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found)
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
             raise ModelError(f"the ELMo folder {str(folder)!r} has several *{name}: {names}; remove all but one")
-        if not found[0].is_file():
-            raise ModelError(f"{str(found[0])!r} is not a file; add the published one")
-    return ElmoFiles(options[0], weights[0])
+        if not files[0].is_file():
+            raise ModelError(f"{str(files[0])!r} is not a file; add the published one")
+    return options[0], weights[0]
 
 
 def read_options(file: Path) -> ElmoOptions:
@@ -118,15 +81,21 @@ def read_options(file: Path) -> ElmoOptions:
         raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ModelError(f"the options {str(file)!r} are not JSON: {reason(error)}") from error
-    for fault in jsonschema.Draft202012Validator(OPTIONS_SCHEMA).iter_errors(parsed):
+    schema = json.loads(resources.files("embstore.schemas").joinpath("elmo_options.schema.json").read_text("utf-8"))
+    for fault in jsonschema.Draft202012Validator(schema).iter_errors(parsed):
         key = ".".join(map(str, fault.absolute_path)) or "the top"
         raise ModelError(f"the options {str(file)!r} are not those of ELMo at {key}: {fault.message[:200]}")
     lstm, cnn = parsed["lstm"], parsed["char_cnn"]
-    options = ElmoOptions(
+    widest, longest = max(width for width, _ in cnn["filters"]), cnn["max_characters_per_token"]
+    if widest > longest:
+        raise ModelError(
+            f"the options {str(file)!r} have char_cnn.filters {widest} wide; a word has {longest} characters"
+        )
+    return ElmoOptions(
         filters=tuple((width, count) for width, count in cnn["filters"]),
         character_dim=cnn["embedding"]["dim"],
         highways=cnn.get("n_highway") or 0,
-        max_characters=cnn["max_characters_per_token"],
+        max_characters=longest,
         activation=cnn["activation"],
         num_layers=lstm["n_layers"],
         cell_dim=lstm["dim"],
@@ -135,21 +104,11 @@ def read_options(file: Path) -> ElmoOptions:
         projection_clip=lstm.get("proj_clip"),
         skip_connections=bool(lstm.get("use_skip_connections")),
     )
-    widest = max(width for width, _ in options.filters)
-    if widest > options.max_characters:
-        raise ModelError(
-            f"the options {str(file)!r} have char_cnn.filters {widest} wide; a word has {options.max_characters} "
-            "characters"
-        )
-    return options
 
 
 @contextmanager
 def opened_weights(file: Path, *, largest: float) -> Iterator[ElmoArrays]:
-    """Open `weights.hdf5`; raises ModelError, naming the file and the array.
-
-    `largest`: the largest value that the compute dtype can hold.
-    """
+    """Open `weights.hdf5`; `largest`: what the compute dtype can hold. Raises ModelError, naming file and array."""
     try:
         with h5py.File(file, "r") as opened:
             yield ElmoArrays(file, opened, largest)
@@ -166,9 +125,6 @@ class ElmoArrays:
     file: Path
     opened: Any
     largest: float
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.opened
 
     def take(self, name: str, *shape: int) -> Array:
         """Return an array of that shape as float32."""

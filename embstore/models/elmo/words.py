@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import chain
 from threading import Lock
 
@@ -18,20 +17,9 @@ from embstore.spacing import ATTACHED
 BEGIN, END = 0, 1  # the numbers of the words before and after a sentence
 
 
-@dataclass(frozen=True)
-class Characters:
-    """The ids of characters: the published ids plus one, because 0 means no character."""
-
-    first_byte: int = 1
-    begin_sentence: int = 257
-    end_sentence: int = 258
-    begin_word: int = 259
-    end_word: int = 260
-    padding: int = 261
-    sentence_words: tuple[str, str] = ("<S>", "</S>")
-
-
-CHARACTERS = Characters()
+SENTENCE_WORDS = ("<S>", "</S>")
+# The ids of characters: the published ids plus one, because 0 means no character.
+FIRST_BYTE, BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 1, 257, 258, 259, 260, 261
 
 
 def spell(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
@@ -42,17 +30,16 @@ def spell(words: Sequence[str], *, width: int) -> NDArray[np.int64]:
     """
     spelled = [word.encode("utf-8", "ignore")[: width - 2] for word in words]
     lengths = np.fromiter(map(len, spelled), np.int64, count=len(spelled))
-    ids = np.full((len(spelled), width), CHARACTERS.padding, np.int64)
-    ids[:, 0] = CHARACTERS.begin_word
+    ids = np.full((len(spelled), width), PADDING, np.int64)
+    ids[:, 0] = BEGIN_WORD
     starts = np.arange(len(spelled)) * width + 1
     letters = np.frombuffer(b"".join(spelled), np.uint8).astype(np.int64)
-    ids.ravel()[ragged_indices(starts, lengths)] = letters + CHARACTERS.first_byte
-    ids.ravel()[starts + lengths] = CHARACTERS.end_word
-    boundaries = zip(CHARACTERS.sentence_words, (CHARACTERS.begin_sentence, CHARACTERS.end_sentence), strict=True)
-    for boundary, character in boundaries:
+    ids.ravel()[ragged_indices(starts, lengths)] = letters + FIRST_BYTE
+    ids.ravel()[starts + lengths] = END_WORD
+    for boundary, character in zip(SENTENCE_WORDS, (BEGIN_SENTENCE, END_SENTENCE), strict=True):
         rows = [row for row, word in enumerate(words) if word == boundary]
-        ids[rows, 1:] = CHARACTERS.padding
-        ids[rows, 1:3] = character, CHARACTERS.end_word
+        ids[rows, 1:] = PADDING
+        ids[rows, 1:3] = character, END_WORD
     return ids
 
 
@@ -70,7 +57,7 @@ class WordNumbers:
     def __init__(self) -> None:
         self._numbers = _Numbers()
         self._growing = Lock()  # text is tokenized in another thread than the forward passes
-        self._number(CHARACTERS.sentence_words, 2)
+        self._number(SENTENCE_WORDS, 2)
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Return the numbers of the words of sentences, one subword each."""
@@ -85,7 +72,8 @@ class WordNumbers:
 
     def sha256(self, *, width: int) -> str:
         """Return a hash of everything that decides how a word becomes characters."""
-        rules = {"encoding": "utf-8", "width": width, **asdict(CHARACTERS)}
+        ids = [FIRST_BYTE, BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING]
+        rules = {"encoding": "utf-8", "width": width, "characters": ids, "sentence_words": SENTENCE_WORDS}
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
     def _number(self, words: Iterable[str], total: int) -> NDArray[np.int32]:

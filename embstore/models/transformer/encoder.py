@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
-from embstore.models.batched import BatchedEncoder, Forward
+from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded
 from embstore.models.encoder import Tokenized, check_arguments
@@ -156,7 +156,7 @@ class TransformerEncoder(BatchedEncoder):
         if window is not None and how == "varlen":
             raise InvalidValueError("sentences end to end have no mask for an attention window; use another batching")
 
-        def prepare(batch: Batch) -> tuple[Batch, Forward]:
+        def prepare(batch: Batch) -> Prepared:
             starts, lengths = work.starts[batch.sentences], work.lengths[batch.sentences]
             inputs = network.inputs.batch(batch, work.tokenized.ids, starts, lengths, how, window, segments)
 
@@ -173,6 +173,6 @@ class TransformerEncoder(BatchedEncoder):
                         stack.enter_context(network.fast_sites.reading(inner, work.layers, receive))
                     network.fast_tap.run(inputs, work.layers, receive)
 
-            return batch, forward
+            return work.spans_of(batch, before=self.n_before), forward
 
         return self._run_batches(work, how, prepare)

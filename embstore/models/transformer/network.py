@@ -118,7 +118,7 @@ class Network:
         """Return the bytes of the weights, packed copies included; of a split model those on its main device."""
         main = self.device if self.device.index is not None else torch.device(self.device.type, 0)
         weights = [p for p in self.model.parameters() if not self.is_split or p.device in (main, self.device)]
-        return sum(p.numel() * p.element_size() for p in weights) + self.packed_nbytes
+        return int(sum(p.numel() * p.element_size() for p in weights)) + self.packed_nbytes
 
     def batch_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of one batch's activations, masks and results, from above.
