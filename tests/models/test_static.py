@@ -81,7 +81,7 @@ def expected(*, missing: str, bag: bool, pooling: str, seed: int = 0) -> dict[tu
             words = sentence.words[position : starts.get(position, position + 1)]
             vectors = [vector_of(word, missing, seed) for word in words]
             entry = PHRASES.get(" ".join(words))
-            if not bag and entry is not None and any(vector is not None for vector in vectors):
+            if not bag and entry is not None and all(vector is not None for vector in vectors):
                 vectors = [table()[entry]]
             known = [vector for vector in vectors if vector is not None]
             if not known:
