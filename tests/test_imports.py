@@ -30,6 +30,7 @@ BASE: dict[str, set[str]] = {
     "progress": set(),
     "recomputing": set(),
     "schemas": set(),
+    "intervals": set(),
     "sizes": {"errors"},
     "spacing": set(),
 }

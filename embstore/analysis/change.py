@@ -19,6 +19,7 @@ from embstore.arguments import Count, Positive, Range, checked
 from embstore.config import settings
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError, quoted
+from embstore.intervals import MIN_UNITS, expanded
 from embstore.progress import Counter, reporting
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
@@ -76,8 +77,8 @@ def measure_change(
     Returns
     -------
     polars.DataFrame
-        `word, layer, metric, value, low, high, count_old, count_new`, with percentile intervals of 95 %; null where a
-        value is not defined or a side has one document.
+        `word, layer, metric, value, low, high, count_old, count_new`, with intervals of 95 %; null where a value
+        is not defined or a side has fewer than five documents.
 
     Raises
     ------
@@ -263,12 +264,14 @@ class Units:
         return tuple(np.einsum("ij,ij->i", *pair) for pair in pairs)
 
     def intervals(self, count: int, random: np.random.Generator) -> dict[str, tuple[float, float]]:
-        """Percentile intervals of 95 % of each measure by the bootstrap over the units of each side.
+        """Intervals of 95 % of each measure by the bootstrap over the units of each side; none of fewer than five.
 
-        None for a side of one unit, as every resample would be that unit.
+        Noise makes `prt` and `jsd` too high, and resamples once more: the ends are moved down by twice the bias that
+        the resamples show, so that the value of few occurrences may be above its interval.
         """
-        if min(self.is_new.sum(), (~self.is_new).sum()) < 2:
+        if (least := min(self.is_new.sum(), (~self.is_new).sum())) < MIN_UNITS:
             return {}
+        values = self.measures(~self.is_new[None], self.is_new[None])
         step, parts = max(1, BLOCK_WEIGHTS // len(self.is_new)), []
         for n_rows in (min(step, count - start) for start in range(0, count, step)):
             drawn = []
@@ -278,11 +281,12 @@ class Units:
                 drawn.append(weights)
             parts.append(self.measures(*drawn))
         ends = {}
-        for name in parts[0]:
-            values = np.concatenate([part[name] for part in parts])
-            values = values[np.isfinite(values)]
-            if len(values):
-                ends[name] = tuple(np.quantile(values, [0.025, 0.975]).tolist())
+        for name, (value,) in values.items():
+            resampled = np.concatenate([part[name] for part in parts])
+            resampled = resampled[np.isfinite(resampled)]
+            if len(resampled):
+                low, high = (max(0.0, end - 2 * (resampled.mean() - value)) for end in expanded(resampled, int(least)))
+                ends[name] = low, high
         return ends
 
 

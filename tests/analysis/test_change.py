@@ -12,6 +12,7 @@ from scipy.spatial.distance import jensenshannon
 from embstore.analysis.change import Units, jensen_shannon, measure_change
 from embstore.analysis.neighbors.senses import kmeans
 from embstore.errors import InvalidValueError
+from embstore.intervals import expanded
 from embstore.vectors.linalg import unit_rows
 from tests.analysis.change_sides import HIDDEN, distances_by_pairs, write_sides
 from tests.analysis.word_store import one_line, write_rows, write_words
@@ -156,7 +157,7 @@ def test_occurrences_of_one_document_are_resampled_together() -> None:
     assert units.senses.tolist() == [[2, 1], [1, 2], [1, 2], [2, 1]]
 
 
-def test_intervals_are_quantiles_of_resampled_units() -> None:
+def test_intervals_are_of_resampled_units_and_without_their_bias() -> None:
     units, vectors = units_of(3)
     random, drawn = np.random.default_rng(8), []
     for side in (~units.is_new, units.is_new):
@@ -168,13 +169,17 @@ def test_intervals_are_quantiles_of_resampled_units() -> None:
         for number in range(30)
     ]
     found = units.intervals(30, np.random.default_rng(8))
-    assert found["prt"] == pytest.approx(tuple(np.quantile(expected, [0.025, 0.975])))
+    bias = np.mean(expected) - units.measures(~units.is_new[None], units.is_new[None])["prt"][0]
+    ends = [max(0, end - 2 * bias) for end in expanded(np.array(expected), 7)]
+    assert found["prt"] == pytest.approx(tuple(ends))
     assert found.keys() == {*DISTANCES}
 
 
-@pytest.mark.parametrize("names", [np.where(np.arange(12) >= 6, 9, np.arange(12)), np.arange(12) // 6])
-def test_a_side_of_one_unit_has_no_interval(names: np.ndarray) -> None:
-    """Every resample of one document is that document: it says nothing about others."""
+@pytest.mark.parametrize(
+    "names", [np.where(np.arange(12) >= 6, 9, np.arange(12)), np.arange(12) // 6, np.arange(12) % 4]
+)
+def test_a_side_of_few_units_has_no_interval(names: np.ndarray) -> None:
+    """Every resample of one document is that document, and those of four say little about others."""
     vectors = np.random.default_rng(2).normal(size=(12, 4))
     assert not Units.of(vectors, np.arange(12) >= 6, names, None).intervals(20, np.random.default_rng(0))
 

@@ -25,7 +25,12 @@ def test_it_prints_a_table_a_metric(work: Work) -> None:
         "context-spec",
     ):
         assert title in ran.out
-    assert "95 % interval" in ran.out
+    assert "95 % interval" not in ran.out, "there are four sentences"
+    work.write(
+        "more.txt", "".join(f"the river {word} to the sea .\n" for word in ("runs", "flows", "goes", "is", "fell"))
+    )
+    assert work.run("extract", "more.txt", "more.zarr", "-m", "model").status == 0
+    assert "95 % interval" in work.run("geometry", "more.zarr", "--min-contexts", "2").out
 
 
 def test_a_file_has_every_row_of_the_function(work: Work) -> None:

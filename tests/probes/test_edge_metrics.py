@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
+from embstore.intervals import exact, expanded
 from embstore.probes import EdgeProbe, Training
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
@@ -79,7 +80,7 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     assert Counter(map(len, picked)) == {sentences: draws}
 
     def ends(values: Sequence[Any]) -> Any:
-        return tuple(np.quantile(values, [0.025, 0.975]).tolist())
+        return expanded(np.array(values), sentences)
 
     def scores(counts: EdgeCounts, places: np.ndarray, sample: list[int]) -> list[float]:
         return [f1_by_hand(counts, int(place), sample) for place in places]
@@ -91,10 +92,11 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
         ("layer_control_f1", control, grid.by_layer),
     ):
         for number, layer in enumerate(layers):
-            drawn = [np.mean([scores(counts, places(seed), each)[number] for seed in seeds]) for each in picked]
+            probes = [int(places(seed)[number]) for seed in seeds]
+            right, said = counts.right[probes].mean(0), counts.said[probes].mean(0)
             for seed in seeds:
                 row = found[metric, layer, seed]
-                assert (row["low"], row["high"]) == pytest.approx(ends(drawn))
+                assert (row["low"], row["high"]) == pytest.approx(exact(right, (said + counts.wanted) / 2))
                 whole = scores(counts, places(seed), list(range(sentences)))[number]
                 assert row["value"] == pytest.approx(whole)
 
@@ -114,9 +116,8 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
         assert (row["value"], row.get("low")) == (None, None)
         low, high = ends(defined)
         assert row["item"] == f"not determined: its interval, {low:.2f} to {high:.2f}, is not within the layers 0 to 5"
-    guessed = [f1_by_hand(constant, 0, each) for each in picked]
     row = found["majority_f1", None, None]
-    assert (row["low"], row["high"]) == pytest.approx(ends(guessed))
+    assert (row["low"], row["high"]) == exact(constant.right[0], (constant.said[0] + constant.wanted) / 2)
     assert found["differential_kl", None, 3].get("low") is None
 
 
@@ -133,9 +134,9 @@ def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
     assert kl_from_uniform([0, 3, 0, 0]) == pytest.approx(log(4))
     assert kl_from_uniform([0.2, -0.1, 0.6]) == pytest.approx(0.25 * log(0.25) + 0.75 * log(0.75) + log(3))
     assert kl_from_uniform([0.0, -1.0]) is kl_from_uniform([]) is None
-    assert interval(np.array([1.0] * 18 + [np.nan] * 2)) == (None, None), "one in ten is undefined"
-    assert interval(np.array([1.0] * 95 + [np.nan] * 5)) == (1.0, 1.0), "one in twenty may be"
-    assert interval(np.array([1.0] * 94 + [np.nan] * 6)) == (None, None)
+    assert interval(np.array([1.0] * 18 + [np.nan] * 2), 9) == (None, None), "one in ten is undefined"
+    assert interval(np.array([1.0] * 95 + [np.nan] * 5), 9) == (1.0, 1.0), "one in twenty may be"
+    assert interval(np.array([1.0] * 94 + [np.nan] * 6), 9) == (None, None)
     assert np.isnan(expected_layers(np.array([[0.5, 0.7, 0.5]]), (0, 1, 2))).all(), "nothing is gained in all"
 
 
@@ -184,13 +185,11 @@ def test_intervals_cover_a_known_truth_if_targets_of_a_sentence_depend_on_each_o
     rng = np.random.default_rng(0)
     tries, sentences, targets = 300, 60, 10
     covered = naive = 0
-    for number in range(tries):
+    for _ in range(tries):
         easy = rng.random(sentences) < 0.5
         right = rng.binomial(targets, np.where(easy, 0.9, 0.3))[None]  # so F1, here accuracy, is 0.6
         full = np.full(sentences, targets)
-        low, high = interval(resampled_f1({"a": EdgeCounts(right, full[None], full)}, 200, seed=number)["a"][1:, 0])
-        assert low is not None
-        assert high is not None
+        low, high = EdgeCounts(right, full[None], full).interval([0])
         covered += low <= 0.6 <= high
         share = right.sum() / (sentences * targets)
         naive += abs(share - 0.6) <= 1.96 * np.sqrt(share * (1 - share) / (sentences * targets))

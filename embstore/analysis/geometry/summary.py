@@ -11,21 +11,22 @@ from numpy.typing import NDArray
 
 from embstore.arguments import Count, Positive, Range, checked
 from embstore.errors import InvalidValueError, check_columns
+from embstore.intervals import MIN_UNITS, expanded
 from embstore.store.layout import Layers, one_layer
 
 COLUMNS = ("layer", "metric", "item", "value", "count", "baseline", "adjusted")
 Resamples = Annotated[int, Range(1, 10**6)]
-LEVEL = 0.95  # of an interval
 _N_DRAWN = 2**22  # values drawn at a time: 32 MiB
 
 
 @checked
 def summarize_geometry(frame: pl.DataFrame, *, resamples: Resamples = 1000, seed: Count = 0) -> pl.DataFrame:
-    """Summarize the frame of `geometry`: one row per layer and metric, with a percentile bootstrap interval.
+    """Summarize the frame of `geometry`: one row per layer and metric, with a bootstrap interval of 95 %.
 
-    Words or sentences are resampled, the same ones for every layer, so that layers can be compared. Columns: `layer,
-    metric, value, low, high, count, baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as
-    exact. Metrics with one value per layer, and means over one word or sentence, have no interval of 95 %.
+    Words or sentences are resampled, the same ones for every layer, so that layers can be compared: intervals are of
+    other words like these, or of other sentences of these words. Columns: `layer, metric, value, low, high, count,
+    baseline, adjusted, adjusted_low, adjusted_high, seed`; the baseline is treated as exact. Metrics with one value per
+    layer, and means over fewer than five words or sentences, have no interval.
 
     Raises InvalidValueError for a frame without the columns of `geometry`.
     """
@@ -56,9 +57,8 @@ def _intervals(table: pl.DataFrame, resamples: int, seed: int) -> Iterator[tuple
         wide = part.pivot("layer", index="item", values="value", maintain_order=True).drop("item")
         means = bootstrap_means(wide.to_numpy().astype(np.float64), resamples=resamples, seed=seed)
         for layer, column, drawn in zip(wide.columns, wide, means.T, strict=True):
-            if len(column.drop_nulls()) > 1:
-                low, high = np.nanquantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-                yield str(metric), int(layer), low, high
+            if (count := len(column.drop_nulls())) >= MIN_UNITS:
+                yield str(metric), int(layer), *expanded(drawn, count)
 
 
 def bootstrap_means(values: NDArray[np.float64], *, resamples: int, seed: int) -> NDArray[np.float64]:

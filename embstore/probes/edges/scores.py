@@ -1,7 +1,8 @@
-"""Scores of edge probes: micro F1, the metrics of Tenney et al. 2019 (eq. 1 to 4), and bootstrap intervals.
+"""Scores of edge probes: micro F1, the metrics of Tenney et al. 2019 (eq. 1 to 4), and their intervals.
 
-Sentences are resampled with replacement, as the targets of a sentence are not independent. A resample is how often each
-sentence is in it; counts by sentence times a matrix of resamples are the counts of all resamples at once.
+The targets of a sentence are not independent. Intervals of F1 are exact ones of as many answers as they are worth;
+those of differences and expected layers resample sentences with replacement: a resample is how often each sentence is
+in it, and counts by sentence times a matrix of resamples are the counts of all resamples at once.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from embstore.intervals import LEVEL, MIN_UNITS, exact, expanded
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.edges.model import EdgeBank
 from embstore.probes.edges.training import EdgeStream, iter_logits
 from embstore.probes.result import Row
 from embstore.probes.training import Trained
 
-COVERED = 0.95
 BLOCK = 2**22  # numbers of a matrix of resamples in memory at a time
 
 
@@ -36,6 +37,11 @@ class EdgeCounts:
         """Sum counts by target, [probes, targets], over the sentences."""
         wanted = split.gold.sum(1) + split.unknown
         return cls(*(_by_sentence(counts, split) for counts in (right, said, wanted)))
+
+    def interval(self, probes: Sequence[int]) -> tuple[float, float]:
+        """Return the interval of the mean F1 of some probes."""
+        said = self.said[probes].mean(0)
+        return exact(self.right[probes].mean(0), (said + self.wanted) / 2)
 
     def f1(self) -> NDArray[np.float64]:
         """Return the micro F1 of each probe over all sentences."""
@@ -117,13 +123,11 @@ def _weights(n_sentences: int, n_resamples: int, seed: int) -> Iterator[NDArray[
         yield np.bincount(flat, minlength=drawn.size).reshape(drawn.shape).astype(np.float64)
 
 
-def interval(values: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Return the 2.5th and 97.5th percentile; None if there are none, or more than one in twenty is NaN."""
-    defined = values[~np.isnan(values)]
-    if not len(defined) or len(defined) < COVERED * len(values):
+def interval(values: NDArray[np.float64], n_sentences: int) -> tuple[float | None, float | None]:
+    """Return the interval of resampled values; None if there are none, or more than one in twenty is NaN."""
+    if np.isnan(values).sum() > (1 - LEVEL) * len(values) or not len(values):
         return None, None
-    low, high = np.quantile(defined, [(1 - COVERED) / 2, (1 + COVERED) / 2])
-    return float(low), float(high)
+    return expanded(values, n_sentences)
 
 
 Key = tuple[str, int | None]  # metric, layer
@@ -194,15 +198,17 @@ class SplitCounts:
     control: EdgeCounts | None = None
 
     def rows(self, grid: ProbeGrid, *, n_resamples: int, seed: int) -> Iterator[Row]:
-        """Yield the metrics of each seed; intervals are of the mean over the seeds, none of a single sentence."""
-        count = int(self.own.wanted.sum())
-        n_resamples = n_resamples if len(self.own.wanted) > 1 else 0  # every resample would be that sentence
+        """Yield the metrics of each seed; intervals are of the mean over seeds, none of fewer than five sentences."""
+        count, n_sentences = int(self.own.wanted.sum()), len(self.own.wanted)
+        n_resamples = n_resamples if n_sentences >= MIN_UNITS else 0
         counts = {"own": self.own, "constant": self.constant}
         if self.control is not None:
             counts["control"] = self.control
         f1 = resampled_f1(counts, n_resamples, seed=seed)
         of_seeds = [dict(_metrics(f1, grid, each)) for each in grid.seeds]
-        ends = {key: interval(np.mean([values[key][1:] for values in of_seeds], 0)) for key in of_seeds[0]}
+        ends = {key: interval(np.mean([values[key][1:] for values in of_seeds], 0), n_sentences) for key in of_seeds[0]}
+        if n_resamples:
+            ends |= self._of_f1(grid)
         expected = [float(values["expected_layer", None][0]) for values in of_seeds]
         why_not = undetermined(expected, ends["expected_layer", None] if n_resamples else None, grid.layers)
         for number, values in zip(grid.seeds, of_seeds, strict=True):
@@ -215,9 +221,17 @@ class SplitCounts:
                 yield {**common, "value": _defined(drawn[0]), "low": low, "high": high}
             gained = [values["differential", layer][0] for layer in grid.layers[1:]]
             yield {"seed": number, "count": count, "metric": "differential_kl", "value": kl_from_uniform(gained)}
-        constant = f1["constant"][:, 0]
-        low, high = interval(constant[1:])
-        yield {"count": count, "metric": "majority_f1", "value": _defined(constant[0]), "low": low, "high": high}
+        low, high = self.constant.interval([0]) if n_resamples else (None, None)
+        value = _defined(f1["constant"][0, 0])
+        yield {"count": count, "metric": "majority_f1", "value": value, "low": low, "high": high}
+
+    def _of_f1(self, grid: ProbeGrid) -> Iterator[tuple[Key, tuple[float, float]]]:
+        """Yield the interval of each F1, of the mean over the seeds."""
+        for name, counts in (("f1", self.own), ("control_f1", self.control)):
+            for before, of_seed in (("", grid.cumulative), *((("layer_", grid.by_layer),) if grid.layerwise else ())):
+                for layer, probes in zip(grid.layers, np.stack([of_seed(each) for each in grid.seeds], 1), strict=True):
+                    if counts is not None:
+                        yield (f"{before}{name}", layer), counts.interval(probes)
 
 
 def _metrics(

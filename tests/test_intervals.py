@@ -1,0 +1,141 @@
+"""Intervals hold as often as they say: by definition, and by simulation from known truths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.stats import binomtest, norm, t
+
+from embstore.analysis import summarize_geometry
+from embstore.analysis.change import Units
+from embstore.intervals import exact, expanded
+from embstore_studies.heads import effects
+from embstore_studies.study import ratio
+
+Floats = np.ndarray
+
+
+def test_expanded_percentiles_are_those_of_student_for_a_bootstrap_of_the_normal() -> None:
+    """The percentiles of a normal of the deviation that a bootstrap of n values has give the ends of Student's t."""
+    for n in (5, 12, 400):
+        drawn = norm.ppf((np.arange(1_000_000) + 0.5) / 1_000_000, scale=np.sqrt((n - 1) / n / n))
+        reach = t.ppf(0.975, n - 1) / np.sqrt(n)
+        assert expanded(np.append(drawn, np.nan), n) == pytest.approx((-reach, reach), rel=2e-3)
+
+
+def test_exact_intervals_are_those_of_a_binomial_of_as_many_answers_as_sentences_are_worth() -> None:
+    for k, n in ((0, 9), (7, 20), (9, 9)):
+        right = np.arange(n) < k
+        ends = binomtest(k, n).proportion_ci(0.95, "exact")
+        assert exact(right, np.ones(n)) == pytest.approx((ends.low, ends.high))
+        if 0 < k < n:
+            assert exact(3 * right, np.full(n, 3)) == pytest.approx((ends.low, ends.high)), (
+                "threefold answers count once"
+            )
+
+
+def share_of(hits: Callable[[np.random.Generator], bool], tries: int = 400) -> float:
+    random = np.random.default_rng(0)
+    return float(np.mean([hits(random) for _ in range(tries)]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "least"), [(5, 0.88), (10, 0.91), (30, 0.92)])
+def test_means_of_few_words_are_covered(n: int, least: float) -> None:
+    def hits(random: np.random.Generator) -> bool:
+        values = random.beta(8, 2, n)  # of mean .8
+        columns: dict[str, Any] = {"item": [f"w{at}" for at in range(n)] + [""], "value": [*values, values.mean()]}
+        fixed = {"layer": 0, "metric": "selfsim", "count": 9, "baseline": 0.0, "adjusted": 0.0}
+        frame = pl.DataFrame(columns).with_columns(**{name: pl.lit(each) for name, each in fixed.items()})
+        (row,) = summarize_geometry(frame, resamples=500, seed=int(random.integers(2**31))).to_dicts()
+        return bool(row["low"] <= 0.8 <= row["high"])
+
+    assert share_of(hits) >= least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sentences", [10, 20, 60])
+@pytest.mark.parametrize("accuracy", [0.6, 0.97, 0.995])
+def test_scores_near_one_are_covered(accuracy: float, sentences: int) -> None:
+    """Percentiles of resampled sentences hold in .30 of 10 sentences at .995: mostly nothing is wrong in them."""
+    spread = np.array([-0.5, 0.5]) * min(accuracy, 1 - accuracy)  # of easy and hard sentences
+
+    def hits(random: np.random.Generator) -> bool:
+        size = 1 + random.poisson(6, sentences)
+        low, high = exact(random.binomial(size, accuracy + random.choice(spread, sentences)), size)
+        return bool(low <= accuracy <= high)
+
+    assert share_of(hits) >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("n", [10, 30])
+def test_change_is_covered_also_where_there_is_none(n: int, shift: float) -> None:
+    """Plain percentiles of the distance of prototypes never hold for a word that does not change."""
+    base, change = np.random.default_rng(1).normal(size=(2, 50))
+    new = base + shift * change
+    true = {"prt": 1 - base @ new / np.linalg.norm(base) / np.linalg.norm(new)}
+
+    def hits(random: np.random.Generator) -> bool:
+        vectors = np.concatenate([mean + random.normal(size=(n, 50)) for mean in (base, new)])
+        units = Units.of(vectors, np.arange(2 * n) >= n, np.arange(2 * n), None)
+        low, high = units.intervals(300, random)["prt"]
+        return bool(low <= true["prt"] + 1e-12 <= high + 2e-12)
+
+    assert share_of(hits, 200) >= 0.88
+
+
+@pytest.mark.slow
+def test_ratios_of_documents_are_covered() -> None:
+    def hits(random: np.random.Generator) -> bool:
+        weights = 1 + random.poisson(3, 12)
+        _, low, high = ratio(random.binomial(weights, 0.7), weights, resamples=500, seed=int(random.integers(2**31)))
+        return low is None or high is None or bool(low <= 0.7 <= high)
+
+    assert share_of(hits) >= 0.9
+    assert ratio(np.ones(20), np.ones(20), resamples=9, seed=0) == (1.0, None, None), "nothing varies"
+
+
+def heads(random: np.random.Generator, gain: Floats, loss: Floats, *, n: int, labels: int, burst: int) -> np.ndarray:
+    """Counts of sentences without one head after the other; a changed sentence changes up to `burst` labels."""
+    size = 1 + random.poisson(labels, n) if labels else np.ones(n, int)
+    base = random.binomial(size, 0.9)
+    counts = [base]
+    for more, less in zip(gain, loss, strict=True):
+        touched = random.random((2, n)) < 1 / burst
+        gained = random.binomial(size - base, touched[0] * min(1, 10 * burst * more))
+        counts.append(base + gained - random.binomial(base, touched[1] * min(1, burst * less)))
+    return np.stack([np.stack([right, size, size], 1) for right in counts])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [0.0, 0.0005, 0.005, 0.03])
+@pytest.mark.parametrize(("n", "labels", "burst"), [(60, 0, 1), (300, 0, 1), (60, 12, 10), (300, 12, 1), (300, 12, 10)])
+def test_effects_of_all_heads_are_covered_together(n: int, labels: int, burst: int, scale: float) -> None:
+    """A simultaneous bootstrap holds in .67 to .92 of cases, and says 0 to 0 of a head that changes nothing here."""
+    gain, loss = scale * np.random.default_rng(1).random((2, 24))
+    whole = heads(np.random.default_rng(2), gain, loss, n=200_000, labels=labels, burst=burst).sum(1)
+    true = whole[:, 0] / whole[:, 1] - whole[0, 0] / whole[0, 1]
+
+    def hits(random: np.random.Generator) -> bool:
+        effect, low, high = effects(heads(random, gain, loss, n=n, labels=labels, burst=burst))
+        assert (low[1:] < effect[1:]).all()
+        assert (effect[1:] < high[1:]).all()
+        return bool(((low <= true) & (true <= high)).all())
+
+    assert share_of(hits, 200) >= 0.94
+
+
+def test_effects_shrink_with_the_sample_and_equal_heads_are_never_certain() -> None:
+    counts = np.random.default_rng(0).integers(0, 5, (1, 40, 3)).repeat(3, 0)
+    counts[..., 1:] = 5
+    effect, low, high = effects(counts)
+    assert not effect.any()
+    assert (low[1:] == -high[1:]).all()
+    wide, narrow = high[1], effects(counts.repeat(4, 1))[2][1]
+    assert 0 < 3 * narrow < wide < 0.1
