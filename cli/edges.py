@@ -64,7 +64,7 @@ def edges(
 
     Edge probing of Tenney et al. 2019, where P(l) is the probe of a mix of layers 0 to l: F1 of P(0) to P(L), what each
     layer adds, the mixing weights of P(L), their center of gravity and the expected layer, with 95 % intervals over
-    resampled sentences. The setting layerwise also trains a probe of each layer alone.
+    sentences. The setting layerwise also trains a probe of each layer alone.
     """
     options = probing.arguments(settings)
     es.EdgeProbe(**options)  # checks the settings before a store is read

@@ -105,6 +105,7 @@ def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
     gravity = float((weights["layer"] * weights["value"]).sum())
     (row,) = study.sections[0].rows
     assert row["center of gravity"].startswith(f"{gravity:.2f}")
+    assert row["P(0), paper"] == "0.890 (which model is not said)"
     study = run(studies.Liu2019(**common, seeds=(0, 1)), tasks, model, tmp_path / "liu")
     means = summary(study.frames["scores"].filter(encoder="trained").drop("model", "encoder"))
     value = means.filter(metric="layer_f1", split="dev", layer=2)["value"].item()
