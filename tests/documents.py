@@ -156,17 +156,9 @@ def write_studies(folder: Path, plain: str) -> None:
     vectors = [
         f"{word} {number % 7} {number % 5} {number % 3}\n" for number, word in enumerate(sorted(set(plain.split())))
     ]
-    for name in ("glove.txt", "crawl.vec"):
-        (folder / name).write_text(f"{len(vectors)} 3\n{''.join(vectors)}")
-    (folder / "word-benchmarks" / "similarity").mkdir(parents=True)
-    (folder / "word-benchmarks" / "similarity" / "pairs.txt").write_text("river water 8\nbank money 7\nriver court 1\n")
-    for word in NOUNS[:2]:
-        path = folder / "CoarseWSD-20" / word
-        path.mkdir(parents=True)
-        (path / "classes_map.txt").write_text(f'{{"0": "{word}_a", "1": "{word}_b"}}')
-        for part in ("train", "test"):
-            (path / f"{part}.data.txt").write_text("".join(f"1\tthe {word} {verb}\n" for verb in VERBS * 3))
-            (path / f"{part}.gold.txt").write_text("".join(f"{number % 2}\n" for number in range(len(VERBS) * 3)))
+    (folder / "glove.txt").write_text(f"{len(vectors)} 3\n{''.join(vectors)}")
+    (folder / "word-benchmarks").mkdir()
+    (folder / "word-benchmarks" / "pairs.txt").write_text("river water 8\nbank money 7\nriver court 1\n")
 
 
 def write_spans(folder: Path) -> None:

@@ -155,6 +155,7 @@ def test_an_expected_layer_outside_the_layers_is_not_determined() -> None:
 
 
 def test_a_single_sentence_has_no_intervals() -> None:
+    assert EdgeCounts(*np.zeros((2, 1, 9), int), np.zeros(9, int)).interval([0]) == (None, None), "nothing to find"
     counts = EdgeCounts(np.array([[1], [2], [3]]), np.full((3, 1), 4), np.array([4]))
     rows = list(SplitCounts(counts, counts).rows(ProbeGrid((0, 1, 2), (0,), False), n_resamples=9, seed=0))
     assert [row.get("low") for row in rows] == [row.get("high") for row in rows] == [None] * len(rows)
@@ -190,6 +191,8 @@ def test_intervals_cover_a_known_truth_if_targets_of_a_sentence_depend_on_each_o
         right = rng.binomial(targets, np.where(easy, 0.9, 0.3))[None]  # so F1, here accuracy, is 0.6
         full = np.full(sentences, targets)
         low, high = EdgeCounts(right, full[None], full).interval([0])
+        assert low is not None
+        assert high is not None
         covered += low <= 0.6 <= high
         share = right.sum() / (sentences * targets)
         naive += abs(share - 0.6) <= 1.96 * np.sqrt(share * (1 - share) / (sentences * targets))

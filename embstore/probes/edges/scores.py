@@ -38,10 +38,10 @@ class EdgeCounts:
         wanted = split.gold.sum(1) + split.unknown
         return cls(*(_by_sentence(counts, split) for counts in (right, said, wanted)))
 
-    def interval(self, probes: Sequence[int]) -> tuple[float, float]:
-        """Return the interval of the mean F1 of some probes."""
-        said = self.said[probes].mean(0)
-        return exact(self.right[probes].mean(0), (said + self.wanted) / 2)
+    def interval(self, probes: Sequence[int]) -> tuple[float | None, float | None]:
+        """Return the interval of the mean F1 of some probes; None if there was nothing to find and nothing was said."""
+        size = (self.said[probes].mean(0) + self.wanted) / 2
+        return exact(self.right[probes].mean(0), size) if size.any() else (None, None)
 
     def f1(self) -> NDArray[np.float64]:
         """Return the micro F1 of each probe over all sentences."""
@@ -225,7 +225,7 @@ class SplitCounts:
         value = _defined(f1["constant"][0, 0])
         yield {"count": count, "metric": "majority_f1", "value": value, "low": low, "high": high}
 
-    def _of_f1(self, grid: ProbeGrid) -> Iterator[tuple[Key, tuple[float, float]]]:
+    def _of_f1(self, grid: ProbeGrid) -> Iterator[tuple[Key, tuple[float | None, float | None]]]:
         """Yield the interval of each F1, of the mean over the seeds."""
         for name, counts in (("f1", self.own), ("control_f1", self.control)):
             for before, of_seed in (("", grid.cumulative), *((("layer_", grid.by_layer),) if grid.layerwise else ())):
