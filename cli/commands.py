@@ -146,7 +146,9 @@ class Command(TyperCommand):
         except EmbstoreError as error:
             options = {parameter.name: max(parameter.opts, key=len) for parameter in self.params if parameter.opts}
             names = {name: option for name, option in options.items() if "_" in name and option.startswith("--")}
-            error.args = (_in_options(str(error), names), *error.args[1:])
+            words = r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])"
+            if not str(error).startswith("--config"):
+                error.args = (re.sub(words, lambda word: names.get(word[0], word[0]), str(error)), *error.args[1:])
             raise
 
 
@@ -187,13 +189,6 @@ class _Value:
             allowed = allowed if self._least is None else f"{self._least} or more"
         name = max(param.opts, key=len) if param.param_type_name == "option" else param.metavar
         raise InvalidValueError(f"{name} {shown} is not allowed: give {allowed}; see {ctx.command_path} --help")
-
-
-def _in_options(message: str, names: dict[str, str]) -> str:
-    """Return a message with the options of the command in place of the names of Python arguments."""
-    if message.startswith("--config"):
-        return message
-    return re.sub(r"(?<![\w./-])[a-z]+(_[a-z]+)+(?![\w./(])", lambda found: names.get(found[0], found[0]), message)
 
 
 class Group(TyperGroup):

@@ -71,8 +71,16 @@ class Config:
         """Return what a file sets, each value as its type has it. Raises InvalidValueError."""
         if path is None or choice not in self.choices():
             return {}
+        import tomllib
+
+        try:
+            written = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
+        except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of too many digits
+            raise InvalidValueError(f"--config {path} is not TOML: {error}") from None
         allowed, values = self.settings(choice), {}
-        for key, value in _read(path).items():
+        for key, value in written.items():
             if key not in allowed:
                 raise InvalidValueError(f"--config {path}: {key} is not a setting: choose {', '.join(allowed)}")
             values[key] = _converted(value, allowed[key].kind)
@@ -123,17 +131,6 @@ def _texts(doc: str) -> dict[str, str]:
         for names, text in re.findall(r"^(\w[\w, ]*) :[^\n]*\n((?:    [^\n]*\n?|\n(?=    ))*)", section, re.M)
         for name in names.split(", ")
     }
-
-
-def _read(path: Path) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidValueError(f"--config {path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError, or a number of more digits than Python reads
-        raise InvalidValueError(f"--config {path} is not TOML: {error}") from None
 
 
 def _arms(kind: Any) -> tuple[Any, ...]:

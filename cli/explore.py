@@ -38,14 +38,11 @@ def explore(
         from embstore_explorer import serve
     except ImportError as error:
         raise MissingPackageError('this needs starlette and uvicorn: pip install "embstore[explore]"') from error
-    typed = _password() if password else None
+    typed = None
+    if password:
+        typed = os.environ.get(PASSWORD)
+        if typed is None:
+            typed = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
+        if len(typed) < MIN_PASSWORD:
+            raise InvalidValueError(f"the password has {len(typed)} characters: give {MIN_PASSWORD} or more")
     serve(stores, host=host, port=port, browser=browser, password=typed, model=model, probes=probes)
-
-
-def _password() -> str:
-    given = os.environ.get(PASSWORD)
-    if given is None:
-        given = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
-    if len(given) < MIN_PASSWORD:
-        raise InvalidValueError(f"the password has {len(given)} characters: give {MIN_PASSWORD} or more")
-    return given

@@ -145,7 +145,9 @@ def run(run: Run[Hewitt2019], data: Path) -> StudyResult:
         best[name] = layer = saved.best_layer()
         parts.append(labelled(frame, name, "trained", rank))
         for each in settings.ranks:
-            if each <= store.hidden_size and each != rank:
+            if each > store.hidden_size:
+                run.notes.append(f"{name}: rank {each} is left out, as its vectors have {store.hidden_size} numbers.")
+            elif each != rank:
                 probe = settings.probe(layers=[layer], rank=each)
                 frame = scored(run, bank, f"{name}-rank-{each}", store, probe)
                 parts.append(labelled(frame, name, "trained", each))

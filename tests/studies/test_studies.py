@@ -113,13 +113,14 @@ def test_tenney_and_liu(tasks: Path, model: Path, tmp_path: Path) -> None:
 
 
 def test_hewitt(treebank: Path, model: Path, tmp_path: Path) -> None:
-    settings = studies.Hewitt2019(n_sentences=20, ranks=(2, 8), tasks=(), epochs=2)
+    settings = studies.Hewitt2019(n_sentences=20, ranks=(2, 8, 64), tasks=(), epochs=2)
     assert settings.probe().training.epochs == 2
     study = run(settings, treebank, model, tmp_path / "out")
     frame = study.frames["structure"].filter(
         split="test", metric="uuas", layer=0, baseline=False, encoder="trained", rank=32
     )
     assert study.sections[0].rows[1]["UUAS"] == f"{frame['value'].mean():.3f}"
+    assert study.notes == ("tiny: rank 64 is left out, as its vectors have 32 numbers.",)
     with pytest.raises(InvalidValueError, match="unknown task"):
         studies.Hewitt2019(tasks=("ner",))
 
