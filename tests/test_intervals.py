@@ -139,3 +139,13 @@ def test_effects_shrink_with_the_sample_and_equal_heads_are_never_certain() -> N
     assert (low[1:] == -high[1:]).all()
     wide, narrow = high[1], effects(counts.repeat(4, 1))[2][1]
     assert 0 < 3 * narrow < wide < 0.1
+
+
+def test_entities_that_are_said_too_much_are_losses() -> None:
+    counts = np.zeros((3, 200, 3), int) + 2
+    counts[1, :40, 2] += 1  # an entity too much in forty sentences, so that the F1 is 800 of 840
+    effect, low, high = effects(counts)
+    assert effect.tolist() == pytest.approx([0, 800 / 840 - 1, 0])
+    lost = binomtest(20, 420).proportion_ci(1 - 0.05 / 2, "exact")  # an F1 loses half a label by each
+    assert low[1] - effect[1] == pytest.approx(-np.hypot(lost.high - 20 / 420, 0), rel=1e-6)
+    assert high[1] < 0 < high[2]
