@@ -13,6 +13,7 @@ from scipy.stats import binomtest, norm, t
 from embstore.analysis import summarize_geometry
 from embstore.analysis.change import Units
 from embstore.intervals import exact, expanded
+from embstore.probes.edges.scores import EdgeCounts, ProbeGrid, SplitCounts
 from embstore_studies.heads import effects
 from embstore_studies.study import ratio
 
@@ -70,6 +71,29 @@ def test_scores_near_one_are_covered(accuracy: float, sentences: int) -> None:
         return bool(low <= accuracy <= high)
 
     assert share_of(hits) >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sentences", "least"), [(10, 0.85), (20, 0.88), (60, 0.9)])
+def test_what_layers_add_is_covered(sentences: int, least: float) -> None:
+    """The last gain and the expected layer of P(0), P(1) and P(2), whose answers to a target are alike."""
+    share = np.array([0.6, 0.75, 0.8])
+    missed, tries = {"differential": 0, "expected_layer": 0}, 200
+    random = np.random.default_rng(0)
+    for _ in range(tries):
+        size = 1 + random.poisson(6, sentences)
+        eased = random.choice([-0.15, 0.15], sentences)
+        drawn = [random.random(count) for count in size]
+        right = np.array(
+            [[(each < one + more).sum() for each, more in zip(drawn, eased, strict=True)] for one in share]
+        )
+        counts = EdgeCounts(right, np.tile(size, (3, 1)), size)
+        rows = SplitCounts(counts, counts).rows(ProbeGrid((0, 1, 2), (0,), False), n_resamples=400, seed=0)
+        for row in rows:
+            if row["metric"] in missed and row.get("low") is not None and row["layer"] in (2, None):
+                true = 0.05 if row["metric"] == "differential" else (1 * 0.15 + 2 * 0.05) / 0.2
+                missed[row["metric"]] += not row["low"] <= true <= row["high"]
+    assert max(missed.values()) <= (1 - least) * tries, missed
 
 
 @pytest.mark.slow
