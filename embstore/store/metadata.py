@@ -167,9 +167,13 @@ def document_crc32c(fields: Mapping[str, Any]) -> int:
 
 def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray]]:
     """Parse the attribute "embstore" of the store at `path`."""
-    version = fields.get("format_version") if isinstance(fields, dict) else None
-    if not isinstance(fields, dict) or not isinstance(version, int) or version < 1:
+    if not isinstance(fields, dict) or "format_version" not in fields:
         raise StoreFormatError(f"{path} is not an embstore store: its root has no attribute 'embstore'")
+    version = fields["format_version"]
+    if type(version) is not int or version < 1:
+        raise StoreFormatError(
+            f"{path} has the store format {quoted(version)}, which is not a whole number from 1 on: {REPAIR_HINT}"
+        )
     if version > FORMAT_VERSION:
         raise StoreFormatError(
             f"{path} has store format {version}, newer than {FORMAT_VERSION}, "
@@ -202,6 +206,9 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         for name, array in arrays.items():
             if not all(0 <= size <= MAX_SIZE for size in array.shape):
                 raise InvalidValueError(f"{name} has the shape {list(array.shape)}")
+        center = (len(metadata.layers), metadata.hidden_size)
+        if "center" in arrays and (metadata.dtype != "int8" or arrays["center"].shape != center):
+            raise InvalidValueError(f"center of {metadata.dtype} has the shape {list(arrays['center'].shape)}")
         return metadata, arrays
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise StoreDamagedError(f"the metadata of {path} is incomplete ({error}): {REPAIR_HINT}") from error

@@ -373,7 +373,7 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     [
         (b"", StoreDamagedError, "is not JSON"),
         (b'{"zarr_format": 3, "node_type": "group"}', StoreFormatError, "no attribute 'embstore'"),
-        (b'{"attributes": {"embstore": {"format_version": "1"}}}', StoreFormatError, "no attribute 'embstore'"),
+        (b'{"attributes": {"embstore": {"format_version": "1"}}}', StoreFormatError, "not a whole number"),
         (b'{"attributes": {"embstore": {"format_version": 1}}}', StoreDamagedError, "was changed"),
         (b'{"attributes": {"embstore": {"format_version": 2}}}', StoreFormatError, "upgrade embstore"),
     ],
@@ -426,3 +426,21 @@ def test_rows_that_the_metadata_only_claim_take_no_memory(tmp_path: Path, suffix
         open_store(path).vectors([0, rows - 1], layers=3)
     assert not verify(path).ok
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
+
+
+@pytest.mark.parametrize("suffix", KINDS)
+def test_a_format_version_that_is_no_whole_number_is_named(tmp_path: Path, suffix: str) -> None:
+    path = KINDS[suffix].prepare(tmp_path)
+    for version in ("1", "new", 1.0, True, None, 0, -3, [1], {}):
+        change_metadata(path, lambda attribute, version=version: attribute.update(format_version=version))  # type: ignore[misc]
+        assert f"has the store format {version!r}, which is not a whole number" in refusal(path, StoreFormatError)
+    change_metadata(path, lambda attribute: attribute.pop("format_version"))
+    assert "is not an embstore store" in refusal(path, StoreFormatError)
+
+
+@pytest.mark.parametrize("shape", [[3, 1], [1, 16], [3, 0], [3, 17], [16], [3, 16, 1], []])
+def test_a_center_that_would_be_spread_over_other_rows_is_refused(tmp_path: Path, shape: list[int]) -> None:
+    path = tmp_path / "s.zarr"
+    example_store(dtype="int8").make(path)
+    change_metadata(path, lambda attribute: attribute["arrays"]["center"].update(shape=shape))
+    assert "center of int8 has the shape" in refusal(path, StoreDamagedError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.store import Strings
-from embstore.store.check.consistency import occurrence_faults
-from embstore.store.index import rows_by_type
+from embstore.store.arrays import frozen_arrays
+from embstore.store.check.consistency import column_faults, occurrence_faults
+from embstore.store.index import Contexts, Index, rows_by_type
 from embstore.store.layout import SHARD_NBYTES, Layout
+from tests.store_making import make_store
 
 
 @given(st.lists(st.text(max_size=6), max_size=30), st.text(max_size=6))
@@ -67,3 +70,42 @@ def test_partitions_cover_all_rows_once(rows: int, layers: int, hidden_size: int
     if layout.n_partitions > 1:
         assert layout.span(0)[1] == layout.span(1)[0] == size
     assert size == 256 or size // 2 < rows
+
+
+def changed_columns(column: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield what a column that all checksums vouch for may be instead."""
+    yield from (column[:0], column[:1], column[:-1], np.append(column, column[-1:]), column[None], column[::-1])
+    info = np.iinfo(column.dtype)
+    for value in (info.min, -1, 0, 1, info.max):
+        if info.min <= value:
+            yield np.full_like(column, value)
+            for place in (0, len(column) // 2, -1):
+                one = column.copy()
+                one[place : place + 1 or None] = value
+                yield one
+
+
+def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
+    """What is wrong is a line, whatever the column; and what passes is an index that can be read."""
+    made = make_store(tmp_path / "s.zarr", sentences=30, years=True)
+    metadata, first = made.store.metadata, made.store.index
+    words = np.concatenate([[0], np.cumsum(first.texts.n_words())])
+    starts = np.arange(0, 30, 3)
+    contexts = Contexts(words[starts], words[np.minimum(starts + 3, 30)], first.indptr[np.append(starts, 30)])
+    index = first.changed(contexts=contexts)
+    with rows_by_type(index.type, len(index.words), tmp_path) as by_type:
+        columns = {name: array.copy() for name, array in frozen_arrays(metadata, index, by_type, None).items()}
+    assert list(column_faults(columns, metadata)) == []
+    assert {name.split("/")[0] for name in columns} >= {"contexts", "documents", "labels", "sentences", "types"}
+    found = 0
+    for name, column in columns.items():
+        for other in changed_columns(column):
+            changed = {**columns, name: other}
+            faults = list(column_faults(changed, metadata))
+            found += bool(faults)
+            if not faults:
+                again = Index(changed, metadata.fields)
+                assert len(list(again.texts)) == 30
+                assert [again.words[number] for number in again.type.tolist()] != []
+                assert again.by_type[1].max() < made.store.n_rows
+    assert found > 400

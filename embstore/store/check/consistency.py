@@ -41,10 +41,14 @@ def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> It
 
 def index_faults(index: Index, n_rows: int) -> Iterator[str]:
     """Yield a line for each inconsistency of the index of a store with `n_rows` rows."""
-    wrong = list(_shape_faults(index, n_rows))
-    if wrong:
-        yield from wrong
-        return
+    for check in (_shape_faults, _value_faults, _relation_faults):  # each counts on what those before have checked
+        faults = list(check(index, n_rows))
+        yield from faults
+        if faults:
+            return
+
+
+def _value_faults(index: Index, n_rows: int) -> Iterator[str]:
     yield from _strings_faults("types/form", index.words)
     yield from _strings_faults("sentences/text", index.texts)
     ranges: list[tuple[str, NDArray[np.integer], int, int | None]] = [
@@ -54,15 +58,29 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
         ("occurrences/subwords", index.subwords, 1, None),
         ("sentences/source", index.source, 0, None),
     ]
-    yield from _field_faults(index)
-    if not _separates(index.texts):
-        yield "sentences/text has a U+001F that does not separate two words"
     for name, field in index.fields.items():
+        yield from _strings_faults(f"documents/fields/{name}/name", field.names)
         ranges.append((f"documents/fields/{name}/codes", field.codes, -1, len(field.names)))
     for column, labels in index.own_labels.items():
         yield from labels_faults(column, labels, n_rows)
     for name, values, low, high in ranges:
         yield from _range_faults(name, values, low, high)
+
+
+def _relation_faults(index: Index, n_rows: int) -> Iterator[str]:
+    if not _separates(index.texts):
+        yield "sentences/text has a U+001F that does not separate two words"
+    for name, field in index.fields.items():
+        path = f"documents/fields/{name}/name"
+        try:
+            is_valid = all(map(_is_value, field.names, field.values))
+            ascends = all(before < after for before, after in pairwise(field.values))
+        except ValueError:
+            is_valid = ascends = False
+        if not is_valid:
+            yield f"{path} holds a value that is not of kind {field.kind}"
+        elif not ascends:
+            yield f"{path} does not hold distinct values of kind {field.kind}, ascending"
     if not _ascends(index.sentence):
         yield "occurrences/sentence does not ascend: rows must be in corpus order"
     elif not _points_at(index.indptr, index.sentence, len(index.texts)):
@@ -75,7 +93,7 @@ def _context_faults(index: Index, n_rows: int) -> Iterator[str]:
     contexts = index.contexts
     assert contexts is not None
     start, stop, indptr = contexts.start, contexts.stop, contexts.indptr
-    if not len(start) == len(stop) == len(indptr) - 1:
+    if not 0 < len(start) == len(stop) == len(indptr) - 1:
         yield "contexts/start, contexts/stop and contexts/indptr do not fit each other"
     elif not _ascends(start) or not _ascends(stop) or not (start < stop).all() or start[0] < 0:
         yield "contexts/start and contexts/stop are not ascending runs of words"
@@ -116,13 +134,17 @@ def occurrence_faults(
 
 
 def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
+    faults = []
     for name, array in index.arrays().items():
         if array.ndim != 1:
-            yield f"{name} has {array.ndim} dimensions, not 1"
+            faults.append(f"{name} has {array.ndim} dimensions, not 1")
         elif name.startswith("occurrences/") and len(array) != n_rows:
-            yield f"{name} has {len(array)} rows and the store {n_rows}"
-        elif name.endswith("_offsets") and len(array) < 1:
-            yield f"{name} is empty; it must begin with 0"
+            faults.append(f"{name} has {len(array)} rows and the store {n_rows}")
+        elif name.endswith(("_offsets", "indptr")) and len(array) < 1:
+            faults.append(f"{name} is empty; it must begin with 0")
+    if faults:  # what follows counts by these columns
+        yield from faults
+        return
     if len(index.indptr) != len(index.texts) + 1 or len(index.source) != len(index.texts):
         yield "sentences/indptr and sentences/source do not fit the number of sentences"
     if index.document is not None:
@@ -155,22 +177,6 @@ def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
         if (strings.data[firsts[firsts < len(strings.data)]] & 0xC0 == 0x80).any():
             yield f"{name}_offsets points into the middle of a character"
             return
-
-
-def _field_faults(index: Index) -> Iterator[str]:
-    for name, field in index.fields.items():
-        path = f"documents/fields/{name}/name"
-        faults = list(_strings_faults(path, field.names))
-        yield from faults
-        try:
-            is_valid = bool(faults) or all(map(_is_value, field.names, field.values))
-            ascends = bool(faults) or all(before < after for before, after in pairwise(field.values))
-        except ValueError:
-            is_valid = ascends = False
-        if not is_valid:
-            yield f"{path} holds a value that is not of kind {field.kind}"
-        elif not ascends:
-            yield f"{path} does not hold distinct values of kind {field.kind}, ascending"
 
 
 def _is_value(name: str, value: Any) -> bool:

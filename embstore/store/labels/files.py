@@ -66,6 +66,7 @@ class LabelFiles:
             whole = fields["crc32c"] == document_crc32c(fields)
             files = {name: LabelFile(**each) for name, each in fields["labels"].items()} if whole else {}
             rows, version = fields["rows"], fields["format_version"]
+            whole = whole and type(version) is int
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             whole = False
         if not whole:
