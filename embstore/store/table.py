@@ -8,9 +8,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from embstore.errors import COLUMNS, InvalidValueError, quoted
+from embstore.errors import COLUMNS, InvalidValueError, StoreDamagedError, quoted
 from embstore.spacing import natural
 from embstore.store.index import Field, Index, Strings
+from embstore.store.storage.files import REPAIR_HINT
 
 _TYPES: dict[str, type[pl.DataType]] = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
 
@@ -77,4 +78,8 @@ def _enumeration(name: str, codes: NDArray[np.generic], names: Strings) -> pl.Se
     """Return a column of names from their numbers, null for -1."""
     series = pl.Series(name, codes, dtype=pl.Int32)
     present = pl.select(pl.when(series >= 0).then(series).cast(pl.UInt32)).to_series()
-    return present.cat.to(pl.Enum(list(names))).alias(name)
+    try:
+        categories = pl.Enum(list(names))
+    except ValueError:
+        raise StoreDamagedError(f"the names of the column {name!r} are not distinct: {REPAIR_HINT}") from None
+    return present.cat.to(categories).alias(name)

@@ -26,6 +26,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
 )
 from embstore.store import Store, StoreWriter, open_store
+from embstore.store import verify as verify_store
 from embstore.store.arrays import ArraySpec
 from embstore.store.reading import mapped
 from embstore.store.vectors import VALUE_DTYPE
@@ -374,3 +375,14 @@ def test_a_chunk_beyond_the_end_of_its_file_is_refused(tmp_path: Path) -> None:
     assert out[1].tobytes() == bytes(range(8, 16))
     with pytest.raises(StoreDamagedError, match="beyond the end of its file"):
         layer.take(np.array([6, 0]), [file], out)
+
+
+@pytest.mark.parametrize("name", ["types/form", "labels/upos/name"])
+def test_names_that_damage_has_made_equal_are_one_line(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "s.zarr"
+    example().make(path)
+    names = path / f"{name}_bytes/c/0"
+    names.write_bytes(bytes(names.stat().st_size))
+    with pytest.raises(StoreDamagedError, match=r"names of the column .* are not distinct: run"):
+        open_store(path).table()
+    assert not verify_store(path).ok
