@@ -40,7 +40,6 @@ def neighbors(
     queries: Queries = 3,
     metric: opt.Metric = "cosine",
     centered: opt.Centered = False,
-    components: opt.Components = 0,
     label: Labels = None,
     exclude: Exclude = None,
     index: Index = None,
@@ -53,7 +52,7 @@ def neighbors(
     """
     if (query is None) == (row is None):
         raise InvalidValueError("give one query: WORD or --row N")
-    options: dict[str, Any] = {"metric": metric, "centered": centered, "n_components": components, "k": k}
+    options: dict[str, Any] = {"metric": metric, "centered": centered, "k": k}
     if not _is_store(source):
         if row is not None or label or layers != "last":
             raise InvalidValueError(f"{source} holds word vectors, without rows, labels and layers: leave these out")

@@ -48,7 +48,6 @@ Metric = Annotated[
     Literal["cosine", "ip", "l2"], option("NAME", "cosine similarity, ip (inner product) or l2 (Euclidean distance).")
 ]
 Centered = Annotated[bool, typer.Option("--centered", help="Subtract the layer's mean first.")]
-Components = Annotated[int, option("N", "Also remove the first N principal components of the layer.", min=0)]
 MinContexts = Annotated[int, option("N", "Only words that occur in N different sentences or more.", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[Path | None, option("FILE", "Also write the table to FILE.{csv,parquet,json}.", "--out")]

@@ -152,7 +152,6 @@ class Search:
         *,
         n_best: int | None = None,
         mean: np.ndarray | None = None,
-        components: np.ndarray | None = None,
         groups: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
         self.scores = np.full((len(queries), capacity), np.nan, np.float32)
@@ -161,12 +160,11 @@ class Search:
         self.least = np.full(padded_queries(len(queries)), np.inf, np.float32)
         self.least[: len(queries)] = -np.inf
         length = 0.0 if mean is None else float(np.linalg.norm(mean))
-        components = np.empty((0, queries.shape[1])) if components is None else components
         of_rows, of_queries = (
             ([], np.empty((0, len(queries)), np.int64)) if groups is None else ([groups[0]], groups[1])
         )
         self.kernel = Candidates(
-            queries, pack_queries(queries), metric, mean, length, components, of_rows, of_queries,
+            queries, pack_queries(queries), metric, mean, length, of_rows, of_queries,
             n_best or capacity - 1, self.scores, self.rows, self.filled, self.least,
         )  # fmt: skip
 
@@ -355,19 +353,16 @@ def test_many_candidates_and_ties_leave_out_none_of_the_best(target: int, repeat
         assert np.nanmin(found[query]) >= search.least[query]
 
 
-@pytest.mark.parametrize("n_components", [0, 2])
 @pytest.mark.parametrize("n_queries", [1, 3, 30])
-def test_mean_and_components_are_subtracted(target: int, n_queries: int, n_components: int) -> None:
+def test_the_mean_is_subtracted(target: int, n_queries: int) -> None:
     generator = np.random.default_rng(2)
     size = 37
     stored, exact = as_stored(generator.standard_normal((50, size)) + 3, HALF)
     mean = exact.mean(0).astype(np.float32)
-    components = np.linalg.qr(generator.standard_normal((size, 2)))[0].T.copy()[:n_components]
     queries = generator.standard_normal((n_queries, size)).astype(np.float32)
     moved = exact - mean
-    moved -= moved @ components.T @ components
     for metric in (COSINE, PRODUCT, DISTANCE):
-        search = Search(queries, metric, 60, mean=mean, components=components)
+        search = Search(queries, metric, 60, mean=mean)
         assert not search.add(stored, HALF)[0].any()
         expected = order_scores(moved, queries, metric)
         assert np.allclose(search.table(50), expected, atol=2e-5 * np.abs(expected).max())

@@ -13,7 +13,6 @@ from .neighbors.find import encode_word as encode_word
 from .neighbors.find import encoder_of as encoder_of
 from .neighbors.index import build_index as build_index
 from .neighbors.index import list_indexes as list_indexes
-from .neighbors.index import measure_recall as measure_recall
 from .neighbors.index import open_index as open_index
 from .neighbors.index import remove_index as remove_index
 from .neighbors.labels import knn_labels as knn_labels

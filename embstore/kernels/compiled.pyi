@@ -54,9 +54,8 @@ def padded_queries(n_queries: int) -> int:
 class Candidates:
     """Collects the best rows of each query in float32: product minus half the squared length for a distance.
 
-    `queries` [q, feature] and `packed`, the same by `pack_queries`. `mean` [feature] is subtracted from rows, then
-    `components` [c, feature] are projected out. A row in the group of a query is excluded: `row_groups` is a list of
-    int64 [row], `query_groups` int64 [g, q], -1 for none.
+    `queries` [q, feature] and `packed`, the same by `pack_queries`. `mean` [feature] is subtracted from rows. A row in
+    the group of a query is excluded: `row_groups` is a list of int64 [row], `query_groups` int64 [g, q], -1 for none.
 
     The arrays that are filled: `scores` and `rows` [q, capacity], of which `filled` [q] are set; once all are, the
     `n_best` best and somewhat more remain, and `least` [padded q] is the lowest of them. Rows must have higher scores
@@ -70,7 +69,6 @@ class Candidates:
         metric: int,
         mean: NDArray[np.float32] | None,
         mean_length: float,
-        components: NDArray[np.float64],
         row_groups: list[NDArray[np.int64]],
         query_groups: NDArray[np.int64],
         n_best: int,
@@ -134,19 +132,6 @@ class Candidates:
 
         `levels` are [group, byte], `weights` and `terms` by level and query. Changes the bounds. Returns how many
         groups were read. Raises ValueError where all rows might not fit.
-        """
-
-    def refine(
-        self,
-        level: int,
-        records: NDArray[np.uint8],
-        places: NDArray[np.int64],
-        weights: NDArray[np.int16],
-        terms: NDArray[np.uint8],
-    ) -> int:
-        """Add a further level to the scores of the candidates, and leave those out whose bound is not above 0.
-
-        Candidate i of a query has record number `places` [q, capacity]. Returns how many records are damaged.
         """
 
 def score_pairs(

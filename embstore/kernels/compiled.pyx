@@ -2,7 +2,7 @@
 """Compiled loops over arrays, which release the GIL. Each checks the shapes of its arguments, not their values."""
 
 from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from libc.stdint cimport int8_t, int16_t, int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
 import numpy as np
@@ -13,16 +13,14 @@ cdef extern from "kernels.h" nogil:
         CODES, PRODUCT
         SKETCH_SIZE
         SKETCH_GROUP
-        SKETCH_ROW_NBYTES
         SKETCH_GROUP_NBYTES
     ctypedef struct search_t:
-        int64_t size, n_queries, n_components, n_groups, n_best, capacity
+        int64_t size, n_queries, n_groups, n_best, capacity
         int metric
         float mean_length
         const float *queries
         const float *panels
         const float *mean
-        const double *components
         const int64_t **row_groups
         const int64_t *query_groups
         float *scores
@@ -82,10 +80,6 @@ cdef extern from "kernels.h" nogil:
     int64_t choose_sketch(
         const search_t *search, const sketch_block_t *block, const uint8_t **levels, int n_levels,
         const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits
-    )
-    int64_t refine_sketch(
-        const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
-        const sketch_terms_t *terms
     )
     void c_score_pairs "score_pairs" (
         const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
@@ -196,7 +190,6 @@ cdef class Candidates:
         int metric,
         const float[::1] mean,
         float mean_length,
-        const double[:, ::1] components,
         row_groups,
         const int64_t[:, ::1] query_groups,
         int64_t n_best,
@@ -214,14 +207,14 @@ cdef class Candidates:
             raise ValueError("the candidates are not those of the queries")
         if scores.shape[1] != rows.shape[1] or not 0 < n_best < scores.shape[1]:
             raise ValueError("the candidates have no place for the best of them and one more")
-        if (mean is not None and mean.shape[0] != size) or (components.shape[0] and components.shape[1] != size):
-            raise ValueError("mean and components are not of the size of the queries")
+        if mean is not None and mean.shape[0] != size:
+            raise ValueError("the mean is not of the size of the queries")
         if query_groups.shape[0] != len(row_groups) or (len(row_groups) and query_groups.shape[1] != n_queries):
             raise ValueError("the groups of rows and of queries do not fit")
         if panels is None and n_queries > FEW_QUERIES:
             raise ValueError("more queries than a few must be packed")
         self._buffer = _floats(buffer_floats(size, n_queries))
-        self._arrays = (queries, panels, mean, components, row_groups, query_groups, scores, rows, filled, least)
+        self._arrays = (queries, panels, mean, row_groups, query_groups, scores, rows, filled, least)
         self._groups = <const int64_t **>malloc(sizeof(int64_t *) * (len(row_groups) + 1))
         for group in range(len(row_groups)):
             column = row_groups[group]
@@ -231,8 +224,6 @@ cdef class Candidates:
         search.panels = NULL if panels is None else &panels[0]
         search.mean = NULL if mean is None else &mean[0]
         search.mean_length = mean_length
-        search.n_components = components.shape[0]
-        search.components = &components[0, 0] if components.shape[0] else NULL
         search.n_groups, search.row_groups = len(row_groups), self._groups
         search.query_groups = &query_groups[0, 0] if len(row_groups) else NULL
         search.n_best, search.capacity = n_best, scores.shape[1]
@@ -335,28 +326,6 @@ cdef class Candidates:
                 NULL if norms is None else &norms[0], &bounds[0, 0], &limits[0]
             )
         return n_read
-
-    def refine(
-        self,
-        int level,
-        const uint8_t[:, ::1] records,
-        const int64_t[:, ::1] places,
-        const int16_t[:, ::1] weights,
-        const uint8_t[:, ::1] terms,
-    ):
-        cdef int64_t n_damaged = 0
-        if records.shape[1] != SKETCH_ROW_NBYTES:
-            raise ValueError("the records are of another size")
-        if places.shape[0] != self._search.n_queries or places.shape[1] != self._search.capacity:
-            raise ValueError("the places are not those of the candidates")
-        self._check_terms(1, weights.shape[0], weights.shape[1], terms)
-        if records.shape[0]:
-            with nogil:
-                n_damaged = refine_sketch(
-                    &self._search, level, &records[0, 0], &places[0, 0], &weights[0, 0],
-                    <const sketch_terms_t *>&terms[0, 0]
-                )
-        return n_damaged
 
     cdef sketch_block_t _block(
         self,

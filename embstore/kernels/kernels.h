@@ -60,8 +60,6 @@ typedef struct {
     const float *panels;       /* the queries as pack_queries lays them out; NULL: rows are multiplied as they are read */
     const float *mean;         /* [size], subtracted from each row; NULL for none */
     float mean_length;
-    const double *components;  /* [n_components, size], then projected out */
-    int64_t n_components;
     /* A row in the group of a query is excluded: column g has the group of each row, and queries [g, n_queries] those
        of the queries, -1 for none. */
     int64_t n_groups;
@@ -88,12 +86,11 @@ void pack_queries(const float *queries, int64_t n_queries, int64_t size, float *
    FINE. */
 int64_t search_rows(const search_t *search, const block_t *block, uint8_t *state, float *longest);
 
-/* A sketch has 4 bits of each feature, in levels of SKETCH_SIZE features. After the codes of a row come three bfloat16:
-   its scale, and upper bounds of the length of what the codes leave out and of all features of further levels. Grouped
-   levels hold SKETCH_GROUP rows together: byte [i / 8, row, i % 4] has feature i where i % 8 < 4, and feature i + 4. In
-   the others byte i of a row has features i and i + SKETCH_SIZE / 2, and a last word makes the sum of the number of the
-   row, the level and 2 i + 1 times each 16-bit word i a multiple of 2^16. The lower half of a byte comes first. */
-enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_ROW_NBYTES = 40, SKETCH_GROUP_NBYTES = 608 };
+/* A sketch has 4 bits of each feature, in levels of SKETCH_SIZE features. A level holds SKETCH_GROUP rows together: byte
+   [i / 8, row, i % 4] has feature i where i % 8 < 4 in its lower half, and feature i + 4 in the upper one. After them come
+   three bfloat16 of each row: its scale, and upper bounds of the length of what the codes leave out and of all features
+   of further levels. */
+enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_GROUP_NBYTES = 608 };
 
 /* What a query makes of a level. Value of a row, of which `step`, `spread` and `of_error` are in each level:
    base + scale (step (2 product - offset) + spread) + of_error error + of_norm norm + of_square norm^2; its bound has
@@ -118,19 +115,13 @@ void scan_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *groups, const int8_t *weights,
     const sketch_terms_t *terms, const uint16_t *norms, const uint8_t *allowed, float *bounds);
 
-/* Add the grouped levels after the first to the bounds of groups of which one is above the limit of a query, and the rows
-   that are above it still to a search, with their values minus the limit; both times the norm if the terms divide by it.
-   `weights` and `terms` are by level and query. Returns how many groups were read. */
+/* Add the levels after the first to the bounds of groups of which one is above the limit of a query, times the norm if the
+   terms divide by it, and add the rows that are above it still to a search. `weights` and `terms` are by level and query.
+   Returns how many groups were read. */
 enum { SKETCH_LIST = 64 };
 int64_t choose_sketch(
     const search_t *search, const sketch_block_t *block, const uint8_t *const *levels, int n_levels,
     const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits);
-
-/* Add the products of a further level to the values of the candidates; those whose bound is not above 0 are removed. The
-   record of candidate i of a query is number places[query, i]. Returns how many records are damaged. */
-int64_t refine_sketch(
-    const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
-    const sketch_terms_t *terms);
 
 /* The scores in float64 of pairs: query owners[i] (at unit length for COSINE) and row numbers[i]. The order of additions
    is the same for all pairs, so that equal vectors have equal scores. DISTANCE is Euclidean. */

@@ -97,7 +97,6 @@ class Candidates:
         metric: int,
         mean: NDArray[np.float32] | None,
         mean_length: float,
-        components: NDArray[np.float64],
         row_groups: list[NDArray[np.int64]],
         query_groups: NDArray[np.int64],
         n_best: int,
@@ -106,7 +105,7 @@ class Candidates:
         filled: NDArray[np.int64],
         least: NDArray[np.float32],
     ) -> None:
-        self.queries, self.metric, self.mean, self.components = queries, metric, mean, components
+        self.queries, self.metric, self.mean = queries, metric, mean
         self.mean_length = np.float32(mean_length)
         self.row_groups, self.query_groups, self.n_best = row_groups, query_groups, n_best
         self.scores, self.rows, self.filled, self.least = scores, rows, filled, least
@@ -147,9 +146,6 @@ class Candidates:
             values = values - self.mean
         squares = _squares(values)
         subtracted = np.sqrt(squares) + 2 * self.mean_length
-        if len(self.components):
-            values = values - (values @ self.components.T @ self.components).astype(np.float32)
-            squares = _squares(values)
         if self.metric == COSINE:
             odd = np.flatnonzero(~((squares > SMALLEST) & (squares < np.inf)))
             largest = np.abs(values[odd]).max(1, initial=0)

@@ -188,7 +188,6 @@ static inline int64_t number_of(const block_t *block, int64_t i) {
 static reading_t reading_of(const search_t *search, const block_t *block) {
     float length = search->mean && search->metric == COSINE ? 3 * search->mean_length / (CANCELLED - 1) : 0;
     reading_t reading = {search->mean, block->center, length * length > SMALLEST ? length * length : SMALLEST};
-    if (search->n_components) reading.least_square = INFINITY;
     return reading;
 }
 
@@ -227,13 +226,6 @@ int64_t choose_sketch(
     const int8_t *weights, const sketch_terms_t *terms, const uint16_t *norms, float *bounds, const float *limits
 ) {
     return CHOOSE(choose_sketch)(search, block, levels, n_levels, weights, terms, norms, bounds, limits);
-}
-
-int64_t refine_sketch(
-    const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
-    const sketch_terms_t *terms
-) {
-    return CHOOSE(refine_sketch)(search, level, records, places, weights, terms);
 }
 
 void score_pairs(

@@ -118,19 +118,6 @@ INLINE TARGET float NAME(square_of)(float *row, int64_t size) {
     return NAME(read_row)(own, FLOAT, NULL, NULL, size, row);
 }
 
-/* Remove components from a row of floats: their products with it are float64. */
-TARGET static void NAME(project_out)(const double *components, int64_t n_components, int64_t size, float *row) {
-    for (; n_components--; components += size) {
-        double parts[8] = {0};
-        int64_t j = 0;
-        for (; j + 8 <= size; j += 8)
-            UNROLL for (int i = 0; i < 8; i++) parts[i] += (double)row[j + i] * components[j + i];
-        for (; j < size; j++) parts[0] += (double)row[j] * components[j];
-        double along = ((parts[0] + parts[1]) + (parts[2] + parts[3])) + ((parts[4] + parts[5]) + (parts[6] + parts[7]));
-        for (j = 0; j < size; j++) row[j] -= (float)(along * components[j]);
-    }
-}
-
 /* The row, in floats, as it is compared, but for its length: product times *scale minus *bias is a score that orders
    rows as the metric does. */
 TARGET static int NAME(transform_row)(
@@ -144,10 +131,6 @@ TARGET static int NAME(transform_row)(
         square = NAME(square_of)(row, size);
     }
     float subtracted = sqrtf(square) + 2 * search->mean_length;
-    if (search->n_components) {
-        NAME(project_out)(search->components, search->n_components, size, row);
-        square = NAME(square_of)(row, size);
-    }
     if (search->metric != COSINE) {
         if (!(square < INFINITY)) return BAD;
         if (square > *longest) *longest = square;
@@ -168,7 +151,7 @@ TARGET static int NAME(transform_row)(
     return FINE;
 }
 
-/* Like transform_row for a row that was read without the components; most need no look at their values. */
+/* Whether transform_row needs no look at the values of a row, as for most. */
 INLINE TARGET int NAME(is_plain)(const reading_t *reading, float square) {
     return reading->least_square < square && square < INFINITY;
 }

@@ -1,5 +1,5 @@
-/* Sketches: codes of 4 bits in levels of 64 features. Those of the grouped levels are multiplied with queries of 8 bits,
-   16 rows at a time, those of further levels with queries of 16 bits; all in integers. */
+/* Sketches: codes of 4 bits in levels of 64 features, which are multiplied with queries of 8 bits, 16 rows at a time, in
+   integers. */
 
 /* The integer products of a group of rows with a query: 4 features of each row fill 32 bits, and the sums of 8 products
    of codes and weights, 2 x 8 x 15 x 127 at most, fit 16 bits. */
@@ -36,31 +36,6 @@ INLINE TARGET void NAME(multiply_group)(const uint8_t *codes, const int8_t *weig
     for (int part = 0; part < SKETCH_SIZE / 8; part++, weights += 8)
         for (int at = 0; at < 4 * SKETCH_GROUP; at++, codes++)
             products[at / 4] += (*codes & 0xF) * weights[at % 4] + (*codes >> 4) * weights[at % 4 + 4];
-#endif
-}
-
-/* The integer product of the codes of one row with a query: byte i holds features i and i + 32. */
-INLINE TARGET int32_t NAME(multiply_row)(const uint8_t *codes, const int16_t *weights) {
-#if WIDTH >= 8
-    const __m256i bytes = _mm256_loadu_si256((const __m256i *)codes), mask = _mm256_set1_epi8(0xF);
-    const __m256i halves[2] = {
-        _mm256_and_si256(bytes, mask), _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask)};
-    __m256i sum = _mm256_setzero_si256();
-    UNROLL for (int part = 0; part < 4; part++) {
-        const __m256i half = halves[part / 2];
-        const __m128i sixteen = part % 2 ? _mm256_extracti128_si256(half, 1) : _mm256_castsi256_si128(half);
-        const __m256i own = _mm256_loadu_si256((const __m256i *)(weights + 16 * part));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_cvtepu8_epi16(sixteen), own));
-    }
-    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-    four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4E));
-    return _mm_cvtsi128_si32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)));
-#else
-    int32_t sum = 0;
-    for (int i = 0; i < SKETCH_SIZE / 2; i++) {
-        sum += (codes[i] & 0xF) * weights[i] + (codes[i] >> 4) * weights[i + SKETCH_SIZE / 2];
-    }
-    return sum;
 #endif
 }
 
@@ -209,55 +184,12 @@ TARGET static int64_t NAME(choose_sketch)(
             }
             for (int i = 0; i < n; i++) {
                 const int64_t at = list[i] * SKETCH_GROUP;
-                float value[SKETCH_GROUP];
-                const uint8_t *last = levels[n_levels - 1] + list[i] * SKETCH_GROUP_NBYTES;
-                NAME(values_of)(last, terms + (n_levels - 1) * n_queries + query, bounds + at, value);
                 for (uint32_t open = NAME(open_rows)(bounds, norms, at, divides, limit); open; open &= open - 1) {
                     const int row = FIRST_BIT(open);
-                    const float least = divides ? limit * float_of_norm(norms[at + row]) : limit;
-                    add_position(search, block, query, at + row, value[row] - least);
+                    add_position(search, block, query, at + row, bounds[at + row]);
                 }
             }
         }
     }
     return n_read;
-}
-
-/* Whether the words of a record and its number add up to 0. */
-INLINE TARGET int NAME(is_sound)(const uint8_t *record, int64_t number) {
-    uint16_t words[SKETCH_ROW_NBYTES / 2], sum = (uint16_t)number;
-    memcpy(words, record, sizeof words);
-    for (int i = 0; i < SKETCH_ROW_NBYTES / 2; i++) sum = (uint16_t)(sum + words[i] * (2u * i + 1));
-    return sum == 0;
-}
-
-TARGET static int64_t NAME(refine_sketch)(
-    const search_t *search, int level, const uint8_t *records, const int64_t *places, const int16_t *weights,
-    const sketch_terms_t *terms
-) {
-    int64_t n_damaged = 0;
-    for (int64_t query = 0; query < search->n_queries; query++, weights += SKETCH_SIZE) {
-        const sketch_terms_t own = terms[query];
-        const int64_t at = query * search->capacity, n = search->filled[query];
-        float *scores = search->scores + at;
-        int64_t *rows = search->rows + at, left = 0;
-        for (int64_t i = 0; i < n; i++) {
-            if (i + 8 < n) {
-                FETCH(records + places[at + i + 8] * SKETCH_ROW_NBYTES);
-                FETCH(records + places[at + i + 8] * SKETCH_ROW_NBYTES + SKETCH_ROW_NBYTES - 1);
-            }
-            const uint8_t *record = records + places[at + i] * SKETCH_ROW_NBYTES;
-            uint16_t bits[3];
-            memcpy(bits, record + SKETCH_SIZE / 2, 6);
-            const float product = own.step * (float)(2 * NAME(multiply_row)(record, weights) - own.offset) + own.spread;
-            const float value = scores[i] + float_of_bfloat(bits[0]) * product + own.of_error * float_of_bfloat(bits[1]);
-            const int64_t row = rows[i];
-            n_damaged += !NAME(is_sound)(record, row + level);
-            scores[left] = value;
-            rows[left] = row;
-            left += value + own.of_tail * float_of_bfloat(bits[2]) > 0;
-        }
-        search->filled[query] = left;
-    }
-    return n_damaged;
 }

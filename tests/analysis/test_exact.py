@@ -78,13 +78,12 @@ def test_the_nearest_are_those_of_float64(kind: str, metric: str, dtype: str, co
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("components", [0, 2])
 @pytest.mark.parametrize("kind", ["plain", "a common mean", "repeated", "zeros", "all equal"])
 @pytest.mark.quick(3)
-def test_mean_and_components_are_taken_away(kind: str, components: int, metric: str, tmp_path: Path) -> None:
+def test_the_mean_is_taken_away(kind: str, metric: str, tmp_path: Path) -> None:
     vectors = clouds(3)[kind].astype(np.float32)
     made = write_words(tmp_path / "store.zarr", [("word", vectors)]).store
-    space = space_of(made, 2, metric=metric, centered=True, n_components=components)
+    space = space_of(made, 2, metric=metric, centered=True)
     held = made.vectors(np.arange(made.n_rows), layers=2)[0]
     np.testing.assert_allclose(space.mean, held.mean(0, dtype=np.float64), atol=1e-6)
     queries = np.concatenate([held[:5], np.random.default_rng(0).normal(size=(8, D)), held.mean(0)[None]])
@@ -213,8 +212,6 @@ def test_bad_input_in_one_line() -> None:
         exact_search(vectors, np.ones(3), k=1)
     with pytest.raises(InvalidValueError, match="rows must be ascending"):
         exact_search(vectors, np.eye(4), k=1, rows=np.array([2, 1]))
-    with pytest.raises(InvalidValueError, match="unknown metric 'cos'"):
-        Space("cos")
 
 
 def test_what_float32_cannot_decide_is_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:

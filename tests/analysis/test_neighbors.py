@@ -115,17 +115,13 @@ def test_vectors_and_several_words(store: es.Store) -> None:
     assert es.neighbors(store, ["bank", "river"], k=1)["query"].to_list() == rows.tolist()
 
 
-@pytest.mark.parametrize("options", [{"centered": True}, {"n_components": 2}])
-def test_less_the_mean_and_components(store: es.Store, options: dict[str, Any]) -> None:
+def test_less_the_mean(store: es.Store) -> None:
     held = store.vectors(np.arange(store.n_rows), layers=1)[0].astype(np.float64)
     placed = held - held.mean(0)
-    if "n_components" in options:
-        directions = np.linalg.svd(placed, full_matrices=False)[2][:2]
-        placed -= placed @ directions.T @ directions
     unit = placed / np.linalg.norm(placed, axis=1, keepdims=True)
     scores = unit @ unit[4]
     scores[4] = -np.inf
-    table = es.neighbors(store, store.select(rows=[4]), layers=1, k=5, **options)
+    table = es.neighbors(store, store.select(rows=[4]), layers=1, k=5, centered=True)
     assert table["occurrence"].to_list() == np.argsort(-scores)[:5].tolist()
     np.testing.assert_allclose(table["score"], np.sort(scores)[::-1][:5], atol=1e-6)
 
@@ -176,7 +172,6 @@ def test_words_of_a_table() -> None:
         ("bank", {"k": 500}, "k 500 is more than the 33 occurrences"),
         ("bank", {"layers": 9}, "layer 9 is not stored"),
         ("bank", {"layers": [0, 1]}, "are 2 layers: give one"),
-        ("bank", {"n_components": 32}, "n_components 32 is not allowed"),
         (np.ones(3), {}, r"queries must be \[q, 32\]"),
         (np.ones(32), {"exclude": "word"}, "exclude 'word' needs queries that are words or occurrences"),
         ("two [marked] [words]", {}, r"2 words of the text are in \[brackets\]"),
@@ -212,14 +207,14 @@ def test_an_unknown_word_of_a_table() -> None:
 
 def test_through_an_index(store: es.Store) -> None:
     pytest.importorskip("faiss", reason="indexes need faiss")
-    es.analysis.build_index(store, 2, kind="flat", name="flat2")
+    es.analysis.build_index(store, 2, kind="hnsw")
     nouns = store.select(labels={"upos": "NOUN"})
     for data, options in ((store, {}), (store, {"exclude": "word"}), (nouns, {})):
         exact = es.neighbors(data, "bank", layers=2, k=5, **options)  # type: ignore[arg-type]
-        found = es.neighbors(data, "bank", layers=2, k=5, index="flat2", **options)  # type: ignore[arg-type]
+        found = es.neighbors(data, "bank", layers=2, k=5, index="layer2-hnsw-cosine", **options)  # type: ignore[arg-type]
         np.testing.assert_allclose(found["score"], exact["score"], rtol=1e-12)
         assert found.drop("score", "search").equals(exact.drop("score", "search"))
-    with pytest.raises(InvalidValueError, match="the index flat2 has layer 2, not 1"):
-        es.neighbors(store, "bank", layers=1, k=5, index="flat2")
-    with pytest.raises(InvalidValueError, match="the index flat2 has centered False, not True"):
-        es.neighbors(store, "bank", layers=2, k=5, index="flat2", centered=True)
+    with pytest.raises(InvalidValueError, match="the index layer2-hnsw-cosine has layer 2, not 1"):
+        es.neighbors(store, "bank", layers=1, k=5, index="layer2-hnsw-cosine")
+    with pytest.raises(InvalidValueError, match="is of vectors as stored, by cosine"):
+        es.neighbors(store, "bank", layers=2, k=5, index="layer2-hnsw-cosine", centered=True)

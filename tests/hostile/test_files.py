@@ -60,13 +60,13 @@ def written(name: str, content: bytes | str | object) -> Callable[[Path], Path]:
 
 def make_index(folder: Path) -> Path:
     store = hard_store(folder / "store.zarr").store
-    es.analysis.build_index(store, 2, kind="flat", name="x", centered=True)
-    return Path(store.path) / "hidden_states/.index/x"
+    es.analysis.build_index(store, 2, kind="ivf")
+    return Path(store.path) / "hidden_states/.index/layer2-ivf-cosine"
 
 
 def read_index(path: Path) -> object:
     store = es.open(path.parents[2])
-    hits = es.analysis.open_index(store, name="x").search(store.vectors([0, 5], layers=2)[0], k=3)
+    hits = es.analysis.open_index(store, name=path.name).search(store.vectors([0, 5], layers=2)[0], k=3)
     return hits.rows.tolist(), hits.scores.tolist()
 
 
@@ -163,7 +163,7 @@ KINDS = {
 
 # Defects that once came as tracebacks, without end, or as other numbers.
 EXAMPLES: dict[str, list[Any]] = {
-    "index": [Place("index.json", "a pipe"), Document(("settings",), REMOVED), Document(("format_version",), 9)],
+    "index": [Place("index.json", "a pipe"), Document(("layer",), REMOVED), Document(("format_version",), 9)],
     "probes": [
         Document(("fitted", "width"), 2**62), Document(("probe",), "structural"), Document(("settings",), []),
         Document((0, "data_offsets"), [8, 0], "header"), Document((0, "shape"), [2**40, 2**22], "header"),

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
@@ -252,35 +252,34 @@ def _export() -> Scene:
     return Scene(work, _honest(".h5"), before, store=(".h5", "float32"), volatile=volatile, final=FINISHED)
 
 
-INDEX = "hidden_states/.index/x"
-
-
-def _index(*, stale: bool, kind: str = "flat") -> Scene:
+def _index(*, stale: bool, kind: Literal["ivf", "sketch"] = "ivf") -> Scene:
     """An index is built; with `stale`, over that of a store which had been at the same path."""
+    name = "layer1-sketch" if kind == "sketch" else "layer1-ivf-cosine"
+    index = f"hidden_states/.index/{name}"
 
     def before(folder: Path, get: Get) -> None:
         write_tree(get(".zarr").tree, folder / "store.zarr")
         if stale:
             write_tree(get(".zarr", "bfloat16").tree, folder / "other.zarr")
             with es.config(threads=1):
-                es.analysis.build_index(es.open(folder / "other.zarr"), 1, kind="flat", name="x")
-            shutil.move(folder / "other.zarr" / INDEX, folder / "store.zarr" / INDEX)
+                es.analysis.build_index(es.open(folder / "other.zarr"), 1, kind=kind)
+            shutil.move(folder / "other.zarr" / index, folder / "store.zarr" / index)
             shutil.rmtree(folder / "other.zarr")
 
     def work(folder: Path) -> None:
         store = es.open(folder / "store.zarr")
-        es.analysis.build_index(store, 1, kind=kind, name="x")
+        es.analysis.build_index(store, 1, kind=kind)
 
     def state(folder: Path, whole: Whole) -> str:
         """The index is that of before or after, or it is absent: there is no file in its folder."""
         assert es.verify(folder / "store.zarr").ok
         found, *others = (
-            {name: data for name, data in _below(files, f"store.zarr/{INDEX}").items() if data is not None}
+            {name: data for name, data in _below(files, f"store.zarr/{index}").items() if data is not None}
             for files in (tree(folder), whole.before, whole.after, {})
         )
         if found not in others:  # the old one was being removed: what is left is refused
             with pytest.raises(es.errors.SearchIndexError):
-                es.analysis.open_index(es.open(folder / "store.zarr"), name="x")
+                es.analysis.open_index(es.open(folder / "store.zarr"), name=name)
             return "absent"
         return ("old", "new", "absent")[others.index(found)]
 

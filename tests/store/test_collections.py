@@ -279,7 +279,7 @@ def test_an_index_is_next_to_what_is_stored(made: dict[str, es.Store], kind: str
             es.analysis.build_index(store, 1)
         assert es.analysis.list_indexes(store) == []
         return
-    es.analysis.build_index(store, 1, kind="flat")
+    es.analysis.build_index(store, 1, kind="hnsw")
     found = es.neighbors(store, "bank", layers=1, k=5, index=es.analysis.open_index(store, 1))
     require_close(found.drop("search"), es.neighbors(store, "bank", layers=1, k=5).drop("search"))
     es.analysis.remove_index(store, es.analysis.list_indexes(store)[0].name)

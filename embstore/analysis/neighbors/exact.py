@@ -78,7 +78,7 @@ def exact_search(
 ) -> Hits:
     """Find the k nearest vectors of each query, exactly.
 
-    `queries`: [q, feature] or [feature] as stored: mean and components are subtracted from them too. `rows`: the
+    `queries`: [q, feature] or [feature] as stored: the mean is subtracted from them too. `rows`: the
     candidates, ascending; all by default. `exclude`: rows that a query must not find. `progress` is called with the
     number of candidates read.
 
@@ -145,12 +145,9 @@ class Search:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        size = self.vectors.hidden_size
-        components = self.space.components
-        mean = np.zeros(size) if self.space.mean is None and components is not None else self.space.mean
+        mean = self.space.mean
         self.mean = None if mean is None else np.ascontiguousarray(mean, np.float32)
         self.mean_length = 0.0 if mean is None else float(np.linalg.norm(mean))
-        self.components = np.empty((0, size)) if components is None else np.ascontiguousarray(components, np.float64)
         self.queries32 = self.queries.astype(np.float32)
         if not np.isfinite(self.queries32).all():
             raise NonFiniteError("a query is too long for float32: scale it down")
@@ -329,7 +326,7 @@ class Found:
         self.rows = np.empty(self.scores.shape, np.int64)
         self.filled, self.least = np.zeros(len(self.scores), np.int64), least
         metric, n_best = _METRIC[search.space.metric], min(search.n_candidates, capacity - 1)
-        compared = (search.queries32, packed, metric, search.mean, search.mean_length, search.components)
+        compared = (search.queries32, packed, metric, search.mean, search.mean_length)
         groups = (search.row_groups, search.query_groups)
         self.kernel = Candidates(*compared, *groups, n_best, self.scores, self.rows, self.filled, least)
 
@@ -466,9 +463,6 @@ def _gpu_transform(search: Search, vectors: Any) -> tuple[Any, Any, Any]:
     if search.mean is not None:
         vectors = vectors - torch.from_numpy(search.mean).to(device)
     subtracted = torch.linalg.vector_norm(vectors, dim=1) + 2 * search.mean_length
-    if len(search.components):
-        directions = torch.from_numpy(search.components).to(device)
-        vectors = vectors - (vectors.double() @ directions.T @ directions).float()
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     zero = torch.zeros_like(lengths)
     if search.space.metric != "cosine":

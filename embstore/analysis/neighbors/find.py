@@ -17,7 +17,7 @@ from embstore.analysis.neighbors.exact import Exclusion, Hits, exact_search
 from embstore.analysis.neighbors.index import LayerIndex, LayerSketch, find_sketch, open_index
 from embstore.analysis.neighbors.sketch import SearchLimits
 from embstore.analysis.neighbors.space import ArrayVectors, Metric, Rows, Space, StoreVectors, space_of
-from embstore.arguments import Count, Positive, as_matrix, checked
+from embstore.arguments import Positive, as_matrix, checked
 from embstore.config import settings
 from embstore.errors import EmbstoreWarning, InvalidValueError, SearchIndexError
 from embstore.progress import reporting
@@ -43,7 +43,6 @@ def neighbors(
     metric: Metric = "cosine",
     layers: Layers = -1,
     centered: bool = False,
-    n_components: Count = 0,
     exclude: Exclude | None = None,
     index: LayerIndex | str | None = None,
     model: str | Path | None = None,
@@ -64,8 +63,8 @@ def neighbors(
         "cosine", "ip" (inner product) or "l2" (Euclidean distance).
     layers : int or str
         One layer.
-    centered, n_components
-        Subtract the mean of what can be found, and remove its first principal components, from queries too.
+    centered : bool
+        Subtract the mean of what can be found, from queries too.
     exclude : str, optional
         Leave out occurrences of the "word" of the query, of its "sentence", or of "both".
     index : LayerIndex or str, optional
@@ -88,7 +87,7 @@ def neighbors(
         For an unknown word, layer or metric, and for a k above the number of candidates.
     ModelError
     """
-    space = {"metric": metric, "centered": centered, "n_components": n_components}
+    space = {"metric": metric, "centered": centered}
     if isinstance(data, WordVectors):
         if (
             layers not in (-1, "last")
@@ -131,17 +130,15 @@ def find_neighbors(
         raise InvalidValueError(f"the index {opened.name} has layer {opened.layer}, not {layer}: use the same value")
     options: dict[str, Any] = {"k": k, "exclude": excluded}
     if opened is not None and not isinstance(opened, LayerSketch):
-        for option, value in {**space, "centered": space["centered"] or space["n_components"] > 0}.items():
-            built = getattr(opened.info.settings, option)
-            if built != value:
-                raise InvalidValueError(
-                    f"the index {opened.name} has {option} {built}, not {value}: use the same value, or search without "
-                    "this index"
-                )
+        if space["centered"] or space["metric"] != opened.info.metric:
+            raise InvalidValueError(
+                f"the index {opened.name} is of vectors as stored, by {opened.info.metric}: leave centered out and use "
+                "this metric, or search without this index"
+            )
         some = None if len(rows) == store.n_rows else rows
         return _table(store, layer, queries, opened.search(queries.vectors, rows=some, **options), "index")
     # A sketch is of the layer as stored, or minus the mean of all rows.
-    if not space["n_components"] and (not space["centered"] or len(rows) == store.n_rows):
+    if not space["centered"] or len(rows) == store.n_rows:
         try:
             if opened is None and settings().device in ("auto", "cpu") and len(rows) > limits.few_rows:
                 few = len(queries.vectors) * limits.features_a_query <= max(store.hidden_size, limits.features_a_query)

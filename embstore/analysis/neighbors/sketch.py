@@ -22,10 +22,8 @@ from embstore.analysis.neighbors.exact import FEW_PAIRS, Found, Hits, Search, at
 from embstore.analysis.neighbors.sketch_codes import (
     GROUP,
     GROUP_NBYTES,
-    GROUPED,
     LEVEL,
     NORM_ROUNDING,
-    RECORD_NBYTES,
     SEGMENT,
     SLACK,
     Sketch,
@@ -36,8 +34,7 @@ from embstore.kernels import compiled_name, pack_queries, padded_queries
 SPARSE = 16  # a search among fewer than one row in this many reads the vectors
 LIKELY = 4096  # one row in this many is scored because it is likely to be near
 MOST_QUERIES = 32  # at a time
-OPEN = 2  # a query of which the first levels leave more than one row in this many reads the layer instead
-MOST_WEIGHT = 127, 32767  # of a query, in the first levels and in the others
+MOST_WEIGHT = 127  # of a query
 ROUNDING = 2.0**-16  # of the lengths that are multiplied: above the rounding of all sums in float32
 TINY, UNDERFLOW = 1e-36, 1e-30  # added where float32 may underflow; weights of a query that are all below are 0
 TOO_LONG = 1e30  # products beyond it are left to float64
@@ -56,7 +53,7 @@ class SearchLimits:
     part_scores: int = 2**21  # bounds of a part, all queries together
     least_rows: int = 2**14  # of a part; of smaller ones, the first are read with too low a k-th score
     piece: int = 2**18  # rows of a part that are chosen from at a time
-    pending: int = 2**16  # rows that are left before the further levels are read
+    pending: int = 2**16  # rows that are left before they are scored
     undecided: int = 16  # a query of which all levels leave more than one row in this many reads the layer instead,
     least_undecided: int = 2048  # but not up to this number of rows
 
@@ -80,7 +77,6 @@ def can_decide(search: Search, sketch: Sketch, limits: SearchLimits) -> bool:
         and n_rows > limits.few_rows
         and search.k <= n_rows // limits.undecided
         and n_rows * SPARSE >= spread
-        and not len(search.components)
         and not sketch.rotation.is_flat
         and (mean is None or np.array_equal(mean, sketch.rotation.mean))
         and max(1.0, longest) * max(1.0, sketch.longest) < TOO_LONG
@@ -126,7 +122,7 @@ class _Part(NamedTuple):
 class _SketchSearch:
     """One search of up to MOST_QUERIES queries; `best`: their nearest rows so far, of all that were scored.
 
-    `n_left`, `n_near` [q]: how many rows the first levels left, and all levels.
+    `n_near` [q]: how many rows all levels left.
     """
 
     search: Search
@@ -145,33 +141,31 @@ class _SketchSearch:
         self.mean_length = 0.0 if self.centered else sketch.mean_length
         self.weights, self.terms = self._terms()
         self._add_to_first(self.terms[0])
-        self.packed_terms = [_as_bytes(terms) for terms in self.terms]
-        self.grouped = np.concatenate(self.weights[:GROUPED]), _as_bytes(self.terms[:GROUPED].reshape(-1))
+        self.packed_terms = self.terms.view(np.uint8).reshape(self.terms.size, -1)
         self.packed = pack_queries(search.queries32)
         self.best = Hits(np.full((n_queries, search.k), -1), np.full((n_queries, search.k), np.nan))
         self.limits = self._limits()
         self.active = np.ones(n_queries, bool)
-        self.n_left, self.n_near = np.zeros(n_queries, np.int64), np.zeros(n_queries, np.int64)
+        self.n_near = np.zeros(n_queries, np.int64)
 
-    def _terms(self) -> tuple[list[NDArray[np.signedinteger]], NDArray[Any]]:
+    def _terms(self) -> tuple[NDArray[np.int8], NDArray[Any]]:
         """The integer weights of the queries in each level, and the terms [level, q] of all."""
         n_levels, n_queries = self.sketch.layout.n_levels, len(self.search.queries)
         own = self.products.reshape(n_queries, n_levels, LEVEL).swapaxes(0, 1)
-        wanted = own * self.sketch.rotation.steps.reshape(n_levels, 1, LEVEL)
-        most = np.where(np.arange(n_levels)[:, None] < GROUPED, *MOST_WEIGHT)
-        unit = np.maximum(np.abs(wanted).max(2), UNDERFLOW) / most
-        weights = np.rint(wanted / unit[..., None])
+        in_steps = own * self.sketch.rotation.steps.reshape(n_levels, 1, LEVEL)
+        unit = np.maximum(np.abs(in_steps).max(2), UNDERFLOW) / MOST_WEIGHT
+        weights = np.rint(in_steps / unit[..., None])
         terms = np.zeros((n_levels, n_queries), TERMS)
         terms["step"] = unit / 2
         terms["offset"] = 15 * weights.sum(2)
-        rounded = np.abs(wanted - weights * unit[..., None]) * (1 + ROUNDING)
-        terms["spread"] = 7.5 * (rounded + ROUNDING * np.abs(wanted)).sum(2) + TINY
+        rounded = np.abs(in_steps - weights * unit[..., None]) * (1 + ROUNDING)
+        terms["spread"] = 7.5 * (rounded + ROUNDING * np.abs(in_steps)).sum(2) + TINY
         terms["divides"] = self.search.space.metric == "cosine"
         squares = np.square(own).sum(2)
         terms["of_error"] = (1 + ROUNDING) * np.sqrt(squares + SLACK * self.squares) + TINY
         left = np.maximum(self.squares - squares.cumsum(0), 0)
         terms["of_tail"] = (1 + ROUNDING) * np.sqrt(left + SLACK * self.squares) + TINY
-        return [each.astype(np.int8 if level < GROUPED else np.int16) for level, each in enumerate(weights)], terms
+        return np.ascontiguousarray(weights, np.int8), terms
 
     def _add_to_first(self, terms: NDArray[Any]) -> None:
         """Add the product with the mean, the metric and the rounding of float32 to the terms of the first level."""
@@ -225,8 +219,8 @@ class _SketchSearch:
             for at in range(0, len(part.offsets), piece):
                 self.choose(near, own[:, at : at + piece], part.piece(at, piece))
                 if near.filled.max() > self.sizes.pending:
-                    self.refine(near)
-        self.refine(near)
+                    self.score_near(near)
+        self.score_near(near)
 
     def part(self, first: int, stop: int) -> _Part:
         codes, needs_norms = self.sketch.codes, self.search.space.metric != "ip"
@@ -237,8 +231,8 @@ class _SketchSearch:
         """Set the bounds [q, row] of rows by the first level, and add the likely ones."""
         first, stop, offsets, norms, groups = part
         allowed = self.allowed(first, stop)
-        given = norms, allowed, self.weights[0], self.packed_terms[0], bounds
-        likely.kernel.scan(groups, first, stop - first, SEGMENT, offsets, *given)
+        terms = self.weights[0], self.packed_terms[: len(bounds)]
+        likely.kernel.scan(groups, first, stop - first, SEGMENT, offsets, norms, allowed, *terms, bounds)
         read = [groups, norms, offsets if allowed is not None or self.search.exclude else None]
         with self.lock:
             self.nbytes += sum(each.nbytes for each in read if each is not None)
@@ -257,37 +251,22 @@ class _SketchSearch:
         return held[self.sketch.codes.rows_at(np.arange(first, stop)) - base]
 
     def choose(self, near: Found, bounds: NDArray[np.float32], part: _Part) -> None:
-        """Add the rows that may be among the nearest by their bounds [q, row] and the first levels."""
+        """Add the rows that may be among the nearest by their bounds [q, row] and all levels."""
         (first, stop, offsets, norms, groups), limits, before = part, self.limits, near.filled.copy()
         search, codes = self.search, self.sketch.codes
         near.least[:] = self.least()
         scale = of_norms(norms) if norms is not None and search.space.metric == "cosine" else np.float32(1)
-        wanted = partial(_open_groups, bounds, limits, scale, self.active)
-        further = [codes.groups(level, first, stop, wanted) for level in range(1, min(GROUPED, codes.layout.n_levels))]
-        given = norms, *self.grouped, bounds, limits
-        n_read = near.kernel.choose([groups, *further], first, stop - first, SEGMENT, offsets, *given)
+        needed = partial(_open_groups, bounds, limits, scale, self.active)
+        levels = [groups, *(codes.groups(level, first, stop, needed) for level in range(1, codes.layout.n_levels))]
+        terms = self.weights.reshape(-1, LEVEL), self.packed_terms
+        n_read = near.kernel.choose(levels, first, stop - first, SEGMENT, offsets, norms, *terms, bounds, limits)
         with self.lock:
-            self.nbytes += min(n_read, len(groups) * len(further)) * GROUP_NBYTES
-            self.n_left += near.filled - before
-            self.active &= self.n_left <= max(self.sizes.least_undecided, len(search.rows) // OPEN)
+            self.nbytes += min(n_read, len(groups) * (len(levels) - 1)) * GROUP_NBYTES
+            self.n_near += near.filled - before
+            self.active &= self.n_near <= max(self.sizes.least_undecided, len(search.rows) // self.sizes.undecided)
 
-    def refine(self, near: Found) -> None:
-        """Leave out rows by the further levels, and score the others."""
-        codes, n_rows = self.sketch.codes, len(self.search.rows)
-        near.filled[~self.active] = 0
-        nbytes = 0
-        for level in range(GROUPED, self.sketch.layout.n_levels):
-            n_left = int(near.filled.sum())
-            if not n_left:
-                break
-            nbytes += min(n_left, n_rows) * RECORD_NBYTES
-            records, places = codes.records(level, near.rows, near.filled)
-            if near.kernel.refine(level, records, places, self.weights[level], self.packed_terms[level]):
-                raise codes.damaged()
-        with self.lock:
-            self.nbytes += nbytes
-            self.n_near += near.filled
-            self.active &= self.n_near <= max(self.sizes.least_undecided, n_rows // self.sizes.undecided)
+    def score_near(self, near: Found) -> None:
+        """Score the rows that all levels left, of the queries that are still active."""
         near.filled[~self.active] = 0
         new = near.rows[:, : int(near.filled.max())].copy()
         new[np.arange(new.shape[1]) >= near.filled[:, None]] = -1
@@ -334,7 +313,3 @@ def _open_groups(
 ) -> NDArray[np.bool_]:
     """The groups of which a row may be near to one of the active queries."""
     return np.asarray((bounds[active] > limits[active][:, None] * scale).any(0).reshape(-1, GROUP).any(1))
-
-
-def _as_bytes(terms: NDArray[Any]) -> NDArray[np.uint8]:
-    return np.ascontiguousarray(terms).view(np.uint8).reshape(len(terms), -1)

@@ -3,8 +3,8 @@
 A sketch holds the vectors minus their mean, rotated to principal components, in levels of 64 components. A level has 4
 bits of each, the scale of the row, and two lengths that are never too small: of the error of these codes, and of the
 components of all further levels. By the Cauchy-Schwarz inequality they bound any product with a query. The rows of each
-segment are ordered by clusters, so that those that a query leaves out are together. What is read is
-checked: norms and the first levels when a process first reads them, a record of a further level each time.
+segment are ordered by clusters, so that those that a query leaves out are together. What is read is checked when a
+process first reads it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -20,17 +20,22 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.analysis.neighbors.space import StoreVectors, space_of
 from embstore.errors import InvalidValueError, NonFiniteError, SearchIndexError, StoreDamagedError, quoted
 from embstore.kernels import will_need
 from embstore.store.storage.base import Storage
 from embstore.store.storage.files import crc32c, regular_file
 
-LEVEL, GROUP, GROUPED = 64, 16, 3  # components of a level; rows that the first levels hold together; how many do
-OFFSETS = 2  # the number of the streamed part that has the rows
-GROUP_NBYTES, RECORD_NBYTES = GROUP * (LEVEL // 2 + 6), LEVEL // 2 + 8  # of a group, and of a row in a further level
+SKETCH_FILE, ROTATION = "sketch.bin", "space.npz"
+LEVEL, GROUP = 64, 16  # components of a level; rows that a level holds together
+OFFSETS = 2  # the number of the part that has the rows
+EXPECTED = 3  # levels that a search reads of most rows: they are requested from the disk before they are used
+GROUP_NBYTES = GROUP * (LEVEL // 2 + 6)
+SAMPLE, POINTS = 20_000, 16  # rows that principal components are learned from at least, and a feature
 SEGMENT, CLUSTER_ROWS = 2**16, 256  # rows that are ordered by what they are like, and of a cluster of them
 CLUSTER_SAMPLE, CLUSTER_STEPS = 32, 3  # rows for each center, and times that the centers are moved
-CHECKED_ROWS = 4096  # rows of a part of the file that has a checksum
+BLOCK_ROWS = 8192  # rows that are sketched at a time
+CHECKED_ROWS = 1024  # rows of a part of the file that has a checksum: of a further level, few of them are read
 MAX_LEVELS = 16
 FLAT = 1.5  # the largest deviation of a component, in medians, up to which no component is much larger than others
 STEP = 0.335  # between codes, in standard deviations: the least squared error of 16 codes of a normal distribution
@@ -39,8 +44,8 @@ LONGEST = 1e15  # of a vector: its square, and products with it, fit float32
 NORM_ROUNDING = 2.0**-9  # of the norm of a vector as it is stored: the most that it is off
 SLACK = 1e-9  # of the length of a vector: far above the rounding of float64 in its rotation
 SLACK_OF_CODES = 2.0**-16  # likewise of float32 in the codes: above the rounding of 64 products and their sum
-MAX_GAP = 2**15  # bytes between two records that one request reads both of
-Wanted = Callable[[], NDArray[np.bool_]]
+Needed = Callable[[], NDArray[np.bool_]]
+Fetch = Callable[[int, int], bytes]
 
 
 @dataclass(frozen=True)
@@ -58,26 +63,29 @@ class Rotation:
     @property
     def is_flat(self) -> bool:
         """Whether no component is much larger than others: as of random vectors, the first levels tell too little."""
-        return self.n_levels > GROUPED and bool(self.steps.max() < FLAT * np.median(self.steps[self.steps > 0]))
-
-    def as_bytes(self) -> bytes:
-        buffer = io.BytesIO()
-        np.savez(buffer, mean=self.mean, directions=self.directions, steps=self.steps)
-        return buffer.getvalue()
+        return self.n_levels > EXPECTED and bool(self.steps.max() < FLAT * np.median(self.steps[self.steps > 0]))
 
     @classmethod
-    def read(cls, source: Any, hidden_size: int, n_levels: int) -> Rotation:
-        """Read `as_bytes` from a file; raises StoreDamagedError."""
+    def of_file(cls, path: Path, crc: int, hidden_size: int, n_levels: int) -> Rotation:
+        """Read what `write_sketch` wrote; of the same state of a file once. Raises StoreDamagedError, OSError."""
+        state = path.stat()
+        return _rotation_of(path, crc, state.st_ino, state.st_mtime_ns, hidden_size, n_levels)
+
+    @classmethod
+    def read(cls, content: bytes, crc: int, hidden_size: int, n_levels: int) -> Rotation:
+        """The rotation in the content of a file; raises StoreDamagedError."""
+        if crc32c(content) != crc:
+            raise StoreDamagedError(f"{ROTATION} was changed")
         shapes = {"mean": (hidden_size,), "directions": (n_levels * LEVEL, hidden_size), "steps": (n_levels * LEVEL,)}
         try:
-            with np.load(source, allow_pickle=False) as arrays:
-                found = {name: arrays[name] for name in shapes}
+            with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in shapes}
         except (OSError, ValueError, KeyError, EOFError, MemoryError, AttributeError, TypeError, BadZipFile) as error:
             raise StoreDamagedError(f"the rotation of a sketch cannot be read ({quoted(error)})") from None
         for name, shape in shapes.items():
-            if found[name].shape != shape or found[name].dtype != np.float64 or not np.isfinite(found[name]).all():
+            if arrays[name].shape != shape or arrays[name].dtype != np.float64 or not np.isfinite(arrays[name]).all():
                 raise StoreDamagedError(f"the {name} of a sketch are not {shape} of finite float64")
-        return cls(**found)
+        return cls(**arrays)
 
     @classmethod
     def learn(cls, sample: NDArray[np.floating], mean: NDArray[np.float64]) -> Rotation:
@@ -134,6 +142,11 @@ class Rotation:
         return (codes + 8).astype(np.uint8), scales, errors
 
 
+@lru_cache(4)
+def _rotation_of(path: Path, crc: int, inode: int, modified: int, hidden_size: int, n_levels: int) -> Rotation:
+    return Rotation.read(path.read_bytes(), crc, hidden_size, n_levels)
+
+
 def as_bfloat(values: NDArray[np.floating]) -> NDArray[np.uint16]:
     """The nearest bfloat16, as bits; of values from 0 on."""
     bits = values.astype(np.float32).view(np.uint32)
@@ -179,7 +192,7 @@ class Encoded:
         return Encoded(self.norms[:, order], [(codes[order], lengths[order]) for codes, lengths in self.levels])
 
     def groups(self, level: int) -> NDArray[np.uint8]:
-        """One of the first levels in groups of rows: [group, GROUP_NBYTES]."""
+        """A level in groups of rows: [group, GROUP_NBYTES]."""
         codes, lengths = self.levels[level]
         missing = -len(codes) % GROUP
         codes = np.concatenate([codes, np.zeros((missing, LEVEL), np.uint8)])
@@ -189,23 +202,13 @@ class Encoded:
         others = lengths.reshape(-1, GROUP, 3).transpose(0, 2, 1).reshape(len(fours), -1)
         return np.concatenate([packed, np.ascontiguousarray(others).view(np.uint8)], 1)
 
-    def records(self, level: int, first: int) -> NDArray[np.uint8]:
-        """A further level by row, of rows from `first` on: [n, RECORD_NBYTES]; the last word is a checksum."""
-        codes, lengths = self.levels[level]
-        packed = codes[:, : LEVEL // 2] | codes[:, LEVEL // 2 :] << 4
-        words = np.concatenate([np.ascontiguousarray(packed).view(np.uint16), lengths], 1).astype(np.int64)
-        n_words = words.shape[1]
-        sums = np.arange(first, first + len(words)) + level + words @ np.arange(1, 2 * n_words, 2)
-        last = -sums * pow(2 * n_words + 1, -1, 2**16)
-        return np.concatenate([words, last[:, None]], 1).astype(np.uint16).view(np.uint8)
-
 
 @dataclass(frozen=True)
 class Layout:
     """Where the parts of a sketch are in its file, by position: both norms, the row, the levels, and the checksums.
 
-    A row is stored as its number in its segment. A CRC32C is of CHECKED_ROWS positions of a streamed part: the norms
-    (0), those of centered vectors (1), the rows (2), the first levels.
+    A row is stored as its number in its segment. A CRC32C is of CHECKED_ROWS positions of a part: the norms (0), those
+    of centered vectors (1), the rows (2), the levels.
     """
 
     n_rows: int
@@ -217,189 +220,115 @@ class Layout:
 
     @property
     def row_nbytes(self) -> tuple[int, ...]:
-        """The bytes of a row in each streamed part."""
-        return 2, 2, 2, *[GROUP_NBYTES // GROUP] * min(GROUPED, self.n_levels)
+        """The bytes of a row in each part."""
+        return 2, 2, 2, *[GROUP_NBYTES // GROUP] * self.n_levels
 
     @property
     def n_checks(self) -> int:
         return -(-self.n_rows // CHECKED_ROWS)
 
-    def streamed_at(self, part: int) -> int:
+    def part_at(self, part: int) -> int:
         return self.n_padded * sum(self.row_nbytes[:part])
-
-    def records_at(self, level: int) -> int:
-        return self.streamed_at(len(self.row_nbytes)) + max(0, level - GROUPED) * self.n_rows * RECORD_NBYTES
-
-    @property
-    def checks_at(self) -> int:
-        return self.records_at(self.n_levels)
 
     @property
     def nbytes(self) -> int:
-        return self.checks_at + 4 * len(self.row_nbytes) * self.n_checks
+        return self.part_at(len(self.row_nbytes)) + 4 * len(self.row_nbytes) * self.n_checks
 
 
 class Codes:
-    """The file of a sketch, of which a subclass reads bytes."""
+    """The content of the file of a sketch, of which each part is checked when it is first read.
 
-    def __init__(self, layout: Layout, where: str) -> None:
+    `content` is the file mapped into memory, or with `fetch` a place for what is read from a bucket.
+    """
+
+    def __init__(self, layout: Layout, where: str, content: NDArray[np.uint8], fetch: Fetch | None = None) -> None:
         self.layout, self.where = layout, where
-        self._sound = np.zeros((len(layout.row_nbytes), layout.n_checks), bool)  # the parts that were checked
+        self._content, self._fetch = content, fetch
+        shape = len(layout.row_nbytes), layout.n_checks
+        self._sound, self._asked = np.zeros(shape, bool), np.zeros(shape, bool)  # what was checked, and requested
         self._checks: NDArray[np.uint32] | None = None
 
-    def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Some bytes of the file."""
-        raise NotImplementedError
+    @classmethod
+    def mapped(cls, path: Path, layout: Layout) -> Codes:
+        """The file of a sketch on a disk."""
+        codes, state = cls(layout, str(path), np.memmap(regular_file(path), np.uint8, "r")), path.stat()
+        codes._sound, codes._asked = _known(str(path), state.st_ino, state.st_mtime_ns, layout)
+        if len(codes._content) != layout.nbytes:
+            raise codes.damaged()
+        return codes
+
+    @classmethod
+    def stored(cls, storage: Storage, key: str, layout: Layout) -> Codes:
+        """The file of a sketch in a bucket, of which ranges are read."""
+        return cls(layout, key, np.zeros(layout.nbytes, np.uint8), partial(storage.get_range, key))
 
     def expect(self, first: int, stop: int) -> None:
-        """Start reading these rows of the streamed parts, where the file is on a disk; returns at once."""
+        """Start reading these rows of the parts that every search reads from the disk; returns at once."""
+        checks = slice(first // CHECKED_ROWS, -(-min(stop, self.layout.n_padded) // CHECKED_ROWS))
+        for part, nbytes in enumerate(self.layout.row_nbytes[: OFFSETS + 1 + EXPECTED] if not self._fetch else ()):
+            new = checks.start + np.flatnonzero(~self._asked[part, checks])
+            self._asked[part, checks] = True
+            starts = self._content.ctypes.data + self.layout.part_at(part) + new * CHECKED_ROWS * nbytes
+            will_need(starts.astype(np.uint64), CHECKED_ROWS * nbytes)
 
-    def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
-        """The bytes of whole groups of rows in a streamed part, checked where they are wanted and were not yet."""
-        at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
+    def _rows(self, part: int, first: int, stop: int, needed: Needed | None = None) -> NDArray[np.uint8]:
+        """The bytes of rows from `first`, a multiple of GROUP, to a whole group; checked where they are needed."""
+        at, nbytes, stop = self.layout.part_at(part), self.layout.row_nbytes[part], -(-stop // GROUP) * GROUP
         start = first // CHECKED_ROWS
         unchecked = start + np.flatnonzero(~self._sound[part, start : -(-stop // CHECKED_ROWS)])
-        if wanted is not None and len(unchecked):
-            rows = first + GROUP * np.flatnonzero(wanted())
-            unchecked = np.intersect1d(unchecked, rows // CHECKED_ROWS)
-        for chunk in unchecked.tolist():
-            end = min((chunk + 1) * CHECKED_ROWS, self.layout.n_padded)
-            self._check(part, chunk, self._range(at + chunk * CHECKED_ROWS * nbytes, at + end * nbytes))
-        return self._range(at + first * nbytes, at + stop * nbytes)
+        if needed is not None and len(unchecked):
+            unchecked = np.intersect1d(unchecked, (first + GROUP * np.flatnonzero(needed())) // CHECKED_ROWS)
+        for run in np.split(unchecked, np.flatnonzero(np.diff(unchecked) > 1) + 1) if len(unchecked) else ():
+            end = min((int(run[-1]) + 1) * CHECKED_ROWS, self.layout.n_padded)
+            self._check(part, run, at + int(run[0]) * CHECKED_ROWS * nbytes, at + end * nbytes)
+        return self._content[at + first * nbytes : at + stop * nbytes]
+
+    def _check(self, part: int, chunks: NDArray[np.int64], start: int, stop: int) -> None:
+        """Fetch some chunks of a part that follow each other, and compare them with their checksums."""
+        if self._checks is None:
+            at = self.layout.part_at(len(self.layout.row_nbytes))
+            self._checks = self._read(at, self.layout.nbytes).view(np.uint32).reshape(self._sound.shape)
+        content, nbytes = self._read(start, stop), CHECKED_ROWS * self.layout.row_nbytes[part]
+        for number, chunk in enumerate(chunks.tolist()):
+            if crc32c(content[number * nbytes : (number + 1) * nbytes]) != self._checks[part, chunk]:
+                raise self.damaged()
+            self._sound[part, chunk] = True
+
+    def _read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        if self._fetch is not None:
+            self._content[start:stop] = np.frombuffer(self._fetch(start, stop), np.uint8)
+        return self._content[start:stop]
 
     def norms(self, centered: bool, first: int, stop: int) -> NDArray[np.uint16]:
-        """Of rows from `first`, a multiple of GROUP, to a whole group; of the vectors, or of them minus the mean."""
-        return self._streamed(int(centered), first, -(-stop // GROUP) * GROUP, None).view(np.uint16)
+        """Of rows from `first` to a whole group; of the vectors, or of them minus the mean."""
+        return self._rows(int(centered), first, stop).view(np.uint16)
 
     def offsets(self, first: int, stop: int) -> NDArray[np.uint16]:
         """Of the same positions, the numbers of their rows in the segment."""
-        return self._streamed(OFFSETS, first, -(-stop // GROUP) * GROUP, None).view(np.uint16)
+        return self._rows(OFFSETS, first, stop).view(np.uint16)
 
     def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The rows at positions of which the offsets were read."""
-        start = self.layout.streamed_at(OFFSETS)
-        offsets = self._range(start, start + 2 * self.layout.n_padded).view(np.uint16)
+        start = self.layout.part_at(OFFSETS)
+        offsets = self._content[start : start + 2 * self.layout.n_padded].view(np.uint16)
         return positions // SEGMENT * SEGMENT + offsets[positions]
 
-    def groups(self, level: int, first: int, stop: int, wanted: Wanted | None = None) -> NDArray[np.uint8]:
-        """The groups [group, byte] of these rows in one of the first levels.
+    def groups(self, level: int, first: int, stop: int, needed: Needed | None = None) -> NDArray[np.uint8]:
+        """The groups [group, byte] of these rows in a level; those that are not `needed` (it returns which) may be any.
 
-        Those that are not `wanted` (it returns which are, [group]) may be any. Raises SearchIndexError where the bytes
-        are not those that were written.
+        Raises SearchIndexError where the bytes are not those that were written.
         """
-        return self._streamed(OFFSETS + 1 + level, first, -(-stop // GROUP) * GROUP, wanted).reshape(-1, GROUP_NBYTES)
-
-    def _check(self, part: int, chunk: int, read: NDArray[np.uint8]) -> None:
-        if self._checks is None:
-            self._checks = self._range(self.layout.checks_at, self.layout.nbytes).view(np.uint32)
-        if crc32c(read) != self._checks.reshape(self._sound.shape)[part, chunk]:
-            raise self.damaged()
-        self._sound[part, chunk] = True
+        return self._rows(OFFSETS + 1 + level, first, stop, needed).reshape(-1, GROUP_NBYTES)
 
     def damaged(self) -> SearchIndexError:
         return SearchIndexError(f"the sketch {self.where} is damaged: build it again with embstore index --kind sketch")
 
-    def records(
-        self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Records of rows in a further level, and the position of each row among them.
-
-        Of line i of `rows` [q, c], the first filled[i] are set.
-        """
-        start = self.layout.records_at(level)
-        return self._range(start, start + self.layout.n_rows * RECORD_NBYTES).reshape(-1, RECORD_NBYTES), rows
-
-
-class MappedCodes(Codes):
-    """The file of a sketch on a disk, mapped into memory."""
-
-    def __init__(self, path: Path, layout: Layout) -> None:
-        super().__init__(layout, str(path))
-        state = path.stat()
-        self._sound, self._asked, self._asked_records = _known(str(path), state.st_ino, state.st_mtime_ns, layout)
-        self._bytes = np.asarray(np.memmap(regular_file(path), np.uint8, "r", shape=(layout.nbytes,)))
-
-    def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return self._bytes[start:stop]
-
-    def expect(self, first: int, stop: int) -> None:
-        checks = slice(first // CHECKED_ROWS, -(-min(stop, self.layout.n_padded) // CHECKED_ROWS))
-        for part, nbytes in enumerate(self.layout.row_nbytes):
-            new = checks.start + np.flatnonzero(~self._asked[part, checks])
-            self._asked[part, checks] = True
-            self._request(self.layout.streamed_at(part) + new * CHECKED_ROWS * nbytes, CHECKED_ROWS * nbytes)
-
-    def records(
-        self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        if not self._asked_records[level]:
-            wanted = np.unique(rows[np.arange(rows.shape[1]) < filled[:, None]])
-            self._request(self.layout.records_at(level) + wanted * RECORD_NBYTES, RECORD_NBYTES)
-            self._asked_records[level] = True
-        return super().records(level, rows, filled)
-
-    def _request(self, starts: NDArray[np.int64], nbytes: int) -> None:
-        will_need((self._bytes.ctypes.data + starts).astype(np.uint64), nbytes)
-
 
 @lru_cache(64)
-def _known(path: str, inode: int, modified: int, layout: Layout) -> tuple[NDArray[np.bool_], ...]:
-    """Which parts of this file the process has checked, and requested, and of which further levels it has read."""
+def _known(path: str, inode: int, modified: int, layout: Layout) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which parts of this file the process has checked, and requested."""
     shape = len(layout.row_nbytes), layout.n_checks
-    return np.zeros(shape, bool), np.zeros(shape, bool), np.zeros(layout.n_levels, bool)
-
-
-class StoredCodes(Codes):
-    """The file of a sketch in a bucket, read by ranges; `key`: where it is below the storage."""
-
-    def __init__(self, storage: Storage, key: str, layout: Layout) -> None:
-        super().__init__(layout, key)
-        self._storage, self._key = storage, key
-        self._offsets = np.zeros(layout.n_padded, np.uint16)
-        self._read = np.zeros(layout.n_checks, bool)  # of which parts these are
-
-    def offsets(self, first: int, stop: int) -> NDArray[np.uint16]:
-        chunks, padded = slice(first // CHECKED_ROWS, -(-stop // CHECKED_ROWS)), -(-stop // GROUP) * GROUP
-        if not self._read[chunks].all():
-            self._offsets[first:padded] = super().offsets(first, stop)
-            self._read[-(-first // CHECKED_ROWS) : padded // CHECKED_ROWS] = True
-        return self._offsets[first:padded]
-
-    def rows_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return positions // SEGMENT * SEGMENT + self._offsets[positions]
-
-    def _streamed(self, part: int, first: int, stop: int, wanted: Wanted | None) -> NDArray[np.uint8]:
-        at, nbytes = self.layout.streamed_at(part), self.layout.row_nbytes[part]
-        chunks = np.arange(first // CHECKED_ROWS, -(-stop // CHECKED_ROWS))
-        if wanted is not None:
-            chunks = np.unique((first + GROUP * np.flatnonzero(wanted())) // CHECKED_ROWS)
-        start = first // CHECKED_ROWS * CHECKED_ROWS
-        out = np.zeros((-(-stop // CHECKED_ROWS) * CHECKED_ROWS - start) * nbytes, np.uint8)
-        for run in np.split(chunks, np.flatnonzero(np.diff(chunks) > 1) + 1) if len(chunks) else []:
-            begin, end = int(run[0]) * CHECKED_ROWS, min((int(run[-1]) + 1) * CHECKED_ROWS, self.layout.n_padded)
-            read = self._range(at + begin * nbytes, at + end * nbytes)
-            for chunk in run.tolist():
-                own = (chunk - int(run[0])) * CHECKED_ROWS * nbytes
-                self._check(part, chunk, read[own : own + CHECKED_ROWS * nbytes])
-            out[(begin - start) * nbytes : (end - start) * nbytes] = read
-        return out[(first - start) * nbytes : (stop - start) * nbytes]
-
-    def records(
-        self, level: int, rows: NDArray[np.int64], filled: NDArray[np.int64]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        start, known = self.layout.records_at(level), np.arange(rows.shape[1]) < filled[:, None]
-        wanted, places = np.unique(rows[known], return_inverse=True)
-        parts = np.split(wanted, np.flatnonzero(np.diff(wanted) * RECORD_NBYTES > MAX_GAP) + 1)
-        ends = [(start + int(each[0]) * RECORD_NBYTES, start + (int(each[-1]) + 1) * RECORD_NBYTES) for each in parts]
-        read = [
-            self._range(*end).reshape(-1, RECORD_NBYTES)[own - own[0]] for end, own in zip(ends, parts, strict=True)
-        ]
-        out = np.zeros(rows.shape, np.int64)
-        out[known] = places
-        return np.concatenate(read), out
-
-    def _range(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.frombuffer(self._storage.get_range(self._key, start, stop), np.uint8)
+    return np.zeros(shape, bool), np.zeros(shape, bool)
 
 
 @dataclass(frozen=True)
@@ -415,6 +344,27 @@ class Sketch:
     @cached_property
     def mean_length(self) -> float:
         return float(np.linalg.norm(self.rotation.mean))
+
+
+def write_sketch(
+    vectors: StoreVectors, folder: Path, progress: Callable[[int], object]
+) -> tuple[dict[str, int], float]:
+    """Write the files of the sketch of a layer; returns its parameters and the length of the longest vector."""
+    mean, count = space_of(vectors.store, vectors.layer, centered=True).mean, vectors.count
+    assert mean is not None
+    n_drawn = min(count, max(SAMPLE, POINTS * vectors.hidden_size))
+    drawn = np.sort(np.random.default_rng(0).choice(count, n_drawn, replace=False)).astype(np.int64)
+    rotation = Rotation.learn(vectors.gather(drawn), mean)
+    with (folder / ROTATION).open("wb") as file:
+        np.savez(file, mean=mean, directions=rotation.directions, steps=rotation.steps)
+
+    def blocks() -> Iterator[tuple[int, NDArray[np.floating]]]:
+        for start, block in vectors.store.scan(vectors.layer, block_rows=BLOCK_ROWS):
+            yield start, block
+            progress(start + len(block))
+
+    longest = write_codes(folder / SKETCH_FILE, blocks(), count, rotation, f"layer {vectors.layer}")
+    return {"levels": rotation.n_levels}, longest
 
 
 def write_codes(
@@ -433,26 +383,20 @@ def write_codes(
             encoded = encoded.ordered(order)
             offsets = np.zeros(-(-len(order) // GROUP) * GROUP, np.uint16)
             offsets[: len(order)] = order
-            streamed: list[NDArray[Any]] = [*as_norms(encoded.norms), offsets]
-            streamed += [encoded.groups(level) for level in range(min(GROUPED, layout.n_levels))]
-            parts = [
-                (layout.streamed_at(part) + start * nbytes, values)
-                for part, (nbytes, values) in enumerate(zip(layout.row_nbytes, streamed, strict=True))
-            ]
-            for level in range(GROUPED, layout.n_levels):
-                parts.append((layout.records_at(level) + start * RECORD_NBYTES, encoded.records(level, start)))
-            for at, values in parts:
-                file.seek(at)
+            parts: list[NDArray[Any]] = [*as_norms(encoded.norms), offsets]
+            parts += [encoded.groups(level) for level in range(layout.n_levels)]
+            for part, (nbytes, values) in enumerate(zip(layout.row_nbytes, parts, strict=True)):
+                file.seek(layout.part_at(part) + start * nbytes)
                 file.write(values.tobytes())
             longest = max(longest, float(encoded.norms[0].max()))
     written = np.memmap(path, np.uint8, "r+", shape=(layout.nbytes,))
     checks = [
         crc32c(written[at + first * nbytes : at + min(first + CHECKED_ROWS, layout.n_padded) * nbytes])
         for part, nbytes in enumerate(layout.row_nbytes)
-        for at in (layout.streamed_at(part),)
+        for at in (layout.part_at(part),)
         for first in range(0, n_rows, CHECKED_ROWS)
     ]
-    written[layout.checks_at :] = np.array(checks, np.uint32).view(np.uint8)
+    written[layout.part_at(len(layout.row_nbytes)) :] = np.array(checks, np.uint32).view(np.uint8)
     written.flush()
     return longest
 

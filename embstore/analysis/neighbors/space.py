@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.arguments import Range, as_matrix
-from embstore.errors import NonFiniteError, check_choice, check_whole
+from embstore.errors import NonFiniteError
 from embstore.store import Selection, Store
 from embstore.store.layout import Layer, resolve_layer
 from embstore.store.reading.rows import DENSE, StoredRows
@@ -152,18 +152,10 @@ def refuse_vector(row: int, vector: Stored) -> None:
 
 @dataclass(frozen=True)
 class Space:
-    """How vectors are compared: by a metric, after subtracting a mean and removing some directions.
-
-    `metric`: cosine, ip (inner product) or l2 (Euclidean distance). `mean`: float64 [feature]. `components`: float64
-    [c, feature], orthonormal directions that are projected out (all but the top; Mu and Viswanath 2018).
-    """
+    """How vectors are compared: by cosine, ip (inner product) or l2 (Euclidean distance), minus a `mean` if any."""
 
     metric: str = "cosine"
     mean: NDArray[np.float64] | None = None
-    components: NDArray[np.float64] | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("metric", self.metric, METRICS)
 
     @property
     def ascending(self) -> bool:
@@ -171,12 +163,10 @@ class Space:
         return self.metric == "l2"
 
     def transform(self, vectors: ArrayLike) -> NDArray[np.float64]:
-        """Vectors minus mean and components, not normalized: float64 [n, feature]."""
+        """Vectors minus the mean, not normalized: float64 [n, feature]."""
         transformed = np.array(vectors, np.float64, ndmin=2)
         if self.mean is not None:
             transformed -= self.mean
-        if self.components is not None:
-            transformed -= transformed @ self.components.T @ self.components
         return transformed
 
     def scores(self, queries: ArrayLike, vectors: ArrayLike) -> NDArray[np.float64]:
@@ -203,31 +193,17 @@ def space_of(
     *,
     metric: str = "cosine",
     centered: bool = False,
-    n_components: int = 0,
 ) -> Space:
-    """Learn the space of a layer, or of an array of vectors, from all vectors that `data` selects.
+    """The space of a layer, or of an array of vectors; `centered`: minus the mean of all vectors that `data` selects.
 
-    `centered`: subtract their mean. `n_components`: remove this many principal components of the centered vectors,
-    which implies `centered`. A layer is read once if there is something to learn. Raises InvalidValueError,
-    MissingRowsError, NonFiniteError.
+    Raises MissingRowsError, NonFiniteError.
     """
-    store = data.store if isinstance(data, Selection) else data
-    hidden_size = store.shape[1] if isinstance(store, np.ndarray) else store.hidden_size
-    check_whole("n_components", n_components, 0, hidden_size - 1)
-    if not centered and not n_components:
+    if not centered:
         return Space(metric)
     if isinstance(data, np.ndarray):
-        mean: NDArray[np.float64] = data.mean(0, dtype=np.float64)
-        deviations = data - mean
-        scatter = deviations.T @ deviations if n_components else mean
-    else:
-        from embstore.analysis.geometry.moments import Moments
-        from embstore.analysis.scan import scan
+        return Space(metric, data.mean(0, dtype=np.float64))
+    from embstore.analysis.geometry.moments import Moments
+    from embstore.analysis.scan import scan
 
-        found = scan(data, {"moments": Moments()}, layers=layer, device="cpu")
-        moments = next(iter(found.values()))["moments"]
-        mean, scatter = moments.mean, moments.scatter
-    if not n_components:
-        return Space(metric, mean)
-    directions = np.linalg.eigh(scatter)[1][:, ::-1][:, :n_components].T
-    return Space(metric, mean, np.ascontiguousarray(directions))
+    layers = scan(data, {"moments": Moments()}, layers=layer, device="cpu")
+    return Space(metric, next(iter(layers.values()))["moments"].mean)
