@@ -109,6 +109,12 @@ def test_a_signal_before_the_command_begins(
     assert ran.err == f"embstore: {'interrupted' if number == signal.SIGINT else 'terminated by a signal'}\n"
 
 
+def test_ctrl_c_while_the_modules_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import signal; signal.raise_signal(signal.SIGINT)\n")
+    ran = run_process("info", "gone.zarr", cwd=tmp_path, env=environment(PYTHONPATH=str(tmp_path)))
+    assert (ran.status, ran.err) == (130, "embstore: interrupted\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_package_turns_into_an_error(
     number: signal.Signals, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
