@@ -9,12 +9,14 @@ import signal
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn
+from contextlib import redirect_stdout
+from io import TextIOBase
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 
 import embstore
-from embstore.errors import EmbstoreError, EmbstoreWarning, missing_package
+from embstore.errors import EmbstoreError, EmbstoreWarning, missing_package, visible
 from embstore_cli.commands import Commands, Entry, Group
 from embstore_cli.options import option
 
@@ -24,6 +26,30 @@ START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "P
 
 
 _signals: list[int] = []  # that have come: DuckDB and Polars turn the exception of one into an error of theirs
+
+
+class Visible(TextIOBase):
+    """Standard output on which a corpus cannot steer the terminal: what is written passes `visible`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(visible(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    def isatty(self) -> bool:
+        return self.stream.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.stream.encoding
 
 
 class _Terminated(KeyboardInterrupt):
@@ -133,8 +159,9 @@ def run() -> None:
         if hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        status = _invoke()
-        sys.stdout.flush()
+        with redirect_stdout(Visible(sys.stdout)):  # type: ignore[type-var]
+            status = _invoke()
+            sys.stdout.flush()
         sys.exit(status)
     except EmbstoreError as error:
         _fail(str(error), error.exit_status, debug)
@@ -204,10 +231,11 @@ def _fail(message: str, status: int, debug: bool) -> NoReturn:
 
 def _shortened(message: str) -> str:
     """Return a message in one line, with long words cut: what was typed may be a whole file."""
-    return re.sub(rf"\S{{{MAX_WORD},}}", lambda found: f"{found[0][: MAX_WORD // 2]}...", " ".join(message.split()))
+    line = " ".join(visible(message).split())
+    return re.sub(rf"\S{{{MAX_WORD},}}", lambda found: f"{found[0][: MAX_WORD // 2]}...", line)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     """Print a warning of embstore in one line; warnings of other packages are hidden."""
     if issubclass(category, EmbstoreWarning) or os.environ.get("EMBSTORE_DEBUG") == "1":
-        print(f"embstore: {message}", file=sys.stderr)
+        print(visible(f"embstore: {message}"), file=sys.stderr)

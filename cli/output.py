@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError
+from embstore.errors import CONTROLS, InvalidValueError, visible
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,14 +30,14 @@ MAX_LABEL = 12
 def print_json(value: Any) -> None:
     """Print a value as JSON on standard output."""
     utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
-    json.dump(value, sys.stdout, ensure_ascii=not utf8, indent=2, default=str)
-    sys.stdout.write("\n")
+    text = json.dumps(value, ensure_ascii=not utf8, indent=2, default=str)
+    print(CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print remarks on a result on standard error, a line each."""
     for note in notes:
-        print(f"embstore: {note}", file=sys.stderr)
+        print(visible(f"embstore: {note}"), file=sys.stderr)
 
 
 def width() -> int:
@@ -57,9 +57,10 @@ def print_table(
     from rich.text import Text
 
     plain = bool(os.environ.get("NO_COLOR"))
-    console = Console(width=width(), highlight=False, force_terminal=False if plain else None)
+    file = getattr(sys.stdout, "stream", sys.stdout)  # which takes colors
+    console = Console(file=file, width=width(), highlight=False, force_terminal=False if plain else None)
     if title is not None:
-        console.print(Text(title, style="bold"))
+        console.print(Text(visible(title), style="bold"))
     if not rows:
         return
     names = dict.fromkeys(name for row in rows for name in row)
@@ -69,7 +70,7 @@ def print_table(
         align = "right" if numeric or name in right else "left"
         table.add_column(name, justify=align, no_wrap=numeric or not wrap, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
-        table.add_row(*(Text.from_ansi(_cell(row.get(name))) for name in names))
+        table.add_row(*(Text(visible(_cell(row.get(name)))) for name in names))
     console.print(table)
 
 

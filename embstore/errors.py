@@ -12,6 +12,14 @@ from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
 
+# What steers a terminal: control characters but for tab and line feed, and marks that turn the direction of text.
+CONTROLS = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    """Return a text with characters that steer a terminal as escapes, such as \\x1b."""
+    return CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
 
 class EmbstoreError(Exception):
     """Base class of all exceptions that embstore raises on purpose; the message is one line, whatever it names."""
@@ -19,7 +27,7 @@ class EmbstoreError(Exception):
     exit_status = 1
 
     def __str__(self) -> str:
-        return " ".join(super().__str__().splitlines())
+        return visible(" ".join(super().__str__().splitlines()))
 
 
 class InputError(EmbstoreError):

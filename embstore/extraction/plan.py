@@ -17,7 +17,7 @@ from embstore.config import settings
 from embstore.corpus import Corpus, open_corpus
 from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
-from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
+from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
 from embstore.extraction.estimate import Estimate, buffered_nbytes, estimate
 from embstore.extraction.options import CLS, ExtractionOptions, model_layers
@@ -30,6 +30,7 @@ from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
 from embstore.progress import reporting
+from embstore.spacing import ATTACHED
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
 from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
@@ -164,7 +165,7 @@ class Plan:
                 {"reason": drop.reason, "count": drop.count, "examples": list(drop.examples)}
                 for drop in self.metadata.dropped
             ],
-            "first_sentences": [list(words) for words in self.survey.sample[:N_SHOWN]],
+            "first_sentences": self._first_sentences(),
             "advice": self.advice,
             **self.estimate.as_json(),
         }
@@ -182,7 +183,7 @@ class Plan:
 
     def __repr__(self) -> str:
         width = max(len(name) for name, _ in self.lines())
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.lines())
+        return "\n".join(visible(f"{name:<{width}}  {value}") for name, value in self.lines())
 
     def _repr_html_(self) -> str:
         return html_table(self.lines())
@@ -216,14 +217,16 @@ class Plan:
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
             *self.estimate.lines(),
-            *((f"sentence {number}", text) for number, text in enumerate(self._first_sentences(), 1)),
+            *((f"sentence {n}", _cut(" · ".join(words))) for n, words in enumerate(self._first_sentences(), 1)),
             *(("note", line) for line in self.advice),
         ]
 
-    def _first_sentences(self) -> list[str]:
-        """Return the first sentences, a dot between words, cut to MAX_SHOWN characters."""
-        shown = (" · ".join(words[:MAX_SHOWN]) for words in self.survey.sample[:N_SHOWN])
-        return [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in shown]
+    def _first_sentences(self) -> list[list[str]]:
+        return [[word.removeprefix(ATTACHED) for word in words] for words in self.survey.sample[:N_SHOWN]]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
 def _with_examples(drop: Dropped) -> str:
