@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import Any, Protocol, TypeAlias
 
-from embstore.errors import visible
-
 DELAY_SECONDS = 2.0  # work that ends sooner shows no bar
 
 # What a public function takes as `progress`: None shows a bar to a person, True shows one always, False never does,
@@ -63,7 +61,7 @@ class _Bar:
 
     def __init__(self, total: int | None, unit: str, label: str) -> None:
         self._total = total
-        self._look = {"desc": visible(label) or None, "unit": f" {unit}", "unit_scale": True, "leave": False}
+        self._look = {"desc": label or None, "unit": f" {unit}", "unit_scale": True, "leave": False}
         self._began = time.time()
         self._bar: Any = None
 

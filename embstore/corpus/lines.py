@@ -112,10 +112,11 @@ class Lines:
         before = error.object[: error.start]
         number = n_newlines + before.decode("utf-8", "replace").count("\n") + 1
         offset = nbytes - len(error.object) + error.start
+        is_wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         return self.error(
             number,
             f"byte 0x{error.object[error.start]:02x} at offset {offset} is not utf-8 ({error.reason}); if it is text, "
-            "save it as UTF-8: iconv -f latin1 -t utf-8",
+            f"save it as UTF-8: iconv -f {'utf-16' if is_wide else 'cp1252'} -t utf-8",
         )
 
 

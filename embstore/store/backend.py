@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StorageError, StoreFormatError, StoreNotFoundError
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Storage
+from embstore.store.storage.files import reading
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # h5py is imported only for HDF5 stores
 Reader: TypeAlias = "ZarrReader | HDF5Reader"
 Writer: TypeAlias = "ZarrWriter | HDF5Writer"
 SUFFIXES = (".zarr", ".h5")
+HDF5 = b"\x89HDF\r\n\x1a\n"  # how a file of HDF5 begins
 
 
 def is_hdf5(path: Path | ObjectPath) -> bool:
@@ -120,4 +122,12 @@ def is_file(path: Path) -> bool:
         raise StoreFormatError(f"{path} is a file; a Zarr store is a folder")
     if path.suffix == ".h5" and folder:
         raise StoreFormatError(f"{path} is a folder; an HDF5 store is a file")
+    if not (folder or stat.S_ISREG(mode)):
+        raise StorageError(f"cannot read {path}: it is a pipe or device, not a file")
+    if not folder and path.suffix != ".h5":
+        with reading(path), path.open("rb") as file:
+            head = file.read(1024)
+        if not head.startswith(HDF5):
+            kind = "another kind of file" if b"\0" in head else "a text"
+            raise StoreNotFoundError(f"{path} is {kind}, not a store: give NAME.zarr or NAME.h5")
     return not folder

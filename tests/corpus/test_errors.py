@@ -29,6 +29,12 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "blank lines only": ("a.txt", "\n \n\t\n", "no sentence in it"),
     "binary": ("a.txt", b"one\ntwo\nth\0ree", "a.txt:3: a NUL character"),
     "latin-1": ("a.txt", "one\ntwo\ncafé".encode("latin-1"), "a.txt:3: byte 0xe9 at offset 11 is not utf-8"),
+    "cp1252": (
+        "a.txt",
+        "one “two”".encode("cp1252"),
+        "is not utf-8 (invalid start byte); if it is text, save it as UTF-8: iconv -f cp1252 -t utf-8",
+    ),
+    "utf-16": ("a.txt", "one “two”".encode("utf-16"), "iconv -f utf-16 -t utf-8"),
     "cut-off character": ("a.txt", "one\ncafé".encode()[:-1], "a.txt:2: byte 0xc3 at offset 7"),
     "bad byte in gzip": ("a.txt.gz", gzip.compress(b"one\n\xff"), "a.txt.gz:2: byte 0xff at offset 4"),
     "cut-off gzip": ("a.txt.gz", gzip.compress(LONG_TEXT)[:-9], "the gzip data end too early"),

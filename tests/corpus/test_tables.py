@@ -358,3 +358,13 @@ def test_messages_are_text_with_the_role_of_each_word(tmp_path: Path) -> None:
 )
 def test_bad_chats(messages: Any, options: dict[str, Any], expected: str) -> None:
     assert expected in complaint(lambda: list(open_corpus([{"messages": messages, "x": None}], **options)))
+
+
+@pytest.mark.parametrize("spans", [[[4, 8, "LOC"]], [[0, 3]], [{"start": 0, "end": 3}]])
+def test_a_column_of_spans_names_the_option_that_reads_it(spans: Any) -> None:
+    row = {"text": "The bank", "places": spans}
+    message = complaint(lambda: list(open_corpus([row])))
+    assert "is not one value; spans='places' reads it as spans of the text, or name the columns" in message
+    (sentence,) = open_corpus([row], spans="places")
+    assert sum(label is not None for label in sentence.labels["places"]) == 1
+    assert "spans=" not in complaint(lambda: list(open_corpus([{"text": "a", "ids": [[3]]}])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import embstore as es
-from embstore.errors import EmbstoreError, StoreDamagedError, StoreFormatError, StoreNotFoundError
+from embstore.errors import EmbstoreError, StorageError, StoreDamagedError, StoreFormatError, StoreNotFoundError
 from embstore.store import open_store, verify
 from embstore.store.metadata import parse
 from embstore.store.zarr.format import ABSENT, all_nodes
@@ -350,19 +351,26 @@ def test_what_is_no_store(tmp_path: Path) -> None:
     for name in ("folder.h5", "empty.zarr"):
         (tmp_path / name).mkdir()
     (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "binary.txt").write_bytes(b"PK\3\4\0")
+    os.mkfifo(tmp_path / "pipe")
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["x"] = np.arange(3)
     for name in ["none.zarr", "none.h5", "no/folder.zarr", "file/under.zarr"]:
         assert "there is no store at" in refusal(tmp_path / name, StoreNotFoundError)
         with pytest.raises(StoreNotFoundError):
             verify(tmp_path / name)
+    for name, kind in (("notes.txt", "a text"), ("binary.txt", "another kind of file")):
+        for act in (open_store, verify):  # nothing that reads advises to remove what it cannot read
+            with pytest.raises(StoreNotFoundError, match=rf"{name} is {kind}, not a store: give NAME.zarr or NAME.h5$"):
+                act(tmp_path / name)
+    with pytest.raises(StorageError, match="pipe: it is a pipe or device, not a file"):
+        open_store(tmp_path / "pipe")
     for name, message in {
         "file.zarr": "is a file; a Zarr store is a folder",
         "folder.h5": "is a folder; an HDF5 store is a file",
         "empty.zarr": "has no zarr.json",
         "": f"did you mean {tmp_path / 'empty.h5'}?",
         "empty.h5": "is not an HDF5 file",
-        "notes.txt": "is not an HDF5 file",
         "other.h5": "no attribute 'embstore'",
     }.items():
         assert message in refusal(tmp_path / name, StoreFormatError)

@@ -48,7 +48,7 @@ from embstore.errors import (
 )
 from embstore.progress import reporting
 from embstore.store import Store
-from embstore.store.backend import is_file, zarr_storage
+from embstore.store.backend import zarr_storage
 from embstore.store.layout import RESIDUAL, Layers, one_layer
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.base import KeyNotFoundError
@@ -126,7 +126,7 @@ def folder_of(store: Store) -> Path:
             f"{store.path} has no place for an index, which is for one store on a disk: write a list into a file "
             "NAME.json and open that, copy a remote store, or search without an index"
         )
-    folder = store.path.with_name(f"{store.path.name}.index") if is_file(store.path) else store.path / INDEXES
+    folder = store.path.with_name(f"{store.path.name}.index") if store.path.is_file() else store.path / INDEXES
     return folder if store.source.layout.site == RESIDUAL else folder / f".{store.source.layout.site}"
 
 

@@ -6,6 +6,7 @@ import re
 import warnings
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
@@ -172,7 +173,10 @@ def field_value(column: str, value: Any) -> FieldValue:
         raise InvalidValueError(f"{column}: {quoted(value)} is not within 64 bits; {_LEAVE_OUT}")
     if isinstance(value, str | bool | int | float):
         return value
-    raise InvalidValueError(f"{column}: {quoted(value)} is not one value; {_LEAVE_OUT}")
+    hint = ""
+    with suppress(InvalidValueError):  # of a text of any length
+        hint = f"spans={quoted(column)} reads it as spans of the text, or " if _parse_spans("x" * 2**16, value) else ""
+    raise InvalidValueError(f"{column}: {quoted(value)} is not one value; {hint}{_LEAVE_OUT}")
 
 
 def with_spans(text: str, sentences: Sequence[Sentence], spans: object, column: str) -> list[Sentence]:

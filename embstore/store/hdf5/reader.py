@@ -255,8 +255,7 @@ def open_file(path: Path) -> Iterator[h5py.File]:
         raise
     except Exception as error:
         if not h5py.is_hdf5(path):
-            advice = "give the path of a store (NAME.zarr, NAME.h5); to write one here, remove the file first"
-            raise StoreFormatError(f"{path} is not an HDF5 file: {advice}") from error
+            raise StoreFormatError(f"{path} is not an HDF5 file: give another path (NAME.zarr, NAME.h5)") from error
         what = (str(error).splitlines() or [type(error).__name__])[0]
         raise StoreDamagedError(f"the HDF5 library cannot read {path} ({what}): {REPAIR_HINT}") from error
 
