@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
@@ -19,6 +21,13 @@ WORDS = ("punctuation", "spaces")
 MAX_PIECE = 2**18  # characters that are split at a time
 MAX_WORD = 500  # characters without white space; spaCy's time grows with their square
 MAX_VOCABULARY = 2**18  # words that a tokenizer remembers; it is made again when it has more
+SEGMENTERS = {  # languages without spaces, or that spaCy leaves to a package, and what to install
+    "ja": "sudachipy sudachidict_core",
+    "ko": "natto-py",
+    "th": "pythainlp",
+    "vi": "pyvi",
+    "zh": "jieba",
+}
 _RUN = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 _LETTER = r"[^\W\d_]"
 _CLOSING = "\"'”’»)]*_"
@@ -71,7 +80,7 @@ class Splitter:
 
 
 def check_language(language: str) -> None:
-    """Raise InvalidValueError for a language that spaCy has no rules for, without importing it."""
+    """Raise InvalidValueError for a language that spaCy has no rules for, or whose words need another package."""
     spec = find_spec("spacy")
     folder = Path(cast(Any, spec).submodule_search_locations[0]) / "lang"
     known = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
@@ -79,6 +88,7 @@ def check_language(language: str) -> None:
         raise InvalidValueError(
             f"language: {quoted(language)} is not one of {', '.join(known)}; xx is for any other language"
         )
+    _tokenizer(language)
 
 
 def is_wrapped(lines: Iterable[str]) -> bool:
@@ -176,11 +186,18 @@ def _short_runs(text: str) -> Iterator[str]:
 def _tokenizer(language: str) -> Any:
     import spacy
 
+    with suppress(ImportError):
+        if language == "zh":
+            import_module("jieba").setLogLevel("ERROR")  # or it tells of its dictionary
     try:
-        nlp = spacy.blank(language)
+        nlp = spacy.blank(language, config={"nlp": {"tokenizer": {"segmenter": "jieba"}}} if language == "zh" else {})
     except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise InvalidValueError(f"language {language}: spaCy needs another package for its words: {reason}") from None
+        if language not in SEGMENTERS:
+            reason = " ".join(str(error).split())
+            raise InvalidValueError(f"language {language}: its words need another package: {reason}") from None
+        raise InvalidValueError(
+            f"language {language}: its words need another package: pip install {SEGMENTERS[language]}"
+        ) from None
     if isinstance(nlp.tokenizer, spacy.tokenizer.Tokenizer):  # a dash of hyphens, also where a space is on one side
         prefixes = [*(nlp.Defaults.prefixes or ()), rf"--+(?={_LETTER})"]
         suffixes = [*(nlp.Defaults.suffixes or ()), rf"(?<={_LETTER})--+"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
 from embstore.progress import reporting
-from embstore.spacing import ATTACHED
+from embstore.spacing import ATTACHED, join_marked, natural
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
 from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
@@ -41,6 +42,14 @@ UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
 CHECK_SENTENCES = 4  # of the self-check, each from a quarter of the lengths
 N_SHOWN = 3  # sentences that a plan shows
 N_TYPES = 100_000  # types that are looked at for advice
+SPACELESS = {  # the language whose rules find the words of a script; the kana come first, as Japanese has Han too
+    "ja": re.compile("[\u3040-\u30ff\u4e00-\u9fff]*[\u3040-\u30ff][\u3040-\u30ff\u4e00-\u9fff]*"),
+    "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff]+"),
+    "th": re.compile("[\u0e00-\u0e7f]+"),
+}
+MARKUP = re.compile(r"</?[a-zA-Z][^<>]{0,200}>|&(?:[a-z]{2,8}|#[0-9]{2,6});")
+DIVIDED = re.compile(r"[^\W\d_]+- (?!(?:and|or|und|oder|y|et) )[^\W\d_A-Z]+ ")  # but not "pre- and postwar"
+LONG_RUN = 3  # characters; words of these languages are rarely longer
 MAX_SHOWN = 66  # characters of a sentence: a line of 80 with the name before it
 
 
@@ -99,7 +108,7 @@ class Plan:
         """What is probably not meant in how the corpus is read, a line each."""
         survey, options = self.survey, self.metadata.corpus["options"]
         types = list(islice(survey.types, N_TYPES))
-        lines = []
+        lines = _advice_on_text(survey.sample, types, options.get("language")) if "words" in options else []
         marked = sum(word[-1] in '.,;:!?"”’)' and any(map(str.isalpha, word)) for word in types)
         if options.get("words") == "spaces" and 10 * marked > len(types):
             share = f"{marked / len(types):.0%} of the types end in a punctuation mark"
@@ -223,6 +232,28 @@ class Plan:
 
     def _first_sentences(self) -> list[list[str]]:
         return [[word.removeprefix(ATTACHED) for word in words] for words in self.survey.sample[:N_SHOWN]]
+
+
+def _advice_on_text(sample: list[list[str]], types: list[str], language: str | None) -> list[str]:
+    """Return what is probably not meant in running text: no spaces, markup, words divided at the ends of lines."""
+    lines = []
+    for name, script in SPACELESS.items() if language not in SPACELESS else ():
+        n_runs = sum(len(run) > LONG_RUN for word in types for run in script.findall(word))
+        if 10 * n_runs > len(types):
+            lines.append(f"{n_runs:,} types are runs of a script without spaces: language={name} finds their words")
+            break
+    texts = [natural(join_marked(words)) for words in sample]
+    if n_tags := sum(len(MARKUP.findall(text)) for text in texts):
+        where = f"in the first {len(texts)} sentences"
+        lines.append(f"{n_tags} tags of markup {where}: give the text alone, as `pandoc -f html -t plain` writes it")
+    divided = [match for text in texts for match in DIVIDED.findall(f"{text} ")]
+    divided += [f"{a[-1]} {b[0]}" for a, b in pairwise(sample) if re.fullmatch(r"[^\W\d_]+-", a[-1]) and b[0].islower()]
+    if len(divided) > max(1, len(texts) // 20):
+        lines.append(
+            f"{len(divided)} words are divided at the ends of lines, such as {divided[0].strip()!r}: join them first, "
+            r"as `perl -0pe 's/-\n//g'` does"
+        )
+    return lines
 
 
 def _cut(text: str) -> str:

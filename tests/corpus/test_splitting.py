@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -167,9 +169,20 @@ def test_a_run_without_white_space_is_cut() -> None:
 
 def test_languages() -> None:
     assert [shown(each) for each in open_corpus(["Er kam bzw. z.B. so."], language="de")] == ["Er kam bzw. z.B. so|."]
-    assert [shown(each) for each in open_corpus(["你好。世界"], language="zh")] == ["你|好|。", "世|界"]
     with pytest.raises(InvalidValueError, match=r"language: 'klingon' is not one of .*en, .*xx is for any other"):
         open_corpus(["a"], language="klingon")
+
+
+def test_chinese_is_split_into_words_by_a_package_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    splitting._tokenizer.cache_clear()
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    with pytest.raises(InvalidValueError, match=r"^language zh: its words need another package: pip install jieba$"):
+        open_corpus(["a"], language="zh")
+    cut = SimpleNamespace(cut=lambda text, cut_all: re.findall("今天|天气|.", text), setLogLevel=lambda level: None)
+    monkeypatch.setitem(sys.modules, "jieba", cut)
+    monkeypatch.setattr("spacy.lang.zh.try_jieba_import", lambda: cut)
+    assert [shown(each) for each in open_corpus(["今天天气好。好"], language="zh")] == ["今天|天气|好|。", "好"]
+    splitting._tokenizer.cache_clear()
 
 
 def test_the_second_of_two_sentences_goes_on_in_the_next_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

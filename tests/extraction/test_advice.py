@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,27 @@ def test_a_plan_says_what_is_probably_not_meant(tmp_path: Path, options: dict[st
     corpus = es.open_corpus(tmp_path / "a.txt", **options)
     assert [line.partition(" (")[0] for line in plan_of(corpus, model=Uncased()).advice] == advised
     assert "to the model" not in str(plan_of(corpus, model=FakeEncoder()).advice)
+
+
+PROSE = "A man of the old town was seen there, and the wood burned high in the hills beyond it on that day of spring. "
+
+
+@pytest.mark.parametrize(
+    ("text", "advised"),
+    [
+        ("今天天气很好，我们去公园散步。他说：你好！", "types are runs of a script without spaces: language=zh"),
+        ("これは日本語の文です。東京都庁舎へ行きました。", "types are runs of a script without spaces: language=ja"),
+        ("ฉันไปโรงเรียนทุกวัน", "1 types are runs of a script without spaces: language=th finds their words"),
+        ("The word 北京 and the word 東京 are names of cities.", None),
+        ("<p>Hello <b>world</b>&nbsp;and you.</p>", "5 tags of markup in the first 2 sentences: give the text alone"),
+        ("If a < b, then b > a; AT&T is it.", None),
+        (textwrap.fill(PROSE * 6, 70).replace("wood", "wo-\nod"), "6 words are divided at the ends of lines, such as"),
+        ("The pre- and postwar years, and the sub- or superscript. " * 9, None),
+        (PROSE, None),
+    ],
+)
+def test_text_that_is_not_words_with_spaces_gets_a_note(tmp_path: Path, text: str, advised: str | None) -> None:
+    (tmp_path / "a.txt").write_text(text, "utf-8")
+    advice = plan_of(tmp_path / "a.txt", model=FakeEncoder()).advice
+    assert (advised is None) == (not advice), advice
+    assert advised is None or advised in advice[0]
