@@ -242,6 +242,8 @@ def _table_options(columns: str | Sequence[str] | None, **others: str | None) ->
 def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
     """Return the paths that a source names; None if it holds sentences."""
     if isinstance(source, str | os.PathLike):
+        if not os.fspath(source):
+            raise InvalidValueError("source: '' is empty: give a file or a folder; . is this one")
         return (Path(source),)
     if isinstance(source, Mapping):
         named = ", ".join(map(str, source))[:80]

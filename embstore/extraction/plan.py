@@ -42,14 +42,10 @@ UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
 CHECK_SENTENCES = 4  # of the self-check, each from a quarter of the lengths
 N_SHOWN = 3  # sentences that a plan shows
 N_TYPES = 100_000  # types that are looked at for advice
-SPACELESS = {  # the language whose rules find the words of a script; the kana come first, as Japanese has Han too
-    "ja": re.compile("[\u3040-\u30ff\u4e00-\u9fff]*[\u3040-\u30ff][\u3040-\u30ff\u4e00-\u9fff]*"),
-    "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff]+"),
-    "th": re.compile("[\u0e00-\u0e7f]+"),
-}
+SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]{4,}")  # words are rarely that long
+KANA, THAI = re.compile("[\u3040-\u30ff]"), re.compile("[\u0e00-\u0e7f]")
 MARKUP = re.compile(r"</?[a-zA-Z][^<>]{0,200}>|&(?:[a-z]{2,8}|#[0-9]{2,6});")
-DIVIDED = re.compile(r"[^\W\d_]+- (?!(?:and|or|und|oder|y|et) )[^\W\d_A-Z]+ ")  # but not "pre- and postwar"
-LONG_RUN = 3  # characters; words of these languages are rarely longer
+DIVIDED = re.compile(r"\b[^\W\d_]{1,40}- (?!(?:and|or|und|oder|y|et) )[^\W\d_A-Z]{1,40} ")  # but not "pre- and postwar"
 MAX_SHOWN = 66  # characters of a sentence: a line of 80 with the name before it
 
 
@@ -226,7 +222,10 @@ class Plan:
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
             *self.estimate.lines(),
-            *((f"sentence {n}", _cut(" · ".join(words))) for n, words in enumerate(self._first_sentences(), 1)),
+            *(
+                (f"sentence {n}", _cut(" · ".join(words[:MAX_SHOWN])))
+                for n, words in enumerate(self._first_sentences(), 1)
+            ),
             *(("note", line) for line in self.advice),
         ]
 
@@ -237,11 +236,11 @@ class Plan:
 def _advice_on_text(sample: list[list[str]], types: list[str], language: str | None) -> list[str]:
     """Return what is probably not meant in running text: no spaces, markup, words divided at the ends of lines."""
     lines = []
-    for name, script in SPACELESS.items() if language not in SPACELESS else ():
-        n_runs = sum(len(run) > LONG_RUN for word in types for run in script.findall(word))
-        if 10 * n_runs > len(types):
-            lines.append(f"{n_runs:,} types are runs of a script without spaces: language={name} finds their words")
-            break
+    runs = "".join(run for word in types for run in SPACELESS.findall(word))
+    n_runs = sum(bool(SPACELESS.search(word)) for word in types)
+    name = "th" if THAI.search(runs) else "ja" if KANA.search(runs) else "zh"
+    if language not in ("ja", "th", "zh") and 10 * n_runs > len(types):
+        lines.append(f"{n_runs:,} types are runs of a script without spaces: language={name} finds their words")
     texts = [natural(join_marked(words)) for words in sample]
     if n_tags := sum(len(MARKUP.findall(text)) for text in texts):
         where = f"in the first {len(texts)} sentences"
