@@ -182,7 +182,7 @@ def extract(
     first = None if devices is None else devices.split(",")[0]
     on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
     with on_first:
-        place = f"{store}/part.zarr" if append else store
+        place = Path(store).with_name(".part.zarr") if append else store  # the parts of a store are on its disk
         plan = es.plan(opened, model=model, store=place, options=options, **of(("compute_dtype",)))
     if dry_run:
         print_json(plan.as_json()) if as_json else print(plan)

@@ -17,7 +17,7 @@ from embstore.store.storage.files import reading
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.objects import ObjectStorage
-from embstore.store.zarr.format import NODE, TEMPORARY
+from embstore.store.zarr.format import APPENDED, NODE, TEMPORARY
 
 if TYPE_CHECKING:  # h5py is imported only for HDF5 stores
     from embstore.store.hdf5.reader import HDF5Reader
@@ -48,6 +48,10 @@ def require_writable(path: Path | ObjectPath) -> None:
             raise InvalidValueError(f"cannot write {path}: stores at {path.scheme}:// are read-only")
     elif not os.path.isdir(path.absolute().parent):
         raise InvalidValueError(f"cannot create {path}: there is no folder {path.parent}")
+    else:
+        for folder in path.absolute().parents:
+            if folder.suffix == ".zarr" and (folder / NODE).exists() and path.absolute().parent != folder / APPENDED:
+                raise InvalidValueError(f"cannot create {path}: {folder} is a store; choose another folder")
 
 
 def exists(path: Path | ObjectPath) -> bool:

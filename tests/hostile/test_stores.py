@@ -21,7 +21,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import embstore as es
-from embstore.errors import EmbstoreError, StorageError, StoreDamagedError, StoreFormatError, StoreNotFoundError
+from embstore.errors import (
+    EmbstoreError,
+    InvalidValueError,
+    StorageError,
+    StoreDamagedError,
+    StoreFormatError,
+    StoreNotFoundError,
+)
 from embstore.store import open_store, verify
 from embstore.store.metadata import parse
 from embstore.store.zarr.format import ABSENT, all_nodes
@@ -374,6 +381,14 @@ def test_what_is_no_store(tmp_path: Path) -> None:
         "other.h5": "no attribute 'embstore'",
     }.items():
         assert message in refusal(tmp_path / name, StoreFormatError)
+
+
+def test_no_store_is_made_inside_of_another(tmp_path: Path) -> None:
+    path = KINDS[".zarr"].prepare(tmp_path)
+    for inside in (path / "copy.zarr", path / "hidden_states" / "copy.h5"):
+        with pytest.raises(InvalidValueError, match=rf"cannot create {inside}: {path} is a store; choose another"):
+            es.export(es.open(path), inside)
+    assert verify(path).ok
 
 
 @pytest.mark.parametrize(
