@@ -159,7 +159,7 @@ def run() -> None:
         if hasattr(getattr(sys, name), "reconfigure"):
             getattr(sys, name).reconfigure(errors="backslashreplace")
     try:
-        with redirect_stdout(Visible(sys.stdout)):  # type: ignore[type-var]
+        with redirect_stdout(Visible(sys.stdout)):
             status = _invoke()
             sys.stdout.flush()
         sys.exit(status)

@@ -188,7 +188,8 @@ class Plan:
 
     def __repr__(self) -> str:
         width = max(len(name) for name, _ in self.lines())
-        return "\n".join(visible(f"{name:<{width}}  {value}") for name, value in self.lines())
+        lines = (f"{name:<{width}}  {value}".replace("\n", r"\n") for name, value in self.lines())
+        return visible("\n".join(lines))
 
     def _repr_html_(self) -> str:
         return html_table(self.lines())
