@@ -370,6 +370,8 @@ def test_what_is_no_store(tmp_path: Path) -> None:
         for act in (open_store, verify):  # nothing that reads advises to remove what it cannot read
             with pytest.raises(StoreNotFoundError, match=rf"{name} is {kind}, not a store: give NAME.zarr or NAME.h5$"):
                 act(tmp_path / name)
+    with pytest.raises(StoreNotFoundError, match=rf"{tmp_path.name} is a folder, not a store: give NAME.zarr"):
+        verify(tmp_path)
     with pytest.raises(StorageError, match="pipe: it is a pipe or device, not a file"):
         open_store(tmp_path / "pipe")
     for name, message in {

@@ -261,8 +261,9 @@ class ZarrChecks(Checks):
 
     def run(self) -> None:
         storage = self.storage = zarr_storage(self.path)
-        if isinstance(self.path, ObjectPath) and storage.get_or_none(NODE) is None:
-            raise no_store(self.path)
+        if (isinstance(self.path, ObjectPath) or self.path.suffix != ".zarr") and storage.get_or_none(NODE) is None:
+            folder = f"{self.path} is a folder, not a store: give NAME.zarr or NAME.h5"
+            raise no_store(self.path) if isinstance(self.path, ObjectPath) else StoreNotFoundError(folder)
         sizes = self.sizes = key_sizes(storage)
         self.total_nbytes = sum(sizes.values())
         root, attribute = self.read(NODE, None, storage.get), None
