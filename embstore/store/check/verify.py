@@ -36,7 +36,7 @@ from embstore.store.arrays import (
     record_crc32c,
     virtual_specs,
 )
-from embstore.store.backend import is_file, no_store, open_reader, zarr_storage
+from embstore.store.backend import is_file, open_reader, zarr_storage
 from embstore.store.check.consistency import column_faults
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import Layout
@@ -59,7 +59,7 @@ from embstore.store.zarr.format import (
     shard_key,
     shard_shape,
 )
-from embstore.store.zarr.reader import root_attribute
+from embstore.store.zarr.reader import no_root, root_attribute
 
 
 @dataclass(frozen=True)
@@ -262,8 +262,7 @@ class ZarrChecks(Checks):
     def run(self) -> None:
         storage = self.storage = zarr_storage(self.path)
         if (isinstance(self.path, ObjectPath) or self.path.suffix != ".zarr") and storage.get_or_none(NODE) is None:
-            folder = f"{self.path} is a folder, not a store: give NAME.zarr or NAME.h5"
-            raise no_store(self.path) if isinstance(self.path, ObjectPath) else StoreNotFoundError(folder)
+            raise no_root(storage)
         sizes = self.sizes = key_sizes(storage)
         self.total_nbytes = sum(sizes.values())
         root, attribute = self.read(NODE, None, storage.get), None

@@ -366,6 +366,9 @@ def no_root(storage: Storage) -> EmbstoreError:
     if isinstance(storage.path, Path):
         inside = sorted(store.name for suffix in (".zarr", ".h5") for store in storage.path.glob("*" + suffix))
         better = f"; did you mean {storage.path / inside[0]}?" if inside else ""
+        if storage.path.suffix != ".zarr":
+            better = better or ": give NAME.zarr or NAME.h5"
+            return StoreNotFoundError(f"{storage.path} is a folder, not a store{better}")
         return StoreFormatError(f"{storage.path} is not a Zarr store: it has no {NODE}{better}")
     return StoreNotFoundError(f"there is no store at {storage.path}: embstore extract makes one")
 
