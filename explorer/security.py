@@ -10,9 +10,8 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
+from functools import cache
 from urllib.parse import parse_qs
 
 from starlette.datastructures import MutableHeaders
@@ -33,7 +32,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-SECONDS_AFTER_WRONG = 0.5
+SECONDS_AFTER_WRONG = 0.5  # before the next password of the same machine is looked at
+MAX_WAITING = 20  # passwords of one machine that wait for that: its next ones are refused unseen
+MAX_PARAMETERS = 100  # of a URL: no query has more than ten
 OPEN_THE_URL = "this page is for who started the explorer: open the URL that `embstore explore` printed\n"
 
 
@@ -69,14 +70,16 @@ class Access:
         if port != str(self.port):
             return False
         if self.host in EVERYWHERE:
-            return name in (*LOOPBACK, socket.gethostname().lower(), socket.getfqdn().lower()) or _is_address(name)
+            return name in (*LOOPBACK, *_own_names()) or _is_address(name)
         return name in (LOOPBACK if self.host in LOOPBACK else (self.host.lower(),))
 
     def is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode(), self.token.encode())
 
     def is_password(self, given: str) -> bool:
-        own, other = (hashlib.sha256(each.encode()).digest() for each in (self.password or "", given))
+        own, other = (
+            hashlib.sha256(text.encode(errors="surrogateescape")).digest() for text in (self.password or "", given)
+        )
         return self.password is not None and hmac.compare_digest(own, other)
 
 
@@ -86,7 +89,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
         self._app = app
         self._access = access
-        self._refusing = asyncio.Semaphore(1)
+        self._guessing: dict[str, tuple[asyncio.Lock, list[None]]] = {}  # by address: passwords that wait
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # the start and end of the server; there are no web sockets
@@ -105,13 +108,11 @@ class Guard:
                     headers.append("Set-Cookie", f"{cookie}; HttpOnly; SameSite=Strict; Path=/")
             await send(message)
 
-        refused = self._refusal(scope)
-        if refused is not None and refused.status_code == 401:
-            async with self._refusing:  # guesses wait for each other
-                await asyncio.sleep(SECONDS_AFTER_WRONG if scope.get("embstore.guess") else 0)
-        await (self._app if refused is None else refused)(scope, receive, guarded)
+        await (await self._refusal(scope) or self._app)(scope, receive, guarded)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    async def _refusal(self, scope: Scope) -> Response | None:
+        if scope["query_string"].count(b"&") >= MAX_PARAMETERS:
+            return PlainTextResponse(f"a query has at most {MAX_PARAMETERS} parameters\n", 400)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if not self._access.is_host(host):
@@ -123,32 +124,51 @@ class Guard:
             return PlainTextResponse("other sites may not ask the explorer\n", 403)
         if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return PlainTextResponse("other sites may not ask the explorer\n", 403)
-        if self._is_known(scope, headers):
-            return None
-        if self._access.password:
-            return PlainTextResponse("a password is needed\n", 401, {"WWW-Authenticate": 'Basic realm="embstore"'})
-        return PlainTextResponse(OPEN_THE_URL, 401)
-
-    def _is_known(self, scope: Scope, headers: dict[str, str]) -> bool:
-        access = self._access
-        if any(map(access.is_token, _cookies(headers.get("cookie", ""), access.cookie))):
-            return True
         kind, _, secret = headers.get("authorization", "").partition(" ")
-        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=100).get("token", [])
-        known = kind.lower() == "bearer" and access.is_token(secret)
-        known = known or any(map(access.is_token, query))
-        known = known or (kind.lower() == "basic" and access.is_password(_password(secret)))
-        scope["embstore.guess"] = bool(secret or query) and not known
-        scope["embstore.welcome"] = known and kind.lower() != "bearer"
-        return known
+        if self._access.is_token(_cookie(headers.get("cookie", ""), self._access.cookie)):
+            return None
+        tokens = [secret] if kind.lower() == "bearer" else []
+        tokens += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        if any(map(self._access.is_token, tokens)):
+            scope["embstore.welcome"] = kind.lower() != "bearer"
+            return None
+        if not self._access.password:
+            return PlainTextResponse(OPEN_THE_URL, 401)
+        if kind.lower() == "basic":
+            is_right = await self._is_password(secret, (scope.get("client") or ("",))[0])
+            if is_right is None:
+                return PlainTextResponse("too many passwords at the same time: wait a moment\n", 429)
+            if is_right:
+                scope["embstore.welcome"] = True
+                return None
+        return PlainTextResponse("a password is needed\n", 401, {"WWW-Authenticate": 'Basic realm="embstore"'})
+
+    async def _is_password(self, secret: str, address: str) -> bool | None:
+        """Return whether a secret has the password, None if it was not looked at.
+
+        Passwords of one machine are looked at one after the other, half a second after a wrong one: nobody finds out
+        more by many requests at the same time, and nobody else waits for them.
+        """
+        lock, waiting = self._guessing.setdefault(address, (asyncio.Lock(), []))
+        if len(waiting) >= MAX_WAITING:
+            return None
+        waiting.append(None)
+        try:
+            async with lock:
+                is_right = self._access.is_password(_password(secret))
+                if not is_right:
+                    await asyncio.sleep(SECONDS_AFTER_WRONG)
+                return is_right
+        finally:
+            waiting.pop()
+            if not waiting:
+                self._guessing.pop(address, None)
 
 
-def _cookies(header: str, name: str) -> Iterable[str]:
-    try:
-        found = SimpleCookie(header).get(name)
-    except CookieError:
-        return ()
-    return () if found is None else (found.value,)
+def _cookie(header: str, name: str) -> str:
+    """Return the value of a cookie; that of http.cookies takes minutes for a header made to be slow."""
+    pairs = (pair.strip().partition("=") for pair in header.split(";"))
+    return next((value for key, _, value in pairs if key == name), "")
 
 
 def _password(secret: str) -> str:
@@ -157,6 +177,12 @@ def _password(secret: str) -> str:
         return base64.b64decode(secret, validate=True).decode().partition(":")[2]
     except (binascii.Error, ValueError):
         return ""
+
+
+@cache
+def _own_names() -> tuple[str, ...]:
+    """Return the names of this machine: to ask DNS at each request would hold up all others."""
+    return socket.gethostname().lower(), socket.getfqdn().lower()
 
 
 def _is_address(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -11,13 +12,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
+from typing import Any, ClassVar
 
 import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from embstore.errors import InvalidValueError, quoted
 from embstore_explorer.security import LOOPBACK, Access
 from embstore_explorer.server import make_app
 from embstore_explorer.stores import explored
+
+SECONDS_FOR_HEADERS = 10  # of a request, from the beginning of its connection: those of a browser take some ms
+SECONDS_KEPT = 60  # after an answer, for the next request: the page asks more often while it is looked at
+MAX_WAITING = 500  # connections without a request: below the 1,024 files that a process may mostly have open
 
 
 def serve(
@@ -34,11 +42,27 @@ def serve(
 
     `model`, `probes`: as of `explored`. With a `password` browsers ask for it, and there is no token.
     """
+    if not 0 <= port < 2**16:
+        raise InvalidValueError(f"port {port} is not allowed: give 0 to 65,535")
     listening = _listening(host, port)
     stores = explored(paths, model=model, probes=probes)
     access = replace(Access(host=host, password=password), port=listening.getsockname()[1])
     app = make_app(stores, access)
-    config = uvicorn.Config(
+    if host not in LOOPBACK and password is None:
+        print("embstore: everyone with this URL who can reach this machine can read the stores", file=sys.stderr)
+    print(f"exploring {', '.join(each.name for each in stores)} at {access.url} (Ctrl-C ends)", flush=True)
+    if browser:
+        threading.Thread(target=webbrowser.open, args=(access.url,), daemon=True).start()
+    server = _Server(settings_of(app))
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    sys.stdout.flush()
+    os._exit(server.status)  # queries may still run: nothing but a cache is written, by renames
+
+
+def settings_of(app: Starlette) -> uvicorn.Config:
+    """Return how the application is served: no log, no header that names the server, connections that are closed."""
+    return uvicorn.Config(
         app,
         log_level="critical",
         access_log=False,
@@ -47,19 +71,54 @@ def serve(
         proxy_headers=False,
         ws="none",
         lifespan="off",
-        timeout_keep_alive=60,
-        limit_concurrency=1000,
+        timeout_keep_alive=SECONDS_KEPT,
+        http=Connection,
     )
-    if host not in LOOPBACK and password is None:
-        print("embstore: everyone with this URL who can reach this machine can read the stores", file=sys.stderr)
-    print(f"exploring {', '.join(each.name for each in stores)} at {access.url} (Ctrl-C ends)", flush=True)
-    if browser:
-        threading.Thread(target=webbrowser.open, args=(access.url,), daemon=True).start()
-    server = _Server(config)
-    with suppress(KeyboardInterrupt):
-        server.run(sockets=[listening])
-    sys.stdout.flush()
-    os._exit(server.status)  # queries may still run: nothing but a cache is written, by renames
+
+
+class Connection(H11Protocol):
+    """A connection that is closed if it does not ask: the oldest of too many, and after a time.
+
+    It waits from its beginning, and from the end of an answer, until the headers of the next request are there. So who
+    opens many connections and sends half a request, or a body that is not read, keeps nobody else out.
+    """
+
+    waiting: ClassVar[dict[Connection, asyncio.TimerHandle]] = {}  # the oldest first
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._wait(SECONDS_FOR_HEADERS)
+
+    def data_received(self, data: bytes) -> None:
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before and not self.cycle.response_complete:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        before = self.cycle
+        super().on_response_complete()
+        if self.cycle is before:  # not a pipelined request, which is answered already
+            self._wait(SECONDS_KEPT)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait(self, seconds: float) -> None:
+        self._stop_waiting()
+        if self.transport.is_closing():
+            return
+        if len(self.waiting) >= MAX_WAITING:
+            oldest = next(iter(self.waiting))
+            oldest._stop_waiting()
+            oldest.transport.abort()
+        self.waiting[self] = self.loop.call_later(seconds, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        timer = self.waiting.pop(self, None)
+        if timer is not None:
+            timer.cancel()
 
 
 class _Server(uvicorn.Server):

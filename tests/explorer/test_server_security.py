@@ -9,11 +9,14 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,29 +113,137 @@ def test_without_the_token_nothing_is_served(
         assert "set-cookie" not in answer.headers
 
 
-def test_guesses_wait_for_each_other(client: TestClient, access: Access, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    together: list[int] = []
+def basic(text: str) -> dict[str, str]:
+    return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
+
+
+def test_passwords_of_a_machine_wait_for_each_other_and_nobody_else_does(
+    opened: list[Explored], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong passwords wait, so that they are not tried fast; a first visit, other machines and cookies do not."""
+    access = Access(port=8000, password="long enough")
+    app = server.make_app(opened, access)
+    ends = asyncio.Event()
+    asleep: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        together.append(1)
-        for _ in range(20):  # others may begin
-            await asyncio.get_running_loop().run_in_executor(None, int)
-        assert sum(together) == 1
-        together.clear()
-
-    async def guess() -> None:
-        transport = httpx.ASGITransport(client.app)
-        async with httpx.AsyncClient(transport=transport, base_url=BASE) as guessing:
-            answers = await asyncio.gather(*(guessing.get(f"/?token={number}") for number in range(3)))
-            assert [each.status_code for each in answers] == [401] * 3
-            assert (await guessing.get(f"/?token={access.token}")).status_code == 200
+        asleep.append(seconds)
+        await ends.wait()
 
     monkeypatch.setattr(security, "SECONDS_AFTER_WRONG", 7)
-    monkeypatch.setattr(security, "asyncio", SimpleNamespace(sleep=sleep))
-    asyncio.run(guess())
-    assert waits == [7] * 3
+    monkeypatch.setattr(security, "asyncio", SimpleNamespace(sleep=sleep, Lock=asyncio.Lock))
+
+    async def ask(address: str, headers: dict[str, str]) -> int:
+        transport = httpx.ASGITransport(app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url=BASE) as client:
+            return (await client.get("/", headers=headers)).status_code
+
+    async def attack() -> None:
+        guesses = [asyncio.ensure_future(ask("10.0.0.9", basic(f"a:{n}"))) for n in range(security.MAX_WAITING)]
+        while not asleep:
+            await asyncio.sleep(0.01)
+        assert await ask("10.0.0.9", {}) == 401, "a first visit is answered at once"
+        assert await ask("10.0.0.9", {"authorization": "Bearer wrong"}) == 401, "a token cannot be guessed"
+        assert await ask("10.0.0.8", basic("a:long enough")) == 200, "another machine does not wait"
+        assert await ask("10.0.0.9", {"cookie": f"embstore-8000={access.token}"}) == 200
+        assert await ask("10.0.0.9", basic("a:long enough")) == 429, "too many wait: it is not looked at"
+        assert asleep == [7], "one after the other"
+        ends.set()
+        assert [await guess for guess in guesses] == [401] * security.MAX_WAITING
+        assert await ask("10.0.0.9", basic("a:long enough")) == 200
+
+    asyncio.run(attack())
+    assert asleep == [7] * security.MAX_WAITING
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_many_parameters_are_refused_as_all_else(client: TestClient, access: Access, token: bool) -> None:
+    for path in ("/", "/api/stores", "/api/export/word.csv"):
+        query = "&".join(f"p{number}=1" for number in range(101)) + (f"&token={access.token}" if token else "")
+        answer = client.get(f"{path}?{query}")
+        assert (answer.status_code, answer.text) == (400, "a query has at most 100 parameters\n")
+        assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_a_cookie_made_to_be_slow_is_not(client: TestClient) -> None:
+    slow = 'embstore-8000="' + '\\"' * 30_000 + '"'
+    began = time.perf_counter()
+    assert client.get("/", headers={"cookie": slow}).status_code == 401
+    assert time.perf_counter() - began < 2
+
+
+@contextmanager
+def served(app: Any) -> Iterator[int]:
+    """Run a server as the command does, in a thread; gives its port."""
+    listening = serving._listening("127.0.0.1", 0)
+    running = serving._Server(serving.settings_of(app))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        running.should_exit = running.force_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def ended(connection: socket.socket) -> bool:
+    """Return whether the server has closed a connection; waits for it."""
+    connection.settimeout(60)
+    try:
+        while data := connection.recv(4096):
+            assert b"HTTP/1.1" in data
+        return True
+    except ConnectionError:
+        return True
+
+
+def test_requests_that_never_end_lock_nobody_out(opened: list[Explored], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MAX_WAITING", 20)
+    with served(server.make_app(opened, Access(port=1))) as port:
+        half = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+        for connection in half:
+            with suppress(ConnectionError):
+                connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\nX: ")
+        with socket.create_connection(("127.0.0.1", port)) as own:
+            own.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+            assert own.recv(4096).startswith(b"HTTP/1.1 401")
+        assert all(map(ended, half[:30])), "the oldest make room"
+        for connection in half:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost:",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\nGET / HTTP/1.1\r\n",
+        b"POST /api/stores HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: 9\r\n\r\n{",
+    ],
+)
+def test_a_connection_that_asks_nothing_is_closed(
+    opened: list[Explored], monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(serving, "SECONDS_FOR_HEADERS", 0.3)
+    monkeypatch.setattr(serving, "SECONDS_KEPT", 0.6)
+    monkeypatch.setattr(serving.Connection, "timeout_keep_alive", 60, raising=False)
+    with served(server.make_app(opened, Access(port=1))) as port, socket.create_connection(("127.0.0.1", port)) as own:
+        own.sendall(sent)
+        stop = threading.Event()
+
+        def drip() -> None:
+            while not stop.wait(0.1):
+                with suppress(OSError):
+                    own.sendall(b"x")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert ended(own), "one byte after the other does not keep it open"
+        finally:
+            stop.set()
+            dripping.join()
 
 
 def test_only_names_of_loopback_are_served(client: TestClient, access: Access) -> None:
@@ -246,9 +357,6 @@ def test_a_password_takes_the_place_of_the_token(opened: list[Explored]) -> None
     asked = client.get("/")
     assert asked.status_code == 401
     assert asked.headers["www-authenticate"].startswith("Basic ")
-
-    def basic(text: str) -> dict[str, str]:
-        return {"authorization": "Basic " + base64.b64encode(text.encode()).decode()}
 
     assert client.get("/", headers=basic("anyone:wrong")).status_code == 401
     assert client.get("/", headers=basic("anyone:long enough é")).status_code == 200
@@ -372,5 +480,11 @@ def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, host: str, n
 
 @pytest.mark.parametrize("host", ["\x00", "é" * 3000, "../..", "\udcff", "a..b", "256.1.1.1"])
 def test_a_host_that_is_none_is_refused_before_a_store_is_opened(host: str) -> None:
-    with pytest.raises(InvalidValueError, match=r"host .*; choose another address"):
+    with pytest.raises(InvalidValueError, match=r"host .*; choose another address|is not text"):
         serving.serve(["gone.zarr"], host=host, browser=False)
+
+
+@pytest.mark.parametrize("port", [80_000, -1])
+def test_a_port_that_is_none_is_refused_before_a_store_is_opened(port: int) -> None:
+    with pytest.raises(InvalidValueError, match=rf"^port {port} is not allowed: give 0 to 65,535$"):
+        serving.serve(["gone.zarr"], port=port, browser=False)

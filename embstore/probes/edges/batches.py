@@ -48,7 +48,7 @@ class EdgeSplit:
 def ranges(start: NDArray[np.int64], stop: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the numbers of all ranges [start, stop), one range after the other."""
     sizes = stop - start
-    return np.arange(int(sizes.sum())) + np.repeat(start - (np.cumsum(sizes) - sizes), sizes)
+    return np.asarray(np.arange(int(sizes.sum())) + np.repeat(start - (np.cumsum(sizes) - sizes), sizes))
 
 
 @dataclass(frozen=True, eq=False)
