@@ -17,6 +17,7 @@ from embstore.errors import InvalidValueError
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from embstore_explorer import report as report_of
 from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
+from tests.probes.edge_store import write_store
 from tests.store_making import make_store
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
@@ -148,6 +149,40 @@ def test_a_section_that_cannot_be_computed_says_why(tmp_path: Path) -> None:
     assert "5 different sentences" in str(problems["words"])
     assert "fewer than 50 words have a label of upos" in str(problems["probes"])
     assert report.html.count("Not computed: ") == 2
+
+
+def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path) -> None:
+    """One selected word a sentence: no sentence has two, as intra-sentence similarity needs."""
+    rng, words = np.random.default_rng(0), [f"word{number}" for number in range(25)]
+    rows = np.repeat(np.arange(25), 24)
+    vectors = rng.normal(size=(25, 6))[rows] + 0.4 * rng.normal(size=(2, len(rows), 6))
+    vectors[:, 1:24:2] *= -1  # word0 has two senses
+    sentences = [[words[number], f"c{row}"] for row, number in enumerate(rows.tolist())]
+    without = [(number, 1) for number in range(len(rows))]
+    store = write_store(tmp_path / "s.zarr", sentences, vectors.astype(np.float32), (0, 1), without=without)
+    made = {each.name: each for each in report_of(store, sections=("geometry", "words", "senses")).sections}
+    assert [each.problem for each in made.values()] == [None] * 3
+    assert "intra-sentence similarity" not in made["geometry"].blocks[1].frame.columns
+    assert any("which intra-sentence similarity needs" in caveat for caveat in made["geometry"].caveats)
+    assert "metrics=('selfsim', 'anisotropy')" in made["geometry"].call
+
+
+def test_too_few_occurrences_are_no_finding(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for count, said in (
+        (20, "Not determined: no word has 30 different contexts or more"),
+        (40, "None of the 12 words of"),
+    ):
+        texts = [[f"a{number}", f"word{number % 12}", f"b{number}"] for number in range(12 * count)]
+        vectors = rng.normal(size=(1, 36 * count, 5)).astype(np.float32)
+        store = write_store(tmp_path / f"{count}.zarr", texts, vectors, (0,))
+        (section,) = report_of(store, sections="senses").sections
+        assert section.problem is None
+        assert section.finding.startswith(said)
+        assert len(section.frames["tested"]) > 5
+    rare = write_store(tmp_path / "rare.zarr", texts[:9], vectors[:, :27], (0,))
+    (section,) = report_of(rare, sections="senses").sections
+    assert str(section.problem).startswith("no word occurs 15 times or more")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 import embstore as es
+from embstore.errors import InvalidValueError
 from embstore.store import Selection, Store
 
 MAX_ROWS = 250_000  # rows whose geometry is measured; larger stores are sampled by sentence
@@ -126,13 +127,34 @@ class Source:
         return [f"Measured on {len(self.few):,} random rows of {self.store.n_rows:,}."]
 
     @cached_property
+    def _measured(self) -> tuple[pl.DataFrame, tuple[str, ...], list[str]]:
+        """The table of geometry, its metrics, and why the others do not apply."""
+        reasons: list[str] = []
+        for left_out in ((), ("intrasim",), ("selfsim",), ("selfsim", "intrasim")):
+            metrics = tuple(metric for metric in METRICS if metric not in left_out)
+            try:
+                table = es.geometry(
+                    self.data, metrics=metrics, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed
+                )
+            except InvalidValueError as error:
+                reasons.append(str(error))
+            else:
+                return table, metrics, list(dict.fromkeys(reasons))
+        raise InvalidValueError(reasons[-1])
+
+    @property
     def geometry(self) -> pl.DataFrame:
-        """The table of geometry, by layer, word and sentence."""
-        return es.geometry(self.data, metrics=METRICS, min_contexts=MIN_CONTEXTS, words_only=True, seed=self.seed)
+        """The table of geometry, by layer, word and sentence, of the metrics that apply to the store."""
+        return self._measured[0]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The caveats that metrics are left out."""
+        return [f"Left out: {reason}." for reason in self._measured[2]]
 
     @property
     def geometry_code(self) -> str:
-        arguments = f"metrics={METRICS!r}, min_contexts={MIN_CONTEXTS}, words_only=True, seed={self.seed}"
+        arguments = f"metrics={self._measured[1]!r}, min_contexts={MIN_CONTEXTS}, words_only=True, seed={self.seed}"
         return f"{self.data_code}\ntable = es.geometry(data, {arguments})"
 
     @property

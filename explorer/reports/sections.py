@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +25,8 @@ GEOMETRY = {
 MIN_COUNT = 20  # occurrences of a word that is listed as most or least contextual
 SHOWN_WORDS = 12
 MAX_SHARE = 0.1  # of the sentences: words that occur in more are not searched for senses
-MIN_OCCURRENCES, POOL, TESTED, SHOWN_SENSES, SAMPLE = 30, 100, 10, 4, 150
+MIN_OCCURRENCES, POOL, TESTED, SHOWN_SENSES, SAMPLE = 15, 100, 10, 4, 150
+ENOUGH = 30  # occurrences: of fewer, clusters may be found, and none found says nothing
 SUPPORTED = 0.25  # silhouettes below show no substantial structure (Kaufman & Rousseeuw 1990)
 P_VALUE, DRAWS = 0.05, 19
 EXAMPLES, MARKERS = 3, 6
@@ -97,9 +99,14 @@ def geometry(source: Source) -> Section:
         chosen = summary.filter((pl.col("metric").cast(pl.String) == metric) & (pl.col("layer") == layer))
         return float(chosen[column][0])
 
+    measured = set(summary["metric"].cast(pl.String))
     finding = " ".join(
-        f"At layer {layer} two random words have a mean cosine of {value('anisotropy', layer, 'value'):.2f}, and two "
-        f"occurrences of the same word one {value('selfsim', layer, 'adjusted'):.2f} above that."
+        f"At layer {layer} two random words have a mean cosine of {value('anisotropy', layer, 'value'):.2f}"
+        + (
+            f", and two occurrences of the same word one {value('selfsim', layer, 'adjusted'):.2f} above that."
+            if "selfsim" in measured
+            else "."
+        )
         for layer in dict.fromkeys((first, last))
     )
     shown = summary.with_columns(pl.coalesce("adjusted", "value").alias("value"), pl.col("metric").cast(pl.String))
@@ -109,8 +116,9 @@ def geometry(source: Source) -> Section:
             "layer", pl.col("value").alias(name), *(pl.col(end).alias(f"{end} ({name[0]})") for end in ends)
         )
         for metric, (name, *ends) in GEOMETRY.items()
+        if metric in measured
     ]
-    wide = rows[0].join(rows[1], on="layer").join(rows[2], on="layer")
+    wide = reduce(lambda one, other: one.join(other, on="layer"), rows)
     return Section(
         "geometry",
         "Geometry by layer",
@@ -126,6 +134,7 @@ def geometry(source: Source) -> Section:
         ],
         caveats=[
             *source.sampled,
+            *source.left_out,
             "Occurrences without a letter or digit are left out.",
             "Cosines are dominated by few large dimensions in many models (Timkey & van Schijndel 2021): "
             "`es.geometry(store, metrics='top_component')` tells.",
@@ -141,6 +150,8 @@ def words(source: Source) -> Section:
     known = frequent.filter((pl.col("metric").cast(pl.String) == "selfsim") & (pl.col("item") != ""))
     n_words = known["item"].n_unique()
     if n_words < 2 * SHOWN_WORDS:
+        if not n_words and source.left_out:
+            raise InvalidValueError(" ".join(source.left_out))
         raise InvalidValueError(
             f"{n_words} words occur {MIN_COUNT} times or more, too few for two lists of {SHOWN_WORDS}"
         )
@@ -181,7 +192,10 @@ def meanings(source: Source) -> Section:
         raise InvalidValueError(
             f"no word occurs {MIN_OCCURRENCES} times or more, and in at most {MAX_SHARE:.0%} of the sentences"
         )
-    clustered = [(each.silhouette, each) for each in _clusterings(source, pool) if each.silhouette is not None]
+    clusterings = list(_clusterings(source, pool))
+    if not clusterings:
+        raise InvalidValueError(f"no word has {MIN_OCCURRENCES} different contexts or more")
+    clustered = [(each.silhouette, each) for each in clusterings if each.silhouette is not None]
     ranked = sorted(clustered, key=lambda pair: -pair[0])[:TESTED]
     found = [each for _, each in ranked]
     high = [each for silhouette, each in ranked if silhouette >= SUPPORTED]
@@ -200,13 +214,25 @@ def meanings(source: Source) -> Section:
         blocks.append(_picture(plot.cluster_map(each), f"senses {each.word}", f"Silhouette {each.silhouette:.2f}."))
         blocks += _examples(source, each)
     blocks.append(Table(tested, f"The {len(found)} words with the highest silhouettes"))
-    listed = ", ".join(each.word for each in clear)
+    n_enough = sum(len(each.occurrences) >= ENOUGH for each in clusterings)
+    if clear:
+        listed = ", ".join(each.word for each in clear)
+        finding = (
+            f"The occurrences of {listed} fall into clusters that are better separated than chance would have them."
+        )
+    elif n_enough:
+        finding = (
+            f"None of the {n_enough:,} words of {ENOUGH} occurrences or more falls into clusters that are better "
+            "separated than chance would have them."
+        )
+    else:
+        finding = (
+            f"Not determined: no word has {ENOUGH} different contexts or more, and in fewer senses look like chance."
+        )
     return Section(
         "senses",
         "Senses of ambiguous words",
-        finding=f"The occurrences of {listed} fall into clusters that are better separated than chance would have them."
-        if clear
-        else "No word's occurrences fall into clusters that are better separated than chance would have them.",
+        finding=finding,
         method=f"Up to {SAMPLE} occurrences of each of the {len(pool)} most frequent words ({MIN_OCCURRENCES} "
         f"occurrences or more, in at most {MAX_SHARE:.0%} of the sentences) are clustered at the last layer by "
         "k-means of unit vectors; the number of clusters is that of the highest silhouette. It counts as supported "
@@ -242,17 +268,12 @@ def _clusterings(source: Source, words: Sequence[str]) -> Iterator[Clusters]:
 
 def _pool(source: Source) -> list[str]:
     """The most frequent words with a letter that are not in most sentences."""
-    table = source.geometry.filter(
-        (pl.col("metric").cast(pl.String) == "selfsim")
-        & (pl.col("layer") == source.store.layers[-1])
-        & (pl.col("item") != "")
-        & (pl.col("count") >= MIN_OCCURRENCES)
-    )
-    most = MAX_SHARE * len(np.unique(source.store.index.sentence[source.data.rows]))
-    table = table.filter(pl.col("count") <= max(most, MIN_OCCURRENCES)).sort(
-        ["count", "item"], descending=[True, False]
-    )
-    return [word for word in table["item"].to_list() if any(map(str.isalpha, word))][:POOL]
+    index, rows = source.store.index, source.data.rows
+    counts = np.bincount(index.type[rows], minlength=len(index.words))
+    most = max(MAX_SHARE * len(np.unique(index.sentence[rows])), MIN_OCCURRENCES)
+    known = ((index.words[number], -counts[number]) for number in np.flatnonzero(counts >= MIN_OCCURRENCES).tolist())
+    words = sorted((count, word) for word, count in known if -count <= most and any(map(str.isalpha, word)))
+    return [word for _, word in words[:POOL]]
 
 
 def _examples(source: Source, found: Clusters) -> list[Sentences]:
