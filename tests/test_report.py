@@ -167,7 +167,8 @@ def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path) ->
     assert "metrics=('selfsim', 'anisotropy')" in made["geometry"].call
 
 
-def test_too_few_occurrences_are_no_finding(tmp_path: Path) -> None:
+def test_too_few_occurrences_are_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore_explorer.reports.sections.DRAWS", 1)
     rng = np.random.default_rng(0)
     for count, said in (
         (20, "Not determined: no word has 30 different contexts or more"),

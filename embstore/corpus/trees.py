@@ -15,7 +15,7 @@ from embstore.corpus.lines import Lines
 from embstore.errors import quoted
 
 ROOT = -1
-PUNCTUATION = "PUNCT"
+PUNCTUATION, PUNCT = "PUNCT", "punct"  # the upos and the relation of punctuation marks: a treebank may lack one
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Tree:
     """The dependency tree of one sentence.
 
     `words`: the forms. `heads`: int64 [words], the position of each word's head, -1 at the root. `punctuation`: bool
-    [words], whether a word is a punctuation mark (upos PUNCT). `relations`: the relation of each word to its head;
+    [words], whether a word is a punctuation mark (upos PUNCT or relation punct). `relations`: the relation of each word to its head;
     empty where they are unknown.
     """
 
@@ -67,7 +67,7 @@ def iter_trees(lines: Lines) -> Iterator[Tree]:
         if ancestry(heads) is None:
             raise lines.error(numbers[0], "the heads of the sentence beginning here form a cycle, not a tree")
         words = tuple(" ".join(filter(None, row[FORM].split(" "))) for row in rows)
-        marks = np.array([row[UPOS] == PUNCTUATION for row in rows])
+        marks = np.array([row[UPOS] == PUNCTUATION or row[DEPREL].split(":")[0] == PUNCT for row in rows])
         yield Tree(words, heads, marks, tuple(row[DEPREL] for row in rows))
 
 

@@ -41,6 +41,13 @@ def test_trees_are_read(tmp_path: Path) -> None:
     assert (chef.root, yes.words, yes.heads.tolist()) == (2, ("Yes",), [-1])
 
 
+@pytest.mark.parametrize(("upos", "relation"), [("PUNCT", "punct"), ("_", "punct"), ("PUNCT", "_"), ("_", "punct:end")])
+def test_punctuation_is_known_by_its_tag_or_its_relation(tmp_path: Path, upos: str, relation: str) -> None:
+    """A treebank without upos has the same edges of words as one with it."""
+    text = CHEF.replace("\tPUNCT\t", f"\t{upos}\t").replace("\tpunct\t", f"\t{relation}\t")
+    assert read_trees(written(tmp_path, text))[0].punctuation.tolist() == [False, False, False, False, True]
+
+
 @st.composite
 def trees(draw: st.DrawFn) -> np.ndarray:
     count = draw(st.integers(1, 12))
