@@ -23,8 +23,8 @@ class Tree:
     """The dependency tree of one sentence.
 
     `words`: the forms. `heads`: int64 [words], the position of each word's head, -1 at the root. `punctuation`: bool
-    [words], whether a word is a punctuation mark (upos PUNCT or relation punct). `relations`: the relation of each word to its head;
-    empty where they are unknown.
+    [words], whether a word is a punctuation mark (upos PUNCT or relation punct). `relations`: the relation of each word
+    to its head; empty where they are unknown.
     """
 
     words: tuple[str, ...]
