@@ -28,7 +28,7 @@ def attention(
 ) -> None:
     """Measure the attention of every head over a corpus.
 
-    Shares by kind of subword, entropy, distances between heads and relations (Clark et al. 2019), patterns (Kovaleva
+    Shares by kind of subword, entropy and relations (Clark et al. 2019), patterns (Kovaleva
     et al. 2019), trees (Htut et al. 2019). CoNLL-U files have relations and trees, edge probing files coreference.
     Layer l is the attention of block l, from 1; heads count from 0.
     """

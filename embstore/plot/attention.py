@@ -1,4 +1,4 @@
-"""Figures of attention: where it goes by layer, heads in the plane, relations and trees."""
+"""Figures of attention: where it goes by layer, relations and trees."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure
     """Draw what `attention` measured: a panel for each metric of its frame.
 
     Shares of attention and entropy of every head by layer with their means, mean attention by distance, the patterns
-    by layer, heads in the plane, relations with the best head next to the baseline, and trees by head and layer.
+    by layer, relations with the best head next to the baseline, and trees by head and layer.
     """
     check_columns(frame, ("metric", "layer", "head", "item", "offset", "value", "baseline"), "the frame of attention")
     metrics = set(frame["metric"].to_list())
@@ -111,16 +111,6 @@ def _draw_distance(axis: Any, frame: pl.DataFrame) -> None:
     axis.legend(frameon=False, fontsize=6, ncols=2)
 
 
-def _draw_importance(axis: Any, frame: pl.DataFrame) -> None:
-    part = _rows(frame, "importance")
-    for number, item in enumerate(part["item"].unique(maintain_order=True).to_list()):
-        layers, means = _means(_rows(frame, "importance", item))
-        axis.plot(layers, means, label=item, markersize=4, linewidth=1.4, **look(number))
-    style(axis, title="Importance of attention (mean of heads)", x="layer", y="|d loss / d attention|", layers=layers)
-    axis.set_yscale("log")
-    _legend_below(axis)
-
-
 def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
     part = _rows(frame, "pattern")
     below: Any = 0.0
@@ -131,19 +121,6 @@ def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
     style(axis, title="Patterns of the heads' maps", x="layer", y="share of maps", layers=layers)
     axis.set_ylim(0, 1)
     _legend_below(axis)
-
-
-def _draw_plane(axis: Any, frame: pl.DataFrame) -> None:
-    x, y = (_rows(frame, f"head_{name}").sort("layer", "head") for name in "xy")
-    colors = _layer_colors(sorted(x["layer"].unique().to_list()))
-    across, up = floats(x, "value"), floats(y, "value")
-    for layer, color in colors.items():
-        mask = x["layer"].to_numpy() == layer
-        axis.scatter(across[mask], up[mask], s=22, color=color, linewidths=0, label=f"layer {layer}")
-    axis.set(xticks=[], yticks=[])
-    axis.set_title("Heads in the plane (Jensen-Shannon)", fontsize=11)
-    axis.legend(frameon=False, fontsize=6, ncols=2)
-    axis.spines[:].set_color("#bbbbbb")
 
 
 def _draw_relations(axis: Any, frame: pl.DataFrame) -> None:
@@ -182,9 +159,7 @@ PANELS: dict[str, Callable[[Any, Any], None]] = {
     "share": _draw_shares,
     "entropy": _draw_entropy,
     "distance": _draw_distance,
-    "importance": _draw_importance,
     "pattern": _draw_patterns,
-    "head_x": _draw_plane,
     "relation_to_head": _draw_relations,
     "uuas": _draw_by_head("uuas", "Trees: edges found (UUAS)"),
     "coreference": _draw_by_head("coreference", "Coreference: antecedents found"),

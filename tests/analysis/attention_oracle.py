@@ -66,10 +66,9 @@ class Plain:
         self.causal = causal
         self.sums: dict[Key, Any] = defaultdict(float)
         self.counts: Counter[Key] = Counter()
-        self.divergence: Any = 0.0
         self.offsets: dict[str, Counter[int]] = defaultdict(Counter)
 
-    def add(self, words: Sequence[str], tree: Tree | None, *, compared: bool) -> None:
+    def add(self, words: Sequence[str], tree: Tree | None) -> None:
         maps, owners = maps_of(self.model, self.tokenizer, words)
         n = maps.shape[-1]
         for query in range(n):
@@ -98,8 +97,6 @@ class Plain:
                 if abs(key - query) <= 32:
                     self._count("distance", "", maps[:, :, query, key], key - query)
         self._patterns(maps)
-        if compared:
-            self._compare(maps)
         if tree is not None:
             self._syntax(maps, owners, tree)
 
@@ -130,18 +127,6 @@ class Plain:
             else:
                 name = "vertical" if v >= 0.5 else "diagonal" if d >= 0.5 else "heterogeneous"
             self.sums["pattern", name, None][layer, head] += 1
-
-    def _compare(self, maps: NDArray[np.float64]) -> None:
-        heads = maps.reshape(-1, *maps.shape[2:])
-
-        def entropy(p: NDArray[np.float64]) -> float:
-            return -float((p[p > 0] * np.log(p[p > 0])).sum())
-
-        found = np.zeros((len(heads), len(heads)))
-        for i, j in np.ndindex(found.shape):
-            found[i, j] = entropy((heads[i] + heads[j]) / 2) - (entropy(heads[i]) + entropy(heads[j])) / 2
-        self.divergence = self.divergence + found
-        self.counts["jensen_shannon", "", None] += maps.shape[-1]
 
     def _syntax(self, maps: NDArray[np.float64], owners: list[int | None], tree: Tree) -> None:
         attention, words = between_words(maps, owners)

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import embstore as es
-from embstore.analysis.attention import shares, similarity
+from embstore.analysis.attention import shares
 from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
 from embstore.analysis.attention.measure import Pass, Reader
 from embstore.analysis.attention.shares import PATTERNS, Patterns
@@ -47,16 +47,6 @@ def test_maps_are_read_as_by_numpy(width: int) -> None:
     diagonals = [whole.diagonal(offset, 2, 3).sum(-1) for offset in range(1 - width, width)]
     for made, expected in zip(read_maps(values), (plain, whole.sum(-2), np.stack(diagonals, -1)), strict=True):
         np.testing.assert_allclose(made.numpy(), expected, atol=2e-6)
-
-
-def test_entropies_of_mixtures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(similarity, "PART", 20)
-    rows = np.random.default_rng(1).dirichlet(np.full(37, 0.2), 5).astype(np.float32)
-    sums = similarity.mixed_entropies(torch.from_numpy(rows))
-    for i, j in np.ndindex(5, 5):
-        both = rows[i].astype(float) + (rows[j] if i != j else 0)
-        expected = 0 if j < i else (both * np.log(np.maximum(both, 1e-37))).sum()
-        np.testing.assert_allclose(sums[i, j], expected, atol=1e-5)
 
 
 def test_words_are_sums_to_and_means_from_their_subwords() -> None:

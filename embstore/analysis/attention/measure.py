@@ -95,10 +95,10 @@ def attention(
     model : str or Path
         A transformer.
     statistics : sequence of str or Statistic, optional
-        By default all that the corpus has annotation for: `shares`, `entropy`, `heads` (distances between heads, or
-        `HeadDistances(every=1)`), `relations` and `coreference` of Clark et al. 2019; `patterns`, those of Kovaleva et
-        al. 2019 by an explicit rule; `trees`, maximum spanning arborescences (Htut et al. 2019); `distance`, the mean
-        attention by distance. `relations` and `trees` need CoNLL-U files, `coreference` edge probing files.
+        By default all that the corpus has annotation for: `shares`, `entropy`, `relations` and `coreference` of Clark
+        et al. 2019; `patterns`, those of Kovaleva et al. 2019 by an explicit rule; `trees`, maximum spanning
+        arborescences (Htut et al. 2019); `distance`, the mean attention by distance. `relations` and `trees` need
+        CoNLL-U files, `coreference` edge probing files.
     layers : int or sequence of int, optional
         From 1, such as [1, -1] or "1-3"; by default all.
     heads : sequence of int, optional

@@ -478,7 +478,7 @@ class LayerSketch(LayerIndex):
 
     sketch: Sketch
 
-    def search(  # type: ignore[override]
+    def search(
         self,
         queries: ArrayLike,
         *,

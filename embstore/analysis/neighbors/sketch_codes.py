@@ -45,7 +45,7 @@ NORM_ROUNDING = 2.0**-9  # of the norm of a vector as it is stored: the most tha
 SLACK = 1e-9  # of the length of a vector: far above the rounding of float64 in its rotation
 SLACK_OF_CODES = 2.0**-16  # likewise of float32 in the codes: above the rounding of 64 products and their sum
 Needed = Callable[[], NDArray[np.bool_]]
-Fetch = Callable[[int, int], bytes]
+Fetch = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True)
