@@ -179,7 +179,11 @@ def read_benchmarks(folder: Path) -> dict[str, Benchmark]:
     benchmarks = {}
     for path in sorted(each for each in folder.glob("*") if each.suffix in (".txt", ".tsv", ".csv")):
         pairs, ratings = [], []
-        for number, line in enumerate(filter(str.strip, path.read_text("utf-8").splitlines()), 1):
+        try:
+            lines = path.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise CorpusError(f"{path} cannot be read: {error}") from None
+        for number, line in enumerate(filter(str.strip, lines), 1):
             fields = [field.strip() for field in line.split("\t" if "\t" in line else "," if "," in line else None)]
             try:
                 rating = float(fields[2])
@@ -189,6 +193,10 @@ def read_benchmarks(folder: Path) -> dict[str, Benchmark]:
                 raise CorpusError(f"{path}: {quoted(line)}: give two words and their rating") from None
             pairs.append(fields[:2])
             ratings.append(rating)
+        if not pairs or not np.isfinite(ratings).all():
+            raise CorpusError(
+                f"{path}: no pair, or a rating that is not finite: give two words and their rating a line"
+            )
         benchmarks[path.stem] = Benchmark(pairs, ratings, digest_of(path))
     if not benchmarks:
         raise CorpusError(f"{folder} has no benchmark: give a folder of .txt, .tsv or .csv files of word pairs")

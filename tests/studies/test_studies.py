@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 import embstore as es
 import embstore_studies as studies
 from embstore.corpus import EdgeSentence, EdgeTarget
-from embstore.errors import EmbstoreError, InvalidValueError
+from embstore.errors import CorpusError, EmbstoreError, InvalidValueError
 from embstore.probes import summary
 from embstore_studies.heads import HeadNetwork, score
 from embstore_studies.peters2018 import _unit, find_pronouns
@@ -174,6 +174,28 @@ def test_ethayarajh(model: Path, tmp_path: Path) -> None:
     cosines = [float(unit[vectors.row_of(a)] @ unit[vectors.row_of(b)]) for a, b in pairs]
     rho = spearmanr(cosines, [float(line.split("\t")[2]) for line in lines]).statistic
     assert study.frames["evaluation"].filter(system="tiny, layer 1")["value"].item() == pytest.approx(rho)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"word1\tword2\trating\n", "no pair"),
+        (b"cat\tmat\tnan\n", "not finite"),
+        (b"cat\tmat\t1\nsea\thill\n", "sea"),
+        (b"caf\xe9\tmat\t1\n", "cannot be read"),
+        (None, "has no benchmark"),
+    ],
+)
+def test_benchmarks_that_cannot_be_used_are_refused(data: bytes | None, says: str, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the cat sat\n")
+    if data is not None:
+        (tmp_path / "pairs.tsv").write_bytes(data)
+    folder = tmp_path if data is not None else tmp_path / "gone"
+    with pytest.raises(CorpusError, match=says):
+        studies.reproduce(
+            studies.Ethayarajh2019(benchmarks=folder), tmp_path / "text.txt", model=model, out=tmp_path / "out"
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture(scope="module")
