@@ -161,43 +161,23 @@ def mdl(
     output.draw(lambda: es.plot.code_lengths(summary))
     print_notes(result.notes)
     if output.deliver(result.frame):
-        print_table(_codes_by_task(summary), title="code lengths in kbit")
-        print()
-        print_table(_codes_by_layer(summary), title="by layer: kbit, and how many times shorter than the uniform code")
+        title = "code lengths in kbit, and how many times shorter than the uniform code"
+        print_table(_codes(summary), title=title)
 
 
-def _codes_by_task(summary: pl.DataFrame) -> list[dict[str, Any]]:
-    rows = []
-    for (task,), part in summary.partition_by("task", as_dict=True, maintain_order=True).items():
-        lengths = part.to_dicts()
-        best = min((row for row in lengths if row["metric"] == "code_length"), key=lambda row: row["value"])
-        baselines = {row["metric"]: row["value"] for row in lengths if row["layer"] is None}
-        rows.append(
-            {
-                "task": task,
-                "targets": best["count"],
-                "uniform": round(baselines["uniform_length"] / 1000, 3),
-                "frequencies": round(baselines["frequency_length"] / 1000, 3),
-                "shortest": _kbit(best),
-                "layer": str(best["layer"]),
-                "compression": round(baselines["uniform_length"] / best["value"], 3),
-            }
-        )
-    return rows
-
-
-def _codes_by_layer(summary: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return a row for each layer, with two columns for each code."""
-    rows: dict[int, dict[str, Any]] = {}
+def _codes(summary: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return a row for each layer and for each code without vectors, with two columns for each code."""
+    rows: dict[Any, dict[str, Any]] = {}
     has_several = summary["task"].n_unique() > 1
-    codes = {"code": "", "control": "control", "": ""}
-    for row in summary.filter(summary["layer"].is_not_null()).to_dicts():
+    for row in summary.sort("layer", nulls_last=True, maintain_order=True).to_dicts():
         code, _, what = row["metric"].rpartition("_")
+        kind = {"uniform": "uniform", "frequency": "label frequencies"}.get(code, row["layer"])
+        control = "control" if code == "control" else ""
         unit = "kbit" if what == "length" else "times"
-        name = " ".join(filter(None, (row["task"] if has_several else "", codes[code], unit)))
-        shown = rows.setdefault(row["layer"], {"layer": str(row["layer"])})
+        name = " ".join(filter(None, (row["task"] if has_several else "", control, unit)))
+        shown = rows.setdefault(kind, {"layer": str(kind)})
         shown[name] = _kbit(row) if what == "length" else round(row["value"], 3)
-    return [rows[layer] for layer in sorted(rows)]
+    return list(rows.values())
 
 
 def _kbit(row: dict[str, Any]) -> Any:

@@ -189,8 +189,10 @@ def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     first, second = ran.err.splitlines()
     assert first == "embstore: colours: train: blocks end at 1, 2, 3, 6, 12, 24 sentences"
     assert "all blocks: the last epoch (2) ended the training of 40 of 40 probes" in second
-    assert ran.out.splitlines()[0] == "code lengths in kbit"
-    for text in ("compression", "frequencies", "control kbit", "±"):
+    lines = ran.out.splitlines()
+    assert lines[0] == "code lengths in kbit, and how many times shorter than the uniform code"
+    assert [line.split()[0] for line in lines[2:]] == ["0", "3", "uniform", "label"]
+    for text in ("times", "label frequencies", "control kbit", "±"):
         assert text in ran.out
     assert {"layer", "code length (kbit)", "label frequencies"} <= svg_texts(folder / "bits.svg")
     frame = pl.read_csv(folder / "bits.csv")

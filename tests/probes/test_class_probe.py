@@ -13,7 +13,7 @@ import pytest
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError
 from embstore.probes import ClassProbe, ProbeResult, Training, split_words
 from embstore.probes.classes.bank import Output, Shape
-from embstore.probes.classes.examples import ArrayExamples, ClassExamples, ExampleOptions
+from embstore.probes.classes.examples import ArrayExamples, ClassExamples
 from embstore.probes.classes.scores import decide
 from embstore.probes.classes.training import train_bank
 from embstore.probes.splits import SPLITS
@@ -46,8 +46,8 @@ def fit(made: Made, **settings: Any) -> ClassProbe:
 
 
 def examples(made: Made, level: str = "context", max_contexts: int | None = None, seed: int = 0) -> ClassExamples:
-    options = ExampleOptions("class", level, max_contexts, seed)
-    return ClassExamples(made.store.select(), split_words(*made.lists), options)
+    options: dict[str, Any] = {"level": level, "max_contexts": max_contexts, "seed": seed}
+    return ClassExamples(made.store.select(), split_words(*made.lists), "class", **options)
 
 
 def rows(result: ProbeResult, metric: str, *, task: str = "class", split: str = "test") -> pl.DataFrame:
@@ -129,8 +129,7 @@ def test_a_class_needs_two_words_and_one_of_them_in_train(made: Made) -> None:
     for n_train, n_dev, fits in ((2, 0, True), (1, 1, True), (1, 0, False), (0, 2, False), (0, 0, None)):
         dev = dict.fromkeys(animals[:n_dev], ("animal",)) | {foods[5]: ("food",)}
         train = own | dict.fromkeys(animals[n_dev : n_dev + n_train], ("animal",))
-        options = ExampleOptions("class", "context", None, 0)
-        fit, unfit = ClassExamples(made.store.select(), split_words(train, test, dev=dev), options).classes()
+        fit, unfit = ClassExamples(made.store.select(), split_words(train, test, dev=dev), "class").classes()
         assert (fit, unfit) == ((["animal"] if fits else []) + ["food"], ["animal"] if fits is False else [])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,21 +23,11 @@ from embstore.store.vectors import VALUE_DTYPE
 READ_AHEAD = 2  # batches that are read before they are needed: one on its way while another is computed
 
 
-class Examples(Protocol):
-    """Vectors of examples in several layers; examples are numbered from 0."""
-
-    width: int
-    dtype: np.dtype[Any]
-
-    def __len__(self) -> int: ...
-
-    def read(self, numbers: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any], /) -> None:
-        """Fill `out` [layer, n, width], C-contiguous and of `dtype`."""
-        ...
-
-
 class StoredExamples:
-    """Occurrences of a store, `rows` int64 [n]; their vectors are read when they are needed."""
+    """Occurrences of a store, `rows` int64 [n]; their vectors are read when they are needed.
+
+    `read` fills `out` [layer, n, width], C-contiguous and of `dtype`, with those of some numbers, from 0.
+    """
 
     def __init__(self, store: Store, rows: NDArray[np.int64]) -> None:
         self._store, self._rows = store, rows
@@ -66,6 +56,9 @@ class ArrayExamples:
     def read(self, numbers: NDArray[np.int64], layers: Sequence[int], out: NDArray[Any], /) -> None:
         for layer, target in zip(layers, out, strict=True):
             np.take(self._vectors[layer], numbers, 0, target, "clip")
+
+
+Examples = StoredExamples | ArrayExamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,16 +104,6 @@ def iter_batches(
         yield numbers, out
 
 
-@dataclass(frozen=True)
-class ExampleOptions:
-    """Which examples are made of a store; see `ClassProbe`."""
-
-    label: str
-    level: str
-    max_contexts: int | None
-    seed: int
-
-
 @dataclass(frozen=True, eq=False)
 class SplitExamples:
     """The examples of one split, in groups: word-class pairs (level context) or words (level type).
@@ -147,8 +130,7 @@ class SplitExamples:
         return LabelledExamples(self.examples, self.group, targets)
 
 
-@dataclass(frozen=True, eq=False)
-class _Pairs:
+class _Pairs(NamedTuple):
     """The labelled occurrences of a split: `rows` with the `pair` of each, and the type and class of each pair."""
 
     rows: NDArray[np.int64]
@@ -158,15 +140,33 @@ class _Pairs:
 
 
 class ClassExamples:
-    """The labelled occurrences of a selection by split.
+    """The labelled occurrences of a selection by split; see `ClassProbe` for what they are.
 
     The label column is optional at level type if the split lists the classes of its words.
     """
 
-    def __init__(self, selection: Selection, split: WordSplit, options: ExampleOptions) -> None:
-        self.selection, self.split, self.options = selection, split, options
+    def __init__(
+        self,
+        selection: Selection,
+        split: WordSplit,
+        label: str,
+        *,
+        level: str = "context",
+        max_contexts: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.selection, self.split = selection, split
+        self._of_types, self._max_contexts, self._seed = level == "type", max_contexts, seed
         self._index = selection.store.index
-        self.names, codes = self._column()
+        labels = self._index.labels
+        listed = sorted({name for name_of in SPLITS for classes in split.of(name_of).values() for name in classes})
+        if label in labels:
+            self.names, codes = list(labels[label].names), np.asarray(labels[label].codes)
+        elif self._of_types and listed:
+            self.names, codes = ["", *listed], np.zeros(len(self._index.type), np.int32)
+        else:
+            known = ", ".join(labels) or "none"
+            raise InvalidValueError(f"there is no label column {label!r}: the store has {known}")
         rows = np.unique(selection.rows)
         self._rows = rows[codes[rows] >= 0]
         self._codes = codes[self._rows].astype(np.int64)
@@ -176,18 +176,6 @@ class ClassExamples:
             for place, name in enumerate(SPLITS):
                 if form in split.of(name):
                     self._split_of_type[number] = place
-
-    def _column(self) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the names of the classes, and the class of each row of the store, -1 where it has none."""
-        labels = self._index.labels
-        if self.options.label in labels:
-            column = labels[self.options.label]
-            return list(column.names), np.asarray(column.codes)
-        listed = sorted({name for split in SPLITS for classes in self.split.of(split).values() for name in classes})
-        if self.options.level == "type" and listed:
-            return ["", *listed], np.zeros(len(self._index.type), np.int32)
-        known = ", ".join(labels) or "none"
-        raise InvalidValueError(f"there is no label column {self.options.label!r}: the store has {known}")
 
     def classes(self) -> tuple[list[str], list[str]]:
         """Return the classes that can be learned, and those with too few train words.
@@ -210,7 +198,7 @@ class ClassExamples:
         found: dict[int, list[str]] = {}
         for number, code in zip(pairs.types.tolist(), pairs.codes.tolist(), strict=True):
             found.setdefault(number, []).append(self.names[code])
-        if self.options.level == "context":
+        if not self._of_types:
             return {number: tuple(names) for number, names in found.items()}
         listed = self.split.of(split)
         return {
@@ -225,7 +213,7 @@ class ClassExamples:
         keys, pair = np.unique(key, return_inverse=True)
         types, codes = np.divmod(keys, len(self.names))
         fit = np.ones(len(keys), bool)
-        if self.options.level == "context":
+        if not self._of_types:
             listed = self.split.of(split)
             for place, (number, code) in enumerate(zip(types.tolist(), codes.tolist(), strict=True)):
                 allowed = listed[self._index.words[number]]
@@ -240,7 +228,7 @@ class ClassExamples:
         listed = self.split.of(split)
         stored = {self._index.words[number] for number in np.unique(pairs.types).tolist()}
         left_out = {"words not in the store": len(listed.keys() - stored), "pairs not listed": n_unlisted}
-        make = self._of_contexts if self.options.level == "context" else self._of_types
+        make = self._types_of if self._of_types else self._contexts_of
         made = make(split, pairs, list(classes), left_out)
         if not len(made.group):
             raise InvalidValueError(
@@ -248,7 +236,7 @@ class ClassExamples:
             )
         return made
 
-    def _of_contexts(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
+    def _contexts_of(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
         number = np.array([classes.index(each) if each in classes else -1 for each in self.names], np.int64)
         own = number[pairs.codes]
         fit = own >= 0
@@ -265,7 +253,7 @@ class ClassExamples:
             left_out=left_out,
         )
 
-    def _of_types(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
+    def _types_of(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
         rows, _ = self._sampled(pairs.rows, pairs.pair)
         of_types = self._classes_of_types(split)
         types = np.array(sorted(of_types), np.int64)
@@ -294,19 +282,14 @@ class ClassExamples:
 
     def _sampled(self, rows: NDArray[np.int64], pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw at most `max_contexts` occurrences of each pair: the same ones in every store of a corpus."""
-        if self.options.max_contexts is None:
+        if self._max_contexts is None:
             return rows, pair
         index = self._index
         source = np.asarray(index.source)[np.asarray(index.sentence)[rows]]
-        key = _scattered(source, np.asarray(index.position)[rows], self.options.seed)
+        key = source.astype(np.uint64) * np.uint64(2**16) + np.asarray(index.position)[rows].astype(np.uint64)
+        key = splitmix(key + np.uint64((self._seed + 1) * 0x9E3779B97F4A7C15 % 2**64))
         order = np.lexsort((rows, key, pair))
         starts = np.flatnonzero(np.diff(pair[order], prepend=-1))
         rank = np.arange(len(order)) - np.repeat(starts, np.diff([*starts.tolist(), len(order)]))
-        chosen = np.sort(order[rank < self.options.max_contexts])
+        chosen = np.sort(order[rank < self._max_contexts])
         return rows[chosen], pair[chosen]
-
-
-def _scattered(source: NDArray[np.int64], position: NDArray[np.int32], seed: int) -> NDArray[np.uint64]:
-    """Return a pseudorandom number for each position of the corpus (splitmix64 of it and the seed)."""
-    key = source.astype(np.uint64) * np.uint64(2**16) + position.astype(np.uint64)
-    return splitmix(key + np.uint64((seed + 1) * 0x9E3779B97F4A7C15 % 2**64))

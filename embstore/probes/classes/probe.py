@@ -18,7 +18,7 @@ from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
-from embstore.probes.classes.examples import ClassExamples, ExampleOptions, SplitExamples
+from embstore.probes.classes.examples import ClassExamples, SplitExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
@@ -95,8 +95,9 @@ class ClassProbe(Probe[FittedClasses]):
     max_contexts: Positive | None = 100
     control: bool = False
 
-    def _examples(self) -> ExampleOptions:
-        return ExampleOptions(self.label, self.level, self.max_contexts, self._seeds[0])
+    def _examples(self, data: Selection, words: WordSplit) -> ClassExamples:
+        options: dict[str, Any] = {"level": self.level, "max_contexts": self.max_contexts, "seed": self._seeds[0]}
+        return ClassExamples(data, words, self.label, **options)
 
     @checked
     def fit(self, data: Store | Selection, words: WordSplit) -> ClassProbe:
@@ -118,7 +119,7 @@ class ClassProbe(Probe[FittedClasses]):
             Where vectors cannot be read or are not finite.
         """
         schedule = self._schedule(has_dev=bool(words.dev))
-        source = ClassExamples(selected(data, layers_of(data, self.layers)), words, self._examples())
+        source = self._examples(selected(data, layers_of(data, self.layers)), words)
         classes, notes = self._chosen_classes(source)
         parts = {split: source.of(split, classes) for split in (SPLITS[:2] if schedule.patience else SPLITS[:1])}
         train, control = parts["train"], None
@@ -295,7 +296,7 @@ class ClassProbe(Probe[FittedClasses]):
         if words is not None:
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
-        source = ClassExamples(selected(store if data is None else data, chosen), known, self._examples())
+        source = self._examples(selected(store if data is None else data, chosen), known)
         return source, fitted.bank.at_layers(chosen).to(self._schedule().device)
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
