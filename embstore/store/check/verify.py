@@ -159,7 +159,8 @@ def verify_one(path: Path | ObjectPath) -> VerifyReport:
         except StoreNotFoundError:
             raise
         except (EmbstoreError, OSError) as error:
-            if isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError):
+            is_denied = isinstance(error.__cause__, PermissionError)  # which nobody repairs by extracting again
+            if is_denied or (isinstance(path, ObjectPath) and not isinstance(error, StoreDamagedError)):
                 raise
             checks.fault("store", str(error))
             checks.n_partitions = 0
@@ -318,8 +319,8 @@ class ZarrChecks(Checks):
             except StoreDamagedError as error:
                 what = str(error)
             except EmbstoreError as error:
-                if not isinstance(error.__cause__, OSError):
-                    raise  # a server that does not answer says nothing about the store
+                if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, PermissionError):
+                    raise  # a server that does not answer, or a right, says nothing about the store
                 what = f"cannot be read: {error.__cause__.strerror}"
         self.fault(key, what, partition=partition)
         return None
@@ -382,6 +383,8 @@ def verify_hdf5(path: Path, checks: Checks) -> None:
             metadata, arrays = parsed
             addresses = hdf5.find_addresses(file, metadata, arrays)
     except EmbstoreError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
         checks.n_partitions = 0
         checks.fault("HDF5 structure", str(error))
         return
