@@ -102,7 +102,7 @@ COMMANDS = (
     Entry("neighbors", "neighbors.neighbors", MEASURES, "neighbors ewt.zarr bank --layers 6 -k 5"),
     Entry("sql", "sql.sql", MEASURES, 'sql ewt.zarr "select word, count from types order by count desc limit 5"'),
     Entry("senses", "neighbors.senses", MEASURES, "senses semcor.zarr bank --layers 6 --label class --plot bank.png"),
-    Entry("index", "index.index", MEASURES, "index ewt.zarr --layers 6 --kind ivf --recall"),
+    Entry("index", "index.index", MEASURES, "index ewt.zarr --layers 6 --kind ivf"),
     Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
