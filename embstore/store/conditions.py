@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -117,9 +117,15 @@ def _types_of(index: Index, words: list[str]) -> list[int]:
         return [number for number in types if number is not None]
     named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
     known = index.words
-    near = get_close_matches(unknown[0], known, n=3) if len(known) < 200_000 and len(unknown) == 1 else []
+    near = near_words(unknown[0], known) if len(unknown) == 1 else []
     hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
     raise InvalidValueError(f"the store has no word {named}{hint}")
+
+
+def near_words(word: str, known: Sequence[str]) -> list[str]:
+    """The words that differ from one in case alone; without any, up to three that are spelled like it."""
+    same = [other for other in known if other.casefold() == word.casefold()]
+    return same[:3] or (get_close_matches(word, known, n=3) if len(known) < 200_000 else [])
 
 
 def _codes(index: Index, column: str, wanted: Any) -> NDArray[np.int32]:

@@ -263,11 +263,26 @@ def test_senses_from_train_occurrences_of_the_same_word(k: int, store: Store) ->
         row = rows["word_accuracy", word]
         assert (row["value"], row["count"]) == (pytest.approx(np.mean([credit[each] for each in own])), len(own))
         gold = [str(listed[each][1]) for each in own]
-        said = {name: sum((name in expected[each]) / len(expected[each]) for each in own) for name in set(gold)}
-        both = {name: sum(credit[each] for each in own if listed[each][1] == name) for name in set(gold)}
-        f1.append(np.mean([2 * both[name] / (said[name] + gold.count(name)) for name in set(gold)]))
+        names = {*gold, *(name for each in own for name in expected[each])}
+        said = {name: sum((name in expected[each]) / len(expected[each]) for each in own) for name in names}
+        both = {name: sum(credit[each] for each in own if listed[each][1] == name) for name in names}
+        f1.append(np.mean([2 * both[name] / (said[name] + gold.count(name)) for name in names]))
     assert rows["macro_f1", ""]["value"] == pytest.approx(np.mean(f1))
     assert rows["macro_f1", ""]["count"] == len(f1)
+
+
+def test_macro_f1_is_that_of_scikit_learn(tmp_path: Path) -> None:
+    """A label that is only predicted counts, with an F1 of 0."""
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(5)
+    listed: Listed = [("bank", "xyz"[number % 3], rng.normal(size=4).tolist()) for number in range(60)]
+    store = write_senses(tmp_path / "s.zarr", listed, sentence=1)
+    test = [row for row in range(30) if listed[row][1] != "z"]
+    labels = knn_labels(store.select(rows=test), "class", train=store.select(rows=range(30, 60)))
+    table = labels.predictions()
+    assert "z" in table["predicted"].to_list()
+    expected = metrics.f1_score(table["label"].to_list(), table["predicted"].to_list(), average="macro")
+    assert labels.frame.filter(metric="macro_f1")["value"].to_list() == [pytest.approx(expected, abs=1e-12)]
 
 
 def test_one_search_answers_every_k_and_capped_ones(store: Store) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store.conditions import near_words
 from embstore.store.index import Strings
 from tests.store.example import example
 from tests.store_making import Made, make_store
@@ -333,3 +334,9 @@ def test_strings_are_found_in_every_block_and_their_words_counted(monkeypatch: p
     strings = Strings.of(["a b\x1fc", "d", "e f", "d"])
     assert [strings.find(string) for string in ("a b\x1fc", "d", "e f", "g")] == [0, 1, 2, None]
     assert strings.n_words().tolist() == [3, 1, 2, 1]
+
+
+def test_a_word_that_differs_in_case_alone_is_suggested_alone() -> None:
+    words = ["and", "sand", "land", "hand"]
+    assert near_words("Hand", words) == ["hand"]
+    assert "hand" not in near_words("Hand", words[:3])

@@ -6,7 +6,6 @@ import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +22,7 @@ from embstore.errors import EmbstoreWarning, InvalidValueError, SearchIndexError
 from embstore.progress import reporting
 from embstore.spacing import ATTACHED, marked_words
 from embstore.store import Selection, Store
+from embstore.store.conditions import near_words
 from embstore.store.layout import Layers, one_layer
 from embstore.vectors import WordVectors
 
@@ -253,7 +253,7 @@ def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, An
         rows = table.rows_of(names)
         if (rows < 0).any():
             name = names[int(rows.argmin())]
-            near = get_close_matches(name, table.words, n=3) if len(table) < 200_000 else []
+            near = near_words(name, table.words)
             hint = f"; similar words are {', '.join(near)}" if near else ": words are spelled as in the file"
             raise InvalidValueError(f"there is no vector of {name!r}{hint}")
         queries = Queries(names, table.vectors[rows], rows)

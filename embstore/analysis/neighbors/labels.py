@@ -450,15 +450,14 @@ def _by_word(task: Task, votes: Votes) -> pl.DataFrame:
     number = np.full(len(task.queries), -1)
     number[is_known] = place
     gold, occurs = number[is_known] * n_codes + task.true[is_known], np.bincount(place, minlength=len(pools))
-    keys, key = np.unique(gold, return_inverse=True)
-    n_right = np.bincount(key, weights=votes.credit[is_known], minlength=len(keys))
     query, code = votes.winners.T
-    share = 1 / np.bincount(query, minlength=len(number))[query]
-    said = number[query] * n_codes + code
-    spot = np.minimum(np.searchsorted(keys, said), max(len(keys) - 1, 0))
-    is_gold = keys[spot] == said if len(keys) else np.zeros(len(said), bool)
-    n_said = np.bincount(spot[is_gold], weights=share[is_gold], minlength=len(keys))
-    f1 = 2 * n_right / (n_said + np.bincount(key, minlength=len(keys)))
+    said, share = number[query] * n_codes + code, 1 / np.bincount(query, minlength=len(number))[query]
+    # As scikit-learn does, of all labels that a word has or is predicted to have
+    keys, key = np.unique(np.concatenate([gold, said]), return_inverse=True)
+    key, said_key = np.split(key, [len(gold)])
+    n_right = np.bincount(key, weights=votes.credit[is_known], minlength=len(keys))
+    n_both = np.bincount(key, minlength=len(keys)) + np.bincount(said_key, weights=share, minlength=len(keys))
+    f1 = 2 * n_right / n_both
     own = keys // n_codes
 
     def mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
