@@ -98,6 +98,8 @@ def test_the_frame_is_tidy_and_valid(result: ProbeResult, tmp_path: Path) -> Non
         result.save(tmp_path / "scores.txt")
     assert repr(result).startswith("ProbeResult(")
     assert "<table" in result._repr_html_()
+    with pytest.raises(InvalidValueError, match="there are no results to join"):
+        ProbeResult.concat([])
 
 
 def test_a_seed_without_a_value_is_not_counted() -> None:
@@ -190,17 +192,6 @@ def test_contexts_of_a_pair_are_the_same_in_every_store(made: Made, tmp_path: Pa
         drawn.append(part.examples._rows.tolist())  # type: ignore[attr-defined]
         assert (np.minimum(examples(each, seed=seed).of("train", CLASSES).contexts, 2) == part.contexts).all()
     assert drawn[0] == drawn[1] != drawn[2]
-
-
-@pytest.mark.slow
-def test_results_of_several_stores_are_joined(made: Made, tmp_path: Path) -> None:
-    other = make(tmp_path / "second.h5", words=90, width=5, planted=4)
-    found = ProbeResult.concat(fit(each, layers=[1, -1]).score(name=name) for name, each in (("a", made), ("b", other)))
-    best = rows(found, "f1").sort("value")
-    assert set(best["store"]) == {"a", "b"}
-    assert set(best["layer"][-2:]) == {1, 4}
-    with pytest.raises(InvalidValueError, match="there are no results to join"):
-        ProbeResult.concat([])
 
 
 def test_probes_score_other_stores_of_their_width(

@@ -107,21 +107,6 @@ def test_a_probability_of_one_half_is_enough(tmp_path: Path) -> None:
     assert (probe.predict(made.splits["test"]) == 0.5).all()
 
 
-@pytest.mark.slow
-def test_seeds_are_reproducible_and_trained_together(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", sentences=20, layers=(0, 1, 2), planted=1)
-    training = Training(epochs=2, batch_size=4)
-    once = score(made, fit(made, training, seeds=(0, 3)))
-    assert once.frame.equals(score(made, fit(made, training, seeds=(0, 3))).frame)
-    for seed in (0, 3):
-        one = score(made, fit(made, training, seeds=(seed,))).frame.filter(metric="mixing")
-        many = once.frame.filter(metric="mixing", seed=seed)
-        np.testing.assert_allclose(many["value"], one["value"], atol=1e-5)
-    means = once.summary().filter(metric="mixing")
-    assert means["seeds"].to_list() == [2, 2, 2]
-    assert means["deviation"].null_count() == 0
-
-
 def test_files_name_the_task(tmp_path: Path) -> None:
     made = make(tmp_path / "a.zarr", sentences=30)
     files = made.write(tmp_path / "colors")

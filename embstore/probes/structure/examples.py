@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,28 +10,23 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree, tree_depths, tree_distances
-from embstore.errors import InvalidValueError
+from embstore.errors import InvalidValueError, quoted
 from embstore.spacing import spaced
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
-
-NOT_FOUND = "sentences not in the store"
-ROWS_MISSING = "sentences with words that have no row"
 
 
 @dataclass(frozen=True, eq=False)
 class Treebank:
     """Sentences of a store that have a gold tree: the `tree` of each and its `first` row, one row per word from there.
 
-    `distances` int16 [words, words] and `depths` int16 [words] are those of each tree. `left_out`: sentences without
-    rows, by reason; `examples`: the first of each reason.
+    `distances` int16 [words, words] and `depths` int16 [words] are those of each tree. `note`: what was left out, if any.
     """
 
     store: Store
     trees: Sequence[Tree]
     first: NDArray[np.int64]
-    left_out: Mapping[str, int]
-    examples: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
     distances: list[NDArray[np.int16]] = field(default_factory=list)
     depths: list[NDArray[np.int16]] = field(default_factory=list)
 
@@ -52,12 +47,6 @@ class Treebank:
         spans = [np.arange(self.first[number], self.first[number] + len(self.trees[number])) for number in sentences]
         return np.concatenate(spans)
 
-    def notes(self, split: str) -> Iterator[str]:
-        """Yield a line for each reason for which sentences of a split are left out."""
-        for reason, count in self.left_out.items():
-            if count:
-                yield f"{self.store.path.stem}: {split}: {count:,} {reason}, such as {self.examples[reason]!r}"
-
 
 class SentenceFinder:
     """Find the sentences of a store by their words. Raises InvalidValueError for a store whose rows are not words."""
@@ -76,32 +65,26 @@ class SentenceFinder:
 
     def treebank(self, trees: Sequence[Tree], *, split: str = "trees") -> Treebank:
         """Return the trees whose sentence is stored with a row for each word; raises InvalidValueError for none."""
-        left_out = {NOT_FOUND: 0, ROWS_MISSING: 0}
-        examples: dict[str, str] = {}
-        found, first = [], []
-        for tree in trees:
-            text = " ".join(tree.words)
-            row = self._first_row(tree, text)
-            if row is not None:
-                found.append(tree)
-                first.append(row)
-                continue
-            reason = ROWS_MISSING if text in self._numbers else NOT_FOUND
-            left_out[reason] += 1
-            examples.setdefault(reason, text if len(text) <= 60 else f"{text[:57]}...")
-        if not found:
-            shown = f": the first is {next(iter(examples.values()))!r}" if examples else ""
+        rows = [self._first_row(tree) for tree in trees]
+        first = np.array([row for row in rows if row is not None], np.int64)
+        missing = [quoted(" ".join(tree.words)) for tree, row in zip(trees, rows, strict=True) if row is None]
+        if not len(first):
+            shown = f": the first is {missing[0]}" if missing else ""
             raise InvalidValueError(
                 f"{self.store.path} has no sentence of the {len(trees):,} {split} trees with all its words{shown}; "
                 "extract the same CoNLL-U files"
             )
-        return Treebank(self.store, found, np.array(first, np.int64), left_out, examples)
+        note = (
+            f"{self.store.path.stem}: {split}: {len(missing):,} sentences are not in the store with a row for each word"
+        )
+        known = [tree for tree, row in zip(trees, rows, strict=True) if row is not None]
+        return Treebank(self.store, known, first, f"{note}, such as {missing[0]}" if missing else "")
 
-    def _first_row(self, tree: Tree, text: str) -> int | None:
+    def _first_row(self, tree: Tree) -> int | None:
         """Return the first row of the first stored sentence of these words that has exactly one row for each."""
         index = self.store.index
         sizes = np.array([word.count(" ") + 1 for word in tree.words])
-        for number in self._numbers.get(text, ()):
+        for number in self._numbers.get(" ".join(tree.words), ()):
             start, stop = int(index.indptr[number]), int(index.indptr[number + 1])
             if stop - start == len(tree) and np.array_equal(index.position[start:stop], np.cumsum(sizes) - sizes):
                 return start

@@ -291,5 +291,5 @@ def _row(score: Score, split: str, value: float | None) -> Row:
 
 def _treebank(finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
     bank = finder.treebank(trees, split=split)
-    notes += bank.notes(split)
+    notes += filter(None, [bank.note])
     return bank
