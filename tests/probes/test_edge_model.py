@@ -48,9 +48,10 @@ def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, sp
         ("linear", True, 3, "subword"),
     ],
 )
+@pytest.mark.parametrize("batch_size", [3, 12])  # of fewer and of more targets than numbers in a vector
 @pytest.mark.quick(3)
 def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
-    tmp_path: Path, kind: Kind, pairs: bool, longest: int, unit: str
+    tmp_path: Path, kind: Kind, pairs: bool, longest: int, unit: str, batch_size: int
 ) -> None:
     made = make(tmp_path / "a.zarr", sentences=12, pairs=pairs, longest=longest, several=True, unit=unit)
     split, layers = train_split(made), list(made.store.layers)
@@ -65,7 +66,7 @@ def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
     order = np.random.default_rng(0).permutation(split.n_sentences)
     vectors, seen = torch.from_numpy(made.vectors), []
     one = logits_of_one if kind == "mlp" else linear_of_one
-    for batch in iter_batches(made.store, split, order, layers, batch_size=3, device=CPU):
+    for batch in iter_batches(made.store, split, order, layers, batch_size=batch_size, device=CPU):
         seen += batch.targets.tolist()
         found = bank.logits(batch)
         bank.losses(batch).sum().backward()

@@ -143,11 +143,18 @@ class EdgeBank:
                 continue
             words = mixed(vectors, mixing, weights["scale"]) if words is None else words
             pooled.append(_pool(words, columns, weights[f"attention{number}"], weights[f"projection{number}"]))
-        projected = [
-            columns.by_target(_linear(span, weights[f"projection{n}"], weights[f"projection{n}_bias"]))
-            for n, (columns, span) in enumerate(zip(batch.spans, pooled, strict=True), 1)
-        ]
-        hidden = _linear(torch.cat(projected, 2), weights["hidden"], weights["hidden_bias"]).tanh()
+        fused = len(batch) > self.shape.width  # then the product of both matrices takes fewer operations
+        read = weights["hidden_bias"][:, None]
+        parts = weights["hidden"].chunk(len(pooled), 2)
+        for number, (columns, span, part) in enumerate(zip(batch.spans, pooled, parts, strict=True), 1):
+            matrix, bias = weights[f"projection{number}"], weights[f"projection{number}_bias"]
+            if fused:
+                own = torch.bmm(span, torch.bmm(part, matrix).transpose(1, 2))
+                read = read + columns.by_target(own) + torch.bmm(part, bias[:, :, None]).transpose(1, 2)
+            else:
+                own = columns.by_target(_linear(span, matrix, bias))
+                read = read + torch.bmm(own, part.transpose(1, 2))
+        hidden = read.tanh()
         normed = functional.layer_norm(hidden, hidden.shape[2:])
         return torch.addcmul(weights["norm_bias"][:, None], normed, weights["norm"][:, None])
 

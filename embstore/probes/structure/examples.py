@@ -20,7 +20,7 @@ from embstore.store.reading.ahead import read_ahead
 class Treebank:
     """Sentences of a store that have a gold tree: the `tree` of each and its `first` row, one row per word from there.
 
-    `distances` int16 [words, words] and `depths` int16 [words] are those of each tree. `note`: what was left out, if any.
+    `distances` int16 [words, words] and `depths` int16 [words] are those of each tree. `note`: what was left out.
     """
 
     store: Store
