@@ -114,6 +114,8 @@ def _summary(report: VerifyReport) -> str:
     if report.ok:
         return f"{checked}: no fault{missing}"
     faults = counted(len(report.faults), "fault")
+    if all(fault.is_of_cache for fault in report.faults):
+        return f"{checked}: {faults} of the cache, none of the store{missing}; what was damaged is removed"
     return f"{checked}: {faults}{missing}; repair it by the `embstore extract` command that made it, with --repair"
 
 

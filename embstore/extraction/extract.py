@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -23,6 +24,7 @@ from embstore.errors import (
     ExecutorError,
     InvalidValueError,
     NonFiniteError,
+    RecomputedWarning,
     StoreDamagedError,
     StoreFormatError,
 )
@@ -191,6 +193,9 @@ def _repair_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
     with suppress(StoreDamagedError, StoreFormatError):
         require_same_plan(plan.metadata, open_reader(path).metadata, path=path)
     report = verify_one(path)
+    for fault in report.faults:
+        if fault.is_of_cache:
+            warnings.warn(f"{fault.part}: {fault.what}; the store is whole", RecomputedWarning, stacklevel=3)
     if all(fault.partition is not None for fault in report.faults):
         return report.damaged_partitions
     repair_layout(path, metadata=plan.metadata, index=plan.index, center=_center(plan))

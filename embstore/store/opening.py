@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from embstore.errors import (
-    EmbstoreError,
     InvalidValueError,
+    StoreDamagedError,
     StoreFormatError,
     StoreNotFoundError,
     UnfinishedStoreWarning,
@@ -23,7 +23,7 @@ from embstore.errors import (
 from embstore.store.backend import SUFFIXES, open_reader, zarr_storage
 from embstore.store.collection import JoinedSource, merged_metadata
 from embstore.store.merged import Member
-from embstore.store.metadata import Metadata, as_json, document_crc32c, parse
+from embstore.store.metadata import document_crc32c
 from embstore.store.reading.rows import RESUME
 from embstore.store.source import FileSource
 from embstore.store.storage.base import KeyNotFoundError
@@ -32,7 +32,7 @@ from embstore.store.storage.location import ObjectPath, parse_location, require_
 from embstore.store.store import Store
 from embstore.store.zarr.format import APPENDED, NODE, group_node
 
-COLLECTION_VERSION = 1
+APPENDED_VERSION = 1  # of the list of appended stores
 LISTING = ".json"
 AT_ONCE = 32  # remote members that are opened at the same time
 
@@ -85,29 +85,19 @@ def open_store(
 open = open_store
 
 
-def manifest(collection: JoinedSource, folder: Path) -> dict[str, Any]:
-    """Return what is stored of a collection; the paths of its members are relative to `folder`."""
-
-    def relative(path: Path | ObjectPath) -> str:
-        return os.path.relpath(path, folder).replace(os.sep, "/") if isinstance(path, Path) else str(path)
-
-    members = [{**vars(member), "path": relative(member.path)} for member in collection.described]
-    return {"collection_version": COLLECTION_VERSION, "metadata": as_json(collection.metadata), "members": members}
-
-
 def next_part(store: Store) -> Path:
     """Return the path of the next part of a store on a disk."""
-    return Path(str(store.path), APPENDED, f"{len(store.source.members()):04}.zarr")
+    return Path(str(store.path), APPENDED, _part(len(store.source.members())))
 
 
 def add_part(store: Store, part: Path) -> None:
     """List a finished store in the folder of another as its last part, from when on it is read."""
     assert isinstance(store.path, Path)
     sources = [*store.source.members(), FileSource(open_reader(part))]
-    members = [Member.of(source) for source in sources]
-    grown = JoinedSource(store.path, merged_metadata(sources), members, is_stored=True)
+    merged_metadata(sources)  # raises for one that does not fit
+    fields = {"version": APPENDED_VERSION, "fingerprints": [source.metadata.fingerprint for source in sources]}
     with storing(part), replacing(part.with_name(NODE)) as partial:
-        partial.write_bytes(group_node({"embstore": manifest(grown, store.path)}))
+        partial.write_bytes(group_node({"embstore": {**fields, "crc32c": document_crc32c(fields)}}))
 
 
 def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
@@ -123,41 +113,36 @@ def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
         raise StoreFormatError(f"{path} is not a JSON list of paths of stores ({quoted(str(error))})") from None
 
 
-def _appended(node: bytes, location: Path | ObjectPath) -> tuple[Metadata, list[Member]]:
-    """Parse the list of the stores that were appended to one, which is the first of them."""
+def _appended(node: bytes, location: Path | ObjectPath) -> dict[Path | ObjectPath, str]:
+    """Return the members of a store with appended ones, itself first, and the fingerprint of each.
+
+    Where they are follows from their number: the list has no paths.
+    """
     name = f"{location}/{APPENDED}/{NODE}"
-    kinds = {"path": str, "n_rows": int, "n_sentences": int, "fingerprint": str, "finished": bool}
     try:
-        document = json.loads(node)["attributes"]["embstore"]
-        if document["collection_version"] != COLLECTION_VERSION:
-            raise StoreFormatError(
-                f"{name} has version {quoted(document['collection_version'])} of collections, this embstore reads "
-                f"{COLLECTION_VERSION}: upgrade embstore"
-            )
-        fields = {**document["metadata"], "arrays": {}}
-        metadata, _ = parse({**fields, "crc32c": document_crc32c(fields)}, path=name)
-        members = []
-        for member in document["members"]:
-            for field, kind in kinds.items():
-                if type(member[field]) is not kind or (kind is int and member[field] < 0):
-                    raise ValueError(f"{field} is {member[field]!r}")
-            path, *rest = (member[field] for field in kinds)
-            members.append(Member(_relative(path, location), *rest))
-        if not members or sum(member.n_rows for member in members) != metadata.n_rows:
-            raise ValueError(f"its members do not have {metadata.n_rows:,} rows")
-        return metadata, members
-    except StoreFormatError:
-        raise
-    except (EmbstoreError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise StoreFormatError(
-            f"{name} does not list stores ({type(error).__name__}: {quoted(str(error))}): put it back from a copy"
+        fields = json.loads(node)["attributes"]["embstore"]
+        if fields["version"] > APPENDED_VERSION:
+            raise StoreFormatError(f"{name} has version {quoted(fields['version'])}: upgrade embstore")
+        if fields["crc32c"] != document_crc32c(fields) or not fields["fingerprints"]:
+            raise ValueError("its checksum differs")
+        paths = [location, *(location / APPENDED / _part(number) for number in range(1, len(fields["fingerprints"])))]
+        return dict(zip(paths, map(str, fields["fingerprints"]), strict=True))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise StoreDamagedError(
+            f"{name} was changed ({type(error).__name__}: {quoted(str(error))}): put it back from a copy"
         ) from None
+
+
+def _part(number: int) -> str:
+    return f"{number:04}.zarr"
 
 
 def _relative(name: str, folder: Path | ObjectPath) -> Path | ObjectPath:
     """Return the location that a name means in a folder; it may be a URL or lead out of the folder."""
-    if "://" in name or isinstance(folder, Path):
-        return parse_location(name if "://" in name else os.path.normpath(folder / name))
+    if "://" in name:
+        return parse_location(name)
+    if isinstance(folder, Path):
+        return parse_location(os.path.normpath(folder / name))
     for part in name.split("/"):
         folder = folder.parent if part == ".." else folder if part == "." else folder / part
     return parse_location(str(folder))
@@ -172,17 +157,21 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _joined(
-    paths: Sequence[Path | ObjectPath],
+    paths: Sequence[Path | ObjectPath] | Mapping[Path | ObjectPath, str],
     options: Mapping[str, Any],
     *,
     path: Path | ObjectPath | None = None,
     is_stored: bool = False,
 ) -> JoinedSource:
-    """Open several stores as one."""
+    """Open several stores as one; `paths`: the fingerprint that each must have, if that is known."""
+    known, paths = paths if isinstance(paths, Mapping) else {}, list(paths)
     require_distinct(paths)
     is_remote = any(isinstance(each, ObjectPath) for each in paths)
     with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
         sources = list((map if pool is None else pool.map)(lambda each: FileSource(open_reader(each)), paths))
+    for source in sources:
+        if source.metadata.fingerprint != known.get(source.path, source.metadata.fingerprint):
+            raise StoreDamagedError(f"{source.path} is another store than the one that was appended: put that one back")
     if path is None:
         ends = dict.fromkeys([sources[0].path.stem, sources[-1].path.stem])
         path = Path(("+" if len(sources) < 3 else "...").join(ends))
@@ -202,7 +191,7 @@ def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
     if location.suffix == LISTING:
         return _listed(location)
     node = None if location.suffix == ".h5" else zarr_storage(location).get_or_none(f"{APPENDED}/{NODE}")
-    return [location] if node is None else [member.path for member in _appended(node, location)[1]]
+    return [location] if node is None else list(_appended(node, location))
 
 
 def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
@@ -213,9 +202,9 @@ def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
 def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
     """Open one store, with what was appended to it."""
     reader = open_reader(location)
-    metadata, members = (reader.metadata, []) if reader.appended is None else _appended(reader.appended, location)
+    members = {} if reader.appended is None else _appended(reader.appended, location)
     if isinstance(location, Path) and os.path.isdir(folder := location / APPENDED):
-        named = {member.path.name for member in members}
+        named = {path.name for path in members}
         for name in sorted(os.listdir(folder)):
             if name.endswith(".zarr") and not name.startswith(".") and name not in named:
                 warnings.warn(
@@ -225,7 +214,7 @@ def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
                     stacklevel=4,
                 )
     if members:
-        return Store(JoinedSource(location, metadata, members, is_stored=True, **options))
+        return Store(_joined(members, options, path=location, is_stored=True))
     return Store(FileSource(reader, **options))
 
 

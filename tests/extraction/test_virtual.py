@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import warnings
@@ -381,6 +382,38 @@ def test_a_damaged_shard_of_a_half_thinned_store_is_repaired(
     repaired = es.extract(made, full.path, repair=True)
     assert es.verify(full.path).ok
     assert everything(repaired)[0].tobytes() == expected[0].tobytes()
+
+
+@pytest.mark.parametrize("change", [None, last_bits])
+def test_a_damaged_file_of_the_cache_is_computed_again(place: Path, model: Path, change: Any) -> None:
+    """In a process that has not used it; whether its bits are those committed, or only near."""
+    _, virtual = virtual_store(place, model)
+    if change:
+        recomputing.register(changing(change))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RecomputedWarning)
+            before = es.open(virtual.path).vectors()
+        file = max((place / "cache").glob("*.cached"), key=os.path.getsize)
+        for damage in (lambda: flip(file, 700), lambda: os.truncate(file, 1000)):
+            damage()
+            with pytest.warns(RecomputedWarning, match="cache was damaged"):
+                assert es.open(virtual.path).vectors().tobytes() == before.tobytes()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore" if change else "error", RecomputedWarning)
+                assert es.open(virtual.path).vectors().tobytes() == before.tobytes()
+        flip(file, 700)
+        report = es.verify(virtual.path)
+        assert [fault.part for fault in report.faults] == [f"cache {file}"]
+        assert not report.damaged_partitions
+        assert es.verify(virtual.path).ok
+        if change is None:
+            flip(file, 700)
+            with pytest.warns(RecomputedWarning, match="cache .* the store is whole"):
+                es.extract(plan(model), virtual.path, repair=True)
+            assert es.verify(virtual.path).ok
+    finally:
+        recomputing.register(es._recompute)  # type: ignore[attr-defined]
 
 
 def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:

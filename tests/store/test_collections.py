@@ -33,8 +33,10 @@ from embstore.errors import (
     StoreNotFoundError,
     UnfinishedStoreWarning,
 )
+from embstore.extraction import append as append_module
 from embstore.store import StoreWriter, merged, opening
 from embstore.store.collection import JoinedSource
+from embstore.store.metadata import document_crc32c
 from embstore.store.storage.location import ObjectPath
 from embstore.store.storage.lock import StoreLock
 from embstore.store.vectors import VALUE_DTYPE
@@ -421,12 +423,42 @@ def test_the_list_of_appended_parts(tmp_path: Path) -> None:
     whole = json.loads(node.read_text())
     document = whole["attributes"]["embstore"]
     jsonschema.validate(document, SCHEMA)
-    assert [member["path"] for member in document["members"]] == [".", "appended/0001.zarr"]
-    for key in ("collection_version", "metadata", "members"):
-        for value in (None, 7, [], "x", {}, [{}], [{**document["members"][0], "n_rows": -1}]):
-            node.write_text(json.dumps({**whole, "attributes": {"embstore": {**document, key: value}}}))
-            with pytest.raises(StoreFormatError, match=r"appended/zarr\.json"):
-                es.open(path)
+    one, other = document["fingerprints"]
+    for change in ({"version": None}, {"fingerprints": [other, one]}, {"fingerprints": [one]}, {"crc32c": 7}):
+        node.write_text(json.dumps({**whole, "attributes": {"embstore": {**document, **change}}}))
+        with pytest.raises(StoreDamagedError, match=r"appended/zarr\.json was changed"):
+            es.open(path)
+        assert not es.verify(path).ok
+    node.write_text("[")
+    assert [fault.part for fault in es.verify(path).faults] == ["appended"]
+
+
+def test_the_list_of_appended_parts_names_no_other_place(tmp_path: Path) -> None:
+    """Whatever it holds, with a checksum that fits: the parts are those in the folder, as they were appended."""
+    path = tmp_path / "grown.zarr"
+    extract(path, SENTENCES[:5])
+    extract(path, SENTENCES[5:9], append=True)
+    extract(tmp_path / "secret.zarr", SENTENCES[9:12])
+    secret = es.open(tmp_path / "secret.zarr")
+    node = path / "appended/zarr.json"
+    whole = json.loads(node.read_text())
+    document = whole["attributes"]["embstore"]
+    for name in ("../secret.zarr", str(secret.path), "http://localhost:1/x.zarr", "s3://bucket/x.zarr"):
+        named = {"path": name, "fingerprint": secret.metadata.fingerprint}
+        for more in (
+            {"members": [named]},
+            {"paths": [".", name]},
+            {"fingerprints": [document["fingerprints"][0], name]},
+        ):
+            fields = {**document, **more}
+            fields["crc32c"] = document_crc32c(fields)
+            node.write_text(json.dumps({**whole, "attributes": {"embstore": fields}}))
+            assert opening.members_at(path) == [path, path / "appended/0001.zarr"]
+    fields = {**document, "fingerprints": [document["fingerprints"][0], secret.metadata.fingerprint]}
+    fields["crc32c"] = document_crc32c(fields)
+    node.write_text(json.dumps({**whole, "attributes": {"embstore": fields}}))
+    with pytest.raises(StoreDamagedError, match=r"0001\.zarr is another store than the one that was appended"):
+        es.open(path)
 
 
 def test_a_file_lists_stores(tmp_path: Path) -> None:
@@ -621,6 +653,42 @@ def test_an_append_that_was_begun_is_warned_of_and_resumed_by_its_corpus_alone(
         extract(path, SENTENCES[60:70], append=True)
     with StoreLock(path), pytest.raises(StoreBusyError):
         extract(path, SENTENCES[20:40], append=True)
+
+
+def test_nothing_is_appended_to_a_store_that_is_not_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.zarr"
+    with monkeypatch.context() as patch:
+        patch.setattr(StoreWriter, "write", Mock(side_effect=OSError("killed")))
+        with pytest.raises(OSError, match="killed"):
+            extract(path, SENTENCES[:20])
+    for call in (lambda: extract(path, SENTENCES[20:40], append=True), lambda: es.extraction.options_of(path)):
+        with pytest.raises(MissingRowsError, match=r"s\.zarr is not finished: complete it by the command"):
+            call()
+    assert not (path / "appended").exists()
+
+
+@pytest.mark.parametrize("others", [SENTENCES[40:60], SENTENCES[20:40]])
+def test_what_another_process_appends_before_the_lock_is_taken_is_seen(
+    tmp_path: Path, others: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another corpus, which stays the first part, and of the same one, which is not appended twice."""
+    path = tmp_path / "s.zarr"
+    extract(path, SENTENCES[:20])
+
+    def late(place: Path) -> StoreLock:
+        monkeypatch.setattr(append_module, "StoreLock", StoreLock)
+        extract(path, others, append=True)
+        return StoreLock(place)
+
+    monkeypatch.setattr(append_module, "StoreLock", late)
+    if others == SENTENCES[20:40]:
+        with pytest.warns(AppendedTwiceWarning):
+            extract(path, SENTENCES[20:40], append=True)
+    else:
+        extract(path, SENTENCES[20:40], append=True)
+    parts = [SENTENCES[:20], others, *([SENTENCES[20:40]] if others != SENTENCES[20:40] else [])]
+    words = [word for part in parts for sentence in part for word in sentence.words]
+    assert es.open(path).table()["word"].cast(str).to_list() == words
 
 
 def test_a_corpus_is_appended_once(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ class Fault:
         where = "" if self.partition is None else f" (partition {self.partition})"
         return f"{self.part}{where}: {self.what}"
 
+    @property
+    def is_of_cache(self) -> bool:
+        """Whether a file of the cache was damaged, and is removed; the store itself is whole."""
+        return self.part.startswith("cache ")
+
 
 @dataclass(frozen=True)
 class VerifyReport:
@@ -98,8 +103,9 @@ class VerifyReport:
 
     @property
     def damaged_partitions(self) -> list[int]:
-        """The partitions with a fault, ascending."""
-        return sorted({fault.partition for fault in self.faults if fault.partition is not None})
+        """The partitions with a fault of the store, ascending."""
+        faults = [fault for fault in self.faults if not fault.is_of_cache]
+        return sorted({fault.partition for fault in faults if fault.partition is not None})
 
 
 def verify(path: Location | Sequence[Location]) -> VerifyReport:
@@ -126,8 +132,14 @@ def verify(path: Location | Sequence[Location]) -> VerifyReport:
     --------
     >>> assert es.verify("demo.zarr").ok
     """
-    paths = members_at(path)
-    name = parse_location(path) if isinstance(path, str | os.PathLike | ObjectPath) else paths[0]
+    name = parse_location(path) if isinstance(path, str | os.PathLike | ObjectPath) else None
+    try:
+        paths = members_at(path)
+    except StoreDamagedError as error:
+        if name is None:
+            raise
+        return VerifyReport(name, (Fault(APPENDED, None, str(error)),), (), 0, 0)
+    name = name or paths[0]
     if paths == [name]:
         return verify_one(name)
     faults: list[Fault] = []
@@ -137,7 +149,8 @@ def verify(path: Location | Sequence[Location]) -> VerifyReport:
         report = verify_one(member)
         for fault in report.faults:
             number = None if fault.partition is None else n_partitions + fault.partition
-            faults.append(Fault(f"{member}/{fault.part}", number, fault.what))
+            part = fault.part if fault.is_of_cache else f"{member}/{fault.part}"
+            faults.append(Fault(part, number, fault.what))
         missing += [n_partitions + number for number in report.missing]
         n_partitions, nbytes = n_partitions + report.n_partitions, nbytes + report.checked_nbytes
     return VerifyReport(name, tuple(faults), tuple(missing), n_partitions, nbytes)
@@ -293,6 +306,9 @@ class ZarrChecks(Checks):
                 if reader is None:
                     part = shard_key(payload_specs(metadata, partition)[0], partition)
                 else:
+                    for file in reader.damaged_cache(partition):
+                        what = "it was damaged and is removed; its rows are computed again when they are read"
+                        self.fault(f"cache {file}", what, partition=partition)
                     try:
                         crc = reader.partition_crc32c(partition)
                     except StoreDamagedError as error:

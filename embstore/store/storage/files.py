@@ -297,11 +297,13 @@ def remove(path: Path) -> None:
 class MappedFile:
     """A file mapped for reading; a missing, empty or unreadable one raises a one-line error that names it.
 
-    `random`: the file is read at random places, so that the kernel should not read ahead. `of` says in messages what
-    the file holds.
+    `random`: the file is read at random places, so that the kernel should not read ahead. `nbytes`: only its first
+    ones. `of` says in messages what the file holds.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, random: bool = False, of: str = "") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, random: bool = False, nbytes: int | None = None, of: str = ""
+    ) -> None:
         self.path = str(path)
         with reading(path, of), opened(path) as descriptor:
             status = os.fstat(descriptor)
@@ -314,10 +316,10 @@ class MappedFile:
             self.map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         if random and hasattr(mmap, "MADV_RANDOM"):
             self.map.madvise(mmap.MADV_RANDOM)
-        self._hold()
+        self._hold(nbytes)
 
-    def _hold(self) -> None:
-        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)
+    def _hold(self, nbytes: int | None = None) -> None:
+        self.bytes: Bytes = np.frombuffer(self.map, np.uint8)[:nbytes]
         self.address = self.bytes.ctypes.data
         self.nbytes = len(self.bytes)
         self.size = self.map.size

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from embstore.store.arrays import (
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder, Expected, cached_names
-from embstore.store.storage.files import crc32c, crc32c_of_file, write_at
+from embstore.store.storage.files import crc32c, crc32c_of_spans, opened, write_at
 from embstore.store.storage.objects import setting
 from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
 from embstore.store.zarr.format import column_key, shard_parts
@@ -69,10 +69,19 @@ class Recomputed:
     def crc32c(self, number: int) -> int | None:
         """Return the CRC32C of a partition as it is in the cache; None where its last bits differ from the commit's."""
         paths, is_exact = self._found(number)
+        expected = self._expected(number)
+        assert expected is not None
         crc = 0
-        for path in paths:
-            crc, _ = crc32c_of_file(path, crc)
+        for path, size in zip(paths, expected.sizes, strict=True):
+            with opened(path) as descriptor:
+                crc, _ = crc32c_of_spans(descriptor, [(0, size)], crc)
         return crc if is_exact else None
+
+    def damaged_files(self, number: int) -> list[Path]:
+        """Compare the files of a partition that are in the cache; returns those that are damaged, and are removed."""
+        if (expected := self._expected(number)) is not None:
+            self._cached(expected, again=True)
+        return self._cache.take_damaged()
 
     def _found(self, number: int) -> tuple[list[Path], bool]:
         expected = self._expected(number)
@@ -83,7 +92,9 @@ class Recomputed:
                 "EMBSTORE_CACHE_GIB to more"
             )
         for is_last in (False, False, True):
-            if files := self._cached(expected):
+            files = self._cached(expected)
+            warn_of_cache(self._cache.take_damaged())
+            if files:
                 if not files[1]:
                     warn_of_last_bits(self._storage.path)
                 return files
@@ -94,9 +105,9 @@ class Recomputed:
                     self._recompute(number)
         raise self._lost()
 
-    def _cached(self, expected: Expected) -> tuple[list[Path], bool] | None:
+    def _cached(self, expected: Expected, *, again: bool = False) -> tuple[list[Path], bool] | None:
         for is_exact in (True, False):
-            paths = self._cache.find_all(cached_names(expected, "" if is_exact else NEAR))
+            paths = self._cache.find_all(cached_names(expected, "" if is_exact else NEAR), again=again)
             if paths is not None:
                 return paths, is_exact
         return None
@@ -167,6 +178,17 @@ def require_near(path: object, number: int, stored: NDArray[np.int8], computed: 
             f"by {apart:.3g}, at most {STEP} is allowed; the model or the software has changed"
         )
     return apart
+
+
+def warn_of_cache(files: Sequence[Path]) -> None:
+    """Give a RecomputedWarning of files that were damaged in the cache and are removed."""
+    for file in files:
+        warnings.warn(
+            f"{file} of the cache was damaged, which says nothing about the store: it is removed, and its rows are "
+            "computed again when they are read",
+            RecomputedWarning,
+            stacklevel=2,
+        )
 
 
 def warn_of_last_bits(path: object) -> None:

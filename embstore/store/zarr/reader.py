@@ -290,9 +290,10 @@ class ZarrReader:
     def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool) -> Shard:
         if spec.path in self._rewritten:
             return self._decoded(spec.path, partition)
-        file = MappedFile(self._shard_file(spec, partition, again=again), random=True, of=f" of partition {partition}")
         start, stop = self.metadata.layout.span(partition)
-        return Shard(file, shard_shape(spec, stop - start))
+        shape, path = shard_shape(spec, stop - start), self._shard_file(spec, partition, again=again)
+        nbytes = shape.nbytes if again else None
+        return Shard(MappedFile(path, random=True, nbytes=nbytes, of=f" of partition {partition}"), shape)
 
     def _decoded(self, array: str, partition: int) -> Shard:
         """Return a shard whose bytes are not those that embstore writes, once its values are those of its record."""
@@ -313,6 +314,10 @@ class ZarrReader:
         shard = Shard(decode(Path(str(self.path)), spec, (start, stop), shape), shape)
         vars(shard)["is_whole"] = True
         return shard
+
+    def damaged_cache(self, number: int) -> list[Path]:
+        """Return the files of a partition, counted over the store, that were damaged in the cache, and are removed."""
+        return [] if self._recomputed is None else self._recomputed.damaged_files(number)
 
     def partition_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of a partition's bytes, None for rows that are computed again with other last bits.
