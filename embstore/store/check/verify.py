@@ -59,7 +59,7 @@ from embstore.store.zarr.format import (
     shard_key,
     shard_shape,
 )
-from embstore.store.zarr.reader import no_root, root_attribute
+from embstore.store.zarr.reader import ZarrReader, no_root, root_attribute
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class ZarrChecks(Checks):
                 self.fault(COMMITS_CHUNK, "is missing or cut short", partition=partition)
         else:
             records = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
-            reader = open_reader(self.path) if metadata.virtual else None
+            reader = ZarrReader(storage) if metadata.virtual else None
             for partition in self.records(records, metadata.layout, COMMITS_CHUNK):
                 part, crc = f"partition {partition}", self.shards(metadata, partition) if reader is None else None
                 what = "its bytes do not match the commit record"
