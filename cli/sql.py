@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
+from embstore.store.storage.files import regular_file
 from embstore_cli.output import Output, print_table
 
 TABLES = (".csv", ".parquet", ".json")
@@ -53,7 +54,7 @@ def _read(path: Path) -> Any:
     import polars as pl
 
     try:
-        frame: pl.DataFrame = getattr(pl, f"read_{path.suffix[1:]}")(path)
+        frame: pl.DataFrame = getattr(pl, f"read_{path.suffix[1:]}")(regular_file(path))
         return frame
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InvalidValueError(f"{path} cannot be read as a table ({str(error).splitlines()[0]})") from None

@@ -46,12 +46,12 @@ TABLE1 = {
     "nsubj:pass": ("nsubjpass", "7.5", 57.5, 43.7, 2),
     "compound:prt": ("prt", "6.6", 99.1, 91.4, -1),
 }
-STATISTICS = ("shares", "entropy", "distance", "relations")
+STATISTICS = ("shares", "entropy", "relations")
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation", "period_comma", "sep_to_sep", "other_to_sep")
 DIRECTIONS = {"relation_to_head": "to the head", "relation_to_dependant": "to the dependant"}
 LEAST_EDGES = 100  # of a relation, as in the authors' notebook
 PANELS = {
-    "attention.png": ("Where attention goes (Figures 2 and 4)", "attention", ("share", "entropy", "distance")),
+    "attention.png": ("Where attention goes (Figures 2 and 4)", "attention", ("share", "entropy")),
     "relations.png": ("Relations: best heads (Table 1)", "attention", ("relation_to_head",)),
     "coreference.png": ("Coreference (Table 2)", "coreference", ("coreference",)),
 }

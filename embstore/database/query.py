@@ -19,7 +19,7 @@ from embstore.analysis.neighbors.find import encode_word
 from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.arguments import checked
 from embstore.config import settings
-from embstore.database.rewrite import DEFAULT, TABLES, Node, rewrite
+from embstore.database.rewrite import DEFAULT, TABLES, Node, function, nodes, rewrite
 from embstore.errors import InvalidValueError, MissingPackageError, MissingRowsError, quoted
 from embstore.store import Store
 from embstore.store.layout import resolve_layer
@@ -35,7 +35,26 @@ SAFE: dict[str, str | bool | int | float | list[str]] = {  # a statement reads n
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
+    "allowed_configs": ["memory_limit", "threads"],  # which are set for each statement
+    "lock_configuration": True,
 }
+# What a statement may call of what does more than compute a value of its arguments. Other functions of tables read or
+# write files, settings, pointers or text that is run; a test knows each of DuckDB's by name.
+TABLE_FUNCTIONS = frozenset({"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"})
+# Of functions of values: they write, wait, keep a state for the next statement, or tell settings and folders.
+_REFUSED = (
+    "currval current_connection_id current_query current_query_id current_setting current_transaction_id getvariable "
+    "nextval pg_sleep setseed setval sleep_ms stats txid_current write_log"
+)
+REFUSED = frozenset(_REFUSED.split())
+DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999, which Python's dates have
+# Types of DuckDB whose values a frame holds as they are, and those of which it does so within limits.
+_HELD = (
+    "bigint blob boolean decimal double enum float integer null smallint time tinyint ubigint uinteger usmallint "
+    "utinyint uuid varchar"
+)
+HELD = frozenset(_HELD.split())
+LIMITED = {"date", "hugeint", "timestamp", "timestamp_ms", "timestamp_ns", "timestamp_s", "timestamp with time zone"}
 
 
 @checked
@@ -191,19 +210,20 @@ class Database:
                 raise _refused(tree["error_message"], query[: int(tree.get("position") or 0)].count("\n") + 1)
             if len(tree["statements"]) != 1:
                 raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
+            _require_allowed(tree["statements"][0]["node"])
             try:
                 if rewritten:
                     rewrite(tree["statements"][0]["node"], self)
                     text = self._written(tree["statements"][0]["node"])
                     # one thread gives the functions of groups all groups at once
                     self.connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
-                    return pl.DataFrame(self.connection.sql(text).pl())
+                    return _held(self.connection.sql(text))
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None
             try:
                 self._rows(f"explain {query}")  # whose errors have their places
-                return pl.DataFrame(self.connection.sql(query).pl())
+                return _held(self.connection.sql(query))
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
         finally:
@@ -278,13 +298,68 @@ class Database:
         return rows
 
     def _tree(self, query: str) -> Node:
-        tree: Node = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
+        try:
+            tree: Node = json.loads(self._rows("select json_serialize_sql(?)", [query])[0][0])
+        except RecursionError:
+            raise InvalidValueError("the query is nested too deeply: write it with fewer operators in a row") from None
         return tree
 
     def _written(self, node: Node) -> str:
         tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
         text: str = self._rows("select json_deserialize_sql(?::json)", [tree])[0][0]
         return text
+
+
+def _require_allowed(statement: Node) -> None:
+    """Raise InvalidValueError for a function or table that is not for statements."""
+    for node in nodes(statement):
+        name, is_table = function(node), node.get("type") == "TABLE_FUNCTION"
+        if is_table:
+            name = function(node["function"])
+        elif node.get("type") == "BASE_TABLE":
+            name = node["table_name"].lower()
+            name = name if name[:4] == "_es_" or name == "pg_settings" else ""
+        if name in REFUSED or name[:4] == "_es_" or name == "pg_settings" or (is_table and name not in TABLE_FUNCTIONS):
+            raise InvalidValueError(f"{name} is not allowed in a query: it does more than to read the tables given")
+
+
+def _held(relation: Any) -> pl.DataFrame:
+    """The rows of a relation as a frame. Raises InvalidValueError for values that a frame would hold as others."""
+    import polars as pl
+
+    def is_held(kind: Any) -> bool:
+        if kind.id == "map":
+            return all(part.id in HELD for _, part in kind.children)
+        if kind.id in ("list", "array", "struct"):
+            return all(name == "size" or is_held(part) for name, part in kind.children)
+        return kind.id in HELD | LIMITED
+
+    advice = "cast it, as in x::varchar"
+    for name, kind in zip(relation.columns, relation.types, strict=True):
+        if not is_held(kind):
+            raise InvalidValueError(f"the column {quoted(name)} is {kind}, which a frame does not hold: {advice}")
+    frame = pl.DataFrame(relation.pl())
+    for column in frame:
+        parts = [column]
+        while parts:
+            part = parts.pop()
+            if isinstance(part.dtype, pl.List | pl.Array):
+                parts.append(part.explode())
+            elif isinstance(part.dtype, pl.Struct):
+                parts += part.struct.unnest().get_columns()
+            elif isinstance(part.dtype, pl.Date | pl.Datetime):
+                days = part.cast(pl.Date).to_physical()
+                if len(part) and not days.drop_nulls().is_between(*DAYS).all():
+                    raise InvalidValueError(
+                        f"the column {quoted(column.name)} has a date outside the years 1 to 9999: {advice}"
+                    )
+            elif isinstance(part.dtype, pl.Decimal) and any(
+                abs(end or 0) >= 10**38 for end in (part.min(), part.max())
+            ):
+                raise InvalidValueError(
+                    f"the column {quoted(column.name)} has a number of more than 38 digits: {advice}"
+                )
+    return frame
 
 
 def _require_distinct(names: Iterable[str], what: str, hint: str) -> None:

@@ -30,10 +30,10 @@ def rewrite(statement: Node, engine: Any) -> None:
 
     `engine`: the `Database`, whose methods say what the syntax tree does not.
     """
-    named = {entry["key"].lower() for node in _nodes(statement) for entry in node.get("cte_map", {}).get("map", ())}
+    named = {entry["key"].lower() for node in nodes(statement) for entry in node.get("cte_map", {}).get("map", ())}
     if named & set(TABLES):
         return
-    selects = [node for node in _nodes(statement) if node.get("type") == "SELECT_NODE"]
+    selects = [node for node in nodes(statement) if node.get("type") == "SELECT_NODE"]
     for select in reversed(selects):  # those inside others first, as their text is run
         _group(select, engine)
         _search(select, engine)
@@ -43,11 +43,11 @@ def _group(select: Node, engine: Any) -> None:
     """Have functions of the vectors of groups be given the rows of the vectors."""
     sources = _sources(select["from_table"])
     for column in select["select_list"]:  # named as DuckDB would have named it
-        if not column["alias"] and GROUPS.keys() & {_function(node) for node in _nodes(column, subqueries=False)}:
+        if not column["alias"] and GROUPS.keys() & {function(node) for node in nodes(column, subqueries=False)}:
             column["alias"] = engine.text(column)
     for part in ("select_list", "having", "qualify", "modifiers"):
-        for node in list(_nodes(select[part], subqueries=False)):
-            name = _function(node)
+        for node in list(nodes(select[part], subqueries=False)):
+            name = function(node)
             if name not in GROUPS or len(node["arguments"]) != 1 or node["distinct"]:
                 continue
             found = _vectors(node["arguments"][0]["expression"], sources, engine)
@@ -64,13 +64,13 @@ def _search(select: Node, engine: Any) -> None:
     """Find the rows of ORDER BY cos(...) DESC LIMIT k, and put a table of these in the place of all occurrences."""
     sources, bounds, columns = _sources(select["from_table"]), _bounds(select["modifiers"]), select["select_list"]
     source = sources[0] if len(sources) == 1 else None
-    parts = _nodes([columns, select["modifiers"]], subqueries=False)
+    parts = nodes([columns, select["modifiers"]], subqueries=False)
     if (
         source is None
         or source.table is not select["from_table"]
         or bounds is None
         or any(select[part] for part in ("group_expressions", "group_sets", "having", "qualify", "sample"))
-        or any(node.get("class") == "WINDOW" or _function(node) == "unnest" for node in parts)
+        or any(node.get("class") == "WINDOW" or function(node) == "unnest" for node in parts)
     ):
         return
     order = select["modifiers"][0]["orders"][0]
@@ -78,7 +78,7 @@ def _search(select: Node, engine: Any) -> None:
     if score["class"] == "COLUMN_REF":  # the name of a column of the result
         named = [column for column in columns if [column["alias"].lower()] == [*map(str.lower, score["column_names"])]]
         score = named[0] if len(named) == 1 else score
-    name = _function(score)
+    name = function(score)
     if name not in METRICS or (order["type"] == "DESCENDING") != (name != "l2"):
         return
     sides = [argument["expression"] for argument in score["arguments"]]
@@ -131,7 +131,7 @@ def _vectors(node: Node, sources: list[Source | None], engine: Any) -> tuple[Sou
     return None if handle is None else (known[0], handle)
 
 
-def _function(node: Node) -> str:
+def function(node: Node) -> str:
     """Return the name of the function that an expression calls; "" for any other."""
     return str(node["function_name"]).lower() if node.get("class") == "FUNCTION" else ""
 
@@ -149,11 +149,14 @@ def _bounds(modifiers: list[Node]) -> int | None:
     return count if 0 < count <= MAX_K else None
 
 
-def _nodes(value: Any, *, subqueries: bool = True) -> Iterator[Node]:
+def nodes(value: Any, *, subqueries: bool = True) -> Iterator[Node]:
     """Yield all objects of a syntax tree, each before those inside it; without those in subqueries, if so asked."""
-    if isinstance(value, dict):
-        yield value
-        if value.get("class") == "SUBQUERY" and not subqueries:
-            return
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _nodes(part, subqueries=subqueries)
+    waiting = [value]
+    while waiting:  # not by recursion, as sums of a thousand terms are as deep
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+            if part.get("class") != "SUBQUERY" or subqueries:
+                waiting += reversed(part.values())
+        elif isinstance(part, list):
+            waiting += reversed(part)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, check_columns
 from embstore.plot.drawing import (
     PALETTE,
-    colormap,
     draw_grid,
     floats,
     grid,
@@ -32,7 +31,7 @@ SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
 def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
     """Draw what `attention` measured: a panel for each metric of its frame.
 
-    Shares of attention and entropy of every head by layer with their means, mean attention by distance, the patterns
+    Shares of attention and entropy of every head by layer with their means, the patterns
     by layer, relations with the best head next to the baseline, and trees by head and layer.
     """
     check_columns(frame, ("metric", "layer", "head", "item", "offset", "value", "baseline"), "the frame of attention")
@@ -93,24 +92,6 @@ def _draw_entropy(axis: Any, frame: pl.DataFrame) -> None:
     _legend_below(axis)
 
 
-def _layer_colors(layers: list[int]) -> dict[int, Any]:
-    return {layer: colormap("viridis")(0.9 * number / max(1, len(layers) - 1)) for number, layer in enumerate(layers)}
-
-
-def _draw_distance(axis: Any, frame: pl.DataFrame) -> None:
-    part = _rows(frame, "distance")
-    colors = _layer_colors(sorted(part["layer"].unique().to_list()))
-    for layer, color in colors.items():
-        axis.plot(
-            *_means(part.filter(part["layer"] == layer), "offset"), color=color, linewidth=1.3, label=f"layer {layer}"
-        )
-    style(
-        axis, title="Attention by distance (mean of heads)", x="positions to the attended subword", y="mean attention"
-    )
-    axis.set_yscale("log")
-    axis.legend(frameon=False, fontsize=6, ncols=2)
-
-
 def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
     part = _rows(frame, "pattern")
     below: Any = 0.0
@@ -158,7 +139,6 @@ def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
 PANELS: dict[str, Callable[[Any, Any], None]] = {
     "share": _draw_shares,
     "entropy": _draw_entropy,
-    "distance": _draw_distance,
     "pattern": _draw_patterns,
     "relation_to_head": _draw_relations,
     "uuas": _draw_by_head("uuas", "Trees: edges found (UUAS)"),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from embstore.corpus import Tree
 
-Key = tuple[str, str, int | None]
+Key = tuple[str, str]
 
 
 def maps_of(model: Any, tokenizer: Any, words: Sequence[str]) -> tuple[NDArray[np.float64], list[int | None]]:
@@ -58,7 +58,7 @@ def arborescence(weights: NDArray[np.float64], root: int) -> dict[int, int]:
 
 
 class Plain:
-    """Sums of all statistics, sentence by sentence; `values` returns {(metric, item, offset): [layer, head]}."""
+    """Sums of all statistics, sentence by sentence; `values` returns {(metric, item): [layer, head]}."""
 
     def __init__(self, folder: Path, *, specials: tuple[int, int], causal: bool) -> None:
         self.model, self.tokenizer = load(folder)
@@ -93,16 +93,13 @@ class Plain:
             self._count("entropy", "all", entropy.sum(-1))
             if query == 0:
                 self._count("entropy", "cls", entropy.sum(-1))
-            for key in range(n):
-                if abs(key - query) <= 32:
-                    self._count("distance", "", maps[:, :, query, key], key - query)
         self._patterns(maps)
         if tree is not None:
             self._syntax(maps, owners, tree)
 
-    def _count(self, metric: str, item: str, value: Any, offset: int | None = None) -> None:
-        self.sums[metric, item, offset] = self.sums[metric, item, offset] + value
-        self.counts[metric, item, offset] += 1
+    def _count(self, metric: str, item: str, value: Any) -> None:
+        self.sums[metric, item] = self.sums[metric, item] + value
+        self.counts[metric, item] += 1
 
     def _patterns(self, maps: NDArray[np.float64]) -> None:
         n = maps.shape[-1]
@@ -126,7 +123,7 @@ class Plain:
                 name = "vertical+diagonal"
             else:
                 name = "vertical" if v >= 0.5 else "diagonal" if d >= 0.5 else "heterogeneous"
-            self.sums["pattern", name, None][layer, head] += 1
+            self.sums["pattern", name][layer, head] += 1
 
     def _syntax(self, maps: NDArray[np.float64], owners: list[int | None], tree: Tree) -> None:
         attention, words = between_words(maps, owners)
@@ -152,12 +149,12 @@ class Plain:
             found = arborescence(weights + weights.T if self.causal else weights, numbers[tree.root])
             pairs = {frozenset(pair) for pair in found.items()}
             hits = sum(frozenset(edge) in pairs for edge in scored)
-            self.sums["uuas", "", None] = self.sums["uuas", "", None] + hits * np.eye(maps.shape[0] * maps.shape[1])[
+            self.sums["uuas", ""] = self.sums["uuas", ""] + hits * np.eye(maps.shape[0] * maps.shape[1])[
                 layer * maps.shape[1] + head_number
             ].reshape(maps.shape[:2])
-        self.counts["uuas", "", None] += len(scored)
-        self.sums["right", "", None] += sum(abs(one - other) == 1 for one, other in scored)
-        self.sums["random", "", None] += len(scored) * 2 / len(words)
+        self.counts["uuas", ""] += len(scored)
+        self.sums["right", ""] += sum(abs(one - other) == 1 for one, other in scored)
+        self.sums["random", ""] += len(scored) * 2 / len(words)
 
     def values(self) -> dict[Key, NDArray[np.float64]]:
         return {key: np.asarray(value / self.counts[key]) for key, value in self.sums.items() if self.counts[key]}

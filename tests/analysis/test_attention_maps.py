@@ -14,10 +14,9 @@ import transformers
 import embstore as es
 from embstore.analysis.attention import shares
 from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
-from embstore.analysis.attention.measure import Pass, Reader
-from embstore.analysis.attention.shares import PATTERNS, Patterns
-from embstore.analysis.attention.statistic import STATISTICS
-from embstore.analysis.attention.syntax import arborescence, plain_arborescence
+from embstore.analysis.attention.measure import STATISTICS, Pass, Reader
+from embstore.analysis.attention.shares import PATTERNS, Entropy, Patterns
+from embstore.analysis.attention.syntax import arborescences, plain_arborescence
 from embstore.corpus.sentence import sentence_pair
 from embstore.models.transformer.attention import load_attention_model
 from tests.analysis.attention_oracle import arborescence as oracle_arborescence
@@ -192,13 +191,26 @@ def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
     assert tokens.kinds["punctuation"].sum() == 1
 
 
-@pytest.mark.parametrize("find", [arborescence, plain_arborescence])
-def test_trees_are_those_of_networkx(find: Any) -> None:
+def test_trees_are_those_of_networkx() -> None:
     rng = np.random.default_rng(4)
     for size in (1, 2, 3, 8, 25):
-        for _ in range(5):
-            weights, root = rng.random((size, size)).astype(np.float32), int(rng.integers(size))
-            heads = find(weights, root).tolist()
+        weights, root = rng.random((5, size, size)).astype(np.float32), int(rng.integers(size))
+        for graph, heads in zip(weights, arborescences(weights, root).tolist(), strict=True):
+            assert plain_arborescence(graph, root).tolist() == heads
             assert heads.pop(root) == -1
-            expected = oracle_arborescence(weights.astype(np.float64), root)
+            expected = oracle_arborescence(graph.astype(np.float64), root)
             assert heads == [expected[node] for node in range(size) if node != root]
+
+
+def test_entropies_are_of_every_subword_and_of_the_first() -> None:
+    lengths = np.array([7, 4, 9])
+    values = random_maps(9, lengths)
+    statistic = Entropy()
+    statistic.begin(Shape((1,), tuple(range(values.shape[1])), False, 1, 1))
+    statistic.update(Maps(values.clone(), SimpleNamespace(lengths=lengths), layer=0, last=True))  # type: ignore[arg-type]
+    every, first = statistic.results()
+    values = values.double().numpy()
+    by_query = -np.where(values > 0, values * np.log(np.maximum(values, 1e-30)), 0).sum(-1)  # [sentence, head, query]
+    np.testing.assert_allclose(every.values[0], by_query.sum((0, 2)) / lengths.sum(), rtol=1e-5)
+    np.testing.assert_allclose(first.values[0], by_query[:, :, 0].mean(0), rtol=1e-5)
+    assert (every.count, first.count) == (20, 3)

@@ -33,7 +33,7 @@ def test_statistics_are_printed_written_and_drawn(work: Work) -> None:
     for text in ("share of attention to, mean of heads", "nsubj", "trees: best heads", "2 sentences"):
         assert text in ran.out
     frame = pl.read_csv(work / "a.csv")
-    assert {"share", "entropy", "distance", "pattern", "uuas", "relation_to_head"} <= set(frame["metric"])
+    assert {"share", "entropy", "pattern", "uuas", "relation_to_head"} <= set(frame["metric"])
     assert {"share of attention", "entropy (nats)", "best fixed offset", "share of maps", "layer"} <= svg_texts(
         work / "a.svg"
     )

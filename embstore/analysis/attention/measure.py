@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from embstore.analysis.attention.annotated import Annotated, annotated, has_mentions, has_trees
 from embstore.analysis.attention.maps import Maps, Shape, Tokens
-from embstore.analysis.attention.statistic import STATISTICS, Statistic, Values
+from embstore.analysis.attention.shares import Entropy, Patterns, Shares
+from embstore.analysis.attention.statistic import Statistic, Values
+from embstore.analysis.attention.syntax import Coreference, Relations, Trees
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
 from embstore.corpus import Corpus, Sentence, open_corpus
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 BATCH_SUBWORDS = {"cpu": 2048, "cuda": 8192}  # the maps of all heads of a layer stay in the cache, or in 2 GiB
 CHUNK = 4096  # sentences that are sorted by length together
+STATISTICS: dict[str, type[Statistic]] = {
+    kind.name: kind for kind in (Shares, Entropy, Patterns, Relations, Trees, Coreference)
+}
 COLUMNS = ("metric", "layer", "head", "item", "offset", "value", "baseline", "count")
 
 
@@ -41,7 +46,7 @@ class Attention(Framed):
     """The statistics of the attention of a model over a corpus, as `attention` returns them.
 
     `frame`: `metric, layer, head, item, offset, value, baseline, count`; layer l is the attention of block l, from 1,
-    and heads count from 0. Rows without a layer are of the corpus. `statistics`: by name, with their sums.
+    and heads count from 0. Rows without a layer are of the corpus.
     """
 
     frame: pl.DataFrame
@@ -49,12 +54,11 @@ class Attention(Framed):
     corpus: str
     n_sentences: int
     n_subwords: int
-    statistics: dict[str, Statistic]
 
     def __repr__(self) -> str:
         return (
-            f"<Attention of {self.model!r} over {self.corpus!r}: {', '.join(self.statistics)} of "
-            f"{self.n_sentences:,} sentences, {self.n_subwords:,} subwords>"
+            f"<Attention of {self.model!r} over {self.corpus!r}: {self.n_sentences:,} sentences, "
+            f"{self.n_subwords:,} subwords>"
         )
 
     def best(self, metric: str, *, count: int = 1) -> pl.DataFrame:
@@ -82,7 +86,6 @@ def attention(
     max_length: Positive | None = None,
     n_sentences: Positive | None = None,
     seed: Count = 0,
-    batch_subwords: Positive | None = None,
 ) -> Attention:
     """Measure the attention of every head of a model over a corpus, in one pass that keeps no map.
 
@@ -109,8 +112,6 @@ def attention(
         How many are chosen at random with `seed`; by default all.
     seed : int
         Of the choice.
-    batch_subwords : int, optional
-        Subwords of a batch.
 
     Returns
     -------
@@ -133,13 +134,12 @@ def attention(
         network = load_attention_model(model, device=where)
         reader = Reader(source, network, max_length=max_length, n_sentences=n_sentences, seed=seed, needs=needs)
         measured = Pass(network, chosen, layers=layers, heads=heads)
-        for tokens, batch, inputs in reader.batches(batch_subwords or BATCH_SUBWORDS.get(where.type, 2048)):
+        for tokens, batch, inputs in reader.batches(BATCH_SUBWORDS.get(where.type, 2048)):
             measured.add(tokens, batch, inputs)
             report(reader.n_done, reader.total)
     name = "store" if isinstance(source, Store) else source.name
     frame = frame_of(chosen, measured.shape)
-    by_name = {statistic.name: statistic for statistic in chosen}
-    return Attention(frame, network.info.name, name, reader.n_done, reader.n_subwords, by_name)
+    return Attention(frame, network.info.name, name, reader.n_done, reader.n_subwords)
 
 
 def _statistics(given: Sequence[str | Statistic] | None, source: Corpus | Store) -> list[Statistic]:

@@ -1,4 +1,4 @@
-"""Where attention goes: to kinds of subwords, over distances, how spread out, and in which of five patterns."""
+"""Where attention goes: to kinds of subwords, how spread out, and in which of five patterns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps
-from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
+from embstore.analysis.attention.statistic import Statistic, Values
 
 NEIGHBORS = {"self": 0, "previous": -1, "next": 1}
 PATTERNS = ("vertical", "diagonal", "vertical+diagonal", "block", "heterogeneous")
@@ -17,7 +17,6 @@ BLOCK = PATTERNS.index("block")
 SHARE, LEAST = 0.5, 0.2  # of attention beyond chance: of a pattern, and of each part of a mixed one
 
 
-@register_statistic("shares")
 class Shares(Statistic):
     """The mean share of a subword's attention that goes to some subwords (Clark et al. 2019, section 3.1 and 3.2).
 
@@ -26,6 +25,8 @@ class Shares(Statistic):
     punctuation (words without a letter or digit) and to periods and commas, as the paper has it. `sep_to_sep` and
     `other_to_sep` are the shares of [SEP] to itself and of all others to [SEP].
     """
+
+    name = "shares"
 
     def update(self, maps: Maps) -> None:
         tokens, middle = maps.tokens, maps.tokens.n_positions - 1
@@ -56,9 +57,10 @@ class Shares(Statistic):
             yield Values("share", "other_to_sep", (self.sums["sep"] - own) / rest, count=rest[0, 0])
 
 
-@register_statistic("entropy")
 class Entropy(Statistic):
     """The mean entropy of a subword's attention in nats, and that of [CLS] alone (Clark et al. 2019, section 3.3)."""
+
+    name = "entropy"
 
     def update(self, maps: Maps) -> None:
         self.add("all", maps.layer, maps.entropies.sum((0, 2), dtype=np.float64))
@@ -73,34 +75,6 @@ class Entropy(Statistic):
             yield Values("entropy", "cls", self.sums["cls"] / sentences, count=sentences[0, 0])
 
 
-@register_statistic("distance")
-class Distance(Statistic):
-    """The mean attention of a subword to the one `offset` positions after it (before it: negative), if there is one.
-
-    Offsets beyond `reach` are left out, and so are positive ones in a decoder.
-    """
-
-    def __init__(self, *, reach: int = 32) -> None:
-        super().__init__()
-        self.reach = reach
-
-    def update(self, maps: Maps) -> None:
-        length = maps.tokens.n_positions
-        near = min(self.reach, length - 1)
-        offsets = maps.offsets.sum(0, dtype=np.float64)[:, length - 1 - near : length + near]
-        sums = np.pad(offsets, ((0, 0), (self.reach - near, self.reach - near)))
-        self.add("attention", maps.layer, sums)
-        away = np.abs(np.arange(-self.reach, self.reach + 1))
-        self.add("pairs", maps.layer, np.maximum(0, maps.tokens.lengths[:, None] - away).sum(0))
-
-    def results(self) -> Iterator[Values]:
-        attention, pairs = self.sums["attention"], self.sums["pairs"][0]
-        for index, offset in enumerate(range(-self.reach, self.reach + 1)):
-            if pairs[index] and not (self.shape.causal and offset > 0):
-                yield Values("distance", "", attention[:, :, index] / pairs[index], count=pairs[index], offset=offset)
-
-
-@register_statistic("patterns")
 class Patterns(Statistic):
     """The share of a head's maps that has each of the patterns of Kovaleva et al. 2019, by an explicit rule.
 
@@ -118,6 +92,8 @@ class Patterns(Statistic):
     [CLS] and the special subwords between the sentences are of the first, those at the end of the second. Single
     sentences have no blocks: a corpus without pairs (format "pairs", or `sentence_pair`) has no row `block`.
     """
+
+    name = "patterns"
 
     def update(self, maps: Maps) -> None:
         tokens, lengths = maps.tokens, maps.tokens.lengths

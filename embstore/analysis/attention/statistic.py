@@ -1,9 +1,9 @@
-"""What a statistic of attention is, and the registry of all."""
+"""What a statistic of attention is."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape
-
-STATISTICS: dict[str, type[Statistic]] = {}
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Statistic(ABC):
     """Sums over the attention maps of a corpus, from which values of each head are made at the end.
 
     A subclass adds to `sums` in `update`, which is called for each layer of each batch, and yields its values in
-    `results`. Statistics of parts of a corpus are added by `merge`. The memory must not grow with the corpus. `needs`:
+    `results`. The memory must not grow with the corpus. `needs`:
     the annotation without which there is nothing to count. `attention` takes objects of your own classes::
 
         class Strongest(es.analysis.Statistic):
@@ -69,25 +67,9 @@ class Statistic(ABC):
     def results(self) -> Iterator[Values]:
         """Yield the values of the whole corpus."""
 
-    def merge(self, other: Statistic) -> None:
-        """Add the sums of another part of the corpus."""
-        for key, sums in other.sums.items():
-            self.sums[key] = self.sums[key] + sums if key in self.sums else sums.copy()
-
     def add(self, key: str, layer: int, values: Any) -> None:
         """Add values of one shape in all calls to the sum of that name and layer, `sums[key][layer]`."""
         values = np.asarray(values.cpu() if hasattr(values, "cpu") else values, np.float64)
         if key not in self.sums:
             self.sums[key] = np.zeros((len(self.shape.layers), *values.shape))
         self.sums[key][layer] += values
-
-
-def register_statistic(name: str) -> Callable[[type[Statistic]], type[Statistic]]:
-    """Decorate a class of statistics to make it known to `attention` under a name."""
-
-    def decorate(kind: type[Statistic]) -> type[Statistic]:
-        kind.name = name
-        STATISTICS[name] = kind
-        return kind
-
-    return decorate

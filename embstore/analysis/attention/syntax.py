@@ -8,15 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.analysis.attention.maps import Maps, Shape
-from embstore.analysis.attention.statistic import Statistic, Values, register_statistic
+from embstore.analysis.attention.statistic import Statistic, Values
 
+REACH = 32  # words between dependant and head that the baseline considers
 PUNCT = "punct"
 ALL = "all"  # relations but that of punctuation
 RULES = ("nearest", "head_match", "string_match")  # that guess an antecedent without a model
 TO_HEAD, TO_DEPENDANT = "relation_to_head", "relation_to_dependant"
 
 
-@register_statistic("relations")
 class Relations(Statistic):
     """How often a word attends most to the word at the other end of a relation (Clark et al. 2019, section 4.2).
 
@@ -26,12 +26,8 @@ class Relations(Statistic):
     all of them but `punct`. Special subwords are not words. A word that attends to no other word counts as wrong.
     """
 
+    name = "relations"
     needs = "trees"
-
-    def __init__(self, reach: int = 32) -> None:
-        super().__init__()
-        self.reach = reach
-        self._waiting: list[NDArray[np.int64]] = []
 
     def begin(self, shape: Shape) -> None:
         """Begin a pass over a corpus."""
@@ -57,10 +53,10 @@ class Relations(Statistic):
                 key, sums = f"hits {name}", whole[:, :, number]
                 self.sums[key] = self.sums[key] + sums if key in self.sums else sums
         if maps.layer == 0:
-            offsets = np.clip(edges.head - edges.dependant, -self.reach - 1, self.reach + 1) + self.reach + 1
+            offsets = np.clip(edges.head - edges.dependant, -REACH - 1, REACH + 1) + REACH + 1
             stops = np.append(edges.starts[1:], len(offsets))
             for name, start, stop in zip(edges.relations, edges.starts, stops, strict=True):
-                self.add(f"offset {name}", 0, np.bincount(offsets[start:stop], minlength=2 * self.reach + 3))
+                self.add(f"offset {name}", 0, np.bincount(offsets[start:stop], minlength=2 * REACH + 3))
 
     def results(self) -> Iterator[Values]:
         names = sorted(key.removeprefix("offset ") for key in self.sums if key.startswith("offset "))
@@ -71,14 +67,13 @@ class Relations(Statistic):
             offsets = sum(self.sums[f"offset {name}"][0] for name in members)
             count = offsets.sum()
             common = int(offsets[1:-1].argmax())  # the first and the last are those beyond reach
-            baseline, offset = offsets[1 + common] / count, common - self.reach
+            baseline, offset = offsets[1 + common] / count, common - REACH
             hits = sum(self.sums[f"hits {name}"] for name in members) / count
             for direction, (metric, sign) in enumerate(((TO_HEAD, 1), (TO_DEPENDANT, -1))):
                 values = hits[:, direction]
                 yield Values(metric, item, values, count=count, offset=sign * offset, baseline=float(baseline))
 
 
-@register_statistic("trees")
 class Trees(Statistic):
     """Dependency trees from the attention of each head, and how many of their edges are right (Htut et al. 2019).
 
@@ -89,18 +84,19 @@ class Trees(Statistic):
     the row `random`, without a head, is the expected share of a random tree, all trees being equally likely.
     """
 
+    name = "trees"
     needs = "trees"
 
     def update(self, maps: Maps) -> None:
         tokens, edges = maps.tokens, maps.tokens.edges
         scored = ~edges.punctuation & (edges.roots >= 0)[edges.row]
         row, dependant, head = edges.row[scored], edges.dependant[scored], edges.head[scored]
-        n_heads = maps.words.shape[2]
         trees = np.full(maps.words.shape[:3], -1)  # [sentences, words, heads]
         weights = maps.words + maps.words.transpose(0, 3, 2, 1) if self.shape.causal else maps.words
         for sentence, (n_words, root) in enumerate(zip(tokens.n_words.tolist(), edges.roots.tolist(), strict=True)):
-            for number in range(n_heads) if root >= 0 else ():
-                trees[sentence, :n_words, number] = arborescence(weights[sentence, :n_words, number, :n_words], root)
+            if root >= 0:
+                graphs = weights[sentence, :n_words, :, :n_words].transpose(1, 0, 2)
+                trees[sentence, :n_words] = arborescences(graphs, root).T
         hits = (trees[row, dependant] == head[:, None]) | (trees[row, head] == dependant[:, None])
         self.add("hits", maps.layer, hits.sum(0))
         if maps.layer == 0:
@@ -115,26 +111,26 @@ class Trees(Statistic):
             yield Values("uuas", "random", random / count, count=count)
 
 
-def arborescence(weights: NDArray[np.floating], root: int) -> NDArray[np.int64]:
-    """Return the head of each node in the maximum spanning arborescence from a root, -1 of the root itself.
+def arborescences(weights: NDArray[np.floating], root: int) -> NDArray[np.int64]:
+    """Return the head of each node in the maximum spanning arborescence from a root, -1 of the root: [graph, n].
 
-    `weights` [n, n]: that of the edge from head u to dependant v is at [v, u]. By Chu and Liu's and Edmonds' algorithm:
-    that of ufal.chu_liu_edmonds where it is installed (it has no wheel for Python 3.13), else the same in numpy, which
-    takes twenty times as long.
+    `weights` [graph, n, n]: that of the edge from head u to dependant v is at [v, u]. By Chu and Liu's and Edmonds'
+    algorithm: that of ufal.chu_liu_edmonds where it is installed (it has no wheel for Python 3.13), else the same in
+    numpy, which takes twenty times as long.
     """
     try:
         from ufal.chu_liu_edmonds import chu_liu_edmonds
     except ImportError:
-        return plain_arborescence(weights, root)
-    order = np.append(root, np.delete(np.arange(len(weights)), root))  # the library takes the first one as the root
-    heads = np.full(len(weights), -1)
-    found = chu_liu_edmonds(weights[np.ix_(order, order)].astype(np.float64, order="C"))[0]
-    heads[order[1:]] = order[np.array(found[1:], np.int64)]
+        return np.array([plain_arborescence(graph, root) for graph in weights])
+    order = np.append(root, np.delete(np.arange(weights.shape[1]), root))  # the library takes the first one as the root
+    ordered = np.ascontiguousarray(weights[:, order[:, None], order], np.float64)
+    heads = np.full(weights.shape[:2], -1)
+    heads[:, order[1:]] = order[np.array([chu_liu_edmonds(graph)[0][1:] for graph in ordered], np.int64)]
     return heads
 
 
 def plain_arborescence(weights: NDArray[np.floating], root: int) -> NDArray[np.int64]:
-    """`arborescence` in numpy: each node takes its best head, and a cycle is contracted to one node."""
+    """One arborescence in numpy: each node takes its best head, and a cycle is contracted to one node."""
     weights = weights.astype(np.float64)
     np.fill_diagonal(weights, -np.inf)
     weights[root] = -np.inf
@@ -172,7 +168,6 @@ def _cycle_of(heads: list[int]) -> list[int]:
     return []
 
 
-@register_statistic("coreference")
 class Coreference(Statistic):
     """How often a mention attends most to an earlier mention of the same (Clark et al. 2019, section 4.3).
 
@@ -183,6 +178,7 @@ class Coreference(Statistic):
     word, else the nearest. The paper's rules also compare number, gender and person, which the data does not have.
     """
 
+    name = "coreference"
     needs = "mentions"
 
     def update(self, maps: Maps) -> None:
