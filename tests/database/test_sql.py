@@ -357,7 +357,7 @@ def test_values_at_the_limits_are_held(made: Made) -> None:
         "[null::date] d, map {'x': 2} e, sum(n) f from (select 9223372036854775807 as n from range(3))"
     )
     row = es.sql(made.store, text).row(0, named=True)
-    assert row["a"], row["b"] == (date(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59))
+    assert (row["a"], row["b"]) == (date(1, 1, 1), datetime(9999, 12, 31, 23, 59, 59))
     assert (row["c"], row["d"], row["f"]) == (Decimal(10) ** 37, [None], Decimal(3 * (2**63 - 1)))
     assert es.sql(made.store, "select n from stats", stats=pl.DataFrame({"n": [3]})).item() == 3
 
