@@ -161,6 +161,9 @@ def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
         "layer": found.layer,
         "occurrences": len(found.occurrences),
         "silhouette": found.silhouette,
+        "null": found.null,
+        "p": found.p,
+        "caveats": found.caveats,
         "purity": found.purity,
         "baseline": found.baseline,
         "clusters": [
@@ -184,6 +187,10 @@ def _print_clusters(store: es.Store, found: Clusters, most: int) -> None:
     if found.purity is not None and found.baseline is not None:
         title += f", purity {found.purity:.2f} (of one cluster: {found.baseline:.2f})"
     print_table(rows, title=title, right=("share",))
+    if found.null is not None:
+        print(f"silhouette of vectors without clusters: {found.null:.2f} on average, p {found.p:.2f}")
+    for caveat in found.caveats:
+        print(f"note: {caveat}")
     for number, part in found.nearest(most).group_by("cluster", maintain_order=True):
         print()
         nearest = part.select("occurrence", "word", "position", "text", *(["label"] if labelled else []))

@@ -13,7 +13,6 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.errors import InvalidValueError
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
 from embstore_explorer import report as report_of
 from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
@@ -168,7 +167,7 @@ def test_a_measure_that_does_not_apply_leaves_out_itself_only(tmp_path: Path) ->
 
 
 def test_too_few_occurrences_are_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore_explorer.reports.sections.DRAWS", 1)
+    monkeypatch.setattr("embstore.analysis.neighbors.senses.DRAWS", 1)
     rng = np.random.default_rng(0)
     for count, said in (
         (20, "Not determined: no word has 30 different contexts or more"),
@@ -188,11 +187,9 @@ def test_too_few_occurrences_are_no_finding(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 def test_two_groups_are_supported_and_one_is_not(store: Store) -> None:
-    assert es.analysis.sense_support(es.senses(store, HOSTILE[0])) == 1 / 20
-    assert es.analysis.sense_support(es.senses(store, "word9", n_clusters=2)) > 0.05
-    assert es.analysis.sense_support(es.senses(store, "word9", n_clusters=1)) == 1
-    with pytest.raises(InvalidValueError, match="draws 0 is not allowed"):
-        es.analysis.sense_support(es.senses(store, HOSTILE[0]), draws=0)
+    assert es.senses(store, HOSTILE[0]).p == 1 / 20
+    assert es.senses(store, "word9", n_clusters=2).p > 0.05
+    assert es.senses(store, "word9", n_clusters=1).p is None
 
 
 def test_repeated_contexts_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from .neighbors.labels import labelled_occurrences as labelled_occurrences
 from .neighbors.markers import marker_words as marker_words
 from .neighbors.markers import marking as marking
 from .neighbors.senses import Clusters as Clusters
-from .neighbors.senses import sense_support as sense_support
 from .projection import project as project
 from .scan import Batch as Batch
 from .scan import Scope as Scope

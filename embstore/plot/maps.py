@@ -103,7 +103,7 @@ def cluster_map(clusters: Clusters) -> Figure:
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("first principal component", fontsize=9)
         axis.set_ylabel("second principal component", fontsize=9)
-    silhouette = "" if clusters.silhouette is None else f", silhouette {clusters.silhouette:.2f}"
+    silhouette = "" if clusters.silhouette is None else f", silhouette {clusters.silhouette:.2f} (p {clusters.p:.2f})"
     figure.suptitle(f"Occurrences of {literal(clusters.word)}, {layer_name(clusters.layer)}{silhouette}", fontsize=12)
     return figure  # type: ignore[no-any-return]
 

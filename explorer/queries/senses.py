@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 
 import embstore as es
+from embstore.analysis import Clusters
 from embstore_explorer.parameters import Bounds, Layer, Number, Word
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.queries.words import described, found_rows
@@ -14,7 +15,6 @@ from embstore_explorer.stores import Explored, layer_of
 
 SAMPLE = 5000  # occurrences that are clustered
 EXAMPLES, MARKERS = 5, 8
-WEAK = 0.1  # a silhouette below it shows no clusters
 
 
 def senses(
@@ -43,7 +43,9 @@ def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | 
     return {
         "layer": layer,
         "silhouette": found.silhouette,
-        "caveat": _caveat(found.silhouette, len(table), len(np.asarray(found_rows(one, word, None))), len(numbers)),
+        "null": found.null,
+        "p": found.p,
+        "caveat": _caveat(found, len(np.asarray(found_rows(one, word, None)))),
         "clusters": [
             {
                 "cluster": number,
@@ -59,12 +61,10 @@ def _senses(asked: Asked, one: Explored, word: str, layer: int, clusters: int | 
     }
 
 
-def _caveat(silhouette: float | None, n_clustered: int, count: int, n_clusters: int) -> str | None:
-    said = []
-    if n_clusters < 2:
+def _caveat(found: Clusters, count: int) -> str | None:
+    said = list(found.caveats)
+    if len(found.frame) < 2:
         said.append("no number of clusters from 2 to 8 separates the occurrences: one sense, or too few occurrences")
-    elif silhouette is not None and silhouette < WEAK:
-        said.append(f"a silhouette of {silhouette:.2f} is low: the clusters are hardly separate")
-    if n_clustered < count:
-        said.append(f"a random {n_clustered:,} of {count:,} occurrences are clustered")
+    if len(found.occurrences) < count:
+        said.append(f"a random {len(found.occurrences):,} of {count:,} occurrences are clustered")
     return "; ".join(said) or None

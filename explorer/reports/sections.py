@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from embstore import config, plot, senses
-from embstore.analysis import Clusters, extreme_words, linear_cka, sense_support, summarize_geometry
+from embstore.analysis import Clusters, extreme_words, linear_cka, summarize_geometry
 from embstore.errors import InvalidValueError
 from embstore.probes import ClassProbe, Training, split_words
 from embstore_explorer.reports.section import Picture, Section, Sentences, Source, Table
@@ -28,7 +28,6 @@ MAX_SHARE = 0.1  # of the sentences: words that occur in more are not searched f
 MIN_OCCURRENCES, POOL, TESTED, SHOWN_SENSES, SAMPLE = 15, 100, 10, 4, 150
 ENOUGH = 30  # occurrences: of fewer, clusters may be found, and none found says nothing
 SUPPORTED = 0.25  # silhouettes below show no substantial structure (Kaufman & Rousseeuw 1990)
-P_VALUE, DRAWS = 0.05, 19
 EXAMPLES, MARKERS = 3, 6
 MAX_CKA_LAYERS = 13
 CLASSES, MAX_CLASSES, PROBED_WORDS, SEEDS, EPOCHS, CLEAR = 8, 60, 3000, (0, 1, 2), 10, 0.05
@@ -199,14 +198,13 @@ def meanings(source: Source) -> Section:
     ranked = sorted(clustered, key=lambda pair: -pair[0])[:TESTED]
     found = [each for _, each in ranked]
     high = [each for silhouette, each in ranked if silhouette >= SUPPORTED]
-    support = {each.word: sense_support(each, draws=DRAWS, seed=source.seed) for each in high}
-    clear = [each for each in high if support[each.word] <= P_VALUE]
+    clear = [each for each in high if not each.caveats]
     rows = [
-        (each.word, len(each.occurrences), len(each.frame), each.silhouette, support.get(each.word), each in clear)
+        (each.word, len(each.occurrences), len(each.frame), each.silhouette, each.null, each.p, each in clear)
         for each in found
     ]
-    names = ("word", "occurrences", "clusters", "silhouette", "p", "supported")
-    kinds = (pl.String, pl.Int64, pl.Int64, pl.Float64, pl.Float64, pl.Boolean)
+    names = ("word", "occurrences", "clusters", "silhouette", "null", "p", "supported")
+    kinds = (pl.String, pl.Int64, pl.Int64, pl.Float64, pl.Float64, pl.Float64, pl.Boolean)
     tested = pl.DataFrame(rows, dict(zip(names, kinds, strict=True)), orient="row")
     shown = clear[:SHOWN_SENSES]
     blocks: list[Table | Picture | Sentences] = []
@@ -236,14 +234,14 @@ def meanings(source: Source) -> Section:
         method=f"Up to {SAMPLE} occurrences of each of the {len(pool)} most frequent words ({MIN_OCCURRENCES} "
         f"occurrences or more, in at most {MAX_SHARE:.0%} of the sentences) are clustered at the last layer by "
         "k-means of unit vectors; the number of clusters is that of the highest silhouette. It counts as supported "
-        f"if its silhouette is {SUPPORTED} or more and higher than those of {DRAWS} clusterings of as many vectors "
+        f"if its silhouette is {SUPPORTED} or more and higher than those of 19 clusterings of as many vectors "
         "drawn from one normal distribution of the same mean and covariance (p = "
-        f"{1 / (DRAWS + 1):.2f}). Of equal contexts of five words on each side one counts, so that repeated sentences "
+        ".05); null is their mean. Of equal contexts of five words on each side one counts, so that repeated sentences "
         "are no cluster. A cluster is marked by the words that its contexts have more of than those of the others "
         "(class-based tf-idf, Grootendorst 2022); sentences are those nearest to its center.",
         call=f"{source.data_code}\n"
         f"found = es.senses(data, {(shown or found)[0].word if found else pool[0]!r}, sample={SAMPLE}, distinct=True, "
-        f"seed={source.seed})\np = es.analysis.sense_support(found, draws={DRAWS}, seed={source.seed})\n"
+        f"seed={source.seed})\nfound.null, found.p\n"
         f"markers, examples = found.markers({MARKERS}), found.nearest({EXAMPLES})",
         blocks=blocks,
         caveats=[

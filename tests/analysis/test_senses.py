@@ -103,6 +103,45 @@ def test_planted_senses_are_found(store: Store) -> None:
     assert {row["occurrence"]: row["label"] for row in found.occurrences.to_dicts()} == listed
 
 
+def normal_clusters(path: Path, *, count: int, size: int, seed: int) -> Clusters:
+    """The clusters of vectors around one mean, of which some features vary much more than others."""
+    rng = np.random.default_rng(seed)
+    vectors = 2 * rng.normal(size=size) + rng.normal(size=(count, size)) * np.exp(-np.arange(size) / 5)
+    store = write_senses(path, [("bank", None, vector.tolist()) for vector in vectors])
+    return senses(store, "bank", layers=2)
+
+
+def test_a_silhouette_is_compared_with_that_of_vectors_without_clusters(store: Store, tmp_path: Path) -> None:
+    planted = senses(store, "bank", layers=2)
+    assert planted.silhouette is not None
+    assert planted.null is not None
+    assert 0.1 < planted.null < planted.silhouette - 0.1
+    assert planted.p == 1 / 20
+    assert planted.caveats == []
+    one = normal_clusters(tmp_path / "one.zarr", count=60, size=20, seed=0)
+    assert one.null == pytest.approx(one.silhouette, abs=0.06)
+    assert one.p is not None
+    assert one.p > 0.1
+    (caveat,) = one.caveats
+    assert caveat.startswith(
+        f"vectors without clusters reach a silhouette of {one.null:.2f} on average (p {one.p:.2f})"
+    )
+    alone = senses(store, "bank", layers=2, n_clusters=1)
+    assert (alone.null, alone.p, alone.caveats) == (None, None, [])
+
+
+def test_layer_0_says_that_it_has_no_sentence(made: Made) -> None:
+    at_0, at_5 = (senses(made.store, "bank", layers=layer).caveats for layer in (0, 5))
+    assert at_0[0] == "layer 0 is the word and its position, without its sentence: clusters there are no senses"
+    assert not any("position" in caveat for caveat in at_5)
+
+
+@pytest.mark.slow
+def test_few_of_the_words_without_clusters_have_a_low_p(tmp_path: Path) -> None:
+    values = [normal_clusters(tmp_path / f"{seed}.zarr", count=60, size=30, seed=seed).p for seed in range(60)]
+    assert sum(value is not None and value <= 0.05 for value in values) <= 8  # of 60: p = .01 for a rate of .05
+
+
 def test_the_number_of_clusters_is_that_of_the_greatest_silhouette(store: Store) -> None:
     found = senses(store, "bank", layers=2, min_size=3)
     tried = {row["n_clusters"]: row["silhouette"] for row in found.tried.to_dicts()}

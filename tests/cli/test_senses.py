@@ -32,6 +32,7 @@ def test_senses_prints_clusters_and_their_sentences(folder: Work) -> None:
         f"bank in layer 2: 29 occurrences, 3 clusters, silhouette {found.silhouette:.2f}, "
         "purity 1.00 (of one cluster: 0.48)"
     )
+    assert f"silhouette of vectors without clusters: {found.null:.2f} on average, p 0.05\n" in ran.out
     for number in range(3):
         assert f"cluster {number}: nearest its center" in ran.out
     printed = [int(line.split()[0]) for line in ran.out.splitlines() if " sentence " in line or "sentence" in line]
@@ -45,8 +46,11 @@ def test_senses_as_json(folder: Work) -> None:
     assert [[near["occurrence"] for near in row["nearest"]] for row in printed["clusters"]] == [
         found.nearest(3).filter(pl.col("cluster") == number)["occurrence"].to_list() for number in range(3)
     ]
+    assert (printed["null"], printed["p"], printed["caveats"]) == (found.null, 0.05, [])
     unlabelled = valid(folder.run("senses", "senses.zarr", "bank", "--json", "--clusters", "1", "-n", "0"), "senses")
-    assert (unlabelled["purity"], unlabelled["silhouette"]) == (None, None)
+    assert (unlabelled["purity"], unlabelled["silhouette"], unlabelled["p"]) == (None, None, None)
+    printed = folder.run("senses", "labels.zarr", "bank", "-l", "0", "--clusters", "3", "-n", "0").out
+    assert "note: layer 0 is the word and its position" in printed
 
 
 def test_senses_writes_every_occurrence(folder: Work) -> None:

@@ -285,16 +285,16 @@ def test_two_stores_are_compared_by_cka(tmp_path: Path, one: list[Explored], mon
     assert np.allclose(np.ravel(found["values"]), expected)
 
 
-@pytest.mark.parametrize(
-    ("weak", "sample", "said"), [(2, 5000, "is low"), (-2, 5000, None), (-2, 20, "a random 20 of")]
-)
-def test_weak_clusters_and_samples_have_a_caveat(
-    one: list[Explored], monkeypatch: pytest.MonkeyPatch, weak: float, sample: int, said: str | None
+@pytest.mark.parametrize(("layer", "sample", "said"), [(0, 5000, "layer 0 is the word"), (2, 20, "a random 20 of")])
+def test_clusters_without_evidence_and_samples_have_a_caveat(
+    one: list[Explored], monkeypatch: pytest.MonkeyPatch, layer: int, sample: int, said: str
 ) -> None:
-    monkeypatch.setattr(senses, "WEAK", weak)
     monkeypatch.setattr(senses, "SAMPLE", sample)
-    caveat = run([Explored(one[0].store)], "senses", word="bank", clusters=2)["caveat"]
-    assert (caveat is None) if said is None else (said in caveat)
+    answer = run([Explored(one[0].store)], "senses", word="bank", clusters=2, layer=layer)
+    clusters = es.senses(one[0].store, "bank", layers=layer, n_clusters=2, sample=sample)
+    assert (answer["null"], answer["p"]) == (clusters.null, clusters.p)
+    assert said in answer["caveat"]
+    assert "no evidence of clusters" in answer["caveat"]
 
 
 def test_lines_are_sorted_whatever_the_case_and_long_ones_are_cut(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteErr
 from embstore.progress import Report
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
-from embstore.store.layout import Layers, one_layer
+from embstore.store.layout import RESIDUAL, Layers, one_layer
 from embstore.vectors.linalg import unit_rows
 
 MAX_CLUSTERS = 8
 N_RESTARTS = 10  # of k-means; one ends in a local optimum for a few words in a hundred
+DRAWS, P_VALUE = 19, 0.05  # sets of vectors without clusters, the fewest that reach this p
+NULL_ROWS, NULL_RESTARTS = 300, 3  # of such a set: more rows change its silhouettes little
 TIE = 1e-9  # silhouettes that differ by less are equal up to rounding
 MIN_MAPPED = 4
 MANY, EPOCHS = 10_000, 200  # of UMAP: for more vectors than these, as it chooses itself
@@ -39,8 +42,9 @@ class Clusters(Framed):
     is the most frequent label of its `n_labelled` labelled occurrences, and `purity` its share of them.
     `tried`: the silhouette for each number of clusters that was tried: `n_clusters, silhouette`.
     `vectors`: float64 [n, hidden_size] as they were compared, in the order of `occurrences`.
-    `silhouette`: the mean over the occurrences in clusters, None for fewer than two clusters.
-    `store`: where the occurrences are.
+    `silhouette`: the mean over the occurrences in clusters, None for fewer than two clusters; `null` and `p` say how
+    high it is of vectors without clusters, and `caveats` what it does not show.
+    `store`: where the occurrences are; `min_size`: of the clusters.
     """
 
     word: str
@@ -51,6 +55,52 @@ class Clusters(Framed):
     vectors: NDArray[np.float64]
     silhouette: float | None
     store: Store
+    min_size: int
+
+    @cached_property
+    def _null(self) -> NDArray[np.float64]:
+        """The highest silhouettes of vectors without clusters, clustered as those of the word."""
+        random, n_kept = np.random.default_rng(0), min(len(self.vectors), NULL_ROWS)
+        mean, tried = self.vectors.mean(0), self.tried.drop_nulls("silhouette")["n_clusters"].to_list()
+        deviations, highest = ((self.vectors - mean) / np.sqrt(len(self.vectors) - 1)).astype(np.float32), []
+        for _ in range(DRAWS if tried else 0):
+            drawn = random.standard_normal((n_kept, len(deviations)), np.float32) @ deviations + mean
+            unit, values = unit_rows(drawn), [0.0]
+            for number in tried:
+                clusters = kmeans(unit, number, seed=0, restarts=NULL_RESTARTS)
+                if np.bincount(clusters).min() >= self.min_size:
+                    values.append(_mean(silhouettes(unit, clusters)) or 0.0)
+            highest.append(max(values))
+        return np.array(highest)
+
+    @property
+    def null(self) -> float | None:
+        """The mean of the highest silhouettes of 19 sets of vectors without clusters; None for one cluster.
+
+        Each is of as many vectors (300 at most) as the word has, drawn from one normal distribution with their mean and
+        covariance, and clustered into each number of clusters that was tried (as in SigClust; Liu et al. 2008).
+        """
+        return None if self.silhouette is None else float(self._null.mean())
+
+    @property
+    def p(self) -> float | None:
+        """(1 + b) / 20, where b of the 19 silhouettes of `null` are as high as that of the word."""
+        if self.silhouette is None:
+            return None
+        return (1 + int((self._null >= self.silhouette).sum())) / (1 + DRAWS)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What speaks against reading the clusters as senses, a sentence each."""
+        said = []
+        if self.layer == 0 and self.store.source.layout.site == RESIDUAL:
+            said.append("layer 0 is the word and its position, without its sentence: clusters there are no senses")
+        if self.p is not None and self.p > P_VALUE:
+            said.append(
+                f"vectors without clusters reach a silhouette of {self.null:.2f} on average (p {self.p:.2f}): "
+                "no evidence of clusters"
+            )
+        return said
 
     def nearest(self, count: int) -> pl.DataFrame:
         """The `count` occurrences of each cluster nearest to its center."""
@@ -196,27 +246,8 @@ def senses(
         vectors=vectors[order],
         silhouette=_mean(values),
         store=store,
+        min_size=min_size if n_clusters is None else 1,
     )
-
-
-@checked
-def sense_support(clusters: Clusters, *, draws: Positive = 19, seed: Seed = 0) -> float:
-    """The p-value of a clustering of `senses`: how often vectors without clusters are clustered as well, by silhouette.
-
-    As many vectors are drawn from one normal distribution with the mean and the covariance of the word's vectors, and
-    clustered into each number of clusters that was tried, `draws` times; (1 + b) / (1 + draws), where b counts those
-    whose highest silhouette is as high (as in SigClust; Liu et al. 2008). 1 for fewer than two clusters.
-    """
-    tried = clusters.tried.drop_nulls("silhouette")["n_clusters"].to_list()
-    if clusters.silhouette is None or not tried:
-        return 1.0
-    vectors, random, n_higher = clusters.vectors, np.random.default_rng(seed), 0
-    mean, count = vectors.mean(0), len(vectors)
-    for _ in range(draws):
-        unit = unit_rows(mean + random.standard_normal((count, count)) @ (vectors - mean) / np.sqrt(count - 1))
-        values = (silhouettes(unit, kmeans(unit, number, seed=seed)).mean() for number in tried)
-        n_higher += max(values) >= clusters.silhouette
-    return (1 + n_higher) / (1 + draws)
 
 
 def silhouettes(unit: NDArray[np.float64], clusters: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -253,14 +284,14 @@ def _best_kmeans(
     return best, tried
 
 
-def kmeans(unit: NDArray[np.float64], n_clusters: int, *, seed: int) -> NDArray[np.int64]:
+def kmeans(unit: NDArray[np.float64], n_clusters: int, *, seed: int, restarts: int = N_RESTARTS) -> NDArray[np.int64]:
     """Return the cluster of each unit vector, int64 [n]; there are fewer clusters if fewer vectors are distinct."""
     try:
         from sklearn.cluster import KMeans
     except ImportError as error:
         raise MissingPackageError('senses needs scikit-learn: pip install "embstore[clusters]"') from error
     with warnings.catch_warnings(action="ignore"):  # ConvergenceWarning of equal vectors
-        model = KMeans(n_clusters, n_init=N_RESTARTS, random_state=seed)
+        model = KMeans(n_clusters, n_init=restarts, random_state=seed)
         return np.unique(model.fit_predict(unit), return_inverse=True)[1].astype(np.int64)
 
 
