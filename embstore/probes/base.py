@@ -54,6 +54,7 @@ class Probe(ABC, Generic[F]):
     As in scikit-learn, the constructor keeps its arguments as they are, `get_params` and `set_params` read and change
     them, `fit` returns the probe itself, and what it has learned is `fitted_`. The device, the memory that training may
     take and the progress bar are those of `embstore.config`; if not all probes fit, some are trained after the others.
+    `fit`, `score` and `predict` raise MissingRowsError and NonFiniteError for vectors that cannot be read.
 
     Parameters
     ----------

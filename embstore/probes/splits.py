@@ -51,9 +51,6 @@ class WordSplit:
         """A hash over all words and their classes, whatever their order."""
         return hashlib.sha256(canonical(self.as_json())).hexdigest()
 
-    def __repr__(self) -> str:
-        return f"WordSplit({', '.join(f'{len(self.of(split)):,} {split}' for split in SPLITS)} words)"
-
     def as_json(self) -> dict[str, dict[str, Any]]:
         return {split: {word: list(classes) for word, classes in sorted(self.of(split).items())} for split in SPLITS}
 

@@ -63,8 +63,8 @@ def test_blocks_end_at_the_fractions() -> None:
         ((0, 100), "are not allowed"),
         ((), "are not allowed"),
         ((float("nan"), 100), "are not allowed"),
-        ((10, 50), "fractions 10,50 end at 50 percent: let the last be 100"),
-        ((10, 200), "end at 200 percent"),
+        ((10, 50), "fractions 10,50 are not allowed"),
+        ((10, 200), "are not allowed"),
         ((100,), "fractions 100 of 10 sentences are one block: give more sentences, or a smaller first fraction"),
     ):
         with pytest.raises(InvalidValueError, match=message):

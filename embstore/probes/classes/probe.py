@@ -115,8 +115,6 @@ class ClassProbe(Probe[FittedClasses]):
         InvalidValueError
             For a layer, label column or class that does not exist, a split without labelled occurrences, early stopping
             without dev words.
-        MissingRowsError, NonFiniteError
-            Where vectors cannot be read or are not finite.
         """
         schedule = self._schedule(has_dev=bool(words.dev))
         source = self._examples(selected(data, layers_of(data, self.layers)), words)
@@ -195,8 +193,6 @@ class ClassProbe(Probe[FittedClasses]):
         InvalidValueError
             For a store of another width or without a layer of the probes, an unknown split, a split without labelled
             occurrences, or train words among `words`.
-        MissingRowsError, NonFiniteError
-            Where vectors cannot be read or are not finite.
         """
         fitted = self.fitted_
         source, bank = self._source(words, data, layers, splits)

@@ -121,8 +121,6 @@ class EdgeProbe(Probe[FittedEdges]):
         InvalidValueError
             For texts that the store does not have, spans outside their sentence, a layer that is
             not stored, early stopping without dev targets or too little memory.
-        MissingRowsError, NonFiniteError
-            Where vectors cannot be read or are not finite.
         """
         schedule, store = self._schedule(has_dev=dev is not None), store_of(data)
         layers = layers_of(data, self.layers)

@@ -120,8 +120,6 @@ class StructuralProbe(Probe[FittedStructure]):
         InvalidValueError
             For a store of subwords, a split without a sentence in the store, a layer or rank that is not allowed, early
             stopping without dev trees.
-        MissingRowsError, NonFiniteError
-            Where vectors cannot be read or are not finite.
         """
         store = store_of(data)
         schedule = self._schedule(has_dev=dev is not None)
@@ -165,8 +163,6 @@ class StructuralProbe(Probe[FittedStructure]):
         ------
         InvalidValueError
             For a split without a sentence in the store, and a store that does not fit the probes.
-        MissingRowsError, NonFiniteError
-            Where vectors cannot be read or are not finite.
 
         Notes
         -----
