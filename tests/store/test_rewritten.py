@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,21 @@ def test_another_array_is_refused(tmp_path: Path, options: dict[str, Any]) -> No
     )
     with pytest.raises(StoreDamagedError, match="hidden_states was changed and cannot be read"):
         open_store(path).vectors([0])
+
+
+def test_what_the_library_would_wait_for_is_refused(tmp_path: Path) -> None:
+    path = example(rows=900, partition_rows=512).make(tmp_path / "s.zarr").path
+    assert isinstance(path, Path)
+    write_again(path, "hidden_states", chunks=(1, 128, 16), shards=None)
+    node = path / "hidden_states/zarr.json"
+    plain = node.read_text()
+    node.write_text(plain + " " * 2**16)
+    with pytest.raises(StoreDamagedError, match=r"a zarr\.json of 6\d,\d+ bytes"):
+        open_store(path).vectors([0])
+    node.write_text(plain)
+    chunk = path / "hidden_states/c/0/0/0"
+    chunk.unlink()
+    os.mkfifo(chunk)
+    with pytest.raises(StoreDamagedError, match="it is a pipe or device, not a file"):
+        open_store(path).vectors([0])
+    assert not verify(path).ok

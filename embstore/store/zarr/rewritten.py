@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ from numpy.typing import NDArray
 
 from embstore.errors import StoreDamagedError
 from embstore.store.arrays import ArraySpec
-from embstore.store.storage.files import REPAIR_HINT, MappedFile
+from embstore.store.storage.files import REPAIR_HINT, MappedFile, regular_file
 from embstore.store.zarr.format import NODE, ShardShape
 
 MAX_DECODED = 4  # partitions that are held in memory, of some 64 MiB each
+_MAX_NODE_NBYTES = 2**16  # a chain of thousands of codecs would take hours
 _MAX_NBYTES = 2**30  # of a shard, and of a chunk, which is decoded whole: more than any has is taken for a hostile file
 
 
@@ -42,8 +44,14 @@ def decode(folder: Path, spec: ArraySpec, span: tuple[int, int], shape: ShardSha
     try:
         if shape.nbytes > _MAX_NBYTES:
             raise ValueError(f"a shard of {shape.nbytes:,} bytes")
+        for parent, _, names in os.walk(path):
+            for name in names:
+                regular_file(Path(parent, name))  # the library would wait for a pipe without end
         n_rows = shape.layer_nbytes // spec.row_nbytes
-        largest = json.loads((path / NODE).read_bytes())["chunk_grid"]["configuration"]["chunk_shape"]
+        node = (path / NODE).read_bytes()
+        largest = json.loads(node)["chunk_grid"]["configuration"]["chunk_shape"]
+        if len(node) > _MAX_NODE_NBYTES:
+            raise ValueError(f"a {NODE} of {len(node):,} bytes")
         array = zarr.open_array(str(path), mode="r", zarr_format=3)
         same = (array.shape, array.dtype) == (spec.shape, spec.dtype)
         if not same or math.prod(largest) * spec.dtype.itemsize > _MAX_NBYTES:
