@@ -35,6 +35,7 @@ SAFE: dict[str, str | bool | int | float | list[str]] = {  # a statement reads n
     "python_enable_replacements": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
+    "temp_directory": "",  # else what exceeds the memory is written to .tmp of the working directory
     "allowed_configs": ["memory_limit", "threads"],  # which are set for each statement
     "lock_configuration": True,
 }

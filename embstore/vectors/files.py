@@ -117,6 +117,10 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
         rows = _check_lines(path, plain, keyed.vector_size, int(header.split()[0]) if format == "text" else None, limit)
     if len(keyed) < rows:
         raise WordVectorsError(f"{path}: has {len(keyed)} different words in {rows} rows: each word must be there once")
+    if format == "binary" and limit is None:  # a newline may follow each vector
+        nbytes = sum(len(word.encode()) + 2 for word in keyed.index_to_key) + keyed.vectors.nbytes
+        if plain.stat().st_size > len(header) + 1 + nbytes:
+            raise WordVectorsError(f"{path}: its header says {rows} vectors, and it has more: correct the header")
     try:
         return RowTable(WordVectors(tuple(keyed.index_to_key), keyed.vectors), _sha256(path))
     except InvalidValueError as error:
@@ -129,10 +133,11 @@ def _check_lines(path: Path, plain: Path, dimensions: int, n_rows: int | None, l
     `n_rows`: of the header; None: there is no header.
     """
     n_headers = 0 if n_rows is None else 1
-    counts = [count for count in (n_rows, limit) if count is not None]
     rows = 0
     with plain.open("rb") as file:
-        for number, line in enumerate(islice(file, n_headers, n_headers + min(counts) if counts else None)):
+        for number, line in enumerate(islice(file, n_headers, None if limit is None else n_headers + limit)):
+            if number == n_rows:
+                raise WordVectorsError(f"{path}: its header says {n_rows} vectors, and it has more: correct the header")
             if (found := line.rstrip().count(b" ")) != dimensions:
                 line_number = number + n_headers + 1
                 raise WordVectorsError(f"{path}, line {line_number}: {found} numbers where others have {dimensions}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import polars as pl
 
@@ -35,6 +36,9 @@ def test_what_it_refuses(work: Work) -> None:
     work.refuses("sql old=store.zarr store.zarr select(1)", "NAME=STORE")
     work.write("near.csv", b"a,b\n1,2,3\n")
     work.refuses("sql store.zarr near=near.csv select(1)", "near.csv cannot be read as a table")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(work / "pipe.csv")
+        work.refuses("sql store.zarr near=pipe.csv select(1)", "pipe.csv cannot be read as a table", "a pipe or device")
     ran = work.run("sql", "store.zarr", "select h1 from occurrences", "--out", "vectors.csv")
     assert (ran.status, ran.out) == (2, "")
     assert "vectors.csv" in ran.err

@@ -406,3 +406,16 @@ def test_the_settings_of_the_database_are_locked(made: Made, tmp_path: Path) -> 
     for setting in ("enable_external_access = true", "log_query_path = 'x'", "allowed_configs = ['temp_directory']"):
         with pytest.raises(duckdb.Error, match=r"locked|cannot be"):
             connection.execute(f"set {setting}")
+
+
+def test_what_exceeds_the_memory_is_refused_and_not_written(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with es.config(memory=2**25), pytest.raises(InvalidValueError, match=r"^the query cannot be run: .*MiB") as refused:
+        es.sql(
+            made.store,
+            "select count(*) from (select range, hash(range) h from range(4000000) order by h, 1 limit 3999999)",
+        )
+    assert "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())

@@ -201,6 +201,16 @@ def test_a_line_of_one_number_is_named(header: bytes, line: int, tmp_path: Path)
     assert read_vectors(tmp_path / "v", limit=1).words == ("a",)
 
 
+def test_more_vectors_than_the_header_says_are_refused(tmp_path: Path) -> None:
+    """Gensim leaves them out without a word."""
+    (tmp_path / "v.txt").write_bytes(b"2 2\na 1 2\nb 3 4\nc 5 6\n")
+    (tmp_path / "v.bin").write_bytes(b"2 2\n" + entry(b"a", 1, 2) + entry(b"b", 3, 4) + entry(b"c", 5, 6))
+    for name in ("v.txt", "v.bin"):
+        with pytest.raises(WordVectorsError, match="its header says 2 vectors, and it has more: correct the header"):
+            read_vectors(tmp_path / name)
+        assert read_vectors(tmp_path / name, limit=2).words == ("a", "b")
+
+
 def test_every_cut_of_a_binary_file_is_refused(tmp_path: Path) -> None:
     whole = b"2 2\n" + entry(b"a", 1, 2) + entry(b"bc", 3, 4)
     for end in range(len(whole) - 1):  # the last newline may be missing
