@@ -116,7 +116,7 @@ class Explored:
             return False
         try:
             self.model_location()
-        except InvalidValueError:
+        except ModelError:
             return False
         return True
 
@@ -134,13 +134,10 @@ class Explored:
             raise
 
     def model_location(self) -> str:
-        """Return where the model of the store is. Raises InvalidValueError where its files are in no known place."""
-        if self._model is not None:
-            return self._model
-        from embstore.models import locate
+        """Return where the model of the store is. Raises ModelError where its files are in no known place."""
+        from embstore.models import find_model
 
-        name, revision = (self.store.metadata.model.get(key) for key in ("name", "revision"))
-        return locate(str(name), revision, folders=(".", Path(str(self.store.path)).parent))
+        return find_model(self.store) if self._model is None else self._model
 
     @cached_property
     def probes(self) -> dict[str, SavedFile]:

@@ -67,6 +67,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what embstore caches, and where models are, out of the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EMBSTORE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def same_random_numbers() -> None:
     """Let the numbers of global generators not depend on the tests that ran before."""

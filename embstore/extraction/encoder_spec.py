@@ -33,6 +33,7 @@ class EncoderSpec:
     batching: str
     weights_sha256: str
     tokenizer_sha256: str
+    config_sha256: str | None
     check_sentences: tuple[tuple[str, ...], ...]
     longest: int
     windowed: bool
@@ -61,6 +62,7 @@ class EncoderSpec:
             batching=batching,
             weights_sha256=info.weights_sha256,
             tokenizer_sha256=info.tokenizer_sha256,
+            config_sha256=info.config_sha256,
             check_sentences=tuple(tuple(words) for words in check_sentences),
             longest=longest,
             windowed=windowed,
@@ -81,7 +83,7 @@ class EncoderSpec:
             raise ExecutorError(
                 f"cannot load the model of the plan: {error}; workers need it at the same path, or from the hub"
             ) from error
-        for part in ("weights", "tokenizer"):
+        for part in ("weights", "tokenizer", "config"):
             if getattr(encoder.info, f"{part}_sha256") != getattr(self, f"{part}_sha256"):
                 raise ExecutorError(
                     f"{self.model!r} has other {part} on this worker than where the plan was made: copy the model's "

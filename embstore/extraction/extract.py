@@ -32,9 +32,9 @@ from embstore.executors import iter_results, n_workers_of, one_line
 from embstore.extraction.append import append as append_part
 from embstore.extraction.partition import Part
 from embstore.extraction.plan import Plan
-from embstore.extraction.recompute import remember
 from embstore.extraction.resume import require_same_plan
 from embstore.extraction.worker import Done, Job, RemoteJob, Task, Worker, run_tasks
+from embstore.models.origin import remember
 from embstore.progress import Counter, reporting
 from embstore.store import Store, StoreWriter, create_store, open_store
 from embstore.store.backend import exists, open_reader
@@ -118,10 +118,9 @@ def _extract(plan: Plan, path: Path | ObjectPath, *, repair: bool, virtual: bool
     the bits, are those of a run that was never interrupted.
     """
     plan.use_recorded_batching(path)
-    if virtual:
-        if not isinstance(path, Path) or path.suffix != ".zarr":
-            raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
-        remember(plan.encoder)
+    if virtual and (not isinstance(path, Path) or path.suffix != ".zarr"):
+        raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
+    remember(plan.encoder)
     created = not exists(path) and _create(plan, path, virtual=virtual)
     damaged = _repair_layout(plan, path) if repair and not created else []
     store = Store(FileSource(open_reader(path)))

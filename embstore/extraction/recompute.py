@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 
 from embstore.config import settings
 from embstore.devices import torch_threads
-from embstore.errors import EmbstoreError, InvalidValueError, ModelError
+from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
 from embstore.extraction.options import CLS
 from embstore.extraction.partition import Groups, Part, TextOptions
 from embstore.extraction.worker import Job, Task, Worker
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
-from embstore.models.names import absolute_name, locate
+from embstore.models.origin import find_model, require_same_model
 from embstore.progress import Counter, reporting
 from embstore.recomputing import Take
 from embstore.store import Store
 from embstore.store.backend import Reader
 from embstore.store.source import FileSource
-from embstore.store.storage.files import make_folders, replacing
-from embstore.store.virtual.recomputed import default_folder
-
-MODEL = "EMBSTORE_MODEL"  # where the model of a virtual store is, if it is not found
 
 
 def recompute(reader: Reader, number: int, take: Take, model: str | None) -> None:
@@ -69,54 +62,14 @@ def encoder_of(store: Store, place: str | None = None) -> Encoder:
     model, extraction = store.metadata.model, store.metadata.extraction
     place = place or find_model(store)
     encoder = _loaded(settings().device, place, extraction["compute_dtype"], model["revision"])
-    for part in ("weights", "tokenizer"):
-        if getattr(encoder.info, f"{part}_sha256") != model[f"{part}_sha256"]:
-            raise ModelError(
-                f"{place} has other {part} than the model {model['name']!r} that made {store.path}: {_HINT}"
-            )
+    require_same_model(store, encoder, place)
     try:
         encoder.use_batching(extraction["batching"])
     except InvalidValueError as error:
         raise ModelError(f"{store.path} cannot be computed again on {encoder.device}: {error}") from None
-    remember(encoder)
     return encoder
-
-
-_HINT = f"set {MODEL} to the folder or the name of that model"
 
 
 @lru_cache(maxsize=1)
 def _loaded(device: str, place: str, compute_dtype: str, revision: str | None) -> Encoder:
     return encoder_on(device, place, compute_dtype=compute_dtype, revision=revision)
-
-
-def find_model(store: Store) -> str:
-    """Return the name of the encoder of a store with the path of its files. Raises ModelError where it is not found."""
-    if given := os.environ.get(MODEL):
-        return given
-    model, folders = store.metadata.model, [Path(".")]
-    if isinstance(store.path, Path):
-        folders.append(store.path.absolute().parent)
-    before = ""
-    with suppress(EmbstoreError, OSError):
-        remembered = _memory(model["name"], model["weights_sha256"]).read_text("utf-8")
-        before = f", no longer at {remembered}"
-        return locate(remembered, model["revision"], folders=["/"])
-    with suppress(EmbstoreError, OSError):
-        return locate(model["name"], model["revision"], folders=folders)
-    raise ModelError(f"the model {model['name']!r} that made {store.path} is not found{before}: {_HINT}")
-
-
-def remember(encoder: Encoder) -> None:
-    """Remember on this machine where the files of an encoder are, by the digest of its weights, if that is possible."""
-    file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_name(encoder.source)
-    with suppress(EmbstoreError, OSError):
-        if not file.is_file() or file.read_text("utf-8") != place:
-            make_folders(file.parent)
-            with replacing(file) as partial:
-                partial.write_text(place, "utf-8")
-
-
-def _memory(name: str, digest: str) -> Path:
-    kind, colon, _ = name.rpartition(":")  # subwords:MODEL has the weights of MODEL
-    return default_folder() / "models" / (digest + colon.replace(":", "-") + kind.replace(":", "-"))

@@ -5,4 +5,4 @@ from .loading import bag_encoder as bag_encoder
 from .loading import load_encoder as load_encoder
 from .loading import model_kind as model_kind
 from .loading import vector_encoder as vector_encoder
-from .names import locate as locate
+from .origin import find_model as find_model

@@ -43,6 +43,11 @@ TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
+# Fields of a configuration that change no hidden state: the dtype is an option of extraction.
+UNUSED = re.compile(
+    r"^(_|output_(attentions|hidden_states|scores)$|architectures$|auto_map$|transformers_version$|torch_dtype$|dtype$|id2label$|label2id$|num_labels$"
+    r"|problem_type$|task_specific_params$|use_cache$|initializer_|finetuning_task$|gradient_checkpointing$)|drop(out)?"
+)
 LAYERS_THAT_SHARE = 100  # as those of ALBERT share theirs, a model may have more layers than tensors
 HUB_FILES = ("*.json", "*.txt", "*.jinja", "model*.safetensors", *(name for name in TOKENIZER_FILES if "model" in name))
 
@@ -60,6 +65,7 @@ class Loaded:
     name: str
     revision: str | None
     weights_sha256: str
+    config_sha256: str
     missing: dict[str, torch.Tensor]
     place: Place
     dtype: torch.dtype
@@ -94,6 +100,7 @@ def load(model: str | Path, place: Place, *, dtype: torch.dtype | None, revision
         str(model),
         checkpoint.revision,
         sha256.result(),
+        config_sha256(checkpoint.folder),
         missing,
         place=place,
         dtype=dtype,
@@ -305,6 +312,19 @@ def make_durable(folder: Path) -> None:
     for path in folder.iterdir():
         path.chmod(rights)
     fsync_tree(folder)
+
+
+def config_sha256(folder: Path) -> str:
+    """Return a hash of the fields of config.json that vectors may depend on."""
+    fields = json.loads((folder / "config.json").read_text("utf-8"))
+    return hashlib.sha256(json.dumps(_used(fields), sort_keys=True).encode()).hexdigest()
+
+
+def _used(value: Any) -> Any:
+    """Leave out the fields, at any depth, that name files and labels or that only training and generation use."""
+    if isinstance(value, dict):
+        return {name: _used(part) for name, part in value.items() if not UNUSED.search(name)}
+    return [_used(part) for part in value] if isinstance(value, list) else value
 
 
 def sha256_of(files: list[Path]) -> str:

@@ -25,6 +25,7 @@ class ModelInfo:
 
     `name`: without the folders in which its files are. `max_subwords`: the longest sentence that the model accepts, in
     subwords without special ones; None: no limit. `final_norm`: whether the last layer includes the model's final norm.
+    `config_sha256`: of the fields of a transformer's configuration that vectors may depend on.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ModelInfo:
     hidden_size: int
     max_subwords: int | None
     final_norm: bool
+    config_sha256: str | None = None
 
 
 @dataclass(frozen=True)

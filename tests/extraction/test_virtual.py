@@ -46,7 +46,7 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     small_partitions(monkeypatch)
     monkeypatch.setattr("embstore.extraction.partition.FEW_GROUPS", 2)
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv(recompute_module.MODEL, raising=False)
+    monkeypatch.delenv("EMBSTORE_MODEL", raising=False)
     return tmp_path
 
 
@@ -250,12 +250,12 @@ def test_a_model_that_is_gone_or_another_one(
     thinned = thin(full.path, model=own)
     own.rename(place / "own" / "moved")
     forget(place)
-    gone = r"the model 'model' that made .* is not found, no longer at .*: set EMBSTORE_MODEL"
+    gone = r"the model 'model' that made .* is not found, no longer at .*: give .* EMBSTORE_MODEL"
     with pytest.raises(ModelError, match=gone):
         thinned.vectors([5], layers=1)[0]
     other = tiny.save("bert", tmp_path_factory.mktemp("models") / "bert", seed=3)
     monkeypatch.setenv("EMBSTORE_MODEL", str(other))
-    with pytest.raises(ModelError, match=r"has other weights than the model 'model'.*: set EMBSTORE_MODEL"):
+    with pytest.raises(ModelError, match=r"has other weights than the model 'model'.*: give .* EMBSTORE_MODEL"):
         thinned.vectors([5], layers=1)[0]
     monkeypatch.setenv("EMBSTORE_MODEL", str(place / "own" / "moved"))
     first = thinned.vectors([5], layers=1)[0]

@@ -283,18 +283,14 @@ def _in_word_vectors(table: WordVectors, query: Any, k: int, space: dict[str, An
 
 
 def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
-    """Load the model that made a store; `model`: where it is now. Raises InvalidValueError, ModelError."""
-    from embstore.models import load_encoder
-    from embstore.models.names import locate
+    """Load the model that made a store; `model`: where it is now. Raises ModelError."""
+    from embstore.models.loading import encoder_on
+    from embstore.models.origin import find_model, require_same_model
 
-    if model is None:
-        name, revision = (store.metadata.model[key] for key in ("name", "revision"))
-        model = locate(name, revision, folders=(".", Path(str(store.path)).parent))
-    encoder = load_encoder(model)
-    if encoder.info.weights_sha256 != store.metadata.model["weights_sha256"]:
-        raise InvalidValueError(
-            f"the model {encoder.info.name} is not the one that made {store.path}: give the location of that model"
-        )
+    place = find_model(store) if model is None else str(model)
+    dtype = store.metadata.extraction.get("compute_dtype", "auto")
+    encoder = encoder_on(settings().device, place, compute_dtype=dtype, revision=store.metadata.model.get("revision"))
+    require_same_model(store, encoder, place)
     return encoder
 
 

@@ -66,6 +66,7 @@ class Network:
             hidden_size=self.tap.hidden_size,
             max_subwords=longest_sentence(self.model.config, loaded.tokenizer, specials, offset),
             final_norm=self.tap.final_norm,
+            config_sha256=loaded.config_sha256,
         )
 
     @cached_property

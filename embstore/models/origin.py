@@ -1,0 +1,65 @@
+"""The model that made a store: where its files are now, and whether they are the same."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from embstore.errors import EmbstoreError, ModelError
+from embstore.models.encoder import Encoder
+from embstore.models.names import absolute_name, locate
+from embstore.store import Store
+from embstore.store.storage.files import make_folders, replacing
+from embstore.store.virtual.recomputed import default_folder
+
+MODEL = "EMBSTORE_MODEL"  # where the model of a store is, if it is not found
+HINT = f"give its folder or name by --model (model= in Python) or in {MODEL}"
+
+
+def find_model(store: Store) -> str:
+    """Return the name of the encoder of a store with the path of its files. Raises ModelError where it is not found.
+
+    That is `EMBSTORE_MODEL`, else where this machine last used it, else its name in the working directory or next to
+    the store.
+    """
+    if place := os.environ.get(MODEL):
+        return place
+    model, folders = store.metadata.model, [Path(".")]
+    if isinstance(store.path, Path):
+        folders.append(store.path.absolute().parent)
+    name, revision, before = str(model["name"]), model.get("revision"), ""
+    with suppress(EmbstoreError, OSError):
+        remembered = _memory(name, model.get("weights_sha256", "")).read_text("utf-8")
+        before = f", no longer at {remembered}"
+        return locate(remembered, revision, folders=["/"])
+    with suppress(EmbstoreError, OSError):
+        return locate(name, revision, folders=folders)
+    raise ModelError(f"the model {name!r} that made {store.path} is not found{before}: {HINT}")
+
+
+def require_same_model(store: Store, encoder: Encoder, place: str) -> None:
+    """Raise ModelError if an encoder is not the one that made a store; else remember where it is."""
+    model = store.metadata.model
+    for part in ("weights", "config", "tokenizer"):
+        if getattr(encoder.info, f"{part}_sha256") != model.get(f"{part}_sha256"):
+            what = "another configuration" if part == "config" else f"other {part}"
+            raise ModelError(f"{place} has {what} than the model {model['name']!r} that made {store.path}: {HINT}")
+    remember(encoder)
+
+
+def remember(encoder: Encoder) -> None:
+    """Remember on this machine where the files of an encoder are, by the digest of its weights, if that is possible."""
+    if not encoder.source:
+        return
+    file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_name(encoder.source)
+    with suppress(EmbstoreError, OSError):
+        if not file.is_file() or file.read_text("utf-8") != place:
+            make_folders(file.parent)
+            with replacing(file) as partial:
+                partial.write_text(place, "utf-8")
+
+
+def _memory(name: str, digest: str) -> Path:
+    kind, colon, _ = name.rpartition(":")  # subwords:MODEL has the weights of MODEL
+    return default_folder() / "models" / (digest + colon.replace(":", "-") + kind.replace(":", "-"))
