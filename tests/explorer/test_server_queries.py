@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.errors import InvalidValueError
+from embstore.errors import InputError, InvalidValueError
 from embstore.store.storage.safetensors import parse
 from embstore_explorer import answer, explored
 from embstore_explorer import stores as explored_stores
@@ -488,7 +488,7 @@ def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str,
 def test_bad_parameters_are_refused_in_one_line(
     one: list[Explored], name: str, params: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(InvalidValueError) as refused:
+    with pytest.raises(InputError) as refused:
         answer(one, name, params)
     assert said in str(refused.value)
     assert len(str(refused.value)) < 400
