@@ -117,14 +117,15 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
         rows = _check_lines(path, plain, keyed.vector_size, int(header.split()[0]) if format == "text" else None, limit)
     if len(keyed) < rows:
         raise WordVectorsError(f"{path}: has {len(keyed)} different words in {rows} rows: each word must be there once")
-    if format == "binary" and limit is None:  # a newline may follow each vector
-        nbytes = sum(len(word.encode()) + 2 for word in keyed.index_to_key) + keyed.vectors.nbytes
-        if plain.stat().st_size > len(header) + 1 + nbytes:
-            raise WordVectorsError(f"{path}: its header says {rows} vectors, and it has more: correct the header")
     try:
-        return RowTable(WordVectors(tuple(keyed.index_to_key), keyed.vectors), _sha256(path))
+        vectors = WordVectors(tuple(keyed.index_to_key), keyed.vectors)
     except InvalidValueError as error:
         raise WordVectorsError(f"{path}: {error}") from None
+    if format == "binary" and limit is None:  # a newline may follow each vector
+        nbytes = sum(len(word.encode()) + 2 for word in vectors.words) + vectors.vectors.nbytes
+        if plain.stat().st_size > len(header) + 1 + nbytes:
+            raise WordVectorsError(f"{path}: its header says {rows} vectors, and it has more: correct the header")
+    return RowTable(vectors, _sha256(path))
 
 
 def _check_lines(path: Path, plain: Path, dimensions: int, n_rows: int | None, limit: int | None) -> int:
