@@ -112,7 +112,7 @@ def test_every_section_is_computed_and_its_python_gives_its_numbers(report: Any,
         for name, frame in section.frames.items():
             if name == "tested":
                 row = frame.row(by_predicate=pl.col("word") == known["found"].word, named=True)
-                assert (known["found"].silhouette, known["p"]) == (row["silhouette"], row["p"])
+                assert (known["found"].silhouette, known["found"].p) == (row["silhouette"], row["p"])
             else:
                 again = known[name]
                 assert frame.equals(getattr(again, "frame", again)), f"{section.name}: {name}"
