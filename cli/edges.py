@@ -28,11 +28,7 @@ Tasks = Annotated[
 ]
 TaskNames = Annotated[
     list[str] | None,
-    opt.option(
-        "NAME",
-        "Of a corpus: pos (xpos), upos, dependencies or entities; repeatable.",
-        "--task",
-    ),
+    opt.option("NAME", "Of a corpus: pos (xpos), upos, dependencies or entities; repeatable.", "--task"),
 ]
 Kind = Annotated[
     Literal["mlp", "linear"], opt.option("KIND", "mlp, the edge probe; linear, one matrix over the mean of a span.")

@@ -22,20 +22,11 @@ READING = ("words", "language", "normalize", "columns", "text", "spans")
 COMPUTING = ("unit", "max_length", "batch_subwords", "seed")
 OTHERS = {"word_list": Path, "compute_dtype": str}
 SETTINGS = opt.Config(
-    lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.corpus.Keep, es.open_corpus],
-    *KEEP,
-    *READING,
-    *COMPUTING,
+    lambda: [OTHERS, {"words": str}, es.ExtractionOptions, es.corpus.Keep, es.open_corpus], *KEEP, *READING, *COMPUTING
 )
 
 SUFFIXES = dict.fromkeys(form.suffixes[0] for form in es.corpus.FORMATS.values())
-Corpus = Annotated[
-    str,
-    opt.argument(
-        "CORPUS",
-        f"A file or a folder of them: {', '.join(SUFFIXES)}, also .gz or .zst.",
-    ),
-]
+Corpus = Annotated[str, opt.argument("CORPUS", f"A file or a folder of them: {', '.join(SUFFIXES)}, also .gz or .zst.")]
 Model = Annotated[
     str,
     opt.option(
@@ -69,10 +60,7 @@ Where = Annotated[
     opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
 ]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
-Format = Annotated[
-    str | None,
-    opt.option("NAME", f"{', '.join(es.corpus.FORMATS)} (by its suffix).", panel=READ),
-]
+Format = Annotated[str | None, opt.option("NAME", f"{', '.join(es.corpus.FORMATS)} (by its suffix).", panel=READ)]
 Split = Annotated[
     str | None, opt.option("NAME", "sentences: find them in running text; lines: each line is one.", panel=READ)
 ]
@@ -89,8 +77,7 @@ MinLeft = Annotated[
     opt.option("K", "Let blocks of a document overlap, so that each word has K words before it.", panel=WINDOWS),
 ]
 ContextWindow = Annotated[
-    int | None,
-    opt.option("K", "Give the model only K words left and right of each target.", panel=WINDOWS, min=0),
+    int | None, opt.option("K", "Give the model only K words left and right of each target.", panel=WINDOWS, min=0)
 ]
 AttentionWindow = Annotated[
     int | None,

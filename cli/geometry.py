@@ -32,10 +32,7 @@ def geometry(
     metrics: Annotated[str, opt.option("LIST", f"all, or some of {', '.join(TITLES)}.", show_default=False)] = PAPER,
     layers: opt.Layers = "all",
     min_contexts: opt.MinContexts = 5,
-    settings: Annotated[
-        dict[str, Any],
-        opt.Config(lambda: es.geometry, "words_only", "baseline", "seed", "precision"),
-    ],
+    settings: Annotated[dict[str, Any], opt.Config(lambda: es.geometry, "words_only", "baseline", "seed", "precision")],
     output: Drawing,
 ) -> None:
     """Measure how contextual each layer's vectors are.

@@ -90,12 +90,7 @@ def _labels(pairs: list[str]) -> dict[str, list[str]]:
 
 
 def _show(
-    table: pl.DataFrame,
-    output: Output,
-    *,
-    store: es.Store | None = None,
-    more: str = "",
-    text: str | None = None,
+    table: pl.DataFrame, output: Output, *, store: es.Store | None = None, more: str = "", text: str | None = None
 ) -> None:
     """Write and print the neighbors of a word, an occurrence or a query sentence `text`."""
     if not output.deliver(table):
@@ -138,13 +133,7 @@ def senses(
     """
     opened = es.open(store)
     found = es.senses(
-        opened,
-        word,
-        layers=opt.layers_of(layers),
-        n_clusters=clusters,
-        centered=centered,
-        label=label,
-        **settings,
+        opened, word, layers=opt.layers_of(layers), n_clusters=clusters, centered=centered, label=label, **settings
     )
     Output(output.out).deliver(found.occurrences)
     output.draw(lambda: es.plot.cluster_map(found))

@@ -152,8 +152,7 @@ def export(
     out: Annotated[
         str,
         opt.argument(
-            "OUT",
-            "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, NAME.parquet or NAME.safetensors.",
+            "OUT", "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, NAME.parquet or NAME.safetensors."
         ),
     ],
     layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",

@@ -10,14 +10,7 @@ import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import counted, print_json, require_folder_of
 
-FORMATS = {
-    ".txt": "text",
-    ".vec": "text",
-    ".glove": "glove",
-    ".bin": "binary",
-    ".zarr": "store",
-    ".h5": "store",
-}
+FORMATS = {".txt": "text", ".vec": "text", ".glove": "glove", ".bin": "binary", ".zarr": "store", ".h5": "store"}
 
 
 def static(

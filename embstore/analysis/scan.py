@@ -197,11 +197,7 @@ def in_threads(calls: Iterable[Callable[[], Any]], *, threads: int, in_flight: i
 
 @checked
 def reduce(
-    data: Store | Selection,
-    reducers: Mapping[str, Any],
-    *,
-    layers: Layers = None,
-    precision: Precision = "float32",
+    data: Store | Selection, reducers: Mapping[str, Any], *, layers: Layers = None, precision: Precision = "float32"
 ) -> Statistics:
     """Compute several statistics over the vectors of a store in one pass over each layer: {layer: {name: result}}.
 

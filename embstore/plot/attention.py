@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import (
-    PALETTE,
-    draw_grid,
-    floats,
-    grid,
-    literal,
-    look,
-    panels,
-    style,
-)
+from embstore.plot.drawing import PALETTE, draw_grid, floats, grid, literal, look, panels, style
 
 if TYPE_CHECKING:
     import polars as pl

@@ -32,10 +32,7 @@ GEOMETRY_PANELS = (
     ("intrasim", "Intra-sentence similarity", "mean cosine, minus anisotropy", _ADJUSTED),
     ("mev", "Maximum explainable variance", "share of one static vector, minus baseline", _ADJUSTED),
 )
-CODE_LENGTHS = {
-    "code_length": "each layer alone",
-    "control_length": "control task",
-}
+CODE_LENGTHS = {"code_length": "each layer alone", "control_length": "control task"}
 # Metric of structural probes -> title and label of the axis.
 STRUCTURE_PANELS = {
     "uuas": ("edges found (UUAS)", "share of gold edges"),

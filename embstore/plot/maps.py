@@ -10,16 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns, quoted
-from embstore.plot.drawing import (
-    PALETTE,
-    check_drawable,
-    draw_grid,
-    grid,
-    layer_name,
-    literal,
-    look,
-    subplots,
-)
+from embstore.plot.drawing import PALETTE, check_drawable, draw_grid, grid, layer_name, literal, look, subplots
 from embstore.store.layout import resolve_layers
 
 if TYPE_CHECKING:
@@ -35,10 +26,7 @@ MAX_WRITTEN_CELLS = 16  # layers up to which the cells of a map of layers have t
 
 
 def sense_map(
-    words: Sequence[LabelledOccurrences],
-    *,
-    layers: Sequence[int],
-    title: str = "The same word in different sentences",
+    words: Sequence[LabelledOccurrences], *, layers: Sequence[int], title: str = "The same word in different sentences"
 ) -> Figure:
     """Draw the occurrences of ambiguous words in two dimensions: a row for each word, a column for each layer.
 

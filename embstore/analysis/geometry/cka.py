@@ -91,7 +91,7 @@ def linear_cka(
             "other_layer": [row.layer for _, row in requested],
             "value": np.array(values, np.float64),
             "count": np.full(len(requested), len(one.rows)),
-        },
+        }
     )
 
 
