@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -469,3 +470,15 @@ def test_a_center_that_would_be_spread_over_other_rows_is_refused(tmp_path: Path
     example_store(dtype="int8").make(path)
     change_metadata(path, lambda attribute: attribute["arrays"]["center"].update(shape=shape))
     assert "center of int8 has the shape" in refusal(path, StoreDamagedError)
+
+
+@pytest.mark.parametrize("kind", ["external", "soft", "external group"])
+def test_an_array_of_another_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = KINDS[".h5"].prepare(tmp_path)
+    other = tmp_path / "other.h5"
+    other.write_bytes(path.read_bytes())
+    name = "occurrences" if kind == "external group" else "occurrences/type"
+    with h5py.File(path, "r+") as file:
+        file.move(name, "moved")
+        file[name] = h5py.SoftLink("/moved") if kind == "soft" else h5py.ExternalLink(str(other), name)
+    assert re.search("occurrences/.* of .* is a link, which no store has", refusal(path, StoreDamagedError))

@@ -111,6 +111,15 @@ def test_a_bucket_that_was_replaced(memory: MemoryBucket, tmp_path: Path) -> Non
         store.vectors([2], layers=0)[0]
 
 
+def test_a_column_that_was_changed_in_a_bucket_is_refused(memory: MemoryBucket, tmp_path: Path) -> None:
+    files = all_files(example().make(tmp_path / "x.zarr").path)  # type: ignore[arg-type]
+    for name in ("occurrences/type", "types/form_bytes", "sentences/text_offsets", "labels/upos/name_bytes"):
+        column = files[f"{name}/c/0"]
+        upload(memory, {**files, f"{name}/c/0": bytes([column[0] ^ 1]) + column[1:]})
+        with pytest.raises(StoreDamagedError, match=f"{name}/c/0 was changed, its checksum differs"):
+            open_store(URL).table()
+
+
 def upload(memory: MemoryBucket, files: dict[str, bytes]) -> None:
     for key, data in files.items():
         memory.storage.put(key, [data])

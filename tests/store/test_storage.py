@@ -107,6 +107,12 @@ class Conformance:
         assert storage.get("key") == b"before"
         assert sorted(storage.sizes()) == ["key"]
 
+    def test_more_bytes_than_there_are_take_no_memory(self, storage: Storage) -> None:
+        storage.put("key", [b"0123456789"])
+        for size in (11, 2**45):
+            with pytest.raises(StoreDamagedError, match="cut short"):
+                storage.read("key", size)
+
     def test_bytes_in_place(self, storage: Storage) -> None:
         storage.put("key", [b"0123456789"])
         if storage.is_in_place:
@@ -134,6 +140,14 @@ class TestLocal(Conformance):
         assert storage.put_new("key", [b"1"])
         assert not storage.put_new("key", [b"2"])
         assert storage.get("key") == b"1"
+
+        def outrun(partial: Path, target: Path) -> None:
+            target.write_bytes(b"of another process")
+            raise OSError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", outrun)
+        assert not storage.put_new("other", [b"3"])
+        assert storage.get("other") == b"of another process"
 
     def test_without_pread_and_pwrite(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         """As on Windows."""

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -236,3 +237,49 @@ def test_a_partition_is_discarded_by_its_record_first(tmp_path: Path, monkeypatc
     with StoreWriter(path) as writer:
         writer.discard([1])
         assert seen == [False]
+
+
+@pytest.mark.parametrize("left", [None, 0, 10, 49, 100])
+def test_commit_records_that_are_not_whole_are_written_again_whole(tmp_path: Path, left: int | None) -> None:
+    made = example()
+    path = made.make(tmp_path / "s.zarr").path
+    assert isinstance(path, Path)
+    before, commits = all_files(path), path / "commits/c/0/0"
+    if left is None:
+        commits.unlink()
+    else:
+        commits.write_bytes((commits.read_bytes() * 3)[:left])
+    with StoreWriter(path) as writer:
+        assert writer.missing() == [0, 1, 2]
+        writer.write(1, made.partition(1))
+        assert verify(path).missing == (0, 2)
+    made.fill(path)
+    assert all_files(path) == before
+
+
+def test_a_folder_in_the_place_of_a_shard_is_replaced(tmp_path: Path) -> None:
+    made = example()
+    path = made.create(tmp_path / "s.zarr")
+    (path / "hidden_states/c/0/1/0/deeper").mkdir(parents=True)
+    made.fill(path)
+    assert verify(path).ok
+    assert all_files(path) == all_files(made.make(tmp_path / "other.zarr").path)  # type: ignore[arg-type]
+
+
+def test_the_bytes_after_the_last_row_of_a_file_are_zeros_again(tmp_path: Path) -> None:
+    made = example()
+    path = made.make(tmp_path / "s.h5").path
+    assert isinstance(path, Path)
+    before = path.read_bytes()
+    with h5py.File(path, "r") as file:
+        chunk = file["hidden_states"].id.get_chunk_info_by_coord((2, 512, 0))
+    assert chunk.byte_offset + chunk.size <= len(before)
+    with path.open("r+b") as changed:
+        changed.seek(chunk.byte_offset + chunk.size - 1)
+        changed.write(b"x")
+    (fault,) = verify(path).faults
+    assert (fault.what, fault.partition) == ("holds bytes beyond its last row", 2)
+    with StoreWriter(path) as writer:
+        writer.discard([2])
+    made.fill(path)
+    assert path.read_bytes() == before
