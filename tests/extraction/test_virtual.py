@@ -29,6 +29,7 @@ from embstore.executors import Processes
 from embstore.extraction import recompute as recompute_module
 from embstore.store.storage.local import LocalStorage
 from embstore.store.virtual.fingerprints import STEP, signs
+from embstore.store.virtual.recomputed import require_near
 from embstore.store.zarr.reader import ZarrReader
 from embstore.store.zarr.writer import ZarrWriter
 from tests.extraction.plans import plan_of
@@ -416,20 +417,47 @@ def test_a_damaged_file_of_the_cache_is_computed_again(place: Path, model: Path,
         recomputing.register(es._recompute)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+@pytest.mark.quick(1)
+def test_damaged_fingerprints_are_found_and_repaired(place: Path, model: Path, damage: str) -> None:
+    _, virtual = virtual_store(place, model)
+    before, file = all_files(virtual.path), virtual.path / "fingerprints/c/0/0/0"
+    if damage == "flip":
+        file.write_bytes(bytes([file.read_bytes()[0] ^ 64]) + file.read_bytes()[1:])
+    elif damage == "cut":
+        os.truncate(file, 9)
+    else:
+        file.unlink()
+    (fault,) = es.verify(virtual.path).faults
+    assert "fingerprints" in fault.part
+    es.extract(plan(model), virtual.path, repair=True)
+    assert all_files(virtual.path) == before
+    assert es.verify(virtual.path).ok
+
+
+def test_a_difference_of_one_step_is_near_and_one_of_two_is_not() -> None:
+    stored = np.array([[127, 0], [-128, 5]], np.int8)
+    assert require_near("x", 3, stored, stored + np.int8(1)) == STEP  # modulo 256
+    with pytest.raises(StoreDamagedError, match="partition 3 of x"):
+        require_near("x", 3, stored, stored - np.array([[0, 0], [0, 2]], np.int8))
+
+
 def test_fingerprints_are_as_documented(place: Path, model: Path) -> None:
-    full, virtual = virtual_store(place, model)
-    vectors = full.vectors(np.arange(full.n_rows)).astype(np.float64)
-    norms = np.linalg.norm(vectors, axis=2)
-    count = 2 * vectors.shape[0] * vectors.shape[2]
-    words = np.random.PCG64(0).random_raw(count // 64 + 1)
-    bits = [int(words[number // 64]) >> (number % 64) & 1 for number in range(count)]
-    made = np.where(np.array(bits).reshape(vectors.shape[0], 2, -1), -1.0, 1.0)
-    assert np.array_equal(made, signs(len(made), made.shape[2]))
-    projected = np.einsum("lnd,lkd,ln->nk", vectors, made, 1 / norms) / np.sqrt(len(vectors))
-    projected[:, 1] += np.log2(norms).mean(0)
-    stored = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8).reshape(-1, 2)
-    apart = (projected / STEP - stored + 128) % 256 - 128
-    assert np.abs(apart).max() < 0.51
+    """Of each site, one after the other."""
+    full, virtual = virtual_store(place, model, sites=("residual", "query"))
+    numbers = np.fromfile(virtual.path / "fingerprints/c/0/0/0", np.int8).reshape(2, -1, 2)
+    for site, stored in zip(full.sites, numbers, strict=True):
+        vectors = full.site(site).vectors().astype(np.float64)
+        norms = np.linalg.norm(vectors, axis=2)
+        count = 2 * vectors.shape[0] * vectors.shape[2]
+        words = np.random.PCG64(0).random_raw(count // 64 + 1)
+        bits = [int(words[number // 64]) >> (number % 64) & 1 for number in range(count)]
+        made = np.where(np.array(bits).reshape(vectors.shape[0], 2, -1), -1.0, 1.0)
+        assert np.array_equal(made, signs(len(made), made.shape[2]))
+        projected = np.einsum("lnd,lkd,ln->nk", vectors, made, 1 / norms) / np.sqrt(len(vectors))
+        projected[:, 1] += np.log2(norms).mean(0)
+        apart = (projected / STEP - stored + 128) % 256 - 128
+        assert np.abs(apart).max() < 0.51
 
 
 @pytest.mark.slow

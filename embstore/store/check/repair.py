@@ -17,9 +17,10 @@ from embstore.store.check.verify import expected_keys, key_sizes
 from embstore.store.index import Index
 from embstore.store.metadata import Metadata, parse
 from embstore.store.storage.base import Parts, Storage
-from embstore.store.storage.files import MappedFile, storing
+from embstore.store.storage.files import MappedFile, as_bytes, storing
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
+from embstore.store.virtual.recomputed import virtual_chunks
 from embstore.store.writer import built, frozen_of
 from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key, column_parts
 from embstore.store.zarr.reader import root_attribute
@@ -81,6 +82,11 @@ def _repair_zarr(
             if spec is not None and not storage.holds(column_key(spec), column_parts(spec, frozen["center"])):
                 storage.delete(COMMITS_CHUNK)  # the codes are relative to another center
             missing = _damaged(writer)
+            for key, parts in virtual_chunks(metadata).items():
+                if storage.size(key) != sum(map(len, map(as_bytes, parts))):
+                    missing = list(range(metadata.n_partitions))  # whose fingerprints are written again with their rows
+                    storage.delete(key)  # a folder may be in its place
+                    storage.put(key, parts)
             writer.discard(missing)
             _put_in_place(storage, objects)
     finally:

@@ -292,6 +292,10 @@ class ZarrChecks(Checks):
                 self.fault(key, "was changed")
         columns = {spec.path: self.column(spec, arrays[spec.path].crc32c) for spec in frozen_specs(arrays)}
         self.index(columns, metadata)
+        whole = True
+        for spec in virtual_specs(metadata):
+            key, nbytes = column_key(spec), math.prod(spec.shape) * spec.dtype.itemsize
+            whole = self.read(key, nbytes, storage.size) is not None
         records = no_records(metadata.n_partitions)
         data = self.read(COMMITS_CHUNK, None, storage.get) if COMMITS_CHUNK in sizes else None
         if data is None or len(data) != records.nbytes:
@@ -311,6 +315,8 @@ class ZarrChecks(Checks):
                         self.fault(f"cache {file}", what, partition=partition)
                     try:
                         crc = reader.partition_crc32c(partition)
+                        if whole and not reader.has_fingerprints(partition):
+                            self.fault(FINGERPRINTS, "they are not those of its rows", partition=partition)
                     except StoreDamagedError as error:
                         crc, what = -1, str(error)
                 if crc not in (None, record_crc32c(records[partition])):

@@ -26,7 +26,7 @@ from embstore.store.storage.cache import SIZE_GIB, CacheFolder, Expected, cached
 from embstore.store.storage.files import crc32c, crc32c_of_spans, opened, write_at
 from embstore.store.storage.objects import setting
 from embstore.store.virtual.fingerprints import STEP, difference, fingerprints
-from embstore.store.zarr.format import column_key, shard_parts
+from embstore.store.zarr.format import column_key, shard_parts, shard_shape
 
 NEAR = " near"  # ends the name of a file whose last bits are others than those committed
 
@@ -151,6 +151,16 @@ class Recomputed:
                     offset = write_at(descriptor, part, offset)
 
         self._cache.add(cached_names(expected, "" if is_exact else NEAR), write)
+
+    def has_fingerprints(self, number: int) -> bool:
+        """Return whether the fingerprints that are stored of a partition are those of its rows in the cache."""
+        specs, (start, stop) = payload_specs(self._metadata, number), self._metadata.layout.span(number)
+        arrays = {}
+        for spec, path in zip(specs, self.files(number), strict=True):
+            nbytes = shard_shape(spec, stop - start).layer_nbytes * spec.shape[0]
+            rows = np.fromfile(path, np.uint8, nbytes).view(spec.dtype).reshape(spec.shape[0], -1, *spec.shape[2:])
+            arrays[spec.path] = rows[:, : stop - start]
+        return difference(self._stored(number), fingerprints(specs[0], arrays)) <= STEP
 
     def _stored(self, number: int) -> NDArray[np.int8]:
         start, stop, key = fingerprint_bytes(self._metadata, number)

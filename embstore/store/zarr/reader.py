@@ -319,6 +319,12 @@ class ZarrReader:
         """Return the files of a partition, counted over the store, that were damaged in the cache, and are removed."""
         return [] if self._recomputed is None else self._recomputed.damaged_files(number)
 
+    def has_fingerprints(self, number: int) -> bool:
+        """Return whether the fingerprints of a partition that a virtual store does not have are those of its rows."""
+        return (
+            self._recomputed is None or self.expected_again(number) is None or self._recomputed.has_fingerprints(number)
+        )
+
     def partition_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of a partition's bytes, None for rows that are computed again with other last bits.
 
