@@ -167,7 +167,8 @@ class StoreWriter:
     """Writes and commits the partitions of a store; a context manager. The one process that commits.
 
     Raises StoreBusyError where another process holds the lock of a store on a disk. A bucket has no lock: let only
-    one process commit. What an interrupted writer left is removed or, in a bucket, checked and committed.
+    one process commit. What an interrupted writer left is removed; in a bucket a shard stays until its partition is
+    written again.
     """
 
     def __init__(self, path: str | os.PathLike[str] | ObjectPath) -> None:
@@ -208,7 +209,7 @@ class StoreWriter:
     def write(self, partition: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write a partition and commit it; both are durable when this returns. May be called from any thread.
 
-        In a bucket the record follows within seconds, or is found again by the shard. `arrays`: "hidden_states", or the
+        In a bucket the record follows within seconds. `arrays`: "hidden_states", or the
         site of the partition, [layer, n, feature] in the storage dtype (bfloat16 as its uint16 bits), n the rows of the
         partition; for int8 also "scale" float32 [layer, n]. Raises InvalidValueError for other arrays or a committed
         partition, StorageError where the disk is full: then nothing is committed.
