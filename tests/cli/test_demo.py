@@ -50,6 +50,18 @@ def test_later_layers_separate_the_senses_better_than_chance(toured: tuple[Path,
     assert last > chance + 20
 
 
+def test_its_report_shows_its_ambiguous_words(toured: tuple[Path, str]) -> None:
+    from embstore_explorer import report
+
+    store = es.open(toured[0] / "demo-out" / "demo.zarr")
+    (section,) = report(store, sections="senses").sections
+    tested = section.frames["tested"]
+    ambiguous = set(store.table(columns=["word", "class"]).drop_nulls()["word"].unique().cast(str))
+    assert len(ambiguous & set(tested["word"])) >= 5
+    assert tested.filter(tested["supported"])["word"].to_list() == ["apple"]
+    assert section.finding.startswith("The occurrences of apple fall into clusters")
+
+
 def test_its_advice_works_and_a_second_run_uses_the_store(toured: tuple[Path, str]) -> None:
     folder, out = toured
     advised = re.search(r"try: embstore (lookup \S+ \S+)", out)
