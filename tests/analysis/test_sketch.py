@@ -259,6 +259,89 @@ def test_every_length_in_a_bound_is_large_enough(tmp_path: Path) -> None:
             assert (terms["spread"] <= 0.5 * np.abs(wanted).sum(1) + 1e-30).all()
 
 
+def on_codes(path: Path, mean: float) -> tuple[Sketch, np.ndarray]:
+    """The sketch of rows that codes and float32 hold exactly, so that no other error hides what a bound leaves out."""
+    rng, size, n = np.random.default_rng(12), 128, 300
+    directions = np.eye(size)[rng.permutation(size)]
+    steps = np.repeat([4.0, 2.0], 64)
+    values = rng.choice([-2.5, 2.5], (n, size)) * rng.integers(1, 200, (n, 1)) * steps
+    center = mean * rng.integers(-8, 9, size)
+    vectors = (center + values @ directions).astype(np.float32)
+    assert ((vectors.astype(np.float64) - center) @ directions.T == values).all()
+    rotation = Rotation(center, directions, steps)
+    longest = write_codes(path, [(0, vectors)], n, rotation, "these")
+    layout = Layout(n, rotation.n_levels)
+    return Sketch(rotation, Codes.mapped(path, layout), layout, longest, 4 * size), vectors
+
+
+def bounds_by_level(one: sketch._SketchSearch) -> list[np.ndarray]:
+    """The bounds [q, row] that the kernel computes from the first level, the first two, and so on."""
+    search, codes = one.search, one.sketch.codes
+    n, n_queries = search.vectors.count, len(search.queries)
+    part, every = one.part(0, n), np.full(n_queries, -1e30, np.float32)
+    first = np.empty((n_queries, len(part.offsets)), np.float32)
+    one.scan(exact.Found(search, one.packed, one.least(-every), 9), first, part)
+    levels, out = [codes.groups(level, 0, n) for level in range(codes.layout.n_levels)], [first]
+    for count in range(2, len(levels) + 1):
+        near, bounds = exact.Found(search, one.packed, one.least(), n + 99), first.copy()
+        terms = one.weights[:count].reshape(-1, 64), one.packed_terms[: count * n_queries]
+        near.kernel.choose(levels[:count], 0, n, sketch.SEGMENT, part.offsets, part.norms, *terms, bounds, every)
+        out.append(bounds)
+    return [bounds[:, np.argsort(codes.rows_at(np.arange(n)))] for bounds in out]
+
+
+@pytest.mark.parametrize("mean", [0.0, 2.0**20])
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_bound_of_every_level_is_above_the_exact_score(metric: str, mean: float, tmp_path: Path) -> None:
+    """In exact arithmetic but for 2^-60, and also where the norm that a cosine is divided by is rounded to 16 bits."""
+    made, vectors = on_codes(tmp_path / "sketch", mean)
+    count = len(vectors)
+    for subtracted in (None, made.rotation.mean):
+        space = Space(metric, subtracted)
+        queries = checked_queries(
+            np.concatenate([vectors[:30], vectors[:30] - made.rotation.mean, -vectors[:5]]), vectors.shape[1], space
+        )
+        search = Search(ArrayVectors(vectors), queries, 1, space, range(count), (), None)
+        rows = vectors.astype(np.longdouble) - (0 if subtracted is None else subtracted)
+        products = queries.astype(np.longdouble) @ rows.T
+        squares = np.square(rows).sum(1)
+        values = products - squares / 2 if metric == "l2" else products
+        scores = {"cosine": products / np.sqrt(squares), "ip": products}.get(metric)
+        if scores is None:
+            scores = np.sqrt(np.square(queries.astype(np.longdouble)[:, None] - rows).sum(2))
+        for target in range(3):
+            before = limit_target(target)
+            try:
+                one = sketch._SketchSearch(search, made, SMALL)
+                norms = one.part(0, count).norms
+                order = np.argsort(made.codes.rows_at(np.arange(count)))
+                stored = np.float32(1) if metric != "cosine" else sketch_codes.of_norms(norms)[order]
+                for bounds in bounds_by_level(one):
+                    assert (bounds >= values).all()
+                    for row in range(count):  # open where it is as near as the nearest so far
+                        one.best.rows[:], one.best.scores[:, 0] = 0, scores[:, row]
+                        scale = stored if metric != "cosine" else stored[row]
+                        assert (bounds[:, row] > one._limits() * scale).all()
+            finally:
+                limit_target(before)
+
+
+def test_stored_lengths_hold_what_float32_rounds() -> None:
+    """Of rows that are codes but for the rounding of float32, so that nothing hides it."""
+    rng, size = np.random.default_rng(12), 128
+    rotation = Rotation(np.zeros(size), np.linalg.qr(rng.normal(size=(size, size)))[0], np.exp(-np.arange(size) / 60))
+    values = rng.choice([-3.5, -2.5, 2.5, 3.5], (300, size)) * rng.integers(1, 99, (300, 1)) * rotation.steps
+    vectors = (values @ rotation.directions).astype(np.float32)
+    rotated = vectors.astype(np.longdouble) @ rotation.directions.T.astype(np.longdouble)
+    for level, (codes, lengths) in enumerate(rotation.encode(vectors).levels):
+        part = slice(64 * level, 64 * level + 64)
+        scales, errors, tails = sketch_codes.of_bfloat(lengths).T.astype(np.longdouble)
+        rest = rotated[:, part] - (codes - 7.5) * rotation.steps[part] * scales[:, None]
+        assert (errors >= np.sqrt(np.square(rest).sum(1))).all()
+        assert (errors <= 1e-3 * np.sqrt(np.square(rotated).sum(1))).all()
+        assert (tails >= np.sqrt(np.square(rotated[:, part.stop :]).sum(1))).all()
+
+
 def test_lengths_are_rounded_up() -> None:
     values = np.abs(np.random.default_rng(0).normal(size=5000)) * 10.0 ** np.random.default_rng(1).integers(
         -30, 15, 5000
@@ -266,6 +349,8 @@ def test_lengths_are_rounded_up() -> None:
     bounds = sketch_codes.of_bfloat(sketch_codes.bound_as_bfloat(values))
     assert (bounds >= values).all()
     assert (bounds <= values * (1 + 2**-7)).all()
+    above = bounds.astype(np.float64) * (1 + 2.0**-40)  # float32 rounds these down to bfloat16
+    assert (sketch_codes.of_bfloat(sketch_codes.bound_as_bfloat(above)) >= above).all()
     assert sketch_codes.of_bfloat(sketch_codes.bound_as_bfloat(np.array([1.5, 0.0]))).tolist() == [1.5, 0]
 
 
