@@ -345,7 +345,6 @@ def figures_of(scores: Scores) -> dict[str, tuple[str, Any]]:
     figures = {
         "figure1.png": ("Figure 1. Summary", plot.edge_summary(first)),
         "figure2.png": ("Figure 2. By layer", plot.edge_layers(first)),
-        "figureA1.png": ("Figure A.1. Mixing weights", plot.mixing_layers(named)),
     }
     if len(named) > 1:
         figures["figureA2.png"] = ("Figure A.2. Summary by model", plot.edge_summary(named))

@@ -101,7 +101,6 @@ def test_matrices() -> None:
         (es.geometry, {"metrics": "anisotropy"}),
         (es.analysis.knn_labels, {"label": "upos"}),
         (es.analysis.linear_cka, {}),
-        (es.analysis.sentence_similarity, {"sentence": 0}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

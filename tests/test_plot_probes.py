@@ -75,16 +75,6 @@ def test_edge_layers_draws_weights_and_shares_of_differential_scores() -> None:
         plot.edge_layers(edge_frame().head(0))
 
 
-def test_mixing_layers_draws_the_uniform_weight() -> None:
-    axis = plot.mixing_layers(edge_frame()).axes[1]
-    assert axis.get_title(loc="left") == "roles"
-    [uniform] = axis.lines
-    assert uniform.get_ydata()[0] == pytest.approx(0.25)
-    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0", "1", "2", "3"]
-    assert axis.get_xlabel() == "layer"
-
-
 def test_edge_summary_draws_expectations_intervals_and_scores() -> None:
     figure = plot.edge_summary(edge_frame(), names={"pos": "POS"})
     [axis] = figure.axes
@@ -208,7 +198,7 @@ def test_attention_is_drawn_by_head_and_layer() -> None:
 
 @pytest.mark.slow
 def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:
-    figure = plot.mixing_layers(edge_frame())
+    figure = plot.edge_layers(edge_frame())
     for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF")):
         plot.save(figure, tmp_path / f"a{suffix}")
         assert (tmp_path / f"a{suffix}").read_bytes().startswith(magic)
@@ -227,7 +217,7 @@ ASIDE = ("sense_map",)  # need more than one argument
 def test_what_cannot_be_drawn_is_refused_in_one_line(value: Any, tmp_path: Path) -> None:
     drawn = re.compile(r".*_(figure|map|heatmap|layers|summary|scores|lengths)$")
     named = [name for name in plot.__all__ if drawn.match(name)]
-    assert len(named) == 12
+    assert len(named) == 11
     calls: list[Any] = [getattr(plot, name) for name in named if name not in ASIDE]
     calls += [partial(plot.sense_map, layers=[0])]
     calls += [partial(plot.save, path=tmp_path / "a.png")]
@@ -246,7 +236,7 @@ def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
         partial(plot.edge_summary, edge_frame(), names=value),
         partial(plot.probe_scores, frame([{}]), metric=value),
         partial(plot.probe_scores, frame([{}]), split=value),
-        partial(plot.save, plot.mixing_layers(edge_frame()), value),
+        partial(plot.save, plot.edge_layers(edge_frame()), value),
     ):
         with pytest.raises(InvalidValueError):
             call()

@@ -5,7 +5,6 @@ from .attention.measure import sentence_attention as sentence_attention
 from .attention.statistic import Statistic as Statistic
 from .change import measure_change as measure_change
 from .geometry.cka import linear_cka as linear_cka
-from .geometry.cosine import sentence_similarity as sentence_similarity
 from .geometry.summary import extreme_words as extreme_words
 from .geometry.summary import summarize_geometry as summarize_geometry
 from .neighbors.find import encode_word as encode_word

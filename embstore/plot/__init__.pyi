@@ -11,7 +11,6 @@ from .drawing import subplots as subplots
 from .drawing import svg as svg
 from .edges import edge_layers as edge_layers
 from .edges import edge_summary as edge_summary
-from .edges import mixing_layers as mixing_layers
 from .maps import attention_heatmap as attention_heatmap
 from .maps import cka_map as cka_map
 from .maps import cluster_map as cluster_map

@@ -56,17 +56,6 @@ def edge_layers(summary: pl.DataFrame | Frames, *, split: str | None = None) -> 
     return _task_grid(summary, draw)
 
 
-def mixing_layers(summary: pl.DataFrame | Frames) -> Figure:
-    """Draw Figure A.1 of Tenney et al. 2019: the mixing weights of each task, by the name of the model."""
-
-    def draw(axis: Any, rows: pl.DataFrame, task: str) -> None:
-        n_layers = _draw_mixing(axis, rows)
-        axis.axhline(1 / n_layers, color="#999999", linestyle=":", linewidth=1, label="uniform")
-        axis.set_title(literal(task), fontsize=9, loc="left")
-
-    return _task_grid(summary, draw)
-
-
 def edge_summary(
     summary: pl.DataFrame | Frames, *, split: str | None = None, names: Mapping[str, str] | None = None
 ) -> Figure:
@@ -157,14 +146,13 @@ def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], li
     return frames, list(tasks)
 
 
-def _draw_mixing(axis: Any, rows: pl.DataFrame) -> int:
-    """Draw the mixing weights of a task; returns the number of layers."""
+def _draw_mixing(axis: Any, rows: pl.DataFrame) -> None:
+    """Draw the mixing weights of a task."""
     mixing = rows.filter(rows["metric"] == "mixing").sort("layer")
     axis.bar(mixing["layer"], floats(mixing, "value"), 0.8, color=CENTER, alpha=0.4, label="mixing weight")
     axis.set_xticks(mixing["layer"].to_list())
     axis.tick_params(labelsize=8)
     axis.spines[["top", "right"]].set_visible(False)
-    return len(mixing)
 
 
 def _split(rows: pl.DataFrame, split: str | None) -> str:

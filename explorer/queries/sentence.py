@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis import SentenceAttention, sentence_attention, sentence_similarity
+from embstore.analysis import SentenceAttention, sentence_attention
 from embstore.corpus import EdgeSentence, EdgeTarget
 from embstore.errors import InvalidValueError, MissingRowsError, quoted
 from embstore.probes import EdgeProbe, StructuralProbe, load
@@ -17,7 +17,7 @@ from embstore_explorer.answers import Arrays
 from embstore_explorer.parameters import Bounds, Layer, Number, Row
 from embstore_explorer.queries.registry import Asked
 from embstore_explorer.queries.words import columns, described
-from embstore_explorer.stores import ATTACHED, NUMBER, Explored, layer_of, words_of
+from embstore_explorer.stores import ATTACHED, NUMBER, Explored, layer_of, unit_rows, words_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -63,10 +63,12 @@ def similarity(asked: Asked, *, store: Number = 0, sentence: Row, layer: Layer =
     _, stored, positions = _words(one.store, sentence)
     if len(stored) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has {len(stored):,} words: at most {MAX_WORDS:,} are compared")
-    found = sentence_similarity(one.store, sentence=sentence, layers=[number])
-    call = f"es.analysis.sentence_similarity(store, sentence={sentence}, layers=[{number}]).values[0]"
-    data = {"layer": number, "words": list(found.words), "positions": positions.tolist(), "python": one.python(call)}
-    return Arrays({"values": found.values[0].astype(np.float32)}, data)
+    unit = unit_rows(one.store.vectors(stored, layers=number)[0].astype(np.float64))
+    index = one.store.index
+    words = [index.words[int(kind)] for kind in index.type[stored]]
+    call = f"store.vectors(np.arange({stored[0]}, {stored[-1] + 1}), layers={number})[0]" if len(stored) else "[]"
+    data = {"layer": number, "words": words, "positions": positions.tolist(), "python": one.python(call)}
+    return Arrays({"values": np.clip(unit @ unit.T, -1, 1).astype(np.float32)}, data)
 
 
 def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer: Layer | None = None) -> dict[str, Any]:

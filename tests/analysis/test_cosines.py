@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines, sentence_similarity
+from embstore.analysis.geometry.cosine import Cosines, Groups, MeanCosines
 from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.neighbors.exact import exact_search
 from embstore.analysis.neighbors.space import ArrayVectors, Space
 from embstore.analysis.scan import scan
-from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
+from embstore.errors import NonFiniteError
 from embstore.store import Store
-from tests.analysis.test_geometry import cosine, mean_cosine, states_of, within_sentence
+from tests.analysis.test_geometry import mean_cosine, states_of, within_sentence
 from tests.analysis.word_store import write_words
-from tests.store_making import make_store
 
 
 @pytest.mark.parametrize("metric", ["cosine", "ip", "l2"])
@@ -110,50 +109,3 @@ def test_reducers_are_given_vectors_of_a_mapped_file_without_a_warning(store: St
     np.testing.assert_allclose(
         found["mean"].mean, store.vectors(np.arange(store.n_rows), layers=5)[0].mean(0), atol=1e-3
     )
-
-
-@pytest.mark.parametrize("layers", [None, 2, [5, 0]])
-def test_similarity_is_that_of_loops(tmp_path: Path, layers: int | list[int] | None) -> None:
-    made = make_store(tmp_path / "store.zarr", sentences=20)
-    chosen = [0, 2, 5] if layers is None else [layers] if isinstance(layers, int) else layers
-    for sentence in (0, 7, 19):
-        found = sentence_similarity(made.store, sentence=sentence, layers=layers)
-        rows = [row for row, listed in enumerate(made.table) if listed["sentence"] == sentence]
-        assert found.words == tuple(made.table[row]["word"] for row in rows)
-        assert found.layers == tuple(chosen)
-        assert found.values.shape == (len(chosen), len(rows), len(rows))
-        assert found.values.dtype == np.float64
-        for values, layer in zip(found.values, chosen, strict=True):
-            vectors = made.vectors[(0, 2, 5).index(layer)][rows].astype(np.float64)
-            expected = [[cosine(one, other) for other in vectors] for one in vectors]
-            np.testing.assert_allclose(values, expected, atol=1e-12)
-
-
-def test_a_zero_vector_is_similar_to_none(tmp_path: Path) -> None:
-    words = [("zero", np.zeros((1, 3))), ("one", np.ones((1, 3))), ("long", np.full((2, 3), 1e30))]
-    written = write_words(tmp_path / "zero.zarr", words)
-    found = sentence_similarity(written.store, sentence=0)
-    expected = [[0.0 if "zero" in (one, other) else 1.0 for other in found.words] for one in found.words]
-    np.testing.assert_allclose(found.values[0], expected, atol=1e-15)
-    assert sorted(found.words) == ["long", "long", "one", "zero"]
-
-
-def test_bad_input_is_refused(tmp_path: Path) -> None:
-    made = make_store(tmp_path / "store.zarr", sentences=20)
-    with pytest.raises(InvalidValueError, match=r"(no sentence|sentences) 20\b"):
-        sentence_similarity(made.store, sentence=20)
-    with pytest.raises(InvalidValueError, match="layer 1 is not stored"):
-        sentence_similarity(made.store, sentence=0, layers=[1])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UnfinishedStoreWarning)
-        unfinished = make_store(tmp_path / "unfinished.zarr", leave_out=(1,)).store
-    assert sentence_similarity(unfinished, sentence=0).values.shape[0] == 3
-    with pytest.raises(MissingRowsError, match="not written"):
-        sentence_similarity(unfinished, sentence=119)
-    broken = np.ones((2, 4, 3))
-    broken[1, 2, 0] = np.inf
-    written = write_words(tmp_path / "inf.zarr", [("word", broken)], layers=(1, 6))
-    row = int(np.flatnonzero(~np.isfinite(written.values[1]).all(1))[0])
-    with pytest.raises(NonFiniteError, match=f"layer 6, row {row} of .* holds a value that is not finite"):
-        sentence_similarity(written.store, sentence=0)
-    assert sentence_similarity(written.store, sentence=0, layers=1).values.shape == (1, 4, 4)

@@ -14,13 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.scan import Batch, Scope, beyond_float32, gather_finite
+from embstore.analysis.scan import Batch, Scope, beyond_float32
 from embstore.analysis.words import count_codes
-from embstore.arguments import Count, checked
-from embstore.errors import InvalidValueError
 from embstore.kernels import add_cosines
-from embstore.store import Store
-from embstore.store.layout import Layers
 
 _NO_NUMBERS = np.empty(0, np.int64)
 FLUSH_COUNT = 64  # as in kernels.h: a word with more occurrences has sums in float64
@@ -261,36 +257,3 @@ def mean_cosine(squares: Any, n_nonzero: Any, counts: Any) -> NDArray[np.float64
     pairs = counts * (counts - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(pairs > 0, (squares - n_nonzero) / pairs, np.nan)
-
-
-@dataclass(frozen=True)
-class SentenceSimilarity:
-    """The cosine of every two words of a sentence: `values` float64 [layer, word, word]."""
-
-    words: tuple[str, ...]
-    layers: tuple[int, ...]
-    values: NDArray[np.float64]
-
-    def __repr__(self) -> str:
-        return f"<SentenceSimilarity of {len(self.words)} words in layers {list(self.layers)}>"
-
-
-@checked
-def sentence_similarity(data: Store, *, sentence: Count, layers: Layers = None) -> SentenceSimilarity:
-    """Compare every two words of a sentence by cosine at each layer; a zero vector has cosine 0 with all.
-
-    `sentence`: a row of the store's sentences, as in the column `sentence` of a table of occurrences. Only words that
-    are stored are compared. Raises InvalidValueError (no such sentence or layer), MissingRowsError, NonFiniteError.
-    """
-    if sentence >= len(data.index.texts):
-        raise InvalidValueError(f"there is no sentence {sentence}: the store has 0 to {len(data.index.texts) - 1}")
-    selection = data.select(rows=slice(*data.index.indptr[sentence : sentence + 2].tolist()), layers=layers)
-    index = data.index
-    vectors = np.stack([gather_finite(data, selection.rows, layer) for layer in selection.layers]).astype(np.float64)
-    norms = np.linalg.norm(vectors, axis=2, keepdims=True)
-    unit = vectors / np.where(norms > 0, norms, 1)
-    return SentenceSimilarity(
-        words=tuple(index.words[int(number)] for number in index.type[selection.rows]),
-        layers=selection.layers,
-        values=np.clip(unit @ unit.transpose(0, 2, 1), -1, 1),
-    )
