@@ -9,7 +9,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +21,7 @@ from embstore.store.layout import partition_rows
 from embstore.store.merged import MEMBER, Member, Members, MergedColumns
 from embstore.store.metadata import Dropped, Metadata
 from embstore.store.reading.rows import BLOCK_NBYTES, StoredRows, checked_out
-from embstore.store.source import FileSource, Missing, Source, Verify, layout_of
+from embstore.store.source import FileSource, Missing, Verify, layout_of
 from embstore.store.storage.location import ObjectPath
 from embstore.store.vectors import VALUE_DTYPE
 
@@ -271,6 +271,10 @@ def _reopened(
     site: str,
 ) -> JoinedSource:
     return JoinedSource(path, metadata, members, is_stored=is_stored, verify=verify, site=site)
+
+
+# One store, or several that are one: what `Store` and the analyses read
+Source: TypeAlias = FileSource | JoinedSource
 
 
 def merged_metadata(stores: Sequence[Source]) -> Metadata:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,17 +33,10 @@ from embstore.store.reading.rows import (
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath
 
-if TYPE_CHECKING:
-    from embstore.store.collection import JoinedSource
-
 CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
 
 Verify = Literal["lazy"] | None
 Missing = Literal["error", "skip", "nan"]
-
-
-# One store, or several that are one: what `Store` and the analyses read
-Source: TypeAlias = "FileSource | JoinedSource"
 
 
 def layout_of(metadata: Metadata, site: str | None, path: object) -> Layout:

@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from embstore.arguments import checked
 from embstore.errors import InvalidValueError, check_choice, check_whole, quoted
 from embstore.html import html_table
+from embstore.store.collection import Source
 from embstore.store.conditions import Condition, check_bounds, parse_conditions, selected_rows
 from embstore.store.index import LABELS, Index, Labels
 from embstore.store.layout import Layers, one_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.rows import BLOCK_NBYTES, DENSE
-from embstore.store.source import Missing, Source, layout_of
+from embstore.store.source import Missing, layout_of
 from embstore.store.storage.location import ObjectPath, member_names
 from embstore.store.vectors import VALUE_DTYPE
 
