@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, add_legend, check_drawable, choose_split, floats, literal, subplots
+from embstore.plot.drawing import PALETTE, add_legend, choose_split, floats, literal, subplots
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("task", "layer", "split", "metric", "value")
 CENTER, EXPECTED = PALETTE[0], PALETTE[3]  # blue and purple, as in the paper
-KL_COLUMNS = (("mixing_kl", 6, "K(s)"), ("differential_kl", 34, "K(Δ)"))  # with points right of the axis
 Frames = Mapping[str, "pl.DataFrame"]
 
 
@@ -28,48 +27,55 @@ def edge_layers(summary: pl.DataFrame | Frames, *, split: str | None = None) -> 
     other (Figure A.3). `split`: of the scores, by default test, if it exists. Both are shares: differential scores are
     divided by their sum over the layers of the task, so an outline below 0 is a layer that lowers the score.
     """
+    frames, tasks = _frames(summary)
+    size = (1.2 + 4.4 * len(frames), 0.9 + 1.05 * len(tasks))
+    figure, axes = subplots(len(tasks), len(frames), figsize=size, sharex="col")
+    for column, (model, frame) in enumerate(frames.items()):
+        for task, axis in zip(tasks, axes[:, column], strict=True):
+            if len(rows := frame.filter(frame["task"] == task)):
+                _draw_task(axis, rows, task, split)
+        axes[-1, column].set_xlabel(f"layer of {literal(model)}" if model else "layer", fontsize=9)
+    figure.supylabel("share over the layers", fontsize=9)
+    add_legend(figure, axes)
+    return figure  # type: ignore[no-any-return]
 
-    def draw(axis: Any, rows: pl.DataFrame, task: str) -> None:
-        _draw_mixing(axis, rows)
-        chosen = _split(rows, split)
-        differential = rows.filter((rows["metric"] == "differential") & (rows["split"] == chosen)).sort("layer")
-        values = floats(differential, "value")
-        axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
-        known, marks = _known(rows, split), []
-        if len(values) and values.sum() > 0:
-            outline = {"fill": False, "edgecolor": EXPECTED, "linewidth": 1.4}
-            label = f"differential score ({chosen}), share of the sum"
-            axis.bar(differential["layer"], values / values.sum(), 0.8, label=label, **outline)
-        elif len(values):
-            marks.append("differential scores have no sum above 0")
-        layers = rows.filter(rows["metric"] == "mixing")["layer"].to_list()
-        for metric, name, color in (("center_of_gravity", "center", CENTER), ("expected_layer", "expected", EXPECTED)):
-            if metric not in known:
-                continue
+
+def _draw_task(axis: Any, rows: pl.DataFrame, task: str, split: str | None) -> None:
+    mixing = rows.filter(rows["metric"] == "mixing").sort("layer")
+    layers = mixing["layer"].to_list()
+    axis.bar(layers, floats(mixing, "value"), 0.8, color=CENTER, alpha=0.4, label="mixing weight")
+    axis.set_xticks(layers)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.axhline(0, color="#999999", linewidth=0.8, zorder=0)
+    chosen, known, marks = _split(rows, split), _known(rows, split), []
+    differential = rows.filter((rows["metric"] == "differential") & (rows["split"] == chosen)).sort("layer")
+    values = floats(differential, "value")
+    if len(values) and values.sum() > 0:
+        outline = {"fill": False, "edgecolor": EXPECTED, "linewidth": 1.4}
+        label = f"differential score ({chosen}), share of the sum"
+        axis.bar(differential["layer"], values / values.sum(), 0.8, label=label, **outline)
+    elif len(values):
+        marks.append("differential scores have no sum above 0")
+    for metric, name, color in (("center_of_gravity", "center", CENTER), ("expected_layer", "expected", EXPECTED)):
+        if metric in known:
             value = _position(known[metric], layers)
             marks.append(f"{name} {_shown(value)}")
             if np.isfinite(value):
-                label = metric.replace("_", " ")
-                axis.axvline(value, color=color, linestyle="--", linewidth=1, label=label)
-        axis.set_title(literal(f"{task}   {', '.join(marks)}"), fontsize=9, loc="left")
-
-    return _task_grid(summary, draw)
+                axis.axvline(value, color=color, linestyle="--", linewidth=1, label=metric.replace("_", " "))
+    axis.set_title(literal(f"{task}   {', '.join(marks)}"), fontsize=9, loc="left")
 
 
-def edge_summary(
-    summary: pl.DataFrame | Frames, *, split: str | None = None, names: Mapping[str, str] | None = None
-) -> Figure:
+def edge_summary(summary: pl.DataFrame | Frames, *, split: str | None = None) -> Figure:
     """Draw Figure 1 of Tenney et al. 2019: center of gravity and expected layer of each task.
 
     `summary`: the summary of edge probes; or several such by the name of the model, next to each other (Figure A.2).
-    `split`: of the scores, by default test, if it exists. `names`: display names of tasks. The label of a task has its
-    scores P(0) and P(L) in percent. Error bars: the standard deviation of centers of gravity over seeds, and the
-    interval of expected layers if the frame has one (`low`, `high`). An expected layer that is not within the layers,
-    or whose interval is not, is no position: "not determined". Right of the bars: K(s) and K(Δ), the divergence
-    of mixing weights and differential scores from uniform.
+    `split`: of the scores, by default test, if it exists. The label of a task has its scores P(0) and P(L) in percent.
+    Error bars: the standard deviation of centers of gravity over seeds, and the interval of expected layers if the
+    frame has one (`low`, `high`). An expected layer that is not within the layers, or whose interval is not, is no
+    position: "not determined".
     """
     frames, tasks = _frames(summary)
-    check_drawable(names or {}, ("get",), "names of tasks in a dict")
     figure, axes = subplots(1, len(frames), figsize=(1.2 + 4.6 * len(frames), 0.9 + 0.62 * len(tasks)))
     position = np.arange(len(tasks))
     for axis, (model, frame) in zip(axes[0], frames.items(), strict=True):
@@ -78,13 +84,8 @@ def edge_summary(
         layers = frame.filter(frame["metric"] == "mixing")["layer"].to_list()
         _draw_expectation(axis, known, "center_of_gravity", position - 0.19, layers, color=CENTER)
         _draw_expectation(axis, known, "expected_layer", position + 0.19, layers, color=EXPECTED)
-        for metric, x, title in KL_COLUMNS:
-            shown = [_shown(_number(rows.get(metric, {}).get("value")), missing="none") for rows in known]
-            for y, text in zip([-0.6, *position], [title, *shown], strict=True):
-                where: dict[str, Any] = {"xycoords": axis.get_yaxis_transform(), "textcoords": "offset points"}
-                axis.annotate(text, (1, y), (x, 0), va="center", fontsize=8, **where)
         labels = [
-            f"{literal((names or {}).get(task, task))}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}"
+            f"{literal(task)}\n{_percent(rows, 'first')} → {_percent(rows, 'last')}"
             for task, rows in zip(tasks, known, strict=True)
         ]
         axis.set_yticks(position, labels, fontsize=8)
@@ -118,22 +119,6 @@ def _draw_expectation(
         axis.annotate(text, (0, at), (3, 0), textcoords="offset points", va="center", **inside)
 
 
-def _task_grid(summary: pl.DataFrame | Frames, draw: Callable[[Any, pl.DataFrame, str], None]) -> Figure:
-    """Draw a panel for each task (rows) and model (columns)."""
-    frames, tasks = _frames(summary)
-    size = (1.2 + 4.4 * len(frames), 0.9 + 1.05 * len(tasks))
-    figure, axes = subplots(len(tasks), len(frames), figsize=size, sharex="col")
-    for column, (model, frame) in enumerate(frames.items()):
-        for task, axis in zip(tasks, axes[:, column], strict=True):
-            rows = frame.filter(frame["task"] == task)
-            if len(rows):
-                draw(axis, rows, task)
-        axes[-1, column].set_xlabel(f"layer of {literal(model)}" if model else "layer", fontsize=9)
-    figure.supylabel("share over the layers", fontsize=9)
-    add_legend(figure, axes)
-    return figure  # type: ignore[no-any-return]
-
-
 def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], list[str]]:
     """Return the frames by model, and the tasks of all of them."""
     frames = dict(summary) if isinstance(summary, Mapping) else {"": summary}
@@ -144,15 +129,6 @@ def _frames(summary: pl.DataFrame | Frames) -> tuple[dict[str, pl.DataFrame], li
     if not tasks:
         raise InvalidValueError("there are no mixing weights to draw: give the summary of edge probes")
     return frames, list(tasks)
-
-
-def _draw_mixing(axis: Any, rows: pl.DataFrame) -> None:
-    """Draw the mixing weights of a task."""
-    mixing = rows.filter(rows["metric"] == "mixing").sort("layer")
-    axis.bar(mixing["layer"], floats(mixing, "value"), 0.8, color=CENTER, alpha=0.4, label="mixing weight")
-    axis.set_xticks(mixing["layer"].to_list())
-    axis.tick_params(labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _split(rows: pl.DataFrame, split: str | None) -> str:
@@ -179,8 +155,8 @@ def _position(row: Mapping[str, Any], layers: Sequence[int]) -> float:
     return np.nan if outside else ends[0]
 
 
-def _shown(value: float, missing: str = "not determined") -> str:
-    return missing if np.isnan(value) else f"{value:.2f}"
+def _shown(value: float) -> str:
+    return "not determined" if np.isnan(value) else f"{value:.2f}"
 
 
 def _percent(known: dict[str, dict[str, Any]], which: str) -> str:
