@@ -303,6 +303,7 @@ def merged_metadata(stores: Sequence[Source]) -> Metadata:
             "sha256": digest,
         },
         dropped=tuple(dropped.values()),
+        virtual=any(each.virtual for each in every),
         fields={**_united_fields(stores), MEMBER: "str"},
     )
 

@@ -282,6 +282,11 @@ def test_what_cannot_be_thinned_is_refused_unchanged(place: Path, model: Path) -
     ):
         with pytest.raises(error, match=message):
             thin(str(store.path))
+    column = full.path / "occurrences/position/c/0"
+    flip(column, 3)
+    with pytest.raises(StoreDamagedError, match=r"occurrences/position of .* was changed: repair the store before"):
+        thin(full.path, model=model)
+    flip(column, 3)
     shard = full.path / "hidden_states/c/0/1/0"
     flip(shard, 100)
     before = all_files(full.path)

@@ -431,6 +431,9 @@ def test_the_list_of_appended_parts(tmp_path: Path) -> None:
         assert not es.verify(path).ok
     node.write_text("[")
     assert [fault.part for fault in es.verify(path).faults] == ["appended"]
+    node.write_text(json.dumps(whole))
+    (path / "appended/0001.zarr").rename(tmp_path / "gone.zarr")
+    assert [fault.part for fault in es.verify(path).faults] == [f"{path}/appended/0001.zarr/store"]
 
 
 def test_the_list_of_appended_parts_names_no_other_place(tmp_path: Path) -> None:

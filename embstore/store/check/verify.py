@@ -146,7 +146,12 @@ def verify(path: Location | Sequence[Location]) -> VerifyReport:
     missing: list[int] = []
     n_partitions, nbytes = 0, 0
     for member in paths:
-        report = verify_one(member)
+        try:
+            report = verify_one(member)
+        except StoreNotFoundError as error:
+            if member.parent.name != APPENDED:
+                raise
+            report = VerifyReport(member, (Fault("store", None, str(error)),), (), 0, 0)
         for fault in report.faults:
             number = None if fault.partition is None else n_partitions + fault.partition
             part = fault.part if fault.is_of_cache else f"{member}/{fault.part}"
