@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embstore.errors import StoreMismatchError
 from embstore.store import Strings
 from embstore.store.arrays import frozen_arrays
 from embstore.store.check.consistency import column_faults, occurrence_faults
+from embstore.store.check.repair import repair_layout
 from embstore.store.index import Contexts, Index, rows_by_type
-from embstore.store.layout import SHARD_NBYTES, Layout
+from embstore.store.layout import SHARD_NBYTES, Layout, partition_rows
+from tests.store.example import example
 from tests.store_making import make_store
 
 
@@ -109,3 +113,33 @@ def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
                 assert [again.words[number] for number in again.type.tolist()] != []
                 assert again.by_type[1].max() < made.store.n_rows
     assert found > 400
+
+
+def test_the_fingerprint_is_of_what_made_the_rows_and_not_of_names(tmp_path: Path) -> None:
+    made = example()
+    path, first = made.make(tmp_path / "s.zarr").path, made.metadata
+    model, corpus, extraction = first.model, first.corpus, first.extraction
+    for same in (
+        {"model": {**model, "name": "other"}},
+        {"model": {**model, "revision": "abc"}},
+        {"corpus": {**corpus, "name": "other.txt"}},
+        {"software": {"embstore": "9"}},
+    ):
+        assert replace(first, **same).fingerprint == first.fingerprint  # type: ignore[arg-type]
+        assert repair_layout(path, metadata=replace(first, **same), index=made.index) == []  # type: ignore[arg-type]
+    for part, other in {
+        "model": {"model": {**model, "num_hidden_layers": 7}},
+        "corpus": {"corpus": {**corpus, "n_sentences": 1}},
+        "extraction": {"extraction": {**extraction, "seed": 9}},
+        "dtype": {"dtype": "float32"},
+        "layers": {"layers": (0, 3, 8)},
+    }.items():
+        changed = replace(first, **other)  # type: ignore[arg-type]
+        assert changed.fingerprint != first.fingerprint
+        with pytest.raises(StoreMismatchError, match=f"made with another {part} than this plan"):
+            repair_layout(path, metadata=changed, index=made.index)
+
+
+def test_a_store_of_less_than_two_gibibytes_has_eight_partitions_or_larger_ones_of_64_mebibytes() -> None:
+    rows = {n_rows: partition_rows(n_rows, 1024, "float32") for n_rows in (10**3, 10**5, 3 * 10**5, 10**6, 10**8)}
+    assert rows == {10**3: 1024, 10**5: 2**14, 3 * 10**5: 2**15, 10**6: 2**16, 10**8: 2**16}
