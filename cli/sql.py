@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
-from embstore.store.storage.files import regular_file
 from embstore_cli.output import Output, print_table
 
 TABLES = (".csv", ".parquet", ".json")
@@ -53,8 +52,10 @@ def sql(
 def _read(path: Path) -> Any:
     import polars as pl
 
+    if path.exists() and not path.is_file():
+        raise InvalidValueError(f"{path} cannot be read as a table (it is a folder, a pipe or a device, not a file)")
     try:
-        frame: pl.DataFrame = getattr(pl, f"read_{path.suffix[1:]}")(regular_file(path))
+        frame: pl.DataFrame = getattr(pl, f"read_{path.suffix[1:]}")(path)
         return frame
     except (OSError, pl.exceptions.PolarsError) as error:
         raise InvalidValueError(f"{path} cannot be read as a table ({str(error).splitlines()[0]})") from None
