@@ -67,9 +67,6 @@ class _Event:
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, later: object) -> float:
-        return 1.0
-
 
 class _Devices(TorchFunctionMode):
     """Makes on the CPU what is requested on the GPU or in pinned memory, and notes which it was."""

@@ -73,7 +73,6 @@ def open_corpus(
     normalize: str | None = None,
     columns: str | Sequence[str] | None = None,
     text: str | None = None,
-    spans: str | None = None,
 ) -> Corpus:
     """Open a corpus for reading; every function that takes a corpus accepts the result.
 
@@ -101,9 +100,6 @@ def open_corpus(
         become fields of the row's document, and lists of labels become label columns where the text is a list of words.
     text : str, optional
         The text column of a table, by default "text" or the only one that holds text.
-    spans : str, optional
-        The column of a table with spans of the text's characters that are occurrences of their own, [start, stop] or
-        [start, stop, label]; it becomes a label column.
 
     Raises
     ------
@@ -113,8 +109,7 @@ def open_corpus(
         For a missing path, and for files of unknown or different formats.
     """
     splitting = {"split": split, "words": words, "language": language}
-    table = {"text": text, "spans": spans}
-    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, **table}
+    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, "text": text}
     if isinstance(source, Corpus):
         for name, value in given.items():
             if value is not None:
@@ -124,11 +119,11 @@ def open_corpus(
     paths = _paths(source, format)
     if paths is None:
         options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
-        return _open_items(source, options, _table_options(columns, **table))
+        return _open_items(source, options, _table_options(columns, text))
     files = _files(paths, format)
     form = format_named(format) if format else common_format(files)
     options = {"normalize": steps, **_splitting(form, **splitting)}
-    options |= _columns_of(form, columns, **table)
+    options |= _columns_of(form, columns, text)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
@@ -184,7 +179,6 @@ def _read_options(options: Mapping[str, Any]) -> ReadOptions:
         splitter=_splitter(options),
         columns=tuple(filter(None, (options.get("columns") or "").split(","))),
         text=options.get("text"),
-        spans=options.get("spans"),
     )
 
 
@@ -219,24 +213,24 @@ def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> C
     return Corpus(SENTENCES, SENTENCES, options | table, (), read)
 
 
-def _columns_of(form: Format, columns: str | Sequence[str] | None, **table: str | None) -> dict[str, Any]:
+def _columns_of(form: Format, columns: str | Sequence[str] | None, text: str | None) -> dict[str, Any]:
     """Return the options for columns that a format has; raises InvalidValueError for others that are given."""
     if form.is_table:
-        return _table_options(columns, **table)
-    _refuse(form.name, **table)
+        return _table_options(columns, text)
+    _refuse(form.name, text=text)
     if form.columns is None:
         _refuse(form.name, columns=columns)
         return {}
     return {"columns": ",".join(form.columns if columns is None else parse_columns(columns))}
 
 
-def _table_options(columns: str | Sequence[str] | None, **others: str | None) -> dict[str, str]:
+def _table_options(columns: str | Sequence[str] | None, text: str | None) -> dict[str, str]:
     """Return the options of a table that are given, with the names of columns joined by commas."""
     names = columns.split(",") if isinstance(columns, str) else columns
     if names is not None and not (isinstance(names, Sequence) and all(isinstance(n, str) and n.strip() for n in names)):
         raise InvalidValueError(f"columns: {quoted(columns)} are not names of columns, such as author,year")
     joined = None if names is None else ",".join(name.strip() for name in names)
-    return {name: value for name, value in {"columns": joined, **others}.items() if value is not None}
+    return {name: value for name, value in {"columns": joined, "text": text}.items() if value is not None}
 
 
 def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:

@@ -27,6 +27,7 @@ from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.partition import Part, Passage, TextOptions
 from embstore.models.encoder import Encoder, Pooled
 from embstore.models.memory import ADVICE, memory_needed
+from embstore.models.running import mark
 from embstore.store.layout import Layout
 from embstore.store.storage.location import ObjectPath
 from embstore.store.writer import PartitionWriter, sees_mark
@@ -230,7 +231,7 @@ class Worker:
                     self._take(group, passage, pooled, written)
                     del pooled  # vectors are freed before the next batch is run
                 for partition in group.complete(passage.first_row + passage.n_rows):
-                    yield Full(group, partition, written, self.fetch.mark())
+                    yield Full(group, partition, written, mark(self._encoder.device))
                     written = defaultdict(list)
 
     def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
@@ -317,18 +318,9 @@ class Fetch:
     """Copies arrays of a device to main memory in a stream of its own, in the thread that calls it, and waits."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._stream: Any = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def mark(self) -> Any:
-        """Return a mark for what is queued on the device so far; None on a CPU."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
 
     @contextmanager
     def after(self, mark: Any) -> Iterator[None]:

@@ -20,7 +20,6 @@ from embstore.models.encoder import (
     Pooled,
     Pooling,
     Spans,
-    StageTimes,
     Tokenized,
     check_arguments,
     indptr,
@@ -28,13 +27,12 @@ from embstore.models.encoder import (
 from embstore.models.memory import SplittingRunner, memory_needed
 from embstore.models.running import (
     HostCopies,
-    HostCopy,
     LayerPooling,
     RunningBatch,
     SpanWork,
-    Stopwatch,
     collect,
     launched,
+    mark,
     sentences_with_spans,
 )
 from embstore.store.layout import RESIDUAL
@@ -76,23 +74,15 @@ class BatchedEncoder(Encoder):
         self.device, self.dtype = device, dtype
         self.compute_dtype = str(dtype).removeprefix("torch.")
         self.row_capacity = ROW_CAPACITY.get(device.type, 128)
-        self.times = StageTimes()
         self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
         self._copies = HostCopies(device)
-        self._launched: deque[RunningBatch] = deque()
+        self._launched: deque[Any] = deque()
         self._fastest_of: dict[tuple[Any, ...], str] = {}
 
     @property
     def casts_on_device(self) -> bool:
         """Return whether vectors should stay on the device and leave it cast: on a GPU, where copies cost time."""
         return self.device.type == "cuda"
-
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split every word into its subwords; a word may have none."""
-        started = perf_counter()
-        tokenized = self._tokenize(sentences)
-        self.times.tokenize += perf_counter() - started
-        return tokenized
 
     def encode(
         self,
@@ -118,7 +108,6 @@ class BatchedEncoder(Encoder):
             raise InvalidValueError(f"{self.info.architecture} has no attention windows; use context windows")
         sizes = self.site_sizes(sites)
         before, after = map(len, self.special_ids)
-        clock = Stopwatch(self.device)
         work = SpanWork(
             tokenized=tokenized,
             spans=spans,
@@ -128,18 +117,12 @@ class BatchedEncoder(Encoder):
             attention_window=attention_window,
             sites=sizes,
             on_device=on_device,
-            clock=clock,
             **sentences_with_spans(tokenized, spans, self.info.max_subwords, before=before, after=after),
         )
         ahead = self.batches_ahead if self.device.type == "cuda" else 0
         if on_device:
-            return launched(self._running(work), self._launched, clock, self.times, ahead=LAUNCHED)
-        return collect(self._running(work), clock, self.times, ahead=ahead)
-
-    def add_waiting_times(self) -> None:
-        """Wait for batches that stayed on the device, so that `times` has all of them."""
-        while self._launched:
-            self._launched.popleft().add_times(Stopwatch(self.device), self.times)
+            return launched(self._running(work), self._launched, ahead=LAUNCHED)
+        return collect(self._running(work), ahead=ahead)
 
     def self_check(
         self,
@@ -262,10 +245,6 @@ class BatchedEncoder(Encoder):
         """Return all layers of one sentence at a site from a slow, plain pass, each [n_subwords, features]."""
 
     @abstractmethod
-    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split every word into its subwords."""
-
-    @abstractmethod
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         """Yield the batches of a call of `encode` as they are started; None: all that are waiting must be fetched."""
 
@@ -282,19 +261,13 @@ class BatchedEncoder(Encoder):
 
     @torch.inference_mode()
     def _run(self, work: SpanWork, batch: Batch, prepare: Prepare) -> RunningBatch:
-        clock = work.clock
-        began = clock.mark()
         (rows, starts, lengths), forward = prepare(batch)
         pool = LayerPooling(work, starts, lengths, self.device, self.dtype)
-        prepared = clock.mark()
         forward(pool.receive)
-        vectors = tuple(pool.vectors())
-        ran = clock.mark()
-        return RunningBatch(rows[pool.order], self._copy(work, vectors, ran), began, prepared, ran, tuple(work.sites))
-
-    def _copy(self, work: SpanWork, vectors: tuple[torch.Tensor, ...], ran: Any) -> HostCopy:
-        """Begin to copy vectors to the host, unless they stay on the device; `ran`: the mark after the work."""
-        return HostCopy((), vectors, ran, ran) if work.on_device else self._copies.begin(vectors, work.clock)
+        vectors, sites = tuple(pool.vectors()), tuple(work.sites)
+        if work.on_device:
+            return RunningBatch(rows[pool.order], vectors, mark(self.device), sites)
+        return self._copies.begin(rows[pool.order], vectors, sites)
 
 
 def _differences(

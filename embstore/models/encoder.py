@@ -87,27 +87,17 @@ class Pooled:
     site: str = RESIDUAL
 
 
-@dataclass
-class StageTimes:
-    """Seconds spent in each stage of an encoder, accumulated over its calls."""
-
-    tokenize: float = 0.0
-    forward: float = 0.0
-    copy: float = 0.0
-
-
 class Encoder(ABC):
     """A model that turns sentences into one vector per span and layer; extraction uses nothing else of a model.
 
     `info`: the identity of the model. `source`: the name or path that it was loaded from. `device`: where it computes.
     `compute_dtype`: the dtype that it computes in, such as "float32". `batching`: how sentences are arranged in
-    batches, one of `batchings`, chosen by `self_check`. `n_specials`: special subwords added to a sentence. `times`:
-    seconds spent so far. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
-    `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
-    of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
-    `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], None without one:
-    negative before the sentence, else counted from the first special one after it. `device_map`: of a model
-    that is on several devices, else None.
+    batches, one of `batchings`, chosen by `self_check`. `n_specials`: special subwords added to a sentence. `causal`:
+    whether a subword attends only to those before it. `masks_attention`: whether `attention_window` is supported.
+    `special_ids`: the special subwords before and after a sentence. Spans may be those of special subwords: -1 is the
+    last one before the sentence, the number of its subwords the first one after it. `takes_pairs`: whether the word
+    PAIR separates two sentences. `cls_place`: the position of [CLS], None without one: negative before the sentence,
+    else counted from the first special one after it. `device_map`: of a model that is on several devices, else None.
     """
 
     info: ModelInfo
@@ -120,7 +110,6 @@ class Encoder(ABC):
     special_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     cls_place: int | None = None
     takes_pairs: bool = False
-    times: StageTimes
     causal: bool = False
     masks_attention: bool = False
     device_map: str | Mapping[str, int | str] | None = None
@@ -186,11 +175,8 @@ class Encoder(ABC):
         same call returns the same bits. Layers above the last one in `layers` are not computed. `attention_window`: how
         many words away a word attends at every layer; None: the whole sentence. `on_device`: vectors stay on
         the device, complete for whatever is queued in its current stream after they are yielded; the host does not wait
-        for them, not even at the end of a call, and `add_waiting_times` adds up the rest of the `times`.
+        for them, not even at the end of a call.
         """
-
-    def add_waiting_times(self) -> None:  # noqa: B027
-        """Wait for batches that stayed on the device, so that `times` has all of them."""
 
     @abstractmethod
     def self_check(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError
 from embstore.models.batching import Batch
-from embstore.models.encoder import Pooled, Pooling, Spans, StageTimes, Tokenized, ragged_indices
+from embstore.models.encoder import Pooled, Pooling, Spans, Tokenized, ragged_indices
 from embstore.store.layout import RESIDUAL
 
 _Indices = NDArray[np.int64]
@@ -29,39 +28,13 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-class Stopwatch:
-    """Takes times without waiting for the device: the clock on a CPU, events of the current stream on CUDA."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def mark(self) -> Any:
-        """Return a mark for the present moment."""
-        if self._device.type != "cuda":
-            return perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def seconds(self, earlier: Any, later: Any) -> float:
-        """Return the seconds between two marks; waits for the later one."""
-        if self._device.type != "cuda":
-            return float(later - earlier)
-        later.synchronize()
-        return float(earlier.elapsed_time(later)) / 1000
-
-
-@dataclass(frozen=True)
-class HostCopy:
-    """Tensors that are being copied to the host: `host` is complete once the mark `ended` has passed.
-
-    `device`: the source tensors, which must not be freed before that.
-    """
-
-    device: tuple[torch.Tensor, ...]
-    host: tuple[torch.Tensor, ...]
-    began: Any
-    ended: Any
+def mark(device: torch.device) -> Any:
+    """Return an event after what is queued in the current stream of a device; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 class HostCopies:
@@ -75,18 +48,16 @@ class HostCopies:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def begin(self, tensors: tuple[torch.Tensor, ...], clock: Stopwatch) -> HostCopy:
+    def begin(self, rows: _Indices, vectors: tuple[torch.Tensor, ...], sites: Sequence[str]) -> RunningBatch:
         """Start a copy that waits for the work queued on the device so far."""
         if self._stream is None:
-            began = clock.mark()
-            return HostCopy(tensors, tuple(tensor.cpu() for tensor in tensors), began, clock.mark())
-        host = tuple(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors)
+            return RunningBatch(rows, tuple(source.cpu() for source in vectors), None, sites)
+        host = tuple(torch.empty(source.shape, dtype=source.dtype, pin_memory=True) for source in vectors)
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            began = clock.mark()
-            for target, source in zip(host, tensors, strict=True):
+            for target, source in zip(host, vectors, strict=True):
                 target.copy_(source, non_blocking=True)
-            return HostCopy(tensors, host, began, clock.mark())
+            return RunningBatch(rows, host, mark(self._stream.device), sites, source=vectors)
 
 
 @dataclass(frozen=True)
@@ -105,7 +76,6 @@ class SpanWork:
     attention_window: int | None
     sites: Mapping[str, int]
     on_device: bool
-    clock: Stopwatch
     starts: _Indices
     lengths: _Indices
     first_span: _Indices
@@ -213,33 +183,25 @@ class LayerPooling:
 
 @dataclass(frozen=True)
 class RunningBatch:
-    """A batch whose vectors are being copied to the host.
+    """The vectors of a batch at each of `sites`; of the spans `rows`, int64 [n].
 
-    `rows`: int64 [n], its spans. `copy`: for each of `sites` the vectors. `began`, `prepared`, `ran`: marks at the
-    start of the work, of the forward pass and of the copy.
+    `vectors`: on the host, complete once the mark `done` has passed, or on the device. `source`: what is copied from
+    the device, which must not be freed before that.
     """
 
     rows: _Indices
-    copy: HostCopy
-    began: Any
-    prepared: Any
-    ran: Any
+    vectors: tuple[torch.Tensor, ...]
+    done: Any
     sites: Sequence[str] = (RESIDUAL,)
-
-    def add_times(self, clock: Stopwatch, times: StageTimes) -> None:
-        """Wait for the vectors and add up the times of the stages; preparing the inputs counts as copying."""
-        times.copy += clock.seconds(self.copy.began, self.copy.ended) + clock.seconds(self.began, self.prepared)
-        times.forward += clock.seconds(self.prepared, self.ran)
+    source: tuple[torch.Tensor, ...] = ()
 
     def pooled(self) -> Iterator[Pooled]:
         """Yield the vectors of each site."""
-        for site, vectors in zip(self.sites, self.copy.host, strict=True):
+        for site, vectors in zip(self.sites, self.vectors, strict=True):
             yield Pooled(self.rows, vectors, site)
 
 
-def collect(
-    batches: Iterable[RunningBatch | None], clock: Stopwatch, times: StageTimes, *, ahead: int
-) -> Iterator[Pooled]:
+def collect(batches: Iterable[RunningBatch | None], *, ahead: int) -> Iterator[Pooled]:
     """Yield the vectors of batch after batch while up to `ahead` later ones run; None: collect all that are waiting."""
     waiting: deque[RunningBatch] = deque()
     for batch in chain(batches, [None]):
@@ -247,27 +209,22 @@ def collect(
             waiting.append(batch)
         while len(waiting) > (ahead if batch is not None else 0):
             first = waiting.popleft()
-            first.add_times(clock, times)
+            if first.done is not None:
+                first.done.synchronize()
             yield from first.pooled()
 
 
-def launched(
-    batches: Iterable[RunningBatch | None],
-    waiting: deque[RunningBatch],
-    clock: Stopwatch,
-    times: StageTimes,
-    *,
-    ahead: int,
-) -> Iterator[Pooled]:
+def launched(batches: Iterable[RunningBatch | None], waiting: deque[Any], *, ahead: int) -> Iterator[Pooled]:
     """Yield vectors on the device as soon as what computes them is launched.
 
-    `waiting`: batches of this and earlier calls whose times are not added up, at most `ahead`; they hold no vectors.
+    `waiting`: the marks of batches of this and earlier calls that may still run, at most `ahead`.
     """
     for batch in batches:
         most = 0 if batch is None else ahead
         if batch is not None:
             yield from batch.pooled()
-            waiting.append(replace(batch, copy=replace(batch.copy, host=())))
+            waiting.append(batch.done)
         del batch  # its vectors are freed before the next one is run
         while len(waiting) > most:
-            waiting.popleft().add_times(clock, times)
+            if (done := waiting.popleft()) is not None:
+                done.synchronize()

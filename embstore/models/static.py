@@ -192,7 +192,7 @@ class StaticEncoder(BatchedEncoder):
         matrix = self.table.matrix
         return matrix.element_size() * (matrix.numel() + 3 * batch_subwords * self.info.hidden_size)
 
-    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         return self.table.tokenize(sentences)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:

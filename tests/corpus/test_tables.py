@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import sys
 import warnings
 from collections.abc import Iterable
@@ -17,7 +16,6 @@ import pytest
 import zstandard
 
 from embstore.corpus import Sentence, open_corpus
-from embstore.corpus.formats.rows import with_spans
 from embstore.errors import CorpusError, EmbstoreWarning, InvalidValueError
 from tests.corpus.test_errors import complaint
 
@@ -257,77 +255,12 @@ def test_a_parquet_file_that_is_cut_short(tmp_path: Path, arrow: bool, monkeypat
         ([{"text": "a"}, "b"], {}, "row 1: 'b' is not a row"),
         (["a b"], {"text": "body"}, "text: 'body' has no meaning for the format sentences"),
         ([{"text": "a"}], {"columns": " ,"}, "columns: ' ,' are not names of columns"),
-        ([{"text": ["a"], "s": [[0, 1]]}], {"spans": "s"}, "spans: they are offsets in a text"),
-        ([{"text": "a"}], {"spans": "s"}, "there is no column 's'; the columns are text"),
+        ([{"text": "a", "s": [[0, 1]]}], {}, "s: [[0, 1]] is not one value; name the columns"),
     ],
 )
 def test_bad_options(source: Any, options: dict[str, Any], expected: str) -> None:
     error = (CorpusError, InvalidValueError)
     assert expected in complaint(lambda: list(open_corpus(source, **options)), error)  # type: ignore[arg-type]
-
-
-def by_two_words(text: str) -> list[Sentence]:
-    """Split at spaces and before punctuation, with two words a sentence."""
-    words: list[tuple[str, bool]] = []
-    for part in text.split():
-        word = part.rstrip(".,")
-        words.extend((each, bool(at)) for at, each in enumerate([word, *part[len(word) :]]) if each)
-    return [
-        Sentence([word for word, _ in pair], attached=[1] if len(pair) > 1 and pair[1][1] else [])
-        for pair in (words[at : at + 2] for at in range(0, len(words), 2))
-    ]
-
-
-def test_spans_of_characters_are_occurrences() -> None:
-    text = "The old bank, on a river. Unbelievable!"
-    rows = [{"text": text, "spans": [[4, 12, "place"], {"start": 28, "end": 35}]}]
-    (sentence,) = open_corpus(rows, spans="spans", split="lines")
-    assert sentence.words == ["The", "old", "bank", ",", "on", "a", "river", ".", "Un", "believa", "ble", "!"]
-    assert sentence.targets == [(1, 3)]
-    assert [label for label in sentence.labels["spans"] if label] == ["place", "span"]
-    assert sentence.labels["spans"].index("span") == 9
-    assert sentence.attached == [3, 7, 9, 10, 11]
-
-
-def test_spans_against_an_oracle() -> None:
-    """A span is its characters without white space, and nothing else of the text changes."""
-    draws = random.Random(0)
-    for _ in range(200):
-        text = "".join(draws.choice("ab., ") for _ in range(draws.randrange(1, 30)))
-        ends = sorted(draws.sample(range(len(text) + 1), min(len(text) // 2 * 2, 2 * draws.randrange(4))))
-        spans = [[start, stop, str(at)] for at, (start, stop) in enumerate(zip(ends[::2], ends[1::2], strict=True))]
-        spans = [span for span in spans if text[span[0] : span[1]].strip()]
-        found = with_spans(text, by_two_words(text), spans, "s")
-        assert "".join("".join(each.words) for each in found) == "".join(text.split())
-        made = {}
-        for sentence in found:
-            stops = dict(sentence.targets)
-            assert all(stop > start + 1 for start, stop in stops.items())
-            for at, label in enumerate(sentence.labels["s"]):
-                if label is not None:
-                    made[label] = "".join(sentence.words[at : stops.get(at, at + 1)])
-            natural = "".join(
-                " " * (at > 0 and at not in sentence.attached) + word for at, word in enumerate(sentence.words)
-            )
-            assert natural in " ".join(text.split())
-        assert made == {label: "".join(text[start:stop].split()) for start, stop, label in spans}
-
-
-@pytest.mark.parametrize(
-    ("spans", "expected"),
-    [
-        ([[0, 8]], "row 0: spans: [0, 8] is not within the text of 7 characters: 0 <= start < stop <= 7"),
-        ([[2, 2]], "is not within the text"),
-        ([[3, 4]], "spans: [3, 4] has no word: ' '"),
-        ([[0, 3], [2, 5]], "spans: [0, 3] and [2, 5] overlap"),
-        ([[0, True]], "spans: [0, True] is not [start, stop]"),
-        ([[0, 1, "x", "y"]], "is not [start, stop] or [start, stop, label]"),
-        ("0,3", "spans: '0,3' is not a list"),
-    ],
-)
-def test_bad_spans(spans: Any, expected: str) -> None:
-    rows = [{"text": "one two", "spans": spans}]
-    assert expected in complaint(lambda: list(open_corpus(rows, spans="spans")))
 
 
 CHAT = [
@@ -353,18 +286,7 @@ def test_messages_are_text_with_the_role_of_each_word(tmp_path: Path) -> None:
         ([{"role": "user", "content": ["a"]}], {}, "row 0: message 0: content is ['a'], not a text"),
         ([{"content": "a"}], {}, "row 0: message 0: role is None, not a text"),
         ([{"role": "user", "content": "\ud800"}], {}, "message 0: content is '\\ud800', not a text"),
-        (CHAT, {"spans": "x"}, "spans: they are offsets in a text, and 'messages' is a chat"),
     ],
 )
 def test_bad_chats(messages: Any, options: dict[str, Any], expected: str) -> None:
     assert expected in complaint(lambda: list(open_corpus([{"messages": messages, "x": None}], **options)))
-
-
-@pytest.mark.parametrize("spans", [[[4, 8, "LOC"]], [[0, 3]], [{"start": 0, "end": 3}]])
-def test_a_column_of_spans_names_the_option_that_reads_it(spans: Any) -> None:
-    row = {"text": "The bank", "places": spans}
-    message = complaint(lambda: list(open_corpus([row])))
-    assert "is not one value; spans='places' reads it as spans of the text, or name the columns" in message
-    (sentence,) = open_corpus([row], spans="places")
-    assert sum(label is not None for label in sentence.labels["places"]) == 1
-    assert "spans=" not in complaint(lambda: list(open_corpus([{"text": "a", "ids": [[3]]}])))

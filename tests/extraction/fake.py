@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, StageTimes, Tokenized
+from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, Tokenized
 
 HIDDEN_SIZE = 8
 SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
@@ -30,7 +30,6 @@ class FakeEncoder(Encoder):
         self._max_subwords = max_subwords
         self._pieces: dict[str, int] = {}
         self._shuffle_seed = shuffle_seed
-        self.times = StageTimes()
         self.compute_dtype = "float32"
         self.batching = "padded"
         self.n_specials = 2

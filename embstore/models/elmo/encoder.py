@@ -87,14 +87,12 @@ class ElmoEncoder(BatchedEncoder):
         positions = batch_subwords * (4 * self.info.hidden_size + n_features)
         return self.network.nbytes + size * (words + cnn + gates + positions)
 
-    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         """Make every word one subword; its id is the number of the word in this encoder."""
         return self._words.tokenize(sentences)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
-        began = work.clock.mark()
         text = self._text(work.tokenized.ids[ragged_indices(work.starts, work.lengths)], work.lengths)
-        self.times.forward += work.clock.seconds(began, work.clock.mark())
 
         def prepare(batch: Batch) -> Prepared:
             sentences, lengths = batch.sentences, work.lengths[batch.sentences] + 2

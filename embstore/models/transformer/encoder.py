@@ -144,7 +144,7 @@ class TransformerEncoder(BatchedEncoder):
         """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""
         return self.network.forward_flops(lengths, deepest=max(check_arguments(self.info, layers, "mean")))
 
-    def _tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
         return self.network.tokenizer.tokenize(sentences)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
