@@ -191,8 +191,8 @@ def ended(connection: socket.socket) -> bool:
     """Return whether the server has closed a connection; waits for it."""
     connection.settimeout(60)
     try:
-        while data := connection.recv(4096):
-            assert b"HTTP/1.1" in data
+        while connection.recv(4096):
+            pass
         return True
     except ConnectionError:
         return True
