@@ -23,6 +23,7 @@ from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import counted, plan_of
 from tests.models import tiny
 from tests.store.example import all_files
+from tests.store_making import make_store
 
 COLUMNS = ("word", "sentence", "position", "source", "tag", "year", "text")
 
@@ -302,3 +303,14 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     grown = es.extract(more, path, append=True)
     assert grown.n_rows == store.n_rows + more.layout.n_rows
     assert grown.metadata.extraction["keep"]["where"] == keep.where
+
+
+def test_a_phrase_ends_with_its_last_word(tmp_path: Path) -> None:
+    made = make_store(tmp_path / "store.zarr")
+    store, n_words = made.store, made.store.index.texts.n_words()
+    phrases = [row for row in made.table if row["word"] == "new york"]
+    assert phrases
+    for row in phrases:
+        left = int(n_words[row["sentence"]]) - row["position"] - 2
+        where = f"from_end = {left} AND document_from_end = {left} AND occurrence = {row['occurrence']}"
+        assert store.select(where=where).rows.tolist() == [row["occurrence"]]
