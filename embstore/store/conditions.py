@@ -117,7 +117,7 @@ def _types_of(index: Index, words: list[str]) -> list[int]:
         return [number for number in types if number is not None]
     named = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5:,} more" if len(unknown) > 5 else "")
     known = index.words
-    near = near_words(unknown[0], known) if len(unknown) == 1 else []
+    near = near_words(unknown[0], list(known)) if len(unknown) == 1 else []
     hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "; words are spelled as in the corpus"
     raise InvalidValueError(f"the store has no word {named}{hint}")
 

@@ -32,7 +32,7 @@ class Relations(Statistic):
     def begin(self, shape: Shape) -> None:
         """Begin a pass over a corpus."""
         super().begin(shape)
-        self._waiting = []
+        self._waiting: list[NDArray[np.int64]] = []
 
     def update(self, maps: Maps) -> None:
         edges = maps.tokens.edges
