@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from embstore.errors import DeviceMemoryError, EmbstoreError, InvalidValueError, ModelError
 from embstore.models.batching import ROW_CAPACITY, Batch, Batching, make_batches, split_batch
+from embstore.models.checkpoint import reason
 from embstore.models.encoder import (
     Encoder,
     ModelInfo,
@@ -151,7 +152,7 @@ class BatchedEncoder(Encoder):
                 sample = self.check_sentences(tokenized, attention_window, longest)
                 spans = word_spans(sample, self.info.max_subwords)
                 options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
-                expected = {site: self.plain_vectors(sample, spans, **options, site=site) for site in sites}
+                expected = {site: self._require_plain(sample, spans, **options, site=site) for site in sites}
                 for plain in expected.values():
                     require_finite(self.info, self.compute_dtype, plain, chosen[-len(plain) :])
                 options["sites"] = sites
@@ -199,6 +200,19 @@ class BatchedEncoder(Encoder):
 
             self._fastest_of[key] = fastest(batchings, run)
         return self._fastest_of[key]
+
+    def _require_plain(self, sample: Tokenized, spans: Spans, **options: Any) -> NDArray[np.float32]:
+        """Return `plain_vectors`; raises ModelError for a model that fails on a sentence of its own length limit."""
+        try:
+            return self.plain_vectors(sample, spans, **options)
+        except (LookupError, ValueError, TypeError, AssertionError) as error:
+            if isinstance(error, EmbstoreError):
+                raise
+            longest = int(np.diff(sample.sentence_bounds).max(initial=0))
+            raise ModelError(
+                f"the model {self.info.name!r} fails on a sentence of up to {longest:,} subwords ({reason(error)}): "
+                "give a smaller --max-length, or another model"
+            ) from error
 
     @torch.inference_mode()
     def plain_vectors(

@@ -339,7 +339,9 @@ def sha256_of(files: list[Path]) -> str:
 
 def reason(error: BaseException) -> str:
     """Return the message of an error of another library in one line of at most 300 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split())
+    if not text or isinstance(error, LookupError):  # whose message is a key alone
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
     return text if len(text) <= 300 else text[:297] + "..."
 
 

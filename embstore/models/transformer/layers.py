@@ -142,9 +142,20 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     transposed = shifted = False
     if _same(output.last_hidden_state.cpu(), states[-1]):
         blocks, transposed, shifted = _matching(calls, owners, states)
-    if not blocks and not any(_same(state, states[0]) or _same(state.transpose(0, 1), states[0]) for _, state in calls):
-        raise ValueError("its first hidden state is not the input of its first block")
+    if not blocks and not any(_same(one, states[0]) for _, state in calls for one in _layouts(state, states[0])):
+        raise ValueError(
+            "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
+            "use another model"
+        )
     return LayerTap(model, blocks, transposed, len(states) - 1, states[0].shape[-1], final_norm, shifted)
+
+
+def _layouts(state: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what a block is given as [batch, positions, features], in each order that models have.
+
+    Longformer and LED give their blocks padded sentences.
+    """
+    return state, state.transpose(0, 1), state[:, : like.shape[1]]
 
 
 def _matching(

@@ -23,13 +23,15 @@ _States = tuple[torch.Tensor, ...]
 def vocabulary_of(model: Any, name: str) -> int:
     """Return how many subwords a model knows; raises ModelError for a model of something else than text."""
     try:
-        size = model.get_input_embeddings().num_embeddings
+        embeddings = model.get_input_embeddings()
     except (AttributeError, NotImplementedError):
-        size = None
+        embeddings = None
+    size = getattr(embeddings, "num_embeddings", None)
     if not isinstance(size, int):
-        raise ModelError(
-            f"the model {name!r} ({type(model).__name__}) has no embeddings of subwords: use a model of text"
-        )
+        what = "no embeddings of subwords: use a model of text"
+        if getattr(embeddings, "weight", None) is not None:  # such as the quantized ones of I-BERT
+            what = f"embeddings of a kind that is not known, {type(embeddings).__name__}: use another model"
+        raise ModelError(f"the model {name!r} ({type(model).__name__}) has {what}")
     return size
 
 
@@ -151,7 +153,7 @@ def _fill(value: torch.Tensor, scale: float) -> None:
 
 def longest_sentence(config: Any, tokenizer: Any, specials: Specials, offset: int | None) -> int | None:
     """Return the limit of a sentence in subwords without special ones; None if positions are relative."""
-    limit = getattr(config, "max_position_embeddings", None)
+    limit = getattr(config, "max_position_embeddings", getattr(config, "max_encoder_position_embeddings", None))
     if limit is None and not hasattr(config, "relative_attention_num_buckets"):
         limit = getattr(config, "n_positions", None)
     if not isinstance(limit, int) or limit <= 0:
