@@ -39,6 +39,7 @@ SAFE: dict[str, str | bool | int | float | list[str]] = {  # a statement reads n
     "allowed_configs": ["memory_limit", "threads"],  # which are set for each statement
     "lock_configuration": True,
 }
+QUERIES = ("SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE")  # of syntax trees; others write
 # What a statement may call of what does more than compute a value of its arguments. Other functions of tables read or
 # write files, settings, pointers or text that is run; a test knows each of DuckDB's by name.
 TABLE_FUNCTIONS = frozenset({"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"})
@@ -51,8 +52,8 @@ REFUSED = frozenset(_REFUSED.split())
 DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999, which Python's dates have
 # Types of DuckDB whose values a frame holds as they are, and those of which it does so within limits.
 _HELD = (
-    "bigint blob boolean decimal double enum float integer null smallint time tinyint ubigint uinteger usmallint "
-    "utinyint uuid varchar"
+    "bigint blob boolean decimal double enum float integer null smallint time time_ns tinyint ubigint uinteger "
+    "usmallint utinyint uuid varchar"
 )
 HELD = frozenset(_HELD.split())
 LIMITED = {"date", "hugeint", "timestamp", "timestamp_ms", "timestamp_ns", "timestamp_s", "timestamp with time zone"}
@@ -112,6 +113,7 @@ def sql(
     for name in (*stores, *frames):
         if not isinstance(name, str) or not name.isidentifier() or name.lower() in TABLES or name[:4] == "_es_":
             raise InvalidValueError(f"{quoted(name)} cannot be the name of a schema or table: use letters, digits, _")
+    _require_distinct(frames, "names of tables", "rename one")
     with _lock:
         return _database(tuple(stores), tuple(stores.values())).answer(query, frames, model)
 
@@ -202,7 +204,11 @@ class Database:
         given = []
         try:
             for name, frame in frames.items():
-                self.connection.register(name, pl.DataFrame(frame).to_arrow())
+                try:
+                    self.connection.register(name, pl.DataFrame(frame).to_arrow())
+                except (TypeError, ValueError, pl.exceptions.PolarsError, self._error) as error:
+                    reason = str(error).splitlines()[0]
+                    raise InvalidValueError(f"{name} cannot be a table, give a frame of columns: {reason}") from None
                 given.append(name)
             tree = self._tree(query)
             if tree["error"]:
@@ -314,10 +320,13 @@ class Database:
 def _require_allowed(statement: Node) -> None:
     """Raise InvalidValueError for a function or table that is not for statements."""
     for node in nodes(statement):
-        name, is_table = function(node), node.get("type") == "TABLE_FUNCTION"
+        kind = str(node.get("type"))
+        if kind.endswith("_NODE") and kind not in QUERIES:
+            raise InvalidValueError(f"SQL can only ask: {kind.split('_')[0]} is not allowed inside a SELECT either")
+        name, is_table = function(node), kind == "TABLE_FUNCTION"
         if is_table:
             name = function(node["function"])
-        elif node.get("type") == "BASE_TABLE":
+        elif kind == "BASE_TABLE":
             name = node["table_name"].lower()
             name = name if name[:4] == "_es_" or name == "pg_settings" else ""
         if name in REFUSED or name[:4] == "_es_" or name == "pg_settings" or (is_table and name not in TABLE_FUNCTIONS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from fnmatch import fnmatch
 from pathlib import Path
@@ -325,6 +325,8 @@ def test_missing_rows(tmp_path: Path) -> None:
         ("select _es_vec('other', '0', 'BIGINT', 0)", "_es_vec is not allowed"),
         ("select * from PG_Settings", "pg_settings is not allowed"),
         ("select 1" + " + 1" * 900, "nested too deeply"),
+        ("with a as (copy (select 1) to 'file.csv') select 1", "COPY is not allowed inside a SELECT"),
+        ("with a as (insert into occurrences values (1)) select 1", "INSERT is not allowed inside a SELECT"),
         # nor come back as another value
         ("select interval 3 months x", "the column 'x' is INTERVAL, which a frame does not hold: cast it"),
         ("select [{'a': interval 1 day}] x", "the column 'x' is STRUCT.*, which a frame does not hold"),
@@ -419,3 +421,13 @@ def test_what_exceeds_the_memory_is_refused_and_not_written(
         )
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [3, None, {"a": [1], "b": [1, 2]}, pl.DataFrame(), pl.DataFrame({"a": [1]}).lazy()])
+def test_what_is_no_table_is_refused_in_one_line(made: Made, value: Any) -> None:
+    with pytest.raises(InvalidValueError, match=r"^near cannot be a table, give a frame of columns: [^\n]+$"):
+        es.sql(made.store, "select 1", near=value)
+    one = pl.DataFrame({"a": [time(1)]})
+    assert es.sql(made.store, "select * from near", near=one).equals(one)
+    with pytest.raises(InvalidValueError, match="the names of tables 'near' and 'NEAR' are one in SQL"):
+        es.sql(made.store, "select 1", near=one, NEAR=one)
