@@ -314,3 +314,12 @@ def test_a_phrase_ends_with_its_last_word(tmp_path: Path) -> None:
         left = int(n_words[row["sentence"]]) - row["position"] - 2
         where = f"from_end = {left} AND document_from_end = {left} AND occurrence = {row['occurrence']}"
         assert store.select(where=where).rows.tolist() == [row["occurrence"]]
+
+
+def test_runs_of_labels_end_with_their_document(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store.zarr").store
+    labelled = store.with_labels("kind", ["x"] * store.n_rows)
+    first = np.flatnonzero(np.diff(store.index.document_of(store.index.sentence), prepend=-1))
+    assert labelled.select(where="kind_position = 0").rows.tolist() == first.tolist()
+    last = np.append(first[1:], store.n_rows) - 1
+    assert labelled.select(where="kind_from_end = 0").rows.tolist() == last.tolist()
