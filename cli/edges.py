@@ -26,21 +26,19 @@ Tasks = Annotated[
     list[Path],
     opt.argument("TASK", "Folders with train.jsonl, dev.jsonl and test.jsonl, or with corpora (.conllu, .conll)."),
 ]
-TaskNames = Annotated[
-    list[str] | None,
-    opt.option("NAME", "Of a corpus: pos (xpos), upos, dependencies or entities; repeatable.", "--task"),
-]
-Kind = Annotated[
-    Literal["mlp", "linear"], opt.option("KIND", "mlp, the edge probe; linear, one matrix over the mean of a span.")
-]
 
 
 @dataclass(frozen=True)
 class EdgeProbing(Probing):
     """The options of edge probes and of code lengths."""
 
-    task: TaskNames = None
-    kind: Kind = "mlp"
+    task: Annotated[
+        list[str] | None,
+        opt.option("NAME", "Of a corpus: pos (xpos), upos, dependencies or entities; repeatable.", "--task"),
+    ] = None
+    kind: Annotated[
+        Literal["mlp", "linear"], opt.option("KIND", "mlp, the edge probe; linear, one matrix over the mean of a span.")
+    ] = "mlp"
     control: Control = False
 
     def arguments(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -105,7 +103,10 @@ def _by_task(summary: pl.DataFrame) -> list[dict[str, Any]]:
             "center of gravity": ("train", "center_of_gravity", None),
             "expected layer": (split, "expected_layer", None),
         }
-        shown = {name: _with_interval(scores[key]) for name, key in columns.items() if key in scores}
+        shown = {}
+        for name, row in ((name, scores[key]) for name, key in columns.items() if key in scores):
+            value = with_deviation(row)
+            shown[name] = value if row["low"] is None else f"{value} [{row['low']:.3f}, {row['high']:.3f}]"
         if scores.get((split, "expected_layer", None), {}).get("item"):
             shown["expected layer"] = "not determined"
         rows.append({"task": task, "labels": scores.get(columns["majority"], {}).get("count")} | shown)
@@ -126,11 +127,6 @@ def _by_layer(summary: pl.DataFrame) -> list[dict[str, Any]]:
                 shown = rows.setdefault(row["layer"], {"layer": str(row["layer"])})
                 shown[names[row["metric"]]] = with_deviation(row)
     return [rows[layer] for layer in sorted(rows)]
-
-
-def _with_interval(row: dict[str, Any]) -> Any:
-    value = with_deviation(row)
-    return value if row["low"] is None else f"{value} [{row['low']:.3f}, {row['high']:.3f}]"
 
 
 def mdl(
@@ -172,13 +168,11 @@ def _codes(summary: pl.DataFrame) -> list[dict[str, Any]]:
         unit = "kbit" if what == "length" else "times"
         name = " ".join(filter(None, (row["task"] if has_several else "", control, unit)))
         shown = rows.setdefault(kind, {"layer": str(kind)})
-        shown[name] = _kbit(row) if what == "length" else round(row["value"], 3)
+        if what != "length" or row["deviation"] is None:
+            shown[name] = round(row["value"] / (1000 if what == "length" else 1), 3)
+        else:
+            shown[name] = f"{row['value'] / 1000:.3f}±{row['deviation'] / 1000:.3f}"
     return list(rows.values())
-
-
-def _kbit(row: dict[str, Any]) -> Any:
-    value = row["value"] / 1000
-    return round(value, 3) if row["deviation"] is None else f"{value:.3f}±{row['deviation'] / 1000:.3f}"
 
 
 def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[str, dict[str, Edges]]:
@@ -193,7 +187,19 @@ def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[st
         files = es.probes.split_files(path) or _corpora(path)
         if "train" not in files:
             raise InvalidValueError(f"{path} has no train.jsonl: give folders of a task")
-        for task in _derived(files["train"], derive) or (None,):
+        derivable = es.corpus.derivable_tasks(files["train"])
+        if not derivable and derive:
+            raise InvalidValueError(
+                f"--task {derive[0]} is for corpora (.conllu, .conll): {files['train']} has targets itself"
+            )
+        for task in (task for task in derive if task not in derivable):
+            raise InvalidValueError(
+                f"{files['train']} does not contain the task {task!r}: choose {' or '.join(derivable)}"
+            )
+        if len(derivable) > 1 and not derive:
+            several = f"{', '.join(derivable[:-1])} or {derivable[-1]}"
+            raise InvalidValueError(f"{files['train']} contains several tasks: give --task {several}")
+        for task in derive or derivable or (None,):
             name = path.absolute().name if task is None else task
             if name in tasks:
                 raise InvalidValueError(f"two tasks are called {name}: give each once")
@@ -201,21 +207,6 @@ def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[st
                 split: file if task is None else es.corpus.derived_edges(file, task) for split, file in files.items()
             }
     return tasks
-
-
-def _derived(train: Path, derive: Sequence[str]) -> Sequence[str]:
-    """Return the tasks to take from a file; none if it has targets itself."""
-    derivable = es.corpus.derivable_tasks(train)
-    if not derivable and derive:
-        raise InvalidValueError(f"--task {derive[0]} is for corpora (.conllu, .conll): {train} has targets itself")
-    for task in derive:
-        if task not in derivable:
-            raise InvalidValueError(f"{train} does not contain the task {task!r}: choose {' or '.join(derivable)}")
-    if len(derivable) > 1 and not derive:
-        raise InvalidValueError(
-            f"{train} contains several tasks: give --task {', '.join(derivable[:-1])} or {derivable[-1]}"
-        )
-    return derive or derivable
 
 
 def _corpora(folder: Path) -> dict[str, Path]:

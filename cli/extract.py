@@ -37,16 +37,6 @@ Model = Annotated[
         "-m",
     ),
 ]
-Pooling = Annotated[
-    Literal["mean", "first", "last", "max", "cls"],
-    opt.option(
-        "NAME", "How the vectors of a word's subwords become one: mean, first, last or max; a sentence's also cls."
-    ),
-]
-Dtype = Annotated[
-    Literal["float16", "float32", "bfloat16", "int8"],
-    opt.option("DTYPE", "Stored type: float16, float32, bfloat16 or int8."),
-]
 Sites = Annotated[
     str,
     opt.option(
@@ -55,39 +45,8 @@ Sites = Annotated[
     ),
 ]
 Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each special token, such as [CLS].")]
-Where = Annotated[
-    str | None,
-    opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
-]
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[str | None, opt.option("NAME", f"{', '.join(es.corpus.FORMATS)} (by its suffix).", panel=READ)]
-Split = Annotated[
-    str | None, opt.option("NAME", "sentences: find them in running text; lines: each line is one.", panel=READ)
-]
-Context = Annotated[
-    str,
-    opt.option(
-        "NAME",
-        "What the model is given at a time: sentence; document; or N, blocks of a document of at most N subwords.",
-        panel=WINDOWS,
-    ),
-]
-MinLeft = Annotated[
-    int | None,
-    opt.option("K", "Let blocks of a document overlap, so that each word has K words before it.", panel=WINDOWS),
-]
-ContextWindow = Annotated[
-    int | None, opt.option("K", "Give the model only K words left and right of each target.", panel=WINDOWS, min=0)
-]
-AttentionWindow = Annotated[
-    int | None,
-    opt.option(
-        "K",
-        "Give the model the whole sentence, but let a word attend only to words at most K away in every layer.",
-        panel=WINDOWS,
-        min=0,
-    ),
-]
 Devices = Annotated[str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.")]
 Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "Run on the workers of a Ray cluster.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the plan: what will be stored, and its cost.")]
@@ -106,23 +65,56 @@ class Extracting:
     layers: opt.Layers = "all"
     sites: Sites = "residual"
     specials: Specials = False
-    pooling: Pooling = "mean"
-    dtype: Dtype = "float16"
-    where: Where = None
+    pooling: Annotated[
+        Literal["mean", "first", "last", "max", "cls"],
+        opt.option(
+            "NAME", "How the vectors of a word's subwords become one: mean, first, last or max; a sentence's also cls."
+        ),
+    ] = "mean"
+    dtype: Annotated[
+        Literal["float16", "float32", "bfloat16", "int8"],
+        opt.option("DTYPE", "Stored type: float16, float32, bfloat16 or int8."),
+    ] = "float16"
+    where: Annotated[
+        str | None,
+        opt.option("SQL", "Only words for which this is true, such as \"upos = 'VERB' AND from_end = 0\".", panel=KEPT),
+    ] = None
     max_contexts: MaxContexts = None
     format: Format = None
-    split: Split = None
-    context: Context = "sentence"
-    min_left: MinLeft = None
-    context_window: ContextWindow = None
-    attention_window: AttentionWindow = None
+    split: Annotated[
+        str | None, opt.option("NAME", "sentences: find them in running text; lines: each line is one.", panel=READ)
+    ] = None
+    context: Annotated[
+        str,
+        opt.option(
+            "NAME",
+            "What the model is given at a time: sentence; document; or N, blocks of a document of at most N subwords.",
+            panel=WINDOWS,
+        ),
+    ] = "sentence"
+    min_left: Annotated[
+        int | None,
+        opt.option("K", "Let blocks of a document overlap, so that each word has K words before it.", panel=WINDOWS),
+    ] = None
+    context_window: Annotated[
+        int | None, opt.option("K", "Give the model only K words left and right of each target.", panel=WINDOWS, min=0)
+    ] = None
+    attention_window: Annotated[
+        int | None,
+        opt.option(
+            "K",
+            "Give the model the whole sentence, but let a word attend only to words at most K away in every layer.",
+            panel=WINDOWS,
+            min=0,
+        ),
+    ] = None
     settings: Annotated[dict[str, Any], SETTINGS] = field(default_factory=dict)
 
 
 def extract(
     ctx: typer.Context,
     corpus: Corpus,
-    store: opt.NewStore,
+    store: Annotated[str, opt.argument("STORE", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")],
     *,
     model: Model,
     extracting: Extracting,
@@ -158,7 +150,8 @@ def extract(
         **of(COMPUTING),
     )
     if append:  # the options of the store, but for those that were typed, or set in a file
-        typed = {*settings, *(name for name in ctx.params if opt.is_given(ctx, name))}
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        typed = {*settings, *(name for name, source in sources.items() if source and source.name == "COMMANDLINE")}
         chosen = {option.name for option in fields(es.ExtractionOptions)} & typed
         if typed & {"where", "word_list", "max_contexts", *KEEP}:
             chosen.add("keep")

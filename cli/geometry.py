@@ -50,7 +50,12 @@ def geometry(
         name: es.analysis.summarize_geometry(table, seed=settings.get("seed", 0)) for name, table in tables.items()
     }
     output.draw(lambda: es.plot.geometry_figure(summaries))
-    if output.deliver(_concatenated(tables)):
+    (table, *others), named = tables.values(), tables.items()
+    if others:
+        import polars as pl
+
+        table = pl.concat(part.select(pl.lit(name).alias("store"), pl.all()) for name, part in named)
+    if output.deliver(table):
         for name, summary in summaries.items():
             if len(summaries) > 1:
                 print(f"{name}\n{'=' * len(name)}\n")
@@ -63,14 +68,6 @@ def _names(stores: list[str]) -> dict[str, str]:
     stems = [PurePosixPath(path).stem for path in stores]
     names = stems if len(set(stems)) == len(stems) else stores
     return dict(zip(names, stores, strict=True))
-
-
-def _concatenated(tables: dict[str, pl.DataFrame]) -> pl.DataFrame:
-    import polars as pl
-
-    if len(tables) == 1:
-        return next(iter(tables.values()))
-    return pl.concat([table.select(pl.lit(name).alias("store"), pl.all()) for name, table in tables.items()])
 
 
 def _print(table: pl.DataFrame, summary: pl.DataFrame) -> None:

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from io import TextIOBase
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
@@ -23,12 +22,10 @@ from embstore_cli.options import option
 OPENMP_WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # of GNU's OpenMP, in tries; of LLVM's, in ms
 MAX_WORD = 200  # characters of a word in a message
 START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
-
-
 _signals: list[int] = []  # that have come: DuckDB and Polars turn the exception of one into an error of theirs
 
 
-class Visible(TextIOBase):
+class Visible:
     """Standard output on which a corpus cannot steer the terminal: what is written passes `visible`."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -38,18 +35,8 @@ class Visible(TextIOBase):
         self.stream.write(visible(text))
         return len(text)
 
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def fileno(self) -> int:
-        return self.stream.fileno()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self.stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class _Terminated(KeyboardInterrupt):

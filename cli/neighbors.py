@@ -21,10 +21,6 @@ Query = Annotated[str | None, opt.argument("WORD", "A word, or a new sentence wi
 Row = Annotated[int | None, opt.option("N", "Query: the occurrence in row N of the store.")]
 Queries = Annotated[int, opt.option("N", "Query the first N occurrences of a word; 0: all.", min=0)]
 Labels = Annotated[list[str] | None, opt.option("COLUMN=VALUE", "Find only occurrences with this label.")]
-Exclude = Annotated[
-    Literal["word", "sentence", "both"] | None,
-    opt.option("WHAT", "Leave out occurrences of the same word, of the same sentence, or both: word, sentence, both."),
-]
 Index = Annotated[str | None, opt.option("NAME", "Search this index, which `embstore index` has built.")]
 StoreModel = Annotated[str | None, opt.option("MODEL", "For a new sentence: where the store's model is now.")]
 Source = Annotated[str, opt.argument("STORE", "A store, or a file of word vectors.")]
@@ -41,7 +37,12 @@ def neighbors(
     metric: opt.Metric = "cosine",
     centered: opt.Centered = False,
     label: Labels = None,
-    exclude: Exclude = None,
+    exclude: Annotated[
+        Literal["word", "sentence", "both"] | None,
+        opt.option(
+            "WHAT", "Leave out occurrences of the same word, of the same sentence, or both: word, sentence, both."
+        ),
+    ] = None,
     index: Index = None,
     model: StoreModel = None,
     output: Output,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,11 +21,6 @@ def option(metavar: str, text: str, *names: str, panel: str | None = None, **mor
     return typer.Option(*names, metavar=metavar, help=text, rich_help_panel=panel, **more)
 
 
-def flag(name: str, text: str) -> Any:
-    """Return an option without a value, such as --control."""
-    return typer.Option(name, help=text)
-
-
 def argument(metavar: str, text: str) -> Any:
     """Return a positional argument with its name and its help."""
     return typer.Argument(metavar=metavar, help=text)
@@ -36,10 +30,8 @@ STORE = "NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, gs://, az://, https://; NAME
 
 StorePath = Annotated[str, argument("STORE", STORE)]
 StorePaths = Annotated[list[str], argument("STORE", "One or more stores.")]
-NewStore = Annotated[str, argument("STORE", "The store to write: NAME.zarr, NAME.h5 or s3://BUCKET/NAME.zarr.")]
 Word = Annotated[str, argument("WORD", "The word or phrase, as written in the corpus.")]
 Model = Annotated[str, option("MODEL", "A model of Hugging Face: its name, or its folder.", "--model", "-m")]
-Layer = Annotated[str, option("N", "The layer: a number, or -1 or last for the last one stored.", "--layer", "-l")]
 Layers = Annotated[
     str, option("LIST", "all, last, or numbers such as 0,3,6-12; -1 is the last layer.", "--layers", "-l")
 ]
@@ -56,20 +48,6 @@ ConfigFile = Annotated[
     Path | None,
     option("FILE.toml", "Settings of this command; --write-config prints all of them with their defaults.", "--config"),
 ]
-
-
-def is_given(ctx: typer.Context, *names: str) -> bool:
-    """Return whether the command line gives any of these options, by the names of their arguments."""
-    sources = [ctx.get_parameter_source(name) for name in names]
-    return any(source is not None and source.name == "COMMANDLINE" for source in sources)
-
-
-def layer_of(text: str, stored: Sequence[int] = ()) -> int:
-    """Return the number of a layer of `--layer`; -1 and last are the last of `stored`, if that is given."""
-    if not re.fullmatch(r"last|-?[0-9]{1,9}", text.strip()):
-        raise InvalidValueError(f"--layer {text!r} is not a layer: give a number, -1 or last")
-    number = -1 if text.strip() == "last" else int(text)
-    return stored[number] if number < 0 and -number <= len(stored) else number
 
 
 def layers_of(text: str) -> str | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
@@ -26,7 +28,7 @@ CLASS_METRICS = {"contexts_f1": "by contexts", "f1": "control", "selectivity": "
 
 Seeds = Annotated[str, opt.option("LIST", "Seeds of the initial weights, such as 0 or 1,2,3.")]
 Control = Annotated[
-    bool, opt.flag("--control", "Also train on the control task: random labels, the same for the same word.")
+    bool, typer.Option("--control", help="Also train on the control task: random labels, the same for the same word.")
 ]
 Save = Annotated[Path | None, opt.option("PATH", "Save the probe in this file; several: one file each in this folder.")]
 Words = Annotated[Path, opt.option("FILE", "Words, one a line or as Wiki-PSE lists them with classes.")]

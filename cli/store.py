@@ -63,16 +63,12 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         print(f"{name + ':':<12}{value}")
 
 
-def _readable(described: dict[str, Any]) -> dict[str, Any]:
-    """Return what people read of a description: values without checksums, the name first."""
-    shown = {name: value for name, value in described.items() if "sha256" not in name and value not in (None, {}, [])}
-    return {"name": shown.pop("name"), **shown} if "name" in shown else shown
-
-
 def _plain(value: Any) -> str:
+    """What people read of a part of a description: values without checksums, the name first."""
     if isinstance(value, dict):
-        parts = _readable(value).items()
-        return ", ".join(_plain(part) if name == "name" else f"{name} {_plain(part)}" for name, part in parts)
+        parts = {name: part for name, part in value.items() if "sha256" not in name and part not in (None, {}, [])}
+        first = [_plain(parts.pop("name"))] if "name" in parts else []
+        return ", ".join([*first, *(f"{name} {_plain(part)}" for name, part in parts.items())])
     if isinstance(value, list | tuple):
         return ", ".join(map(_plain, value))
     if isinstance(value, bool):

@@ -28,10 +28,16 @@ def static(
 
     gensim and other tools read text and binary files; a store of static vectors has a row for each word.
     """
-    form = _format(out)
+    form: Any = FORMATS.get(out.suffix)
+    if form is None:
+        raise InvalidValueError(f"{out} has no known suffix: choose {', '.join(FORMATS)}, uncompressed")
+    if out.is_dir() and form != "store":
+        raise InvalidValueError(f"{out} is a folder: give the name of a file")
+    require_folder_of(out, option="OUT")
     opened = es.open(store)
-    number = opt.layer_of(layers, opened.layers)
-    vectors: Any = es.static_vectors(opened, layers=number, method=method, min_contexts=min_contexts)
+    chosen: Any = opt.layers_of(layers)
+    vectors: Any = es.static_vectors(opened, layers=chosen, method=method, min_contexts=min_contexts)
+    (number,) = opened.select(layers=chosen).layers
     made: dict[str, Any] = {"method": method, "min_contexts": min_contexts}
     if form == "store":
         es.analysis.write_static_store({number: vectors}, out, source=opened, made=made)
@@ -43,13 +49,3 @@ def static(
     else:
         words = counted(len(vectors), "word")
         print(f"{out} holds the vectors of {words}, {vectors.dimensions} numbers each ({method} of layer {number})")
-
-
-def _format(out: Path) -> Any:
-    """Return the format of a file of word vectors; refuses a path that cannot be written to in it."""
-    if out.suffix not in FORMATS:
-        raise InvalidValueError(f"{out} has no known suffix: choose {', '.join(FORMATS)}, uncompressed")
-    if out.is_dir() and FORMATS[out.suffix] != "store":
-        raise InvalidValueError(f"{out} is a folder: give the name of a file")
-    require_folder_of(out, option="OUT")
-    return FORMATS[out.suffix]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
@@ -151,43 +150,29 @@ def anchor_maps(store: Store, rows: NDArray[np.int64], last: int) -> dict[int, N
     for layer in store.layers[: store.layers.index(last) + 1]:
         vectors = np.asarray(store.vectors(rows, layers=layer)[0], np.float64)
         vectors = np.nan_to_num(vectors - vectors.mean(0))
-        points = vectors @ _leading(partial(_scattered, vectors), vectors.shape[1])
+        points = vectors @ _leading(lambda others, own=vectors: own.T @ (own @ others), vectors.shape[1])
         before = maps[layer] = points if before is None else points @ turn(points, before)
     return maps
-
-
-def _scattered(vectors: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(vectors.T @ (vectors @ others))
 
 
 def _principal(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArray[np.float32], float, int]:
     """The first two principal components of rows, the share of the variance in both, and how many gave the axes."""
     some = rows[stretches(len(rows), AXES_ROWS, 0)]
-    mean, scatter = _moments(store, some, layer)
-    axes = _leading(lambda vectors: scatter @ vectors, len(mean))
+    moments: LayerMoments = _scan(store, some, layer, Moments())
+    scatter = moments.scatter / max(float(np.trace(moments.scatter)), np.finfo(np.float64).tiny)  # or squares vanish
+    axes = _leading(lambda vectors: scatter @ vectors, len(scatter))
     points = np.empty((len(rows), 2), np.float32)
-    total = float(_scan(_of_rows(store, rows, layer), _Coordinates(points, mean, axes)))
+    total = float(_scan(store, rows, layer, _Coordinates(points, moments.mean, axes)))
     inside = float(np.einsum("ij,ij->", points, points, dtype=np.float64))
     points -= points.mean(0, dtype=np.float64).astype(np.float32)
     return points, inside / total if total > 0 else 0.0, len(some)
 
 
-def _moments(store: Store, rows: NDArray[np.int64], layer: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The mean of rows, and the matrix of their covariances, of trace one."""
-    moments: LayerMoments = _scan(_of_rows(store, rows, layer), Moments())
-    scale = max(float(np.trace(moments.scatter)), np.finfo(np.float64).tiny)  # or squares vanish
-    return moments.mean, moments.scatter / scale
-
-
-def _scan(some: Selection, reducer: Any) -> Any:
-    now = settings()
-    return scan(some, {"only": reducer}, device=now.device, threads=now.threads)[some.layers[0]]["only"]
-
-
-def _of_rows(store: Store, rows: NDArray[np.int64], layer: int) -> Selection:
-    """A selection of ascending rows; of all rows as a slice, so that the layer is scanned."""
-    first, stop = int(rows[0]), int(rows[-1]) + 1
-    return Selection(store, layers=layer, rows=slice(first, stop) if stop - first == len(rows) else rows)
+def _scan(store: Store, rows: NDArray[np.int64], layer: int, reducer: Any) -> Any:
+    """Reduce ascending rows of a layer; rows without a gap are a slice, so that the layer is scanned."""
+    first, stop, now = int(rows[0]), int(rows[-1]) + 1, settings()
+    some = Selection(store, layers=layer, rows=slice(first, stop) if stop - first == len(rows) else rows)
+    return scan(some, {"only": reducer}, device=now.device, threads=now.threads)[layer]["only"]
 
 
 class _Coordinates:

@@ -116,19 +116,17 @@ def _first_components(batch: WordBatch, resources: Resources) -> torch.Tensor:
 
 
 def _first_component_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
-    parts = []
-    count = 0
+    parts, counts = [], []
 
-    def counted() -> Iterator[torch.Tensor]:
-        nonlocal count
+    def summed() -> Iterator[torch.Tensor]:
         for block in blocks():
             parts.append(block.to(resources.device).sum(0, dtype=torch.float64))
-            count += len(block)
+            counts.append(len(block))
             yield block
 
-    values, directions = largest_eigenpairs(word_moment(counted(), resources)[None])
+    values, directions = largest_eigenpairs(word_moment(summed(), resources)[None])
     sums = torch.stack(parts).sum(0, keepdim=True)
-    return _with_sign(directions, values, sums, torch.tensor([count], device=values.device))
+    return _with_sign(directions, values, sums, torch.tensor([sum(counts)], device=values.device))
 
 
 def _with_sign(

@@ -178,7 +178,7 @@ def _store_and_rows(data: Store | Selection) -> tuple[Store, NDArray[np.int64] |
 
 
 def _checked_types(store: Store, types: ArrayLike) -> NDArray[np.int64]:
-    chosen: NDArray[Any] = np.asarray(list(types) if isinstance(types, set | frozenset) else types)
+    chosen: NDArray[Any] = np.asarray(types)
     if not chosen.size:
         raise InvalidValueError(f"no word of {store.path} is chosen: allow fewer contexts, or choose other words")
     if chosen.ndim != 1 or chosen.dtype.kind not in "iu":
@@ -199,10 +199,6 @@ class Resources:
     dtype: torch.dtype
     device: torch.device
     memory: int
-
-    @classmethod
-    def of(cls, precision: str, device: str, memory: int) -> Resources:
-        return cls(PRECISIONS[precision], choose_device(device, float64=True), memory)
 
     @property
     def window_nbytes(self) -> int:
@@ -266,7 +262,7 @@ def compute_per_word(
 
     `memory`: bytes that may be used. `progress` is called with the number of occurrences done over all layers.
     """
-    resources = Resources.of(precision, device, memory)
+    resources = Resources(PRECISIONS[precision], choose_device(device, float64=True), memory)
     groups = word_groups(store, words, resources)
     calls = (
         partial(_compute_group, store, method, layer, words.some(group), resources)

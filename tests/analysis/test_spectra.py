@@ -255,7 +255,7 @@ def test_batches_hold_every_occurrence_once_and_zeros(written: Written) -> None:
     store = written.store
     words = rows_of_words(store, all_types(store))
     seen: dict[int, np.ndarray] = {}
-    for group in word_groups(store, words, Resources.of("float32", "cpu", 100_000)):
+    for group in word_groups(store, words, Resources(torch.float32, torch.device("cpu"), 100_000)):
         part = words.some(group)
         if part.counts[0] > store.hidden_size:
             blocks = list(iter_word_blocks(store, 4, part, nbytes=300))

@@ -11,7 +11,7 @@ import pytest
 from embstore.arguments import Range, checked
 from embstore.errors import InvalidValueError
 from embstore_cli.config import Config
-from embstore_cli.options import layer_of, layers_of, seeds_of
+from embstore_cli.options import layers_of, seeds_of
 from tests.cli.conftest import Work, settings
 
 
@@ -62,7 +62,6 @@ def test_layers_are_numbers_ranges_and_the_last() -> None:
     assert layers_of("all") is None
     for text in ("0,3,6-8,last", "-1, 0", "0-999999999"):
         assert layers_of(text) == text
-    assert (layer_of("last", stored=[0, 2, 5]), layer_of("-2", stored=[0, 2, 5]), layer_of("7")) == (5, 2, 7)
     assert seeds_of("0, 2,1") == (0, 2, 1)
     for text in ("3-1", "first", "", "1-", "--1", "1" * 5000, "٣"):
         with pytest.raises(InvalidValueError, match="--layers"):

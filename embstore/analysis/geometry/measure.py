@@ -177,16 +177,11 @@ class _Inputs:
             yield selection, reducers
         for start in range(size, len(types), size):
             chunk = types[start : start + size]
-            part = Selection(selection.store, rows=_rows_with(selection, codes, chunk), layers=selection.layers)
+            blocks = ((first, codes[first : first + BLOCK_ROWS]) for first in range(0, len(codes), BLOCK_ROWS))
+            places = np.concatenate([first + np.flatnonzero(np.isin(block, chunk)) for first, block in blocks])
+            rows = places + selection.span.start if selection.span else selection.rows[places]
+            part = Selection(selection.store, rows=rows, layers=selection.layers)
             yield part, {"cosines": Cosines(words=Groups.of(codes, chunk))}
-
-
-def _rows_with(selection: Selection, codes: NDArray[np.int32], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The selected rows whose type, in `codes`, is one of those chosen."""
-    starts = range(0, len(codes), BLOCK_ROWS)
-    found = [start + np.flatnonzero(np.isin(codes[start : start + BLOCK_ROWS], chosen)) for start in starts]
-    places = np.concatenate(found)
-    return places + selection.span.start if selection.span else selection.rows[places]
 
 
 class _LayerMeasures(Moments):
@@ -206,19 +201,15 @@ def _limits(part: Selection, reducers: dict[str, Any]) -> dict[str, Any]:
     memory, size = settings().nbytes, part.store.hidden_size
     block_rows = max(1, min(BLOCK_NBYTES, memory // 64) // (4 * size))
     threads = min(thread_count(settings().threads), memory // (8 * THREAD_BLOCKS * block_rows * size))
-    state_nbytes = sum(_state_nbytes(reducer, size) for reducer in reducers.values())
+    state_nbytes = 0
+    for reducer in reducers.values():  # one that does not say has a vector of float64
+        state_nbytes += reducer.state_nbytes(size) if hasattr(reducer, "state_nbytes") else 8 * size
     return {
         "block_rows": block_rows,
         "threads": max(1, threads),
         "parts": max(MIN_PARTS, 8 * size * len(part) // (PART_TIMES * state_nbytes)),
         "max_states": max(2, memory // (2 * state_nbytes)),
     }
-
-
-def _state_nbytes(reducer: Any, size: int) -> int:
-    """The bytes of a state: those of a vector of float64 for a reducer that does not say."""
-    said = getattr(reducer, "state_nbytes", None)
-    return 8 * size if said is None else said(size)
 
 
 def _measure(inputs: _Inputs, options: dict[str, Any], report: Report) -> dict[int, dict[str, Any]]:
@@ -267,13 +258,12 @@ def _frames(inputs: _Inputs, layer: int, found: dict[str, Any]) -> Iterator[pl.D
     if "mev" in metrics:
         baseline = found["moments"]["mev"] if drawn is None else sample_mev(drawn)
         yield _frame("mev", layer, forms, words.sizes, found["mev"], baseline)
-    n_rows = len(selection)
-    if "anisotropy" in metrics:
-        yield _layer_frame("anisotropy", layer, n_rows if drawn is None else len(drawn), anisotropy)
-    for metric in (*MEASURES, *SPECTRUM_METRICS):
+    for metric in ("anisotropy", *MEASURES, *SPECTRUM_METRICS):
         if metric in metrics:
-            value = float(found[metric]) if metric in MEASURES else found["moments"][metric]
-            yield _layer_frame(metric, layer, n_rows, value)
+            value = float(found[metric]) if metric in MEASURES else found.get("moments", {}).get(metric, anisotropy)
+            count = len(selection) if drawn is None or metric != "anisotropy" else len(drawn)
+            row = {"item": "", "value": value, "count": count, "metric": metric, "layer": layer, "baseline": None}
+            yield pl.DataFrame([row], schema_overrides={"value": pl.Float64, "baseline": pl.Float64})
 
 
 def _frame(
@@ -291,15 +281,5 @@ def _frame(
         "value": np.insert(values, 0, float(known.mean()) if len(known) else np.nan),
         "count": np.insert(counts, 0, len(known)),
     }
-    return _labelled(metric, layer, pl.DataFrame(columns), baseline)
-
-
-def _layer_frame(metric: str, layer: int, count: int, value: float | None) -> pl.DataFrame:
-    columns = pl.DataFrame({"item": [""], "value": [value], "count": [count]}, schema_overrides={"value": pl.Float64})
-    return _labelled(metric, layer, columns, None)
-
-
-def _labelled(metric: str, layer: int, columns: pl.DataFrame, baseline: float | None) -> pl.DataFrame:
-    return columns.with_columns(
-        metric=pl.lit(metric), layer=pl.lit(layer, pl.Int64), baseline=pl.lit(baseline, pl.Float64)
-    )
+    labels = {"metric": pl.lit(metric), "layer": pl.lit(layer, pl.Int64), "baseline": pl.lit(baseline, pl.Float64)}
+    return pl.DataFrame(columns).with_columns(**labels)
