@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import polars as pl
@@ -300,3 +301,15 @@ def test_documents_of_several_sentences(made: Made) -> None:
     for given, rows in ((frame, chosen), (pl.DataFrame({"document": [18], "mark": ["a"]}), None)):
         with pytest.raises(InvalidValueError, match="has no document"):
             columns.label_columns(index, given, on="document", rows=rows, save=False)
+
+
+def test_labels_that_are_replaced_while_they_are_read(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store.zarr").store
+    store.with_labels("tone", ["a"] * store.n_rows, save=True)
+    stored = es.open(store.path).source.label_files
+    before = stored.listed()
+    store.with_labels("tone", ["b"] * store.n_rows, save=True, replace=True)
+    now = stored.listed()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "listed", Mock(side_effect=[before, now]))
+        assert list(stored.read()["tone"].names) == ["b"]
