@@ -34,7 +34,6 @@ def test_the_folder_is_bounded_and_what_was_used_last_stays(tmp_path: Path) -> N
             assert kept.find("a", 100) is not None  # used again, so b is the one that goes
     (tmp_path / "mine.txt").write_text("mine")
     assert [kept.find(name, 100) is not None for name in "abc"] == [True, False, True]
-    assert kept.find("a", 99) is None
     kept.add([("large", 10**4)], lambda descriptors: os.write(descriptors[0], bytes(10**4)))
     assert sorted(path.name[-7:] for path in tmp_path.iterdir()) == [".cached", "ine.txt"]
 
