@@ -31,7 +31,14 @@ def reporting(progress: Progress, *, total: int | None = None, unit: str = "rows
     colors. `unit`: what is counted; `label`: the text in front of the bar.
     """
     if callable(progress):
-        yield _forwarding(progress, total)
+        function, whole = progress, total
+
+        def forward(done: int, total: int | None = None, /) -> None:
+            nonlocal whole
+            whole = whole if total is None else total
+            function(done, whole)
+
+        yield forward
         return
     if progress is False or (progress is None and not _is_visible()):
         yield lambda done, total=None: None
@@ -80,15 +87,6 @@ class _Bar:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def _forwarding(function: Callable[[int, int | None], object], whole: int | None) -> Report:
-    def report(done: int, total: int | None = None, /) -> None:
-        nonlocal whole
-        whole = whole if total is None else total
-        function(done, whole)
-
-    return report
 
 
 def _is_visible() -> bool:

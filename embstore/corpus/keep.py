@@ -104,15 +104,16 @@ class Keep:
         pass_rows: int,
     ) -> None:
         """Give each occurrence a random number, by its word and its rank in it, and keep the `most` lowest."""
-        counts = _type_counts(mask, types, len(forms))
+        counts, key = _type_counts(mask, types, len(forms)), self.seed.to_bytes(8, "little")
         for rows in _passes(mask, types, np.where(counts > most, counts, 0), pass_rows):
             words = types[rows]
             by_word = np.argsort(words, kind="stable")
             rows, words = rows[by_word], words[by_word]
-            rank = _rank_in_run(words)
+            rank = rank_in_run(words)
             distinct = words[rank == 0]
             seeds = np.zeros(int(distinct[-1] - distinct[0]) + 1, np.uint64)
-            seeds[distinct - distinct[0]] = [self._word_seed(forms[word]) for word in distinct.tolist()]
+            digests = b"".join(blake2b(forms[at].encode(), digest_size=8, key=key).digest() for at in distinct.tolist())
+            seeds[distinct - distinct[0]] = np.frombuffer(digests, "<u8")
             numbers = splitmix(seeds[words - distinct[0]] + rank.astype(np.uint64) * _GOLDEN)
             if labels is None:
                 order = np.lexsort((numbers, words))
@@ -121,11 +122,7 @@ class Keep:
                 codes = labels[rows]
                 order = np.lexsort((numbers, codes, words))
                 groups = words[order].astype(np.int64) * (int(codes.max()) + 2) + codes[order] + 1
-            mask[rows[order[_rank_in_run(groups) >= most]]] = False
-
-    def _word_seed(self, form: str) -> int:
-        key = self.seed.to_bytes(8, "little")
-        return int.from_bytes(blake2b(form.encode(), digest_size=8, key=key).digest(), "little")
+            mask[rows[order[rank_in_run(groups) >= most]]] = False
 
 
 def _drop_rare(
@@ -146,7 +143,7 @@ def _drop_rare(
         first = int(words.min())
         pairs = (words - first) * len(contexts) + context_numbers[sentences[rows]]
         pairs.sort()
-        n_contexts = np.bincount(pairs[_rank_in_run(pairs) == 0] // len(contexts))
+        n_contexts = np.bincount(pairs[rank_in_run(pairs) == 0] // len(contexts))
         frequent[first : first + len(n_contexts)] |= n_contexts >= least
     for block in blocks_of(len(types), BLOCK_ROWS):
         mask[block] &= frequent[types[block]]
@@ -188,7 +185,7 @@ def _passes(mask: NDArray[np.bool_], types: NDArray[np.int32], counts: IntArray,
         first = last
 
 
-def _rank_in_run(values: NDArray[Any]) -> IntArray:
+def rank_in_run(values: NDArray[Any]) -> IntArray:
     """Return the rank of each item, from 0, in its run of equal neighbouring items."""
     starts = np.flatnonzero(np.append(True, values[1:] != values[:-1]))
     lengths = np.diff(np.append(starts, len(values)))

@@ -6,13 +6,13 @@ import codecs
 import gzip
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from embstore.arguments import checked
-from embstore.errors import CorpusError, CorpusNotFoundError
+from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
 
 BLOCK_NBYTES = 2**18  # of text: larger blocks are no faster
 ZSTD_NBYTES = 2**10  # of compressed data at a time: they may expand to 32,000 times their size
@@ -20,6 +20,7 @@ MAX_SENTENCE = 2**22  # characters of a line, or of the block of lines that make
 COMPRESSED_SUFFIXES = frozenset({".gz", ".zst"})
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ class Lines:
                 f"a sentence of more than {MAX_SENTENCE:,} characters: is a blank line missing between sentences?",
             )
         return length
+
+    def parsed(self, parse: Callable[[str], T]) -> Iterator[tuple[int, T]]:
+        """Yield the number of each line that is not blank, and what `parse` makes of it."""
+        for number, line in enumerate(self, 1):
+            if line and not line.isspace():
+                try:
+                    made = parse(line)
+                except InvalidValueError as error:
+                    raise self.error(number, str(error)) from None
+                yield number, made
 
     def error(self, number: int, message: str) -> CorpusError:
         """Return the error to raise for a line; lines count from 1."""

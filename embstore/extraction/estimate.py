@@ -54,9 +54,9 @@ FEW_POSITIONS = 1024  # that a calibration has at least, where they are at most 
 class Estimate:
     """The cost of an extraction.
 
-    `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, and `pinned_nbytes`
-    of main memory that the GPU copies into, next to `memory_nbytes`: None on a CPU; `free_nbytes` in `folder`, None for
-    a bucket, which has no limit. `seconds`: time of the forward passes and the casts, None if it was not measured.
+    `store_nbytes` on disk; `memory_nbytes` at the peak, in main memory; `device_nbytes` on a GPU, None on a CPU;
+    `free_nbytes` in `folder`, None for a bucket, which has no limit.
+    `seconds`: time of the forward passes and the casts, None if it was not measured.
     `subwords_to_run`: what the model is given, equal windows once, without special subwords; `counted`: whether that is
     exact and not projected from a sample.
     """
@@ -70,12 +70,11 @@ class Estimate:
     subwords_to_run: int
     counted: bool
     device_nbytes: int | None = None
-    pinned_nbytes: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         document = {**asdict(self), "subwords_counted": self.counted}
-        absent = {name for name in ("device_nbytes", "pinned_nbytes") if document[name] is None}
-        return {name: each for name, each in document.items() if name not in {"folder", "counted", *absent}}
+        left_out = {"folder", "counted"} | ({"device_nbytes"} if self.device_nbytes is None else set())
+        return {name: value for name, value in document.items() if name not in left_out}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the estimate as lines of text, each a name and a value."""
@@ -85,9 +84,8 @@ class Estimate:
             ("on disk", f"{format_nbytes(self.store_nbytes)}{free} in {self.folder}"),
             ("peak memory", format_nbytes(self.memory_nbytes)),
         ]
-        if self.device_nbytes is not None and self.pinned_nbytes is not None:
+        if self.device_nbytes is not None:
             lines.append(("GPU memory", format_nbytes(self.device_nbytes)))
-            lines.append(("pinned memory", f"{format_nbytes(self.pinned_nbytes)}, next to peak memory"))
         if self.seconds is not None and self.subwords_per_second is not None:
             lines.append(("time", f"{format_duration(self.seconds)} at {self.subwords_per_second:,.0f} subwords/s"))
         else:
@@ -143,9 +141,12 @@ def estimate(
         words = n_rows * min(2 * text.window + 1, content.longest)
         of_text += WINDOW_WORD_NBYTES * min(words, passage_words(text.batch_subwords))
     on_device = encoder.casts_on_device
+    of_host = HOST_BUFFERS * partitions if on_device else of_batches  # pinned memory that a GPU copies into
+    of_index = sum(column.nbytes for column in index.arrays().values())
+    of_words = 8 * (len(index.words) + 1 + len(index.type))  # the occurrences of each word
     return Estimate(
-        store_nbytes=layout.n_rows * metadata.row_nbytes + index_nbytes(index),
-        memory_nbytes=max(peak_nbytes(), resident_nbytes() + of_text + (0 if on_device else of_batches)),
+        store_nbytes=layout.n_rows * metadata.row_nbytes + of_index + of_words,
+        memory_nbytes=max(peak_nbytes(), resident_nbytes() + of_text + of_host),
         free_nbytes=shutil.disk_usage(folder).free if isinstance(folder, Path) else None,
         folder=str(folder),
         subwords_per_second=None if seconds is None else subwords / seconds,
@@ -153,7 +154,6 @@ def estimate(
         subwords_to_run=subwords,
         counted=counted,
         device_nbytes=of_batches if on_device else None,
-        pinned_nbytes=HOST_BUFFERS * partitions if on_device else None,
     )
 
 
@@ -220,12 +220,6 @@ def calibrated_rate(
             del pooled
         times.append(time.perf_counter() - start)
     return n_positions / min(times)
-
-
-def index_nbytes(index: Index) -> int:
-    """Return the bytes of all index arrays on disk, the occurrences of each word included."""
-    by_word = 8 * (len(index.words) + 1 + len(index.type))
-    return sum(column.nbytes for column in index.arrays().values()) + by_word
 
 
 def buffered_nbytes(batch_subwords: int, *, n_features: int, dtype: str) -> int:

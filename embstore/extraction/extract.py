@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import warnings
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import closing, suppress
@@ -202,19 +201,12 @@ def _repair_layout(plan: Plan, path: Path | ObjectPath) -> list[int]:
 
 
 def _tasks(plan: Plan, missing: list[int]) -> Iterator[Task]:
-    """Yield the groups with partitions that the store does not have of any site; `missing`: ascending."""
-    layout, groups = plan.layout, plan.groups
-
-    def is_missing(partition: int) -> bool:
-        position = bisect_left(missing, partition)  # there may be 100,000 partitions
-        return position < len(missing) and missing[position] == partition
-
+    """Yield the groups with partitions that the store does not have of any site."""
+    layout, groups, absent = plan.layout, plan.groups, set(missing)
     partitions = sorted({partition % layout.n_partitions for partition in missing})
     for group, members in groupby(partitions, lambda partition: partition // groups.size):
         sites = {
-            partition: tuple(
-                site for site, own in enumerate(plan.metadata.layouts) if is_missing(own.first + partition)
-            )
+            partition: tuple(site for site, own in enumerate(plan.metadata.layouts) if own.first + partition in absent)
             for partition in members
         }
         yield Task(Part.of(plan.index, *groups.span(group)), sites)

@@ -107,46 +107,35 @@ class ExtractionOptions:
             raise InvalidValueError(
                 f"unknown context {quoted(self.context)}: choose sentence, document or a number of subwords"
             )
-        keep, is_sentence = self.keep, self.unit == "sentence"
+        unit, context, keep = self.unit, self.context, self.keep
+        is_sentence, in_context = unit == "sentence", context != "sentence"
+        is_cls, specials = self.pooling == CLS, self.specials
         by_word = keep.words is not None or keep.min_contexts > 1 or keep.max_contexts is not None
-        in_context = self.context != "sentence"
-        window = f"context window {self.context_window}"
+        has_window, window = self.context_window is not None, f"context window {self.context_window}"
+        other = self.attention_window
+        both = has_window and other is not None
+        of_sentence = "unit sentence does not go with"
         for is_wrong, message in (
+            (both, f"{window} and attention window {other} exclude each other: give one of them"),
             (
-                self.context_window is not None and self.attention_window is not None,
-                f"{window} and attention window {self.attention_window} exclude each other: give one of them",
+                is_cls and not is_sentence,
+                f"pooling cls is for unit sentence, not {unit}: choose another pooling or unit",
             ),
-            (
-                self.pooling == CLS and not is_sentence,
-                f"pooling cls is for unit sentence, not {self.unit}: choose another pooling or unit",
-            ),
-            (
-                is_sentence and self.specials,
-                "unit sentence does not go with specials: choose pooling cls for the vectors of [CLS]",
-            ),
+            (is_sentence and specials, f"{of_sentence} specials: choose pooling cls for the vectors of [CLS]"),
             (
                 is_sentence and by_word,
-                "unit sentence does not go with a choice of words: leave out words, min_contexts and max_contexts",
+                f"{of_sentence} a choice of words: leave out words, min_contexts and max_contexts",
             ),
+            (is_sentence and has_window, f"{of_sentence} a context window of words: leave it out"),
+            (specials and has_window, f"specials do not go with {window}, which is around a word: leave one out"),
             (
-                is_sentence and self.context_window is not None,
-                "unit sentence does not go with a context window of words: leave it out",
+                in_context and specials,
+                f"context {context} does not go with specials, which belong to no sentence of it: leave them out",
             ),
-            (
-                self.specials and self.context_window is not None,
-                f"specials do not go with {window}, which is around a word: leave one out",
-            ),
-            (
-                in_context and self.specials,
-                f"context {self.context} does not go with specials, which belong to no sentence of it: leave them out",
-            ),
-            (
-                in_context and self.pooling == CLS,
-                f"context {self.context} does not go with pooling cls: choose mean, first, last or max",
-            ),
+            (in_context and is_cls, f"context {context} does not go with pooling cls: choose mean, first, last or max"),
             (
                 self.is_blocks and self.max_length is not None,
-                f"context {self.context} does not go with a max length: give one of the two",
+                f"context {context} does not go with a max length: give one of the two",
             ),
         ):
             if is_wrong:

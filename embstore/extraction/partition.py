@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.corpus.keep import rank_in_run
 from embstore.errors import StoreDamagedError
 from embstore.extraction.windows import Fan, Targets, copy_words, cut_windows
 from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
@@ -136,6 +137,7 @@ class Part:
             bounds = contexts.indptr[chosen.start : chosen.stop + 1] - base_row
             contexts = Contexts(begins - base, ends - base, bounds)
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
+        bytes_of = np.asarray(index.texts.offsets[first : last + 1])
         types, renumbered = np.unique(np.asarray(index.type[rows]), return_inverse=True)
         own = Index.of(
             type=renumbered.astype(np.int32),
@@ -143,7 +145,7 @@ class Part:
             position=np.array(index.position[rows]),
             subwords=np.array(index.subwords[rows]),
             words=_select_strings(index.words, types.astype(np.int64)),
-            texts=_slice_strings(index.texts, first, last),
+            texts=Strings(bytes_of - bytes_of[0], np.array(index.texts.data[bytes_of[0] : bytes_of[-1]])),
             indptr=np.asarray(index.indptr[first : last + 1]) - rows.start,
             source=np.array(index.source[first:last]),
             contexts=contexts,
@@ -209,7 +211,12 @@ class Part:
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
         targets = targets[own]
         is_cut = encoder.causal and options.window is None
-        cut = truncated(tokenized, np.minimum(options.limit, _needed(tokenized, targets) if is_cut else options.limit))
+        limits: int | NDArray[np.int64] = options.limit
+        if is_cut:  # after the last target, and after the sentence where a special subword there is a target
+            ends = np.ones(len(tokenized.sentence_indptr) - 1, np.int64)
+            np.maximum.at(ends, targets.sentence, targets.stop)
+            limits = np.minimum(limits, ends)
+        cut = truncated(tokenized, limits)
         first_row = self.first_row + rows.start + own.start
         sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
         if options.window is None:
@@ -258,7 +265,9 @@ class Part:
             after = np.minimum(word + widths[index.type[rows]], last)
             stop = tokenized.word_indptr[after] - base
         else:
-            places, counts = _places_in_runs(sentence, position)
+            places = rank_in_run((sentence << 32) + position)  # of each row among those of its word
+            run = np.cumsum(places == 0) - 1
+            counts = np.bincount(run)[run]
             after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
             begin, stop = begin + places, begin + places + 1
         lengths = np.minimum(tokenized.word_indptr[last] - base, options.limit)
@@ -286,27 +295,10 @@ class Part:
             )
 
 
-def _slice_strings(strings: Strings, first: int, last: int) -> Strings:
-    offsets = np.asarray(strings.offsets[first : last + 1])
-    return Strings(offsets - offsets[0], np.array(strings.data[offsets[0] : offsets[-1]]))
-
-
 def _select_strings(strings: Strings, chosen: NDArray[np.int64]) -> Strings:
     starts = strings.offsets[chosen]
     lengths = strings.offsets[chosen + 1] - starts
     return Strings(indptr(lengths), np.asarray(strings.data[ragged_indices(starts, lengths)]))
-
-
-def _places_in_runs(
-    sentence: NDArray[np.int64], position: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the place of each row among the rows of its word (equal sentence and position), and how many they are."""
-    places = np.arange(len(sentence), dtype=np.int64)
-    begins = np.ones(len(sentence), bool)
-    begins[1:] = (np.diff(sentence) != 0) | (np.diff(position) != 0)
-    run = np.cumsum(begins) - 1
-    places -= places[begins][run]
-    return places, np.bincount(run)[run]
 
 
 def passage_words(batch_subwords: int) -> int:
@@ -317,16 +309,6 @@ def passage_words(batch_subwords: int) -> int:
 def passage_nbytes(batch_subwords: int) -> int:
     """Return the size of a passage's text: enough for many batches, since a device idles between two passages."""
     return PASSAGE_NBYTES * max(1, batch_subwords // PASSAGE_BATCH)
-
-
-def _needed(tokenized: Tokenized, targets: Targets) -> NDArray[np.int64]:
-    """Return how many subwords of each sentence a causal model needs: those up to its last target.
-
-    More than there are where a special subword after the sentence is a target.
-    """
-    ends = np.ones(len(tokenized.sentence_indptr) - 1, np.int64)
-    np.maximum.at(ends, targets.sentence, targets.stop)
-    return ends
 
 
 def truncated(tokenized: Tokenized, limit: int | NDArray[np.int64]) -> Tokenized:

@@ -210,6 +210,9 @@ class Plan:
         for kind, width in (("attention", options.attention_window), ("context", options.context_window)):
             if width is not None:
                 more.append((f"{kind} window", f"{width} words left and right"))
+        shown = [" · ".join(words[:MAX_SHOWN]) for words in self._first_sentences()]
+        shown = [text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…" for text in shown]
+        dropped = [(drop, "; ".join(drop.examples[:3])) for drop in self.metadata.dropped]
         return [
             ("model", f"{info.name} ({info.architecture}, {self.encoder.batching})"),
             ("corpus", f"{self.metadata.corpus['name']} ({self.metadata.corpus['format']})"),
@@ -220,28 +223,17 @@ class Plan:
             *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *more,
-            *(("dropped", _with_examples(drop)) for drop in self.metadata.dropped),
+            *(("dropped", f"{drop.count:,} {drop.reason}{some and f', such as {some}'}") for drop, some in dropped),
             ("layers", f"{', '.join(map(str, self.metadata.layers))} x {info.hidden_size} {layout.dtype}"),
             *([("sites", ", ".join(f"{site} ({n})" for site, n in sites.items()))] if sites else []),
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
             *self.estimate.lines(),
-            *(
-                (f"sentence {n}", _cut(" · ".join(words[:MAX_SHOWN])))
-                for n, words in enumerate(self._first_sentences(), 1)
-            ),
+            *((f"sentence {n}", text) for n, text in enumerate(shown, 1)),
             *(("note", line) for line in self.advice),
         ]
 
     def _first_sentences(self) -> list[list[str]]:
         return [[word.removeprefix(ATTACHED) for word in words] for words in self.survey.sample[:N_SHOWN]]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
-
-
-def _with_examples(drop: Dropped) -> str:
-    return f"{drop.count:,} {drop.reason}" + (f", such as {'; '.join(drop.examples[:3])}" if drop.examples else "")
 
 
 @checked

@@ -256,7 +256,8 @@ def survey(
         _survey_block(content, block, encoder, options, limit=limit)
         report(content.n_sentences)
         del block  # or it would be held while the next one is read
-    _check_names(content)
+    if both := content.documents.numbers.keys() & content.labels.keys():
+        raise CorpusError(f"{min(both)!r} is both a label column and a field of documents: rename one")
     content.documents.finish(content.spool, content.digest)
     for column, names in content.labels.items():
         if content.specials and column == SPECIAL:
@@ -458,13 +459,6 @@ def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[s
         if not (content.specials and column == SPECIAL):
             content.digest.update(codes.tobytes())
     return codes_of
-
-
-def _check_names(content: Survey) -> None:
-    """Raise CorpusError for a name that is a label column and a field of documents."""
-    for name in content.documents.numbers:
-        if name in content.labels:
-            raise CorpusError(f"{name!r} is both a label column and a field of documents: rename one")
 
 
 def _count_dropped(content: Survey, units: _Units, forms: Sequence[str], mask: NDArray[np.bool_], reason: str) -> None:

@@ -146,11 +146,6 @@ class Full:
     mark: Any
 
 
-def is_needed(task: Task, partition_rows: int, start: int, stop: int) -> bool:
-    """Return whether a partition that is to be written has any of the rows `[start, stop)`."""
-    return any(number in task.missing for number in range(start // partition_rows, (stop - 1) // partition_rows + 1))
-
-
 class Worker:
     """Encodes groups of partitions; earlier ones are copied and written, and text is read, in other threads.
 
@@ -235,10 +230,13 @@ class Worker:
                     written = defaultdict(list)
 
     def _passages(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Passage]]:
-        rows = self._job.layouts[0].partition_rows
+        size = self._job.layouts[0].partition_rows
+
+        def is_needed(start: int, stop: int) -> bool:
+            return any(number in task.missing for number in range(start // size, (stop - 1) // size + 1))
+
         for task in tasks:
-            needed = partial(is_needed, task, rows)
-            for passage in task.part.passages(self._encoder, self._job.text, is_needed=needed):
+            for passage in task.part.passages(self._encoder, self._job.text, is_needed=is_needed):
                 yield task, passage
 
     def _take(self, group: Group, passage: Passage, pooled: Pooled, written: Mapping[int, list[Written]]) -> None:
@@ -278,24 +276,18 @@ class Worker:
         return disk.submit(self._write, full, host, 0, partial(self._host.give, host))
 
     def _bring(self, full: Full, place: int, host: list[Buffer]) -> None:
-        """Copy a partition from the device."""
+        """Check what was written on the device since the partition before, and copy a partition, in one stream."""
         group = full.group
         if group.failure is not None:
             raise group.failure
-        with self._checked(full):
+        with self.fetch.after(full.mark):
+            for number, written in full.written.items():
+                self._casts[number].check(group.buffers[number], written)
             self.fetch(
                 (array[place], host[number][name][0])
                 for number in group.task.missing[full.partition]
                 for name, array in group.buffers[number].items()
             )
-
-    @contextmanager
-    def _checked(self, full: Full) -> Iterator[None]:
-        """Check what was written on the device since the partition before; the block queues in the same stream."""
-        with self.fetch.after(full.mark):
-            for number, written in full.written.items():
-                self._casts[number].check(full.group.buffers[number], written)
-            yield
 
     def _write(self, full: Full, buffers: list[Buffer], place: int, leave: Callable[[], object]) -> Done:
         records = []

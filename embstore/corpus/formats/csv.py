@@ -51,14 +51,7 @@ def _table(lines: Lines) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
         raise lines.error(number, "no header: the first line names the columns")
     if len(set(names)) < len(names):
         raise lines.error(number, f"two columns have the same name: {quoted(','.join(names))}")
-    return names, _checked(lines, rows, len(names))
-
-
-def _checked(lines: Lines, rows: Iterator[tuple[int, list[str]]], width: int) -> Iterator[tuple[int, list[str]]]:
-    for number, row in rows:
-        if len(row) != width:
-            raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
-        yield number, row
+    return names, rows
 
 
 def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
@@ -66,7 +59,7 @@ def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
     header = next(filter(str.strip, lines), "")
     csv.field_size_limit(MAX_SENTENCE)
     reader = csv.reader((f"{line}\n" for line in lines), delimiter=max(",\t;", key=header.count), strict=True)
-    number = 1
+    number, width = 1, 0
     while True:
         try:
             row = next(reader, None)
@@ -75,6 +68,9 @@ def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
         if row is None:
             return
         if row:
+            width = width or len(row)
+            if len(row) != width:
+                raise lines.error(number, f"{len(row)} fields instead of {width}, as in the header: {quoted(row)}")
             yield number, row
         number = reader.line_num + 1
 

@@ -35,13 +35,8 @@ class EdgeSentence:
 
 def iter_edges(lines: Lines) -> Iterator[EdgeSentence]:
     """Yield the sentences of an edge probing file. Raises CorpusError with file and line."""
-    for number, line in enumerate(lines, 1):
-        if not line or line.isspace():
-            continue
-        try:
-            yield _parse_line(line)
-        except InvalidValueError as error:
-            raise lines.error(number, str(error)) from None
+    for _, sentence in lines.parsed(_parse_line):
+        yield sentence
 
 
 def read_edge(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:

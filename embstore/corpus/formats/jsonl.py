@@ -30,16 +30,7 @@ def parse_object(line: str) -> dict[str, Any]:
 
 def read_jsonl(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of each line, one document."""
-    return read_rows(_objects(lines), options, error=lines.error, name=lines.path.name)
-
-
-def _objects(lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, 1):
-        if line and not line.isspace():
-            try:
-                yield number, parse_object(line)
-            except InvalidValueError as error:
-                raise lines.error(number, str(error)) from None
+    return read_rows(lines.parsed(parse_object), options, error=lines.error, name=lines.path.name)
 
 
 JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, split="sentences", words="punctuation", is_table=True)
