@@ -363,9 +363,10 @@ def _held(relation: Any) -> pl.DataFrame:
                     raise InvalidValueError(
                         f"the column {quoted(column.name)} has a date outside the years 1 to 9999: {advice}"
                     )
-            elif isinstance(part.dtype, pl.Decimal) and any(
-                abs(end or 0) >= 10**38 for end in (part.min(), part.max())
-            ):
+            elif isinstance(part.dtype, pl.Decimal):
+                ends: list[Any] = [part.min(), part.max()]
+                if not any(abs(end or 0) >= 10**38 for end in ends):
+                    continue
                 raise InvalidValueError(
                     f"the column {quoted(column.name)} has a number of more than 38 digits: {advice}"
                 )
