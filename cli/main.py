@@ -62,7 +62,6 @@ def _group(name: str, text: str, heading: str, commands: Mapping[str, tuple[str,
 
 _PROBE = {
     "classes": ("probes.classes", "probe classes semcor.zarr --train train.tsv --test test.tsv --plot layers.png"),
-    "apply": ("probes.apply", "probe apply probes/ finetuned.zarr"),
     "edges": ("edges.edges", "probe edges gum.zarr edge-probing/pos edge-probing/entities"),
     "mdl": ("edges.mdl", "probe mdl gum.zarr edge-probing/entities --control --plot bits.png"),
     "structure": (
@@ -92,7 +91,7 @@ COMMANDS = (
     Entry("index", "index.index", MEASURES, "index ewt.zarr --layers 6 --kind ivf"),
     Entry("static", "vectors.static", MEASURES, "static ewt.zarr ewt-pc1.txt --layers 1 --min-contexts 5"),
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
-    _group("probe", "Train probes on stored vectors, and apply them.", PROBES, _PROBE),
+    _group("probe", "Train probes on stored vectors.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
     Entry("bench", "bench.bench", MODELS, "bench --quick"),
 )

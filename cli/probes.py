@@ -1,4 +1,4 @@
-"""Commands that train class probes and structural probes, and that apply saved class probes."""
+"""Commands that train class probes and structural probes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import typer
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import InvalidValueError
 from embstore_cli.output import Drawing, print_notes, print_table, with_deviation
 
 if TYPE_CHECKING:
@@ -79,34 +78,13 @@ def classes(
         results.append(probe.score(name=name))
         if name in files:
             probe.save(files[name])
-    title = f"{kind} probes of {label}, {options.get('level', 'context')} level"
-    _show(es.probes.ProbeResult.concat(results), title, output)
-
-
-def apply(
-    probes: Annotated[Path, opt.argument("PROBES", "Probes saved by probe classes --save.")],
-    stores: opt.StorePaths,
-    *,
-    test: Annotated[
-        Path | None, opt.option("FILE", "Words to score, one a line, in place of those of the probes.")
-    ] = None,
-    layers: opt.Layers = "all",
-    output: Drawing,
-) -> None:
-    """Score saved probes on another store, layer by layer.
-
-    For instance the probes of a pretrained model on its fine-tuned version (Zhao et al. 2020, setup (a)). The words
-    are those that the probes were tested on, unless --test is given.
-    """
-    words = None if test is None else opt.read_words(test, option="--test")
-    probe = es.probes.load(probes)
-    if not isinstance(probe, es.ClassProbe):
-        raise InvalidValueError(f"{probes} has {probe.name} probes: give probes saved by probe classes --save")
-    result = es.probes.ProbeResult.concat(
-        probe.score(words, data=store, name=name, splits=("test",), layers=opt.layers_of(layers))
-        for name, store in open_stores(stores).items()
-    )
-    _show(result, f"{probe.kind} probes of {probes.name}, {probe.level} level", output)
+    result = es.probes.ProbeResult.concat(results)
+    summary = result.summary()
+    output.draw(lambda: es.plot.probe_scores(summary))
+    print_notes(result.notes)
+    if output.deliver(result.frame):
+        title = f"{kind} probes of {label}, {options.get('level', 'context')} level"
+        print_table(_by_layer(summary), title=title)
 
 
 def open_stores(paths: list[str]) -> dict[str, es.Store]:
@@ -129,14 +107,6 @@ def save_files(save: Path | None, names: Collection[str]) -> dict[str, Path]:
     for file in files.values():
         es.probes.require_free(file)
     return files
-
-
-def _show(result: es.probes.ProbeResult, title: str, output: Drawing) -> None:
-    summary = result.summary()
-    output.draw(lambda: es.plot.probe_scores(summary))
-    print_notes(result.notes)
-    if output.deliver(result.frame):
-        print_table(_by_layer(summary), title=title)
 
 
 def _by_layer(summary: pl.DataFrame) -> list[dict[str, Any]]:

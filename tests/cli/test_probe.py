@@ -51,7 +51,7 @@ def folder(work: Work) -> Work:
     return work.put(stores)
 
 
-def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
+def test_probes_are_trained_and_saved(folder: Work) -> None:
     ran = folder.run("probe", "classes", "made.zarr", *CLASSES, "--save", "bank", "--out", "scores.csv", "--control")
     assert (ran.status, ran.err) == (0, "")
     lines = ran.out.splitlines()
@@ -61,13 +61,8 @@ def test_probes_are_trained_saved_and_applied(folder: Work) -> None:
         assert column in lines[1]
     assert [line.split()[0] for line in lines[2:]] == ["0", "1", "4"]
     frame = pl.read_csv(folder / "scores.csv")
-    applied = valid(folder.run("probe", "apply", "bank", "made.zarr", "--json"), "probe_output")
-    assert [row["value"] for row in applied] == frame.filter(pl.col("split") != "dev")["value"].to_list()
-    ran = folder.run("probe", "apply", "bank", "made.zarr", "other.h5", "--layers", "1,4")
-    assert (ran.status, ran.err) == (0, "")
-    assert [line.split()[:2] for line in ran.out.splitlines()[2:]] == [
-        ["made", "1"], ["made", "4"], ["other", "1"], ["other", "4"],
-    ]  # fmt: skip
+    applied = es.probes.load(folder / "bank").score(splits=("test",), data=es.open(folder / "made.zarr")).frame
+    assert applied["value"].to_list() == frame.filter(pl.col("split") != "dev")["value"].to_list()
 
 
 def test_added_labels_are_queried_and_probed(folder: Work) -> None:
@@ -124,9 +119,8 @@ def test_sites_and_models_of_stores_are_named(work: Work) -> None:
         ("s.zarr#query", "site key (now query)"),
         ("last.zarr#query", "site key (now query), pooling mean (now last)"),
     ):
-        ran = work.run("probe", "apply", "saved/s#key", store)
-        assert ran.status == 0, ran.err
-        noted = [line.rpartition(": ")[2] for line in ran.err.splitlines() if "otherwise" in line]
+        notes = es.probes.load(work / "saved/s#key").score(splits=("test",), data=es.open(f"{work / store}")).notes
+        noted = [line.rpartition(": ")[2] for line in notes if "otherwise" in line]
         assert noted == ([note] if note else [])
 
 
