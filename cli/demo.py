@@ -47,8 +47,20 @@ def demo(
     link = out / "minilm"
     with suppress(OSError):  # exists, or a system without links
         link.symlink_to(model)
-    store = _extracted(link if link.exists() else model, out / "demo.zarr")
-
+    model, path = link if link.exists() else model, out / "demo.zarr"
+    print("1. Plan: read the sentences once, decide every row, estimate the cost\n")
+    with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
+        corpus = es.open_corpus(sentences, format="pse")
+        plan = es.plan(corpus, model=model, store=path)
+        print(str(plan).replace(f"{model.name} (", f"{MODEL_NAME} ("))
+        print("\n2. Extract: every layer of every word, in one pass\n")
+        existed, begin = path.exists(), perf_counter()
+        store = es.extract(plan, path)
+        seconds = perf_counter() - begin
+    if existed:
+        print("The store exists from an earlier run: what is written is not extracted again.\n")
+    else:
+        print(f"{store.n_rows:,} words in {seconds:.2f} s: {store.n_rows / seconds:,.0f} words/s\n")
     agreement, words = _agreement(store)
     print("3. Senses: is the nearest other occurrence of a word of the same sense?\n")
     print("Percent of n occurrences by layer; baseline: the most frequent of the others.\n")
@@ -67,24 +79,6 @@ def demo(
     print(f"{out / 'senses.png'}\n{out / 'geometry.png'}\n")
     print(f"The store is {out / 'demo.zarr'}; try: embstore lookup {out / 'demo.zarr'} {words[0]}")
     print(f"Your own text: embstore extract novel.txt novel.zarr --model {link}")
-
-
-def _extracted(model: Path, path: Path) -> es.Store:
-    """Plan and run the extraction of the bundled sentences."""
-    print("1. Plan: read the sentences once, decide every row, estimate the cost\n")
-    with as_file(files("embstore_cli") / "demo_sentences.txt") as sentences:
-        corpus = es.open_corpus(sentences, format="pse")
-        plan = es.plan(corpus, model=model, store=path)
-        print(str(plan).replace(f"{model.name} (", f"{MODEL_NAME} ("))
-        print("\n2. Extract: every layer of every word, in one pass\n")
-        existed, begin = path.exists(), perf_counter()
-        store = es.extract(plan, path)
-        seconds = perf_counter() - begin
-    if existed:
-        print("The store exists from an earlier run: what is written is not extracted again.\n")
-    else:
-        print(f"{store.n_rows:,} words in {seconds:.2f} s: {store.n_rows / seconds:,.0f} words/s\n")
-    return store
 
 
 def _agreement(store: es.Store) -> tuple[pl.DataFrame, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -12,9 +12,6 @@ import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError
 from embstore_cli.output import Output, counted, print_concordance, print_json
-
-if TYPE_CHECKING:
-    from embstore.store import VerifyReport
 
 SHOWN = 20  # occurrences that lookup prints by default
 Dtype = Annotated[
@@ -95,24 +92,19 @@ def verify(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
             }
         )
     else:
-        for fault in report.faults:
-            print(fault)
-        print(_summary(report))
+        left = len(report.missing)
+        missing = f"; {left:,} of {report.n_partitions:,} partitions are not written yet" if left else ""
+        faults = counted(len(report.faults), "fault") if report.faults else "no fault"
+        summary = f"{report.checked_nbytes:,} bytes of {report.path} checked: {faults}"
+        if report.ok:
+            summary += missing
+        elif all(fault.is_of_cache for fault in report.faults):
+            summary += f" of the cache, none of the store{missing}; what was damaged is removed"
+        else:
+            summary += f"{missing}; repair it by the `embstore extract` command that made it, with --repair"
+        print(*report.faults, summary, sep="\n")
     if not report.ok:
         raise typer.Exit(1)
-
-
-def _summary(report: VerifyReport) -> str:
-    checked = f"{report.checked_nbytes:,} bytes of {report.path} checked"
-    missing = (
-        f"; {len(report.missing):,} of {report.n_partitions:,} partitions are not written yet" if report.missing else ""
-    )
-    if report.ok:
-        return f"{checked}: no fault{missing}"
-    faults = counted(len(report.faults), "fault")
-    if all(fault.is_of_cache for fault in report.faults):
-        return f"{checked}: {faults} of the cache, none of the store{missing}; what was damaged is removed"
-    return f"{checked}: {faults}{missing}; repair it by the `embstore extract` command that made it, with --repair"
 
 
 def lookup(

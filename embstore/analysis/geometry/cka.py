@@ -113,9 +113,7 @@ def _norms(selections: Selections, pairs: list[Pair], progress: Callable[[int], 
         return min(BLOCK_ROWS, max(1, memory // 4 // (24 * features)))  # as stored, converted and shifted
 
     shifts = {}
-    for side in _sides(
-        pairs
-    ):  # about the mean, so that a large common one costs no precision; exactly it for equal ones
+    for side in _sides(pairs):  # about the mean, so that a large one costs no precision; exactly it for equal ones
         some = read(side, 0, min(block_rows(selections[side.selection].store.hidden_size), n_rows))
         shifts[side] = some[0] + (some - some[0]).mean(0)
     product_nbytes = 8 * max(selection.store.hidden_size for selection in selections) ** 2
