@@ -84,8 +84,8 @@ def edges(
 
 def _scored(summary: pl.DataFrame) -> str:
     """Return the split to show: test if it was scored, else the first one but train."""
-    splits = [split for split in summary["split"].unique(maintain_order=True).to_list() if split != "train"]
-    return "test" if "test" in splits else str(next(iter(splits), ""))
+    splits = summary["split"].unique(maintain_order=True).to_list()
+    return next((split for split in ("test", *splits) if split in splits and split != "train"), "")
 
 
 def _by_task(summary: pl.DataFrame) -> list[dict[str, Any]]:

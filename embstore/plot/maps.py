@@ -65,10 +65,7 @@ def principal_plane(vectors: NDArray[Any]) -> NDArray[np.float64]:
 
     The sign of each component makes the entry of largest magnitude positive.
     """
-    given = np.asarray(vectors)
-    if given.dtype.kind not in "iuf" or given.ndim != 2 or not given.size:
-        raise InvalidValueError(f"vectors must be numbers [n, dimensions], not {given.dtype} of shape {given.shape}")
-    centered = given.astype(np.float64) - np.mean(given, axis=0, dtype=np.float64)
+    centered = vectors.astype(np.float64) - np.mean(vectors, axis=0, dtype=np.float64)
     left, values, _ = np.linalg.svd(centered, full_matrices=False)
     plane = left[:, :2] * values[:2]
     if plane.shape[1] < 2:
