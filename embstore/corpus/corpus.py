@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from embstore.arguments import checked
-from embstore.corpus.formats import FORMATS, common_format, format_named, has_format
+from embstore.corpus.formats import FORMATS, common_format, has_format
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
@@ -121,7 +121,9 @@ def open_corpus(
         options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
         return _open_items(source, options, _table_options(columns, text))
     files = _files(paths, format)
-    form = format_named(format) if format else common_format(files)
+    if format and format not in FORMATS:
+        raise InvalidValueError(f"format: {quoted(format)} is not one of {', '.join(FORMATS)}")
+    form = FORMATS[format] if format else common_format(files)
     options = {"normalize": steps, **_splitting(form, **splitting)}
     options |= _columns_of(form, columns, text)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)

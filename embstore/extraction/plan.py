@@ -262,11 +262,7 @@ def _plan(
     store: str | Path | ObjectPath | None,
     calibrate: bool,
 ) -> Plan:
-    """Load the model, read the corpus and make the plan.
-
-    A store that exists at `store` is resumed with its recorded batch size and batching, if these would otherwise depend
-    on the free memory and on the speed of the moment.
-    """
+    """Load the model, read the corpus and make the plan; a store that exists keeps its batch size and batching."""
     encoder = model
     if isinstance(encoder, str | Path):
         encoder = encoder_on(settings().device, encoder, compute_dtype=compute_dtype)

@@ -14,18 +14,11 @@ from embstore.corpus.formats.parquet import PARQUET
 from embstore.corpus.formats.pse import PSE
 from embstore.corpus.formats.text import PAIRS, STS, TEXT
 from embstore.corpus.lines import COMPRESSED_SUFFIXES, Lines
-from embstore.errors import CorpusError, InvalidValueError, quoted
+from embstore.errors import CorpusError, quoted
 
 FORMATS: dict[str, Format] = {
     form.name: form for form in (TEXT, CONLLU, CONLL, PSE, EDGE, STS, PAIRS, JSONL, PARQUET, CSV)
 }
-
-
-def format_named(name: str) -> Format:
-    """Return the format of a name. Raises InvalidValueError for an unknown one."""
-    if name not in FORMATS:
-        raise InvalidValueError(f"format: {quoted(name)} is not one of {', '.join(FORMATS)}")
-    return FORMATS[name]
 
 
 def has_format(path: Path) -> bool:

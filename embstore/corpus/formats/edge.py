@@ -34,9 +34,8 @@ class EdgeSentence:
 
 
 def iter_edges(lines: Lines) -> Iterator[EdgeSentence]:
-    """Yield the sentences of an edge probing file. Raises CorpusError with file and line."""
-    for _, sentence in lines.parsed(_parse_line):
-        yield sentence
+    """Return the sentences of an edge probing file. Raises CorpusError with file and line."""
+    return (sentence for _, sentence in lines.parsed(_parse_line))
 
 
 def read_edge(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
