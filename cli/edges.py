@@ -192,9 +192,9 @@ def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[st
             raise InvalidValueError(
                 f"--task {derive[0]} is for corpora (.conllu, .conll): {files['train']} has targets itself"
             )
-        for task in (task for task in derive if task not in derivable):
+        if unknown := [task for task in derive if task not in derivable]:
             raise InvalidValueError(
-                f"{files['train']} does not contain the task {task!r}: choose {' or '.join(derivable)}"
+                f"{files['train']} does not contain the task {unknown[0]!r}: choose {' or '.join(derivable)}"
             )
         if len(derivable) > 1 and not derive:
             several = f"{', '.join(derivable[:-1])} or {derivable[-1]}"

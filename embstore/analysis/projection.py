@@ -150,7 +150,7 @@ def anchor_maps(store: Store, rows: NDArray[np.int64], last: int) -> dict[int, N
     for layer in store.layers[: store.layers.index(last) + 1]:
         vectors = np.asarray(store.vectors(rows, layers=layer)[0], np.float64)
         vectors = np.nan_to_num(vectors - vectors.mean(0))
-        points = vectors @ _leading(lambda others, own=vectors: own.T @ (own @ others), vectors.shape[1])
+        points = vectors @ _leading(lambda others: vectors.T @ (vectors @ others), vectors.shape[1])  # noqa: B023, called at once
         before = maps[layer] = points if before is None else points @ turn(points, before)
     return maps
 
