@@ -164,7 +164,10 @@ def _type_counts(mask: NDArray[np.bool_], types: NDArray[np.int32], n_types: int
 
 
 def _passes(mask: NDArray[np.bool_], types: NDArray[np.int32], counts: IntArray, pass_rows: int) -> Iterator[IntArray]:
-    """Yield the masked rows of types with a count above zero, `pass_rows` at a time or all of a type with more."""
+    """Yield all masked rows of the types with a count above zero, ascending, a range of types at a time.
+
+    Each pass reads all of `types` and yields at most `pass_rows` rows, or the rows of a single type that has more.
+    """
     ends = np.cumsum(counts)
     wanted = counts > 0
     first = 0

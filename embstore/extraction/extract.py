@@ -111,7 +111,11 @@ def extract(
 
 
 def _extract(plan: Plan, path: Path | ObjectPath, *, repair: bool, virtual: bool, executor: Executor | None) -> Store:
-    """Extract into one store; a group that misses a partition is encoded whole: its batches decide the bits."""
+    """Extract into one store; see `extract`.
+
+    A group with a partition that is missing of any site is encoded for all of them, so that the batches, and with them
+    the bits, are those of a run that was never interrupted.
+    """
     plan.use_recorded_batching(path)
     if virtual and (not isinstance(path, Path) or path.suffix != ".zarr"):
         raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
@@ -216,7 +220,10 @@ def _run_on(
     missing: list[int],
     advance: Callable[[int], None],
 ) -> None:
-    """Let the workers of an executor encode and write all missing partitions, and commit them."""
+    """Let the workers of an executor encode and write all missing partitions, and commit them.
+
+    Raises one error that names the partitions that could not be written, after the others are committed.
+    """
     layout, submitted = plan.layout, dict[int, tuple[int, ...]]()
     n_partitions = len({partition % layout.n_partitions for partition in missing})
     most = MAX_TASKS_PER_GPU_CALL if plan.encoder.casts_on_device else MAX_TASKS_PER_CALL

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 from embstore.arguments import checked
 from embstore.config import settings
 from embstore.corpus import Corpus, open_corpus
+from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
 from embstore.extraction.encoder_spec import EncoderSpec, self_check, software_versions
@@ -38,6 +41,8 @@ from embstore.store.storage.location import ObjectPath, parse_location
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
 CHECK_SENTENCES = 4  # of the self-check, each from a quarter of the lengths
 N_SHOWN = 3  # sentences that a plan shows
+N_TYPES = 100_000  # types that are looked at for advice
+SPACELESS = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff]{4,}")  # words are rarely that long
 MAX_SHOWN = 66  # characters of a sentence: a line of 80 with the name before it
 
 
@@ -91,6 +96,34 @@ class Plan:
         """The edge probing tasks whose sentences are joined, if the corpus is a folder of them."""
         return list(self.metadata.corpus["options"].get("tasks", ()))
 
+    @cached_property
+    def advice(self) -> list[str]:
+        """What is probably not meant in how the corpus is read, a line each."""
+        survey, options = self.survey, self.metadata.corpus["options"]
+        types = list(islice(survey.types, N_TYPES))
+        lines = []
+        n_runs = sum(bool(SPACELESS.search(word)) for word in types)
+        if options.get("language") not in (None, "ja", "th", "zh") and 10 * n_runs > len(types):
+            lines.append(
+                f"{n_runs:,} types are runs of a script without spaces: language=zh (ja, th) finds their words"
+            )
+        marked = sum(word[-1] in '.,;:!?"”’)' and any(map(str.isalpha, word)) for word in types)
+        if options.get("words") == "spaces" and 10 * marked > len(types):
+            share = f"{marked / len(types):.0%} of the types end in a punctuation mark"
+            lines.append(f"{share}: words=punctuation (--words punctuation) separates them")
+        ends = sum(ends_sentence(" ".join(words)) for words in survey.sample)
+        if options.get("split") == "lines" and len(survey.sample) > N_SHOWN and 2 * ends < len(survey.sample):
+            share = f"{1 - ends / len(survey.sample):.0%} of the first {len(survey.sample)} lines do not end a sentence"
+            lines.append(f"{share}: split=sentences (--split sentences) finds the sentences")
+        capitals = [word for word in types if word != word.lower()][:100]
+        if capitals and "lower" not in (options.get("normalize") or ""):
+            lowered = list(map(str.lower, capitals))
+            spelled, same = (self.encoder.tokenize([words]).ids.tolist() for words in (capitals, lowered))
+            if spelled == same:
+                word = capitals[0]
+                lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one")
+        return lines
+
     @property
     def encoder_spec(self) -> EncoderSpec:
         """How another process loads the encoder."""
@@ -140,6 +173,7 @@ class Plan:
                 for drop in self.metadata.dropped
             ],
             "first_sentences": self._first_sentences(),
+            "advice": self.advice,
             **self.estimate.as_json(),
         }
 
@@ -195,6 +229,7 @@ class Plan:
             ("partitions", f"{self.metadata.n_partitions:,} of {layout.partition_rows:,} rows{together}"),
             *self.estimate.lines(),
             *((f"sentence {n}", text) for n, text in enumerate(shown, 1)),
+            *(("note", line) for line in self.advice),
         ]
 
     def _first_sentences(self) -> list[list[str]]:

@@ -168,7 +168,10 @@ def _contexts(columns: _Columns, content: Survey, cut: Cut, sentences: NDArray[n
 def _chosen_rows(
     content: Survey, keep: Keep, cut: Cut | None, matching: NDArray[np.bool_] | None
 ) -> NDArray[np.int64] | None:
-    """Return the units that get a row, ascending; None for all. `matching`: those for which the condition is true."""
+    """Return the units that get a row, ascending and memory-mapped; None for all of them.
+
+    `matching`: bool [units], for which the condition is true; None without one.
+    """
     if keep == Keep(seed=keep.seed):
         return None
     spool = content.spool

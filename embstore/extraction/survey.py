@@ -391,7 +391,10 @@ def _with_specials(
     sentences: NDArray[np.int64],
     n_words: NDArray[np.int64],
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32]]:
-    """Add a row for each special subword of some sentences; those before the first word have negative positions."""
+    """Add a row for each special subword of some sentences of a block; returns the columns, and the ids they refer to.
+
+    Those before the first word have negative positions, those after the last the positions after its own.
+    """
     before, after = encoder.special_ids
     added = np.array([*before, *after], np.int32)
     spelled = [encoder.subword_text(number) for number in added.tolist()]
