@@ -31,7 +31,6 @@ def gather_rows(
 ) -> int:
     """Copy rows from the segments at these addresses into `out`, which is C-contiguous; `rows` are not checked.
 
-    With the highest bit of an address set, every row of the segment is the one at that address without the bit.
     Returns how many rows were copied: all, those before one whose segment has the address 0, or a few where these took
     longer than `most_nanoseconds` each (0: any time).
     """

@@ -6,13 +6,8 @@
 
 #ifndef REAL
 
-#ifdef __GNUC__
 #define FETCH(address) __builtin_prefetch(address, 1)
 #define FETCH_ONCE(address) __builtin_prefetch(address)
-#else
-#define FETCH(address)
-#define FETCH_ONCE(address)
-#endif
 #define ROWS_AHEAD 6
 #define MOST_ROWS 16
 #define PAGE 4096
@@ -61,12 +56,8 @@ TARGET static int64_t NAME(order_by_word)(
 
 #else
 
-#define LANES (4 * WIDTH / (int)sizeof(REAL) > 0 ? 4 * WIDTH / (int)sizeof(REAL) : 1)
-#if WIDTH > 1
+#define LANES (4 * WIDTH / (int)sizeof(REAL))
 typedef REAL OWN(lanes) __attribute__((vector_size(4 * WIDTH), aligned(sizeof(REAL)), may_alias));
-#else
-typedef REAL OWN(lanes);
-#endif
 
 /* Several sums at a time hide the time that an addition takes; their order does not depend on addresses. */
 TARGET static REAL OWN(dot)(const REAL *left, const REAL *right, int64_t size) {

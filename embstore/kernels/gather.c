@@ -13,13 +13,7 @@
 #define AHEAD 8  /* rows, of whose first lines the cache is told before they are copied */
 #define LINES 4
 #define SAMPLE_ROWS 16
-#define REPEATED ((uint64_t)1 << 63)
-
-#ifdef __GNUC__
 #define PREFETCH(address) __builtin_prefetch(address)
-#else
-#define PREFETCH(address)
-#endif
 
 /* Division by a number that usually is a power of two. */
 typedef struct {
@@ -64,7 +58,6 @@ static inline const char *address_of(
 ) {
     int64_t segment = quotient(row, segment_rows);
     uint64_t base = bases[segment];
-    if (base & REPEATED) return (const char *)(uintptr_t)(base & ~REPEATED);
     return base ? (const char *)(uintptr_t)base + (row - segment * segment_rows.by) * row_nbytes : 0;
 }
 

@@ -16,9 +16,8 @@ int64_t mark_partitions(
     uint8_t *marked);
 
 /* Copy rows of `row_nbytes` bytes to `out`; row r is in segment r / segment_rows, which begins at address
-   bases[r / segment_rows] in memory. With the highest bit set, every row of the segment is the one at that address
-   without the bit. Stops at a row whose segment has the address 0, or early where the first rows take longer than
-   most_nanoseconds each (0: any time), and returns its number, else n_rows. */
+   bases[r / segment_rows] in memory. Stops at a row whose segment has the address 0, or early where the first rows take
+   longer than most_nanoseconds each (0: any time), and returns its number, else n_rows. */
 int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
     int64_t most_nanoseconds);

@@ -17,7 +17,6 @@ UNSURE, BAD = 1, 2  # states of rows: float64 must compare them, or nothing can
 SMALLEST = np.float32(1e-30)  # a squared length below which some squares may have underflowed
 CANCELLED = np.float32(64)  # a row this many times shorter than what was subtracted is left to float64
 FLUSH_COUNT = 64  # vectors of a frequent word after which its sum is moved to float64
-REPEATED = 2**63  # the bit of an address whose segment has the same row throughout
 PART_NUMBERS = 2**22  # numbers that are computed with at a time: a few of such arrays fit the cache of a server
 NO_ROW = np.iinfo(np.int64).max
 DTYPES = {FLOAT: np.float32, HALF: np.float16, BFLOAT: np.uint16, DOUBLE: np.float64, CODES: np.int8}
@@ -56,9 +55,9 @@ def gather_rows(
     order = np.argsort(segments[:n], kind="stable")
     for group in np.split(order, np.flatnonzero(np.diff(segments[order])) + 1) if n else ():
         address = int(addresses[group[0]])
-        places = inside[group] if address < REPEATED else np.zeros(len(group), np.int64)
+        places = inside[group]
         size = (int(places.max()) + 1) * row_nbytes
-        memory: Any = (ctypes.c_uint8 * size).from_address(address % REPEATED)
+        memory: Any = (ctypes.c_uint8 * size).from_address(address)
         copies[group] = np.frombuffer(memory, np.uint8).reshape(-1, row_nbytes)[places]
     return n
 

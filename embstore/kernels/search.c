@@ -17,27 +17,16 @@ static const float SMALLEST = 1e-30f;  /* a squared length below which some squa
 static const float CANCELLED = 64;     /* a row this many times shorter than what was subtracted is left to float64 */
 
 /* The processor itself reads ahead only within a page. */
-#ifdef __GNUC__
 #define FETCH(address) __builtin_prefetch(address)
 #define FIRST_BIT(mask) __builtin_ctz(mask)
-#else
-#define FETCH(address)
-static inline int FIRST_BIT(uint32_t mask) {
-    int i = 0;
-    while (!(mask >> i & 1)) i++;
-    return i;
-}
-#endif
 
 /* Rounds a product to float32 before it is added to, as numpy does: compilers make one operation of both. */
-#if defined(__GNUC__) && defined(__x86_64__)
+#if defined(__x86_64__)
 #define ROUND(value) __asm__("" : "+v"(value))
-#elif defined(__GNUC__) && defined(__aarch64__)
+#elif defined(__aarch64__)
 #define ROUND(value) __asm__("" : "+w"(value))
-#elif defined(__GNUC__)
-#define ROUND(value) __asm__("" : "+m"(value))
 #else
-#define ROUND(value)
+#define ROUND(value) __asm__("" : "+m"(value))
 #endif
 
 /* The first address from here on that a vector of any target is aligned at. */

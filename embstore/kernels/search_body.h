@@ -2,13 +2,9 @@
    lowest score that is still useful to its query. No product is written to memory beyond the cache. */
 
 #define PANEL (2 * WIDTH)                              /* queries of a panel: two vectors */
-#define ROWS_AT_ONCE (WIDTH == 16 ? 12 : WIDTH == 1 ? 4 : 6)  /* rows whose products with a panel fit the registers */
-#define LANES (WIDTH > 1 ? WIDTH / 2 : 1)              /* doubles of a vector */
-#if WIDTH > 1
+#define ROWS_AT_ONCE (WIDTH == 16 ? 12 : 6)             /* rows whose products with a panel fit the registers */
+#define LANES (WIDTH / 2)                              /* doubles of a vector */
 typedef double NAME(doubles) __attribute__((vector_size(4 * WIDTH), aligned(8), may_alias));
-#else
-typedef double NAME(doubles);
-#endif
 #define doubles NAME(doubles)
 #define ROWS_OF_FEW (WIDTH == 16 ? 4 : 2)              /* and with a few queries */
 

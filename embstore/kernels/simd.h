@@ -1,7 +1,7 @@
 /* Vectors of floats for the targets that a kernel is compiled for.
 
    Included once per target by targets.h, with TARGET (the attribute of every function), NAME(name) (its name for this
-   target) and one of WIDTH_16, WIDTH_8, WIDTH_4 and WIDTH_1 defined. WIDTH_4 needs no instructions beyond the
+   target) and one of WIDTH_16, WIDTH_8 and WIDTH_4 defined. WIDTH_4 needs no instructions beyond the
    processor's base: the compiler makes SSE2 or NEON of it. */
 
 #undef WIDTH
@@ -9,17 +9,11 @@
 #define WIDTH 16
 #elif defined(WIDTH_8)
 #define WIDTH 8
-#elif defined(WIDTH_4)
-#define WIDTH 4
 #else
-#define WIDTH 1
+#define WIDTH 4
 #endif
 
-#if WIDTH > 1
 typedef float NAME(floats) __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-#else
-typedef float NAME(floats);
-#endif
 #define floats NAME(floats)
 
 TARGET static inline floats NAME(load_floats)(const float *from) {

@@ -5,7 +5,7 @@
 static int chosen = -1;
 
 static int best(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__)
     __builtin_cpu_init();
     int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     int avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")

@@ -6,20 +6,19 @@
 
 #include "kernels.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#ifndef __GNUC__
+#error "GCC or Clang is needed; without the extension numpy does the work"
+#endif
+
+#if defined(__x86_64__)
 #include <immintrin.h>
 #define HAS_X86_TARGETS
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
-#ifdef __GNUC__
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
-#else
-#define INLINE static inline
-#define UNROLL
-#endif
 
 /* The value of a float16 given as bits, exactly, also for subnormal numbers. */
 static inline float float_of_half(uint16_t half) {
@@ -47,16 +46,11 @@ static inline float float_of_norm(uint16_t bits) {
 
 #define TARGET
 #define NAME(name) JOIN(name, plain)
-#ifdef __GNUC__
 #define WIDTH_4
-#else
-#define WIDTH_1
-#endif
 #include "simd.h"
 #include BODY
 #undef floats
 #undef WIDTH_4
-#undef WIDTH_1
 #undef NAME
 #undef TARGET
 
