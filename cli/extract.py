@@ -48,7 +48,6 @@ Specials = Annotated[bool, typer.Option("--specials", help="Also a row for each 
 MaxContexts = Annotated[int | None, opt.option("N", "At most N occurrences of a word, at random.", panel=KEPT)]
 Format = Annotated[str | None, opt.option("NAME", f"{', '.join(es.corpus.FORMATS)} (by its suffix).", panel=READ)]
 Devices = Annotated[str | None, opt.option("LIST", "Run a process on each of these GPUs, such as 0,1, or on cpu.")]
-Cluster = Annotated[str | None, opt.option("ray[:ADDRESS]", "Run on the workers of a Ray cluster.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show the plan: what will be stored, and its cost.")]
 Append = Annotated[bool, typer.Option("--append", help="Add the corpus to a store that has the same options.")]
 Virtual = Annotated[bool, typer.Option("--virtual", help="Store no vectors: they are computed again when read.")]
@@ -119,7 +118,6 @@ def extract(
     model: Model,
     extracting: Extracting,
     devices: Devices = None,
-    cluster: Cluster = None,
     dry_run: DryRun = False,
     append: Append = False,
     repair: Repair = False,
@@ -158,7 +156,7 @@ def extract(
         own = {name: getattr(options, name) for name in sorted(chosen)}
         options = replace(es.extraction.options_of(store), **own)
     _require_rights(store)
-    executor = opt.executor_of(cluster, devices)
+    executor = None if devices is None else es.executors.Processes(devices=devices.split(","))
     first = None if devices is None else devices.split(",")[0]
     on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
     with on_first:

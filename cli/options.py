@@ -76,20 +76,3 @@ def read_words(path: Path, *, option: str) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidValueError(f"{option} {path}: there is no such file; give a list of words, one a line")
     return dict(es.corpus.read_word_classes(path, optional=True))
-
-
-def executor_of(cluster: str | None, devices: str | None) -> Any:
-    """Return the executor of `--cluster` and `--devices`; None for this process alone."""
-    if cluster is not None and devices is not None:
-        raise InvalidValueError("--devices and --cluster exclude each other: give one of them")
-    if cluster is None and devices is None:
-        return None
-    from embstore.executors import Processes, RayExecutor
-
-    if devices is not None:
-        return Processes(devices=devices.split(","))
-    assert cluster is not None
-    kind, colon, address = cluster.partition(":")
-    if kind != "ray" or (colon and not address):
-        raise InvalidValueError(f"--cluster {cluster!r} is not known: give ray, or ray:HOST:PORT of its head")
-    return RayExecutor(address or None)

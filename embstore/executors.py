@@ -1,22 +1,19 @@
-"""Executors for extraction: processes of this machine, one a device, and the workers of a Ray cluster.
+"""Executors for extraction: processes of this machine, one a device.
 
-Both follow `concurrent.futures.Executor`, and wherever embstore takes an executor any other one will do, such as
-`mpi4py.futures.MPIPoolExecutor` or Dask's `client.get_executor()`. Nothing is retried here: what fails is named, and
+Wherever embstore takes an executor, any `concurrent.futures.Executor` will do, such as Dask's `client.get_executor()`,
+`mpi4py.futures.MPIPoolExecutor`, or that of examples/ray_cluster.py. Nothing is retried here: what fails is named, and
 the same command resumes.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
-from importlib.util import find_spec
 from itertools import chain
 from multiprocessing import connection, get_context, parent_process
 from types import TracebackType
@@ -25,16 +22,15 @@ from typing import Annotated, Any, TypeVar
 from embstore.arguments import Range, checked
 from embstore.config import settings
 from embstore.devices import n_cores
-from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError, MissingPackageError
+from embstore.errors import EmbstoreError, ExecutorError, InvalidValueError
 
-__all__ = ["Processes", "RayExecutor"]
+__all__ = ["Processes"]
 
 T = TypeVar("T")
 
 DEVICE_VARIABLE = "EMBSTORE_WORKER_DEVICE"  # "cpu" or "cuda" in a worker process
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 DEFAULT_WORKERS = 8  # of an executor that does not say how many it has
-CONNECT_SECONDS = 5.0  # within which any machine of a network answers
 
 
 class Processes(ProcessPoolExecutor):
@@ -136,98 +132,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
-
-
-class RayExecutor(Executor):
-    """Run tasks on the workers (actors) of a Ray cluster: one for each of its GPUs, or CPUs if it has no GPU.
-
-    embstore of the same version must be installed on all machines; no file of this machine is sent there. Ray restarts
-    a lost worker and repeats its tasks up to three times.
-
-    Parameters
-    ----------
-    address : str or None
-        "host:port" of the head, "ray://host:port", "auto" for the cluster that runs on this machine, or "local" to
-        start one here; by default that of RAY_ADDRESS, else one that runs here, else a new one.
-
-    Raises
-    ------
-    MissingPackageError
-        Without the package ray.
-    ExecutorError
-        If no cluster answers.
-    """
-
-    @checked
-    def __init__(self, address: str | None = None):
-        if find_spec("ray") is None:
-            raise MissingPackageError("a Ray cluster needs the package ray: pip install 'embstore[ray]'")
-        import ray
-
-        self._ray: Any = ray
-        self._started = not ray.is_initialized()
-        if self._started:
-            try:
-                host, _, port = (address or "auto").removeprefix("ray://").rpartition(":")
-                if host:  # Ray would wait for one where nothing listens
-                    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except Exception as error:
-                raise ExecutorError(
-                    f"no Ray cluster answers at {address}: {one_line(error)}; give host:port or ray://host:port, as "
-                    "`ray start --head` prints it, auto or local"
-                ) from error
-        resources = self._ray.cluster_resources()
-        kind = "GPU" if resources.get("GPU") else "CPU"
-        self.n_workers = max(1, int(resources.get(kind, 1)))
-        options = {"num_gpus": int(kind == "GPU"), "max_restarts": 3, "max_task_retries": 3}
-        actor = self._ray.remote(_RayWorker).options(num_cpus=1, scheduling_strategy="SPREAD", **options)
-        self._workers = [actor.remote("cuda" if kind == "GPU" else "cpu") for _ in range(self.n_workers)]
-        self._pending: dict[Future[Any], int] = {}
-
-    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run a function on the worker with the fewest tasks; the function and its arguments are pickled."""
-        if not self._workers:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-        loads = list(self._pending.copy().values())
-        number = min(range(self.n_workers), key=loads.count)
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()
-        self._pending[future] = number
-        future.add_done_callback(lambda done: self._pending.pop(done, None))
-        reference = self._workers[number].call.remote(self._ray.cloudpickle.dumps((function, args, kwargs)))
-        reference.future().add_done_callback(lambda answer: _hand_on(answer, future))
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Release the workers, after the tasks that were submitted unless `cancel_futures`."""
-        for future in list(self._pending) if wait and not cancel_futures else ():
-            future.exception()
-        for worker in self._workers:
-            self._ray.kill(worker)
-        self._workers = []
-        if self._started:
-            self._ray.shutdown()
-
-
-class _RayWorker:
-    """A Ray actor that runs whatever it is given; calls and results are pickled here, as Ray's arrays are read-only."""
-
-    def __init__(self, device: str) -> None:
-        os.environ[DEVICE_VARIABLE] = device
-
-    def call(self, call: bytes) -> bytes:
-        function, args, kwargs = pickle.loads(call)
-        return pickle.dumps(function(*args, **kwargs), pickle.HIGHEST_PROTOCOL)
-
-
-def _hand_on(answer: Future[Any], future: Future[Any]) -> None:
-    """Give a future what Ray answered; an error without the traceback that Ray adds to its text."""
-    try:
-        future.set_result(pickle.loads(answer.result()))
-    except Exception as error:
-        cause = getattr(error, "cause", error)
-        future.set_exception(cause if isinstance(cause, Exception) else ExecutorError(f"a worker was lost: {error}"))
 
 
 def n_workers_of(executor: Executor) -> int:

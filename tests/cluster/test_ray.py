@@ -1,9 +1,11 @@
-"""The executor of a Ray cluster."""
+"""The recipe of a Ray cluster: an executor with three workers."""
 
 from __future__ import annotations
 
 import os
+import runpy
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ import numpy as np
 import pytest
 
 import embstore as es
-from embstore.errors import ExecutorError, MissingPackageError, NonFiniteError
-from embstore.executors import RayExecutor, iter_results
-from tests.cluster.ray_head import RayHead, free_port
+from embstore.errors import NonFiniteError
+from embstore.executors import iter_results
+from tests.cluster.ray_head import RayHead
 from tests.cluster.specs import first, use_fake_specs
 from tests.cluster.test_executors import square
 from tests.cluster.test_extraction import make_plan, poisoned
@@ -24,10 +26,11 @@ from tests.store.example import all_files
 
 
 @pytest.fixture(scope="module")
-def executor(object_server: tuple[Proxy, Any]) -> Iterator[RayExecutor]:
+def executor(object_server: tuple[Proxy, Any]) -> Iterator[Executor]:
     """Three workers of a cluster of its own, which find the bucket."""
     pytest.importorskip("ray")
-    with RayHead(bucket_environment(object_server[0])) as head, RayExecutor(head.address) as executor:
+    recipe = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "ray_cluster.py"))
+    with RayHead(bucket_environment(object_server[0])) as head, recipe["RayExecutor"](head.address) as executor:
         yield executor
 
 
@@ -38,7 +41,7 @@ def die_once(folder: Path, number: int) -> int:
 
 
 @pytest.mark.slow
-def test_tasks_of_three_workers(executor: RayExecutor, tmp_path: Path) -> None:
+def test_tasks_of_three_workers(executor: Executor, tmp_path: Path) -> None:
     results = list(iter_results(executor, (partial(square, number) for number in range(12))))
     assert [result for result, _ in results] == [number * number for number in range(12)]
     assert len({process for _, process in results}) == 3
@@ -51,7 +54,7 @@ def test_tasks_of_three_workers(executor: RayExecutor, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_workers_write_the_same_bytes_on_a_disk_and_into_a_bucket(
-    executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bucket: Bucket
 ) -> None:
     small_partitions(monkeypatch)
     es.extract(make_plan(), tmp_path / "plain.zarr")
@@ -65,7 +68,7 @@ def test_workers_write_the_same_bytes_on_a_disk_and_into_a_bucket(
 
 @pytest.mark.slow
 def test_a_worker_that_dies_and_a_partition_that_fails(
-    executor: RayExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
     es.extract(make_plan(poisoned()), tmp_path / "plain.zarr")
@@ -75,24 +78,3 @@ def test_a_worker_that_dies_and_a_partition_that_fails(
     use_fake_specs(monkeypatch, poison="zzz")
     with pytest.raises(NonFiniteError, match=r"1 of 5 partitions .*: the same command continues"):
         es.extract(make_plan(poisoned()), tmp_path / "t.zarr", executor=executor)
-
-
-def test_an_address_where_nothing_listens_is_refused_at_once() -> None:
-    pytest.importorskip("ray")
-    address = f"127.0.0.1:{free_port()}"
-    for given in (address, f"ray://{address}"):
-        with pytest.raises(ExecutorError, match=f"no Ray cluster answers at {given}: .*Connection refused"):
-            RayExecutor(given)
-
-
-@pytest.mark.parametrize("address", ["host:", "host:99999", "http://host:10"])
-def test_a_malformed_address_is_refused(address: str) -> None:
-    pytest.importorskip("ray")
-    with pytest.raises(ExecutorError, match="give host:port"):
-        RayExecutor(address)
-
-
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.executors.find_spec", lambda name: None)
-    with pytest.raises(MissingPackageError, match=r"pip install 'embstore\[ray\]'"):
-        RayExecutor()
