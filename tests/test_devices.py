@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from embstore import devices
-from embstore.analysis.words import Resources
 from embstore.devices import choose_device, choose_dtype, cpu_quota, n_cores, thread_count, torch_threads
 from embstore.errors import InvalidValueError
 
@@ -58,9 +57,8 @@ def test_a_device_that_does_not_exist_is_refused_in_one_line(
 
 def test_apple_gpus_are_refused_for_what_needs_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, "mps")
-    for use in (lambda device: Resources.of("float32", device, 2**30),):
-        with pytest.raises(InvalidValueError, match="device 'mps' has no float64, which analyses and probes need"):
-            use(device="mps")
+    with pytest.raises(InvalidValueError, match="device 'mps' has no float64, which analyses and probes need"):
+        choose_device("mps", float64=True)
 
 
 def test_dtypes() -> None:

@@ -202,7 +202,8 @@ def test_figures_are_saved_only_with_known_suffixes(tmp_path: Path) -> None:
         plot.save(figure, tmp_path / f"a{suffix}")
         assert (tmp_path / f"a{suffix}").read_bytes().startswith(magic)
     plot.save(figure, tmp_path / "a.svg")
-    assert {"pos", "roles", "layer", "mixing weight", "center of gravity"} <= svg_texts(tmp_path / "a.svg")
+    texts = svg_texts(tmp_path / "a.svg")
+    assert {"layer", "mixing weight", "center of gravity", "pos   center 1.00, expected 2.00"} <= texts
     with pytest.raises(InvalidValueError, match=r"has no known suffix: choose \.png, \.svg, \.pdf"):
         plot.save(figure, tmp_path / "a.jpg")
     with pytest.raises(StorageError, match=r"cannot write .*a\.png: No such file"):

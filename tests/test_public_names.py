@@ -21,7 +21,7 @@ import typer
 import embstore
 from tests.documents import PAGES, ROOT, blocks
 
-MAX_KNOBS = 277  # options and keys of --config on all pages of --help together, without what prints a page
+MAX_KNOBS = 230  # options and keys of --config on all pages of --help together, without what prints a page
 MAX_KNOBS_OF_A_COMMAND = 54
 CONFIG_SCHEMA = ROOT / "schemas" / "config.schema.json"
 FOLDERS = ("cli", "examples", "explorer", "studies")
