@@ -126,7 +126,8 @@ def folder_of(store: Store) -> Path:
             f"{store.path} has no place for an index, which is for one store on a disk: write a list into a file "
             "NAME.json and open that, copy a remote store, or search without an index"
         )
-    folder = store.path.with_name(f"{store.path.name}.index") if store.path.is_file() else store.path / INDEXES
+    with reading(store.path):
+        folder = store.path.with_name(f"{store.path.name}.index") if store.path.is_file() else store.path / INDEXES
     return folder if store.source.layout.site == RESIDUAL else folder / f".{store.source.layout.site}"
 
 
