@@ -232,6 +232,15 @@ def test_a_summary_has_an_interval_about_each_mean(written: Written) -> None:
     assert summary.filter(pl.col("metric") == "anisotropy")["low"].null_count() == 2
 
 
+def test_five_words_have_an_interval_and_four_have_none(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for count, known in ((5, True), (4, False)):
+        words = [(f"w{number}", random.normal(size=(6, 8))) for number in range(count)]
+        table = geometry(write_words(tmp_path / f"{count}.zarr", words).store, metrics="selfsim", min_contexts=2)
+        (row,) = summarize_geometry(table, resamples=50).to_dicts()
+        assert (row["low"] is not None) == (row["high"] is not None) == known
+
+
 def test_few_words_have_no_interval(tmp_path: Path) -> None:
     words = [(word, np.random.default_rng(0).normal(size=(20, 6))) for word in "abcd"]
     store = write_words(tmp_path / "s.zarr", words).store
