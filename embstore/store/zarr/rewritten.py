@@ -59,5 +59,6 @@ def decode(folder: Path, spec: ArraySpec, span: tuple[int, int], shape: ShardSha
         data = np.full((spec.shape[0], n_rows, *spec.shape[2:]), spec.fill, spec.dtype)
         data[:, : stop - start] = array[:, start:stop]
     except Exception as error:  # the library raises errors of many kinds
-        raise StoreDamagedError(f"{path} was changed and cannot be read ({error}): {REPAIR_HINT}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise StoreDamagedError(f"{path} was changed and cannot be read ({reason}): {REPAIR_HINT}") from None
     return DecodedFile(path, data)
