@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from embstore.errors import EmbstoreError
+from embstore.errors import EmbstoreError, ModelError
 
 JSON, SAFETENSORS = "application/json", "application/vnd.safetensors"
 
@@ -49,6 +49,11 @@ def explained(error: BaseException) -> str:
     """Return the message of an error in one line; of one that embstore does not raise on purpose, with its kind."""
     text = " ".join(str(error).split())
     return text if isinstance(error, EmbstoreError) else f"{type(error).__name__}: {text[:200]}"
+
+
+def failure(error: BaseException) -> dict[str, str]:
+    """Return what a client is told of an error; one that the place of the model would mend says so."""
+    return {"error": explained(error)} | ({"needs": "model"} if isinstance(error, ModelError) else {})
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import embstore as es
 from embstore.errors import MissingPackageError, check_whole
-from embstore_explorer.answers import encoded, explained
+from embstore_explorer.answers import encoded, failure
 from embstore_explorer.queries.registry import answer
 from embstore_explorer.stores import Explored, explored, layer_of
 
@@ -85,7 +85,7 @@ def _widget_class() -> Any:
             try:
                 data, kind = encoded(answer(self._stores, asked["name"], asked["params"], progress=report))
             except Exception as error:  # also one that is no answer to the query: the page waits for a message
-                self.send({"id": asked["id"], "error": explained(error)})
+                self.send({"id": asked["id"], **failure(error)})
             else:
                 self.send({"id": asked["id"], "kind": kind}, [data])
 

@@ -21,8 +21,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from embstore.errors import EmbstoreError, InputError, InvalidValueError, MissingRowsError
-from embstore_explorer.answers import JSON, encoded, explained
-from embstore_explorer.queries.registry import CancelledQueryError, NotFoundError, Report, answer
+from embstore_explorer.answers import JSON, encoded, failure
+from embstore_explorer.queries.registry import CHANGES, CancelledQueryError, NotFoundError, Report, answer
 from embstore_explorer.security import Access, Guard
 from embstore_explorer.stores import Explored
 from embstore_explorer.tables import FORMATS, as_file
@@ -74,7 +74,7 @@ def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREA
     async def file(request: Request) -> Response:
         path = request.path_params["path"] or "index.html"
         if path not in page:
-            return _error(f"there is no page /{path}", 404)
+            return _error({"error": f"there is no page /{path}"}, 404)
         kind = MEDIA.get(os.path.splitext(path)[1], "application/octet-stream")
         return Response(page[path](), media_type=kind, headers={"Cache-Control": "no-cache"})
 
@@ -84,7 +84,7 @@ def make_app(stores: Sequence[Explored], access: Access, *, threads: int = THREA
     async def export(request: Request) -> Response:
         name, suffix = (request.path_params[part] for part in ("name", "suffix"))
         if suffix not in FORMATS:
-            return _error(f"a table cannot be written as {suffix}: choose {' or '.join(FORMATS)}", 404)
+            return _error({"error": f"a table cannot be written as {suffix}: choose {' or '.join(FORMATS)}"}, 404)
         made = await _answered(queries, request, name, partial(as_file, suffix=suffix), whole=True)
         if made.status_code == 200:
             made.headers["Content-Disposition"] = f'attachment; filename="{name}.{suffix}"'
@@ -114,10 +114,12 @@ async def _answered(
     whole: bool = False,
 ) -> Response:
     """Answer one request: as a whole, or line by line with its progress where the client accepts that."""
+    if name in CHANGES and (whole or request.method != "POST"):  # so that no link does
+        return _error({"error": f"{name} changes what is answered: ask by POST"}, 405)
     try:
         params = await _params(request)
     except InvalidValueError as error:
-        return _error(str(error), 400)
+        return _error(failure(error), 400)
     if not whole and NDJSON in request.headers.get("accept", ""):
         return StreamingResponse(_lines(queries, name, params, make), media_type=NDJSON)
     left = threading.Event()
@@ -188,7 +190,7 @@ async def _lines(queries: Queries, name: str, params: Mapping[str, object], make
             body, kind = asked.result()
         except Exception as error:
             message, status = _explained(error)
-            yield json.dumps({"error": message, "status": status}).encode() + b"\n"
+            yield json.dumps({**message, "status": status}).encode() + b"\n"
             return
         if kind == JSON:
             yield b'{"result":' + body + b"}\n"
@@ -199,17 +201,17 @@ async def _lines(queries: Queries, name: str, params: Mapping[str, object], make
         asked.cancel()
 
 
-def _explained(error: BaseException) -> tuple[str, int]:
-    """Return the message of an error for a client, and the status of HTTP."""
+def _explained(error: BaseException) -> tuple[dict[str, str], int]:
+    """Return what a client is told of an error, and the status of HTTP."""
     if isinstance(error, CancelledQueryError | asyncio.CancelledError):
-        return "the query was cancelled", 499
+        return {"error": "the query was cancelled"}, 499
     if isinstance(error, EmbstoreError):
         kinds = {NotFoundError: 404, InputError: 400, MissingRowsError: 409}
-        return explained(error), next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
+        return failure(error), next((status for kind, status in kinds.items() if isinstance(error, kind)), 500)
     if os.environ.get("EMBSTORE_DEBUG") == "1":
         traceback.print_exception(error, file=sys.stderr)
-    return explained(error), 500
+    return failure(error), 500
 
 
-def _error(message: str, status: int) -> Response:
-    return Response(json.dumps({"error": message}), status, media_type=JSON)
+def _error(message: dict[str, str], status: int) -> Response:
+    return Response(json.dumps(message), status, media_type=JSON)

@@ -45,7 +45,7 @@ def serve(
     if not 0 <= port < 2**16:
         raise InvalidValueError(f"port {port} is not allowed: give 0 to 65,535")
     listening = _listening(host, port)
-    stores = explored(paths, model=model, probes=probes)
+    stores = explored(paths, model=model, probes=probes, takes_model=host in LOOPBACK)
     access = replace(Access(host=host, password=password), port=listening.getsockname()[1])
     app = make_app(stores, access)
     if host not in LOOPBACK and password is None:

@@ -34,7 +34,8 @@ KEPT, KEPT_NBYTES = 64, 2**30  # results by store, and bytes of their arrays and
 class Explored:
     """A store that the explorer shows.
 
-    `address`: what it was opened by. `name`: a short one, different from those of other stores.
+    `address`: what it was opened by. `name`: a short one, different from those of other stores. `takes_model`: whether
+    whoever asks may say where its model is.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Explored:
         name: str | None = None,
         model: str | None = None,
         probes: str | os.PathLike[str] | None = None,
+        takes_model: bool = True,
     ) -> None:
         self.store = store
+        self.takes_model = takes_model
         self._model = model
         self._probes = probes
         self._cannot_encode: str | None = None
@@ -112,16 +115,20 @@ class Explored:
     @property
     def can_encode(self) -> bool:
         """Whether new sentences can be encoded by the model of the store: as far as is known before it is loaded."""
-        if self._cannot_encode is not None or self.store.metadata.extraction["unit"] != "word":
-            return False
-        try:
-            self.model_location()
-        except ModelError:
-            return False
-        return True
+        return self.store.metadata.extraction["unit"] == "word" and self.missing_model is None
+
+    @property
+    def missing_model(self) -> str | None:
+        """Why the model of the store cannot be used: as far as is known before it is loaded."""
+        if self._cannot_encode is None:
+            try:
+                self.model_location()
+            except ModelError as error:
+                return str(error)
+        return self._cannot_encode
 
     def encoder(self) -> Encoder:
-        """Load the model of the store, once. Raises InvalidValueError, ModelError, also when it is asked for again."""
+        """Load the model of the store, once. Raises ModelError, also when it is asked for again."""
         if self._cannot_encode is not None:
             raise ModelError(self._cannot_encode)
         from embstore.analysis import encoder_of
@@ -131,7 +138,21 @@ class Explored:
             return found
         except (InputError, OSError) as error:
             self._cannot_encode = str(error)
-            raise
+            raise ModelError(self._cannot_encode) from error
+
+    def use_model(self, place: str) -> None:
+        """Use the model of a folder or name from now on, if it made the store.
+
+        Raises InvalidValueError where nobody who asks may name one, ModelError.
+        """
+        from embstore.analysis import encoder_of
+
+        if not self.takes_model:
+            raise InvalidValueError("other machines reach this explorer: give the model by `embstore explore --model`")
+        with self.encoding:  # one model is loaded at a time
+            encoder = encoder_of(self.store, place)
+        with self._lock:
+            self._model, self._cannot_encode, self._kept["encoder"] = place, None, encoder
 
     def model_location(self) -> str:
         """Return where the model of the store is. Raises ModelError where its files are in no known place."""
@@ -192,11 +213,12 @@ def explored(
     *,
     model: str | None = None,
     probes: str | os.PathLike[str] | None = None,
+    takes_model: bool = True,
 ) -> list[Explored]:
     """Open stores, or take open ones, and give each a name of its own: the end of its path, or more of it.
 
-    `model`: where their model is now, for new sentences. `probes`: a folder of saved probes and tables of their scores,
-    or a file; "probes" next to each store by default.
+    `model`: where their model is now. `takes_model`: as of `Explored`. `probes`: a folder of saved probes and tables of
+    their scores, or a file; "probes" next to each store by default.
     """
     opened = [each if isinstance(each, Store) else open_store(each) for each in given]
     if not opened:
@@ -204,10 +226,15 @@ def explored(
     addresses = [str(each.path if isinstance(each, Store) else each) for each in given]
     stems = [Path(str(store.path)).stem for store in opened]
     names = [stem if stems.count(stem) == 1 else address for stem, address in zip(stems, addresses, strict=True)]
-    return [
-        Explored(store, address=address, name=name, model=model, probes=probes)
+    made = [
+        Explored(store, address=address, name=name, model=model, probes=probes, takes_model=takes_model)
         for store, address, name in zip(opened, addresses, names, strict=True)
     ]
+    for one in made:
+        if model is not None and one.store.metadata.virtual:
+            with suppress(ModelError):  # of another store of these; who needs it is told
+                one.encoder()  # checks where it is, and remembers it for the vectors that are computed again
+    return made
 
 
 def layer_of(store: Store, layer: int | str) -> int:

@@ -365,11 +365,8 @@ def _held(relation: Any) -> pl.DataFrame:
                     )
             elif isinstance(part.dtype, pl.Decimal):
                 ends: list[Any] = [part.min(), part.max()]
-                if not any(abs(end or 0) >= 10**38 for end in ends):
-                    continue
-                raise InvalidValueError(
-                    f"the column {quoted(column.name)} has a number of more than 38 digits: {advice}"
-                )
+                if any(abs(end or 0) >= 10**38 for end in ends):
+                    raise InvalidValueError(f"the column {quoted(column.name)} has more than 38 digits: {advice}")
     return frame
 
 

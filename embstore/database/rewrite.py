@@ -102,10 +102,8 @@ def _search(select: Node, engine: Any) -> None:
             return
 
 
-def _sources(table: Node | None) -> list[Source | None]:
+def _sources(table: Node) -> list[Source | None]:
     """Return the tables of FROM, None for one that is not of occurrences but may have any columns."""
-    if table is None or table["type"] == "EMPTY":
-        return []
     if table["type"] == "JOIN":
         return [*_sources(table["left"]), *_sources(table["right"])]
     if table["type"] != "BASE_TABLE" or table["catalog_name"] or table["column_name_alias"] or table.get("sample"):

@@ -15,20 +15,23 @@ from embstore.store.virtual.recomputed import default_folder
 
 MODEL = "EMBSTORE_MODEL"  # where the model of a store is, if it is not found
 HINT = f"give its folder or name by --model (model= in Python) or in {MODEL}"
+_used: dict[tuple[str, object], str] = {}  # by path and weights of a store: where its model was when it was checked
 
 
 def find_model(store: Store) -> str:
     """Return the name of the encoder of a store with the path of its files. Raises ModelError where it is not found.
 
-    That is `EMBSTORE_MODEL`, else where this machine last used it, else its name in the working directory or next to
-    the store.
+    That is where this process used it for the store, else `EMBSTORE_MODEL`, else where this machine last used it, else
+    its name in the working directory or next to the store.
     """
-    if place := os.environ.get(MODEL):
-        return place
     model, folders = store.metadata.model, [Path(".")]
     if isinstance(store.path, Path):
         folders.append(store.path.absolute().parent)
     name, revision, before = str(model["name"]), model.get("revision"), ""
+    with suppress(EmbstoreError, KeyError):
+        return locate(_used[str(store.path), model.get("weights_sha256")], revision, folders=["/"])
+    if place := os.environ.get(MODEL):
+        return place
     with suppress(EmbstoreError, OSError):
         remembered = _memory(name, model.get("weights_sha256", "")).read_text("utf-8")
         before = f", no longer at {remembered}"
@@ -45,6 +48,7 @@ def require_same_model(store: Store, encoder: Encoder, place: str) -> None:
         if getattr(encoder.info, f"{part}_sha256") != model.get(f"{part}_sha256"):
             what = "another configuration" if part == "config" else f"other {part}"
             raise ModelError(f"{place} has {what} than the model {model['name']!r} that made {store.path}: {HINT}")
+    _used[str(store.path), model.get("weights_sha256")] = absolute_name(place)
     remember(encoder)
 
 

@@ -15,6 +15,7 @@ from embstore_explorer.stores import Explored
 
 QUERIES = {  # name -> module, imported when the query is first asked
     "stores": "stores",
+    "model": "stores",
     "complete": "words",
     "occurrences": "words",
     "word": "words",
@@ -30,6 +31,7 @@ QUERIES = {  # name -> module, imported when the query is first asked
     "traces": "sentence",
     "attention": "sentence",
 }
+CHANGES = {"model"}  # queries that change what others answer
 Report = Callable[[int, int | None], object]
 
 

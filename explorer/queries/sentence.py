@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis import SentenceAttention, sentence_attention
 from embstore.corpus import EdgeSentence, EdgeTarget
-from embstore.errors import InvalidValueError, MissingRowsError, quoted
+from embstore.errors import InvalidValueError, MissingRowsError, ModelError, quoted
 from embstore.probes import EdgeProbe, StructuralProbe, load
 from embstore.store import Store
 from embstore_explorer.answers import Arrays
@@ -52,6 +52,7 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
         "attention": one.can_encode,
+        "missing_model": one.missing_model,
         "python": one.python(f"store.select(where='sentence = {number}').table()"),
     }
 
@@ -169,6 +170,8 @@ def attention(
     """
     one = asked.store(store)
     text = one.store.index.texts[_sentence(one.store, sentence)]
+    with one.encoding:
+        one.encoder()  # checks that the model is the one that made the store
     model = one.model_location()
     if len(words_of(text)) > MAX_WORDS:
         raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} words: choose a shorter one")
@@ -177,7 +180,10 @@ def attention(
     named = int(layer) if NUMBER.fullmatch(layer) else layer
 
     def make() -> SentenceAttention:
-        return sentence_attention(text, model=model, layers=[named], heads=heads)
+        try:
+            return sentence_attention(text, model=model, layers=[named], heads=heads)
+        except ModelError as error:  # the right one, which has no attention
+            raise InvalidValueError(str(error)) from None
 
     found = one.once(("attention", sentence, named, head), make) if len(text) < 1000 else make()
     (number,) = found.layers

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from embstore_explorer.parameters import Bounds, Number
 from embstore_explorer.queries.registry import Asked
 
 MAX_VALUES = 1000  # of a label column
@@ -24,6 +25,7 @@ def stores(asked: Asked) -> list[dict[str, Any]]:
             "sentences": len(one.store.index.texts),
             "finished": one.store.finished,
             "can_encode": one.can_encode,
+            "takes_model": one.takes_model,
             "labels": [
                 {"name": name, "values": labels.names.slice(0, min(len(labels.names), MAX_VALUES))}
                 for name, labels in one.store.index.own_labels.items()
@@ -33,3 +35,10 @@ def stores(asked: Asked) -> list[dict[str, Any]]:
         }
         for one in asked.stores
     ]
+
+
+def model(asked: Asked, *, store: Number = 0, place: Annotated[str, Bounds(1, 4095)]) -> dict[str, Any]:
+    """Use the model of a folder or name for a store from now on, if it made the store."""
+    one = asked.store(store)
+    one.use_model(place)
+    return {"store": one.name, "can_encode": one.can_encode}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,15 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="session")
 def address(stores: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server of the stores, with its token."""
+    with served(*stores, XDG_CACHE_HOME=str(tmp_path_factory.mktemp("cache"))) as address:
+        yield address
+
+
+@contextmanager
+def served(*stores: Path, **variables: str) -> Iterator[str]:
+    """Run `embstore explore` in an environment with some variables; gives the address of the page."""
     pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables}
     command = [sys.executable, "-c", RUN, "explore", *map(str, stores), "--no-browser"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:

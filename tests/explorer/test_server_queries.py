@@ -372,6 +372,7 @@ def test_a_layer_is_a_number_or_a_name(one: list[Explored], monkeypatch: pytest.
 
     monkeypatch.setattr(sentence_module, "sentence_attention", attention)
     monkeypatch.setattr(Explored, "model_location", lambda self: "model")
+    monkeypatch.setattr(Explored, "encoder", lambda self: None)
     assert answer(one, "attention", {"sentence": 0, "layer": "last"}).data["layer"] == 12
     assert answer(one, "attention", {"sentence": 0, "layer": 3}).data["layer"] == 12
     assert asked == ["last", 3]

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,8 +28,9 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+import embstore as es
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError
-from embstore_explorer import explored, security, server, serving
+from embstore_explorer import answer, explored, security, server, serving
 from embstore_explorer.answers import Arrays
 from embstore_explorer.notebook import CODE
 from embstore_explorer.queries.registry import CancelledQueryError
@@ -455,6 +457,66 @@ def test_a_closed_connection_cancels_its_query(
 
     asyncio.run(server.make_app(opened, access)(scope, receive, send))  # type: ignore[arg-type]
     assert ended.wait(600)
+
+
+@pytest.fixture
+def moved(stores: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A virtual store whose model is in no known place; a variable names another model."""
+    monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = Path(shutil.copytree(stores[0], tmp_path / "moved" / "first.zarr"))
+    es.store.thin(store, model=stores[0].parent / "model-first")
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr("embstore.models.origin._used", {})
+    monkeypatch.setenv("EMBSTORE_MODEL", str(stores[0].parent / "model-second"))
+    return store
+
+
+ASKED = {"neighbors": {"text": "the [bank] is old"}, "attention": {"sentence": 0}, "similarity": {"sentence": 0}}
+
+
+@pytest.mark.slow
+def test_who_has_the_token_names_a_model_that_is_missing(stores: list[Path], moved: Path, access: Access) -> None:
+    right, other = (str(stores[0].parent / f"model-{name}") for name in ("first", "second"))
+    with TestClient(server.make_app(explored([moved]), access), base_url=BASE) as client:
+        assert client.post("/api/model", json={"place": right}).status_code == 401
+        client.headers["authorization"] = f"Bearer {access.token}"
+        for name, given in ASKED.items():
+            answer = client.post(f"/api/{name}", json=given)
+            assert (answer.status_code, answer.json()["needs"]) == (400, "model"), name
+            assert "other weights than the model" in answer.json()["error"]
+            lines = client.post(f"/api/{name}", json=given, headers={"accept": server.NDJSON})
+            assert json.loads(lines.text.splitlines()[-1])["needs"] == "model"
+        for place in (other, f"{right}/gone", "", str(moved), "/dev/zero", f"{right}/config.json", "a\x00", 3):
+            refused = client.post("/api/model", json={"place": place})
+            assert refused.status_code == 400, place
+            assert len(refused.json()["error"].splitlines()) == 1
+            assert not client.get("/api/stores").json()[0]["can_encode"]
+        for path in ("/api/model", "/api/export/model.csv"):
+            assert client.get(path, params={"place": right}).status_code == 405, "no link changes anything"
+        assert client.post("/api/export/model.csv", json={"place": right}).status_code == 405
+        found = client.post("/api/model", json={"place": right})
+        assert (found.status_code, found.json()) == (200, {"store": "first", "can_encode": True})
+        for name, given in ASKED.items():
+            assert client.post(f"/api/{name}", json=given).status_code == 200, name
+        assert client.get("/api/sentence").json()["missing_model"] is None
+
+
+@pytest.mark.slow
+def test_a_model_is_named_to_no_server_for_other_machines(
+    stores: list[Path], moved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = str(stores[0].parent / "model-first")
+    assert not explored([moved], model=str(stores[0].parent / "model-second"))[0].can_encode
+    assert answer(explored([moved], model=right), "similarity", {"sentence": 0}), "the option is for all vectors"
+    made = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(serving, "make_app", made)
+    with pytest.raises(KeyboardInterrupt):
+        serving.serve([str(moved)], host="0.0.0.0", browser=False)
+    (one,) = made.call_args.args[0]
+    assert not answer([one], "stores", {})[0]["takes_model"]
+    with pytest.raises(InvalidValueError, match=r"give the model by `embstore explore --model`$"):
+        answer([one], "model", {"place": right})
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -13,10 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 import embstore as es
-from tests.explorer.conftest import EMOJI, HOSTILE, LONG, RIGHT_TO_LEFT, Opened, becomes, loaded, pointed
+from tests.explorer.conftest import EMOJI, HOSTILE, LONG, RIGHT_TO_LEFT, Opened, becomes, loaded, pointed, served
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 pytestmark = pytest.mark.slow
+REFUSED = "Failed to load resource: the server responded with a status of 0 (Bad Request)"
 VIEWS = ("word", "map", "neighbors", "layers", "sentence", "compare")
 
 
@@ -256,6 +258,40 @@ def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened)
     page.get_by_role("complementary", name="The word").wait_for()
     assert all("Failed to load resource" in complaint for complaint in view.complaints)
     view.complaints.clear()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
+def test_a_model_that_is_missing_is_named_in_the_page(
+    browser: Any, stores: list[Path], tmp_path: Path, theme: str, width: int
+) -> None:
+    """Where a sentence is typed and where attention is shown, until it is the right one."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    store = Path(shutil.copytree(stores[0], tmp_path / "alone" / "first.zarr"))
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "EMBSTORE_CACHE": str(tmp_path / "cache")}
+    with served(store, EMBSTORE_MODEL="", **places) as address:
+        view = Opened(browser, address)
+        page = view(theme=theme, width=width, view="sentence")
+        expect(page.get_by_role("region", name="Attention")).to_contain_text("is not found")
+        expect(page.get_by_role("textbox", name="Model")).to_be_visible()
+        page = view(theme=theme, width=width, view="neighbors", text="the [bank] is old")
+        expect(page.get_by_role("alert")).to_contain_text("--model")
+        found = axe.run(page).response["violations"]
+        assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+        assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing is wider than the page"
+        box = page.get_by_role("textbox", name="Model")
+        box.fill(str(stores[0].parent / "model-second"))
+        box.press("Enter")
+        expect(page.locator(".model-form .warn")).to_contain_text("model-second has other weights than the model")
+        box.fill(str(stores[0].parent / "model-first"))
+        page.get_by_role("button", name="Use it").click()
+        page.locator(".quote mark", has_text="bank").wait_for()
+        expect(page.get_by_role("alert")).to_have_count(0)
+        page.get_by_role("link", name="Sentence", exact=True).click()
+        page.get_by_role("button", name="Load the model").click()
+        page.get_by_role("button", name="Head 0").wait_for()
+        for context in view.contexts:
+            context.close()
+    assert {re.sub(r"\d+", "0", each) for each in view.complaints} == {REFUSED}
 
 
 def test_the_keyboard_reaches_the_view_first(view: Opened) -> None:

@@ -15,6 +15,8 @@ export interface StoreInfo {
   types: number;
   sentences: number;
   finished: boolean;
+  /** Whether whoever asks may say where its model is. */
+  takes_model: boolean;
   labels: LabelLayer[];
   fields: { name: string; kind: string }[];
   probes: { name: string; kind: string }[];

@@ -10,6 +10,8 @@ export interface App {
   stores: StoreInfo[];
   state: State;
   views: View[];
+  /** Asks everything again, since the answers are others now. */
+  changed: () => void;
 }
 
 export const AppContext = createContext<App | null>(null);

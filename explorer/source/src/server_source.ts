@@ -1,5 +1,5 @@
 import { readSafetensors } from "./safetensors";
-import type { Params, QueryOptions, Source } from "./source";
+import { QueryError, type Params, type QueryOptions, type Source } from "./source";
 
 const LONGEST = 4000; // characters of an address; longer parameters go into the body
 
@@ -17,8 +17,8 @@ export class ServerSource implements Source {
     return (await this.ask(`export/${name}.${format}`, params)).blob();
   }
 
-  async query<T>(name: string, params: Params, { signal, progress }: QueryOptions = {}): Promise<T> {
-    const response = await this.ask(name, params, { signal, headers: progress && { Accept: "application/x-ndjson" } });
+  async query<T>(name: string, params: Params, { signal, progress, changes }: QueryOptions = {}): Promise<T> {
+    const response = await this.ask(name, params, { signal, method: changes ? "POST" : "GET", headers: progress && { Accept: "application/x-ndjson" } });
     const type = response.headers.get("content-type") ?? "";
     if (type.startsWith("application/x-ndjson")) return (await lastOf(response, progress)) as T;
     if (type.startsWith("application/json")) return (await response.json()) as T;
@@ -29,7 +29,7 @@ export class ServerSource implements Source {
     const address = this.url(name, params);
     let response: Response;
     try {
-      response = await (address.length <= LONGEST
+      response = await (address.length <= LONGEST && request.method !== "POST"
         ? fetch(address, { ...request, cache: "no-store" })
         : fetch(this.url(name, {}), { ...request, cache: "no-store", method: "POST", body: JSON.stringify(params) }));
     } catch (error) {
@@ -38,7 +38,7 @@ export class ServerSource implements Source {
     }
     if (response.ok) return response;
     const body = response.headers.get("content-type")?.startsWith("application/json") ? await response.json() : null;
-    throw new Error(body?.error ?? (response.status === 401 ? "open the address that `embstore explore` printed" : `the server answers ${response.status}`));
+    throw new QueryError(body?.error ?? (response.status === 401 ? "open the address that `embstore explore` printed" : `the server answers ${response.status}`), body?.needs);
   }
 
   private url(name: string, params: Params): string {
@@ -58,7 +58,7 @@ async function lastOf(response: Response, progress: QueryOptions["progress"]): P
     if (end >= 0) {
       const line = JSON.parse(new TextDecoder().decode(bytes.subarray(0, end)));
       bytes = bytes.slice(end + 1);
-      if (line.error) throw new Error(line.error);
+      if (line.error) throw new QueryError(line.error, line.needs);
       if (line.progress) progress?.(line.progress[0], line.progress[1]);
       else if (line.safetensors) return readSafetensors(await filled(reader, bytes, line.safetensors));
       else return line.result;

@@ -8,6 +8,7 @@ import { ErrorState, Loading } from "./parts/states";
 import type { Source } from "./source";
 import type { State } from "./state";
 import { setTheme, dark } from "./theme";
+import { forget } from "./use_query";
 import { VIEWS } from "./views";
 
 /** Shows the explorer in an element. */
@@ -28,11 +29,15 @@ function Page({ source, state }: { source: Source; state: State }) {
     setError(undefined);
     source.query<StoreInfo[]>("stores", {}).then(setStores, (problem: Error) => setError(problem.message));
   }, [source, tries]);
+  const changed = () => {
+    forget(source);
+    setTries(tries + 1);
+  };
   if (error) return <ErrorState error={error} retry={() => setTries(tries + 1)} />;
   if (!stores) return <Loading what="the stores" />;
   return (
-    <AppContext.Provider value={{ source, stores, state, views: VIEWS }}>
-      <Shell />
+    <AppContext.Provider value={{ source, stores, state, views: VIEWS, changed }}>
+      <Shell key={tries} />
     </AppContext.Provider>
   );
 }

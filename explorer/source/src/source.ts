@@ -2,13 +2,22 @@
 
 export type Params = Record<string, string | number | boolean | undefined>;
 
+/** An error of one line; `needs` says what would mend it. */
+export class QueryError extends Error {
+  constructor(message: string, readonly needs?: "model") {
+    super(message);
+  }
+}
+
 export interface QueryOptions {
+  /** Whether the query changes what others answer. */
+  changes?: boolean;
   signal?: AbortSignal;
   progress?: (done: number, total: number | null) => void;
 }
 
 export interface Source {
-  /** The answer of a named query; a query of arrays resolves to `Arrays`. Rejects with an Error of one line. */
+  /** The answer of a named query; a query of arrays resolves to `Arrays`. Rejects with a QueryError. */
   query<T>(name: string, params: Params, options?: QueryOptions): Promise<T>;
   /** The address of a query's table, where the source has tables; undefined for one that is too long. */
   exportUrl?(name: string, params: Params, format: "csv" | "parquet"): string | undefined;

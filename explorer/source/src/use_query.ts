@@ -1,13 +1,14 @@
 import { useEffect, useState } from "preact/hooks";
 import { useApp } from "./app";
 import type { Arrays } from "./safetensors";
-import type { Params, Source } from "./source";
+import type { Params, QueryError, Source } from "./source";
 
 export interface Query<T> {
   status: "idle" | "loading" | "error" | "done";
   /** The answer; while another is loading, the one before. */
   value?: T;
   error?: string;
+  needs?: QueryError["needs"];
   progress?: { done: number; total: number | null };
   retry: () => void;
 }
@@ -20,6 +21,9 @@ function remembered(source: Source): Map<string, unknown> {
   if (!answers.has(source)) answers.set(source, new Map());
   return answers.get(source)!;
 }
+
+/** Forgets the answers of a source, which would now be others. */
+export const forget = (source: Source): void => void answers.delete(source);
 
 const nbytes = (values: unknown[]): number =>
   values.flatMap((each) => Object.values((each as Partial<Arrays>)?.arrays ?? {})).reduce((sum, { values }) => sum + values.byteLength, 0);
@@ -47,7 +51,7 @@ export function useQuery<T>(name: string, params: Params | null, options: { prog
         if (!abort.signal.aborted) setState({ status: "done", value, key });
       },
       (error: unknown) => {
-        if (!abort.signal.aborted) setState({ status: "error", error: String((error as Error).message ?? error), key });
+        if (!abort.signal.aborted) setState({ status: "error", error: String((error as Error).message ?? error), needs: (error as QueryError).needs, key });
       },
     );
     return () => abort.abort();

@@ -1,5 +1,5 @@
 import { readSafetensors } from "./safetensors";
-import type { Params, QueryOptions, Source } from "./source";
+import { QueryError, type Params, type QueryOptions, type Source } from "./source";
 
 /** What a notebook gives a widget: values that both sides see, and messages. */
 export interface Model {
@@ -15,6 +15,7 @@ interface Message {
   id: number;
   kind?: string;
   error?: string;
+  needs?: "model";
   progress?: [number, number | null];
 }
 
@@ -52,12 +53,12 @@ export class WidgetSource implements Source {
     });
   }
 
-  private receive = ({ id, kind, error, progress }: Message, buffers: DataView[]): void => {
+  private receive = ({ id, kind, error, needs, progress }: Message, buffers: DataView[]): void => {
     const asked = this.waiting.get(id);
     if (!asked) return; // another view of the widget asked, or nobody waits any more
     if (progress) return asked.progress?.(...progress);
     this.waiting.delete(id);
-    if (error !== undefined) return asked.failed(new Error(error));
+    if (error !== undefined) return asked.failed(new QueryError(error, needs));
     const { buffer, byteOffset, byteLength } = buffers[0]!;
     const bytes = (buffer as ArrayBuffer).slice(byteOffset, byteOffset + byteLength);
     asked.done(kind === "application/json" ? JSON.parse(new TextDecoder().decode(bytes)) : readSafetensors(bytes));

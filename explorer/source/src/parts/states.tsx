@@ -1,5 +1,6 @@
 import type { ComponentChildren } from "preact";
 import type { Query } from "../use_query";
+import { ModelForm } from "./model_form";
 
 /** What a part shows before anything is asked, or when the answer holds nothing. */
 export function Empty({ title, children }: { title: string; children?: ComponentChildren }) {
@@ -25,11 +26,12 @@ export function Loading({ what, progress }: { what: string; progress?: { done: n
   );
 }
 
-export function ErrorState({ error, retry }: { error: string; retry: () => void }) {
+export function ErrorState({ error, retry, children }: { error: string; retry: () => void; children?: ComponentChildren }) {
   return (
     <div class="state error" role="alert">
       <strong>This did not work</strong>
       <p dir="auto">{error}</p>
+      {children}
       <button type="button" onClick={retry}>Try again</button>
     </div>
   );
@@ -37,7 +39,7 @@ export function ErrorState({ error, retry }: { error: string; retry: () => void 
 
 /** The answer of a query once it is here, until then its state; a newer answer under way dims the older one. */
 export function Answer<T>({ of, what, children }: { of: Query<T>; what: string; children: (value: T) => ComponentChildren }) {
-  if (of.status === "error") return <ErrorState error={of.error!} retry={of.retry} />;
+  if (of.status === "error") return <ErrorState error={of.error!} retry={of.retry}>{of.needs === "model" && <ModelForm />}</ErrorState>;
   if (of.value === undefined) return of.status === "idle" ? null : <Loading what={what} progress={of.progress} />;
   const busy = of.status === "loading";
   return (

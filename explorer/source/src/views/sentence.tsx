@@ -4,6 +4,7 @@ import { ExportMenu } from "../parts/export_menu";
 import { LayerSlider } from "../parts/layer_slider";
 import { LayerCurves } from "../parts/layer_curves";
 import { Link } from "../parts/link";
+import { ModelForm } from "../parts/model_form";
 import { PythonCall } from "../parts/python_call";
 import { Answer, Empty } from "../parts/states";
 import { Matrix } from "../sentence/matrix";
@@ -20,6 +21,7 @@ interface SentenceAnswer {
   layers: number[];
   probes: { name: string; kind: string }[];
   attention: boolean;
+  missing_model: string | null;
   python: string;
 }
 interface Similarity { layer: number; words: string[]; positions: number[]; python: string }
@@ -58,6 +60,13 @@ function SentenceView() {
           {one.probes.filter((probe) => probe.kind === "edge").map((probe) => <Trace key={probe.name} of={one} probe={probe.name} />)}
           {one.probes.length === 0 && <p class="note">Start embstore explore with --probes to see the trees and labels that saved probes find here.</p>}
           {one.attention && <Heads of={one} />}
+          {one.missing_model && (
+            <section aria-label="Attention">
+              <h2>Attention</h2>
+              <p class="note">{one.missing_model}</p>
+              <ModelForm />
+            </section>
+          )}
           <PythonCall code={one.python} />
         </>
       )}
