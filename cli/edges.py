@@ -176,10 +176,7 @@ def _codes(summary: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[str, dict[str, Edges]]:
-    """Return the targets of each task by split, by the name of the task.
-
-    `derive`: the tasks to take from corpora; not needed if a corpus contains one.
-    """
+    """Return the targets of each task by split; `derive`: the tasks of corpora, needed if a corpus contains several."""
     tasks: dict[str, dict[str, Edges]] = {}
     for path in paths:
         if not path.is_dir():

@@ -54,7 +54,8 @@ def neighbors(
     if (query is None) == (row is None):
         raise InvalidValueError("give one query: WORD or --row N")
     options: dict[str, Any] = {"metric": metric, "centered": centered, "k": k}
-    if not _is_store(source):
+    is_store = Path(source).is_dir() or Path(source.partition("#")[0]).suffix in (".zarr", ".h5", ".hdf5", ".json")
+    if not is_store and "://" not in source:
         if row is not None or label or layers != "last":
             raise InvalidValueError(f"{source} holds word vectors, without rows, labels and layers: leave these out")
         table = es.neighbors(es.vectors.read_vectors(source), str(query), exclude=exclude, index=index, **options)
@@ -73,11 +74,6 @@ def neighbors(
     options |= {"layers": opt.layers_of(layers), "exclude": exclude, "index": index, "model": model}
     table = es.neighbors(data, asked, **options)
     _show(table, output, store=store, more=more, text=query if is_text else None)
-
-
-def _is_store(source: str) -> bool:
-    path, _, _ = source.partition("#")  # of a site
-    return "://" in source or Path(path).suffix in (".zarr", ".h5", ".hdf5", ".json") or Path(source).is_dir()
 
 
 def _labels(pairs: list[str]) -> dict[str, list[str]]:

@@ -9,13 +9,19 @@ LEVEL = 0.95
 MIN_UNITS = 5  # that are resampled; of fewer the expanded interval too holds in less than nine of ten cases
 
 
-def expanded(drawn: NDArray[np.float64], n_units: int) -> tuple[float, float]:
+Interval = tuple[float | None, float | None]
+
+
+def expanded(drawn: NDArray[np.float64], n_units: int) -> Interval:
     """Return the expanded percentile interval (Hesterberg 2015) of resampled values, NaN left out.
 
     The percentiles are further out than 2.5 and 97.5, as the bootstrap divides by n and knows no Student's t.
+    None if there are no values, or more than one in twenty is NaN.
     """
     from scipy.stats import norm, t
 
+    if not len(drawn) or np.isnan(drawn).mean() > 1 - LEVEL:
+        return None, None
     outside = norm.cdf(-np.sqrt(n_units / (n_units - 1)) * t.ppf((1 + LEVEL) / 2, n_units - 1))
     low, high = np.nanquantile(drawn, [outside, 1 - outside])
     return float(low), float(high)

@@ -19,7 +19,7 @@ from embstore.arguments import Count, Positive, Range, checked
 from embstore.config import settings
 from embstore.devices import thread_count
 from embstore.errors import InvalidValueError, quoted
-from embstore.intervals import MIN_UNITS, expanded
+from embstore.intervals import MIN_UNITS, Interval, expanded
 from embstore.progress import Counter, reporting
 from embstore.store import Selection, Store
 from embstore.store.index import SPECIAL
@@ -164,7 +164,7 @@ def _change(
     n_clusters: int,
     seed: int,
     word: tuple[str, tuple[NDArray[np.int64], ...]],
-) -> dict[str, tuple[float, tuple[float, float]]]:
+) -> dict[str, tuple[float, Interval]]:
     """The value and the interval of each measure of a word, given its rows on both sides."""
     form, rows = word
     several = any(side.store.index.n_documents < len(side.store.index.texts) for side in sides)
@@ -176,8 +176,10 @@ def _change(
         vectors.append(gather_finite(side.store, drawn, layer).astype(np.float64))
         sentences = np.asarray(side.store.index.sentence[drawn], np.int64)
         units.append(np.asarray(side.store.index.document_of(sentences), np.int64) if several else sentences)
-    unit, plain = (_products(*(side[part][None] for side in sums)) for part in (0, 1))
-    values = {"apd": 1 - unit[1][0] / (len(rows[0]) * len(rows[1])), "prt": 1 - _cosine(plain)[0]}
+    unit, (old_old, both, new_new) = (_products(*(side[part][None] for side in sums)) for part in (0, 1))
+    length = np.sqrt(old_old * new_new)[0]
+    cosine = np.clip(both[0] / length, -1, 1) if length else np.nan
+    values = {"apd": 1 - unit[1][0] / (len(rows[0]) * len(rows[1])), "prt": 1 - cosine}
     is_new, every, clusters = np.repeat([False, True], [len(part) for part in vectors]), np.concatenate(vectors), None
     if min(len(part) for part in rows) >= MIN_SENSES:
         clusters = kmeans(unit_rows(every), min(n_clusters, len(every)), seed=seed)
@@ -210,13 +212,6 @@ def _products(old: Floats, new: Floats) -> Products:
     return tuple(np.einsum("ij,ij->i", *pair) for pair in ((old, old), (old, new), (new, new)))
 
 
-def _cosine(products: Products) -> Floats:
-    """The cosine of both sums; NaN where one is zero."""
-    old, both, new = products
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.clip(both / np.sqrt(old * new), -1, 1)
-
-
 @dataclass(frozen=True)
 class Units:
     """Vectors of a word, summed by side and document or sentence: what is resampled as one.
@@ -247,9 +242,20 @@ class Units:
         return cls(names % 2 == 1, member.sum(1), member @ unit_rows(vectors), member @ vectors, senses)
 
     def measures(self, old: NDArray[Any], new: NDArray[Any]) -> dict[str, Floats]:
-        """The measures for weights [p, unit] of both sides, float64 [p] each."""
-        unit, plain = self._weighted(self.unit, old, new), self._weighted(self.plain, old, new)
-        measures = {"apd": 1 - unit[1] / ((old @ self.counts) * (new @ self.counts)), "prt": 1 - _cosine(plain)}
+        """The measures for weights [p, unit] of both sides, float64 [p] each.
+
+        The lengths of the prototypes are of pairs of different units: their noise lengthens those of few occurrences.
+        """
+        unit, (old_old, both, new_new) = (self._weighted(sums, old, new) for sums in (self.unit, self.plain))
+        n_pairs, square = (old @ self.counts) * (new @ self.counts), np.square(self.plain).sum(1)
+        with np.errstate(invalid="ignore", divide="ignore"):  # NaN without a length
+            lengths = [
+                np.sqrt((product - w**2 @ square) / ((w @ self.counts) ** 2 - w**2 @ self.counts**2))
+                for w, product in ((old, old_old), (new, new_new))
+            ]
+            length = lengths[0] * lengths[1]
+            prt = 1 - both / n_pairs / np.where(length > 0, length, np.nan)
+        measures = {"apd": 1 - unit[1] / n_pairs, "prt": prt}
         if self.senses is not None:
             measures["jsd"] = jensen_shannon(old @ self.senses, new @ self.senses)
         return measures
@@ -263,11 +269,12 @@ class Units:
         pairs = ((left, old), (left, new), (right, new))
         return tuple(np.einsum("ij,ij->i", *pair) for pair in pairs)
 
-    def intervals(self, count: int, random: np.random.Generator) -> dict[str, tuple[float, float]]:
+    def intervals(self, count: int, random: np.random.Generator) -> dict[str, Interval]:
         """Intervals of 95 % of each measure by the bootstrap over the units of each side; none of fewer than five.
 
-        Noise makes `prt` and `jsd` too high, and resamples once more: the ends are moved down by twice the bias that
-        the resamples show, so that the value of few occurrences may be above its interval.
+        Noise makes `prt` and `jsd` too high, so that the value of few occurrences may be above its interval. That of
+        `jsd` is moved down by twice the bias that the resamples show; there is none where fewer than five units are
+        outside the largest cluster of their side, as resamples of one cluster are all alike.
         """
         if (least := min(self.is_new.sum(), (~self.is_new).sum())) < MIN_UNITS:
             return {}
@@ -280,14 +287,21 @@ class Units:
                 weights[:, side] = random.multinomial(side.sum(), np.full(side.sum(), 1 / side.sum()), n_rows)
                 drawn.append(weights)
             parts.append(self.measures(*drawn))
-        ends = {}
+        ends: dict[str, Interval] = {}
         for name, (value,) in values.items():
             resampled = np.concatenate([part[name] for part in parts])
-            resampled = resampled[np.isfinite(resampled)]
-            if len(resampled):
-                low, high = (max(0.0, end - 2 * (resampled.mean() - value)) for end in expanded(resampled, int(least)))
-                ends[name] = low, high
+            low, high = expanded(resampled, int(least))
+            if low is not None and high is not None and (name != "jsd" or self._n_outside >= MIN_UNITS):
+                bias = 2 * (resampled.mean() - value) if name == "jsd" else 0.0
+                ends[name] = max(0.0, low - bias), max(0.0, high - bias)
         return ends
+
+    @property
+    def _n_outside(self) -> int:
+        """How many units have occurrences outside the cluster that most occurrences of their side are in."""
+        assert self.senses is not None
+        sides = (self.senses[side] for side in (~self.is_new, self.is_new))
+        return sum(int((np.delete(side, side.sum(0).argmax(), 1) > 0).any(1).sum()) for side in sides)
 
 
 def jensen_shannon(old: Floats, new: Floats) -> Floats:

@@ -200,11 +200,7 @@ class _Coordinates:
 
 
 def _leading(product: Callable[[NDArray[np.float64]], NDArray[np.float64]], size: int) -> NDArray[np.float64]:
-    """The two eigenvectors [size, 2] with the largest eigenvalues of a positive semidefinite matrix.
-
-    `product` multiplies the matrix with vectors. By subspace iteration from a fixed start; the largest component of
-    each vector is positive.
-    """
+    """The two leading eigenvectors [size, 2] of the positive semidefinite matrix that `product` multiplies with."""
     basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((size, min(_SUBSPACE, size))))
     before = np.zeros(2)
     for _ in range(_ITERATIONS):

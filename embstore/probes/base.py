@@ -101,10 +101,7 @@ class Probe(ABC, Generic[F]):
         return tuple(map(int, seeds))
 
     def _schedule(self, *, has_dev: bool = True) -> Schedule:
-        """The settings of a training, with all defaults filled in.
-
-        Raises InvalidValueError for early stopping without dev data.
-        """
+        """The settings of a training with all defaults; raises InvalidValueError for early stopping without dev."""
         given = {name: value for name, value in asdict(self.training or Training()).items() if value is not None}
         now = settings()
         where: dict[str, Any] = {"device": choose_device(now.device, float64=True), "memory": now.nbytes}

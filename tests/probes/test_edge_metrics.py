@@ -23,7 +23,6 @@ from embstore.probes.edges.scores import (
     SplitCounts,
     constant_counts,
     expected_layers,
-    interval,
     kl_from_uniform,
     majority,
     micro_f1,
@@ -85,11 +84,14 @@ def test_intervals_are_those_of_sentences_resampled_by_hand() -> None:
     def scores(counts: EdgeCounts, places: np.ndarray, sample: list[int]) -> list[float]:
         return [f1_by_hand(counts, int(place), sample) for place in places]
 
+    def alone(seed: int) -> np.ndarray:
+        return grid.kinds["layer_"][seeds.index(seed)]
+
     for metric, counts, places in (
         ("f1", own, grid.cumulative),
-        ("layer_f1", own, grid.by_layer),
+        ("layer_f1", own, alone),
         ("control_f1", control, grid.cumulative),
-        ("layer_control_f1", control, grid.by_layer),
+        ("layer_control_f1", control, alone),
     ):
         for number, layer in enumerate(layers):
             probes = [int(places(seed)[number]) for seed in seeds]
@@ -134,9 +136,8 @@ def test_expected_layers_of_resamples_equal_those_of_single_rows() -> None:
     assert kl_from_uniform([0, 3, 0, 0]) == pytest.approx(log(4))
     assert kl_from_uniform([0.2, -0.1, 0.6]) == pytest.approx(0.25 * log(0.25) + 0.75 * log(0.75) + log(3))
     assert kl_from_uniform([0.0, -1.0]) is kl_from_uniform([]) is None
-    assert interval(np.array([1.0] * 18 + [np.nan] * 2), 9) == (None, None), "one in ten is undefined"
-    assert interval(np.array([1.0] * 95 + [np.nan] * 5), 9) == (1.0, 1.0), "one in twenty may be"
-    assert interval(np.array([1.0] * 94 + [np.nan] * 6), 9) == (None, None)
+    assert expanded(np.array([1.0] * 95 + [np.nan] * 5), 9) == (1.0, 1.0), "one in twenty may be undefined"
+    assert expanded(np.array([1.0] * 94 + [np.nan] * 6), 9) == expanded(np.array([]), 9) == (None, None)
     assert np.isnan(expected_layers(np.array([[0.5, 0.7, 0.5]]), (0, 1, 2))).all(), "nothing is gained in all"
 
 
@@ -164,12 +165,17 @@ def test_a_single_sentence_has_no_intervals() -> None:
 
 def test_an_expected_layer_that_is_determined_has_its_interval() -> None:
     """Every sentence gains one label from layer 1 on, so that the expected layer is 1 in all resamples."""
-    grid, full = ProbeGrid((0, 1, 2), (3, 8), layerwise=False), np.full((6, 9), 4)
-    right = np.tile([[2], [3], [3]], (2, 9))
+    grid, full = ProbeGrid((0, 1, 2), (3, 8), layerwise=False), np.full((6, 10), 4)
+    right = np.tile([[2], [3], [3]], (2, 10))
     own = EdgeCounts(right, full, full[0])
     rows = list(SplitCounts(own, EdgeCounts(right[:1], full[:1], full[0])).rows(grid, n_resamples=20, seed=0))
     found = [row for row in rows if row["metric"] == "expected_layer"]
     assert [(row["value"], row["low"], row["high"], row.get("item")) for row in found] == [(1.0, 1.0, 1.0, None)] * 2
+    few = EdgeCounts(*(counts[..., :9] for counts in (right, full, full[0])))
+    rows = list(SplitCounts(few, few).rows(grid, n_resamples=20, seed=0))
+    assert {row["item"] for row in rows if row["metric"] == "expected_layer"} == {
+        "not determined: only 9 sentences differ between P(0) and P(2)"
+    }
 
 
 def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,10 +121,9 @@ def geometry(
 
 @dataclass
 class _Inputs:
-    """What is measured: the selection in the order of sentences, the metrics, and the words and sentences in it.
+    """Rows in the order of sentences, each once; the words of selfsim and mev, the sentences of intrasim.
 
-    The selection has each row once. `words`: those of selfsim and mev. `sentences`: those of intrasim. `sample`: the
-    rows of the sampled baseline, None for the exact one.
+    `sample`: the rows of the sampled baseline, None for the exact one.
     """
 
     selection: Selection

@@ -52,7 +52,7 @@ def summarize_geometry(frame: pl.DataFrame, *, resamples: Resamples = 1000, seed
     )
 
 
-def _intervals(table: pl.DataFrame, resamples: int, seed: int) -> Iterator[tuple[str, int, float, float]]:
+def _intervals(table: pl.DataFrame, resamples: int, seed: int) -> Iterator[tuple[str, int, float | None, float | None]]:
     for (metric,), part in table.filter(pl.col("item") != "").group_by(["metric"], maintain_order=True):
         wide = part.pivot("layer", index="item", values="value", maintain_order=True).drop("item")
         means = bootstrap_means(wide.to_numpy().astype(np.float64), resamples=resamples, seed=seed)

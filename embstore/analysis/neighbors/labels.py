@@ -329,11 +329,7 @@ def _predict(task: Task, layers: tuple[int, ...], space: Space, advance: Callabl
 
 
 def _search(task: Task, layers: tuple[int, ...], space: Space) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """Yield numbers of queries and their k nearest with all that are as near as the k-th.
-
-    The queries of a pool are searched together, in the layer or in the vectors of their word, and again with more
-    neighbours where the last one that was found is as near as the k-th.
-    """
+    """Yield numbers of queries of a pool and their k nearest, with all that are as near as the k-th."""
     options: dict[str, Any] = {"space": space, "device": settings().device, "threads": settings().threads}
     k, pools = max(task.ks), groups_of(task.pool)
     for pending in groups_of(task.query_pool):
@@ -486,10 +482,7 @@ def _counted(
     candidates: NDArray[np.int64],
     pool: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """Count the labels among the possible neighbours of each query, float64 [n_queries, 4].
-
-    The credit of the most frequent label, that of a label at random, the number of labels, the count of the rarest.
-    """
+    """Of each query the credit of its usual label and of a random one, n of labels and of the rarest: [query, 4]."""
     out = np.zeros((len(queries), 4))
     n_labels, members = int(codes.max()) + 1, groups_of(pool)
     for asked in groups_of(query_pool):

@@ -120,10 +120,7 @@ class _Part(NamedTuple):
 
 @dataclass
 class _SketchSearch:
-    """One search of up to MOST_QUERIES queries; `best`: their nearest rows so far, of all that were scored.
-
-    `n_near` [q]: how many rows all levels left.
-    """
+    """One search of up to MOST_QUERIES queries; `best`: their nearest rows so far; `n_near` [q]: that levels left."""
 
     search: Search
     sketch: Sketch

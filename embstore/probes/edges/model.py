@@ -122,18 +122,12 @@ class EdgeBank:
         return torch.from_numpy(self.allowed).to(self.weights["mix"].device)
 
     def _mean(self, batch: EdgeBatch, mixing: torch.Tensor) -> torch.Tensor:
-        """Return the mixed means of each target's spans, and the product of two, [probes, targets, n_read].
-
-        Mixing is linear, so the means are computed once for all probes, of each layer, and only these are mixed.
-        """
+        """Return the mixed means of spans and the product of two; means of layers are mixed, as that is linear."""
         parts = [mixed(_means(batch.vectors, columns), mixing, self.weights["scale"]) for columns in batch.spans]
         return parts[0] if len(parts) == 1 else torch.cat([*parts, parts[0] * parts[1]], 2)
 
     def _hidden(self, batch: EdgeBatch, mixing: torch.Tensor) -> torch.Tensor:
-        """Return the normalized hidden layer of each target, [probes, targets, hidden_size].
-
-        Spans are pooled before they are projected, which is the same and takes one product per span, not per word.
-        """
+        """Return the normalized hidden layer; spans are pooled, then projected: one product a span, not a word."""
         weights, vectors = self.weights, batch.vectors
         words = None
         pooled = []

@@ -80,11 +80,7 @@ class Projected:
         return torch.bmm(flat.transpose(1, 2), self._batch.vectors).view(layers, kinds, seeds, rank, width)
 
     def _distance_gradients(self) -> torch.Tensor:
-        """Return the gradients of the losses with respect to the projected words x, [layer, words, seed, rank].
-
-        With S the symmetrized gradients with respect to a sentence's distances, that of x_i is
-        2 sum_j S_ij (x_i - x_j).
-        """
+        """Return the gradients by the projected words x: 2 sum_j S_ij (x_i - x_j), S symmetric those by distances."""
         centred = self._centred()
         signs = (self._distances(centred) - self._batch.distances).sign_().mul_(self._pair_weights()).flatten(0, 2)
         signs = signs + signs.transpose(1, 2)
@@ -102,10 +98,7 @@ class Projected:
         return self._filled / self._batch.lengths[:, None]
 
     def _centred(self) -> torch.Tensor:
-        """Return projected words less the mean of their sentence, [layer, seed, sentence, longest, rank].
-
-        Distances do not depend on the mean, and lose no digits to it.
-        """
+        """Return projected words less the mean of their sentence, to which distances would lose digits."""
         points = _with_zero_row(self._points[:, :, 0])[:, self._batch.slots]
         points = points.permute(0, 3, 1, 2, 4)
         mean = points.sum(3, keepdim=True) / self._batch.lengths[:, None, None]
