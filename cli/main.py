@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TextIO
 import typer
 
 import embstore
-from embstore.errors import EmbstoreError, EmbstoreWarning, missing_package, visible
+from embstore.errors import EmbstoreError, EmbstoreWarning, InvalidValueError, missing_package, visible
 from embstore_cli.commands import Commands, Entry, Group
 from embstore_cli.options import option
 
@@ -176,6 +176,10 @@ def _invoke() -> int:
     if "--version" in sys.argv[1:2]:
         print(f"embstore {embstore.__version__}")
         return 0
+    try:
+        os.getcwd()  # oneMKL, which torch loads, would end the process
+    except FileNotFoundError:
+        raise InvalidValueError("the working directory was deleted: change to another one (cd)") from None
     command = typer.main.get_command(app)
     try:
         with command.make_context("embstore", sys.argv[1:]) as context:

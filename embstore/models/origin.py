@@ -10,7 +10,7 @@ from embstore.errors import EmbstoreError, ModelError
 from embstore.models.encoder import Encoder
 from embstore.models.names import absolute_name, locate
 from embstore.store import Store
-from embstore.store.storage.files import make_folders, replacing
+from embstore.store.storage.files import make_folders, regular_file, replacing
 from embstore.store.virtual.recomputed import default_folder
 
 MODEL = "EMBSTORE_MODEL"  # where the model of a store is, if it is not found
@@ -32,8 +32,8 @@ def find_model(store: Store) -> str:
         return locate(_used[str(store.path), model.get("weights_sha256")], revision, folders=["/"])
     if place := os.environ.get(MODEL):
         return place
-    with suppress(EmbstoreError, OSError):
-        remembered = _memory(name, model.get("weights_sha256", "")).read_text("utf-8")
+    with suppress(EmbstoreError, OSError, ValueError):  # for NUL, of a damaged file
+        remembered = os.fsdecode(regular_file(_memory(name, model.get("weights_sha256", ""))).read_bytes())
         before = f", no longer at {remembered}"
         return locate(remembered, revision, folders=["/"])
     with suppress(EmbstoreError, OSError):
@@ -58,10 +58,10 @@ def remember(encoder: Encoder) -> None:
         return
     file, place = _memory(encoder.info.name, encoder.info.weights_sha256), absolute_name(encoder.source)
     with suppress(EmbstoreError, OSError):
-        if not file.is_file() or file.read_text("utf-8") != place:
+        if not file.is_file() or file.read_bytes() != os.fsencode(place):
             make_folders(file.parent)
             with replacing(file) as partial:
-                partial.write_text(place, "utf-8")
+                partial.write_bytes(os.fsencode(place))
 
 
 def _memory(name: str, digest: str) -> Path:

@@ -115,6 +115,16 @@ def test_ctrl_c_while_the_modules_load_is_one_line(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (130, "embstore: interrupted\n")
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["info", "gone.zarr"], ["demo"]])
+def test_a_deleted_working_directory_is_one_line(
+    arguments: list[str], run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    ran = run(*arguments)
+    assert (ran.status, ran.err) == (2, "embstore: the working directory was deleted: change to another one (cd)\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_package_turns_into_an_error(
     number: signal.Signals, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
