@@ -19,6 +19,8 @@ BART = {"d_model": 32, "encoder_layers": 3, "encoder_attention_heads": 4, "encod
 BART |= {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 48, "attention_window": 16}
 LED = BART | {"max_encoder_position_embeddings": 320, "max_decoder_position_embeddings": 320}
 ROBERTA = tiny._bert(pad_token_id=1, max_position_embeddings=322)
+ZAMBA = tiny._bert(mamba_d_state=8, mamba_expand=2, n_mamba_heads=4, mamba_ngroups=1, adapter_rank=8, chunk_size=16)
+ZAMBA |= {"layers_block_type": ["mamba", "hybrid", "hybrid"]}
 NANO = tiny._bert(**tiny.KEYS, num_hidden_layers=4, head_dim=8, hidden_size_per_layer_input=8, laurel_rank=4)
 NANO |= {"vocab_size_per_layer_input": 400, "num_kv_shared_layers": 2, "sliding_window": 24, "altup_num_inputs": 2}
 NANO |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "activation_sparsity_pattern": [0.0] * 4}
@@ -35,6 +37,7 @@ def saved(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, **options: A
     [
         ("Longformer", ROBERTA | {"attention_window": 16}),
         ("LED", LED),
+        ("Zamba2", ZAMBA),
     ],
 )
 def test_blocks_of_padded_sentences(
@@ -65,6 +68,7 @@ def test_blocks_of_padded_sentences(
         ("IBert", ROBERTA, r"has embeddings of a kind that is not known, QuantEmbedding: use another model"),
         ("SqueezeBert", tiny._bert(embedding_size=32), r"cannot be used: its first hidden state is not the input of"),
         ("Gemma3nText", NANO, r"its first hidden state is not the input of its first block, .*; use another model"),
+        ("Zamba2", ZAMBA | {"hybrid_layer_ids": [1]}, r"used: KeyError: 2, on a few subwords: check its config"),
         ("MPNet", tiny._bert(), r"fails on a sentence of up to \d+ subwords \(IndexError: index out of range"),
     ],
 )
@@ -77,6 +81,6 @@ def test_models_that_cannot_be_used(
 
 
 def test_an_error_that_is_a_key_names_its_kind() -> None:
-    assert reason(KeyError(2)) == "KeyError: 2"  # of Zamba2, whose shared blocks are not where transformers looks
+    assert reason(KeyError(2)) == "KeyError: 2"  # of Zamba2, where two lists of its config contradict each other
     assert reason(ValueError()) == "ValueError"
     assert reason(ValueError("a\nb")) == "a b"

@@ -214,7 +214,8 @@ class Network:
         except ModelError:
             raise
         except Exception as error:
-            raise ModelError(f"the model {loaded.name!r} cannot be used: {reason(error)}") from error
+            hint = "" if isinstance(error, ValueError) else ", on a few subwords: check its config.json"
+            raise ModelError(f"the model {loaded.name!r} cannot be used: {reason(error)}{hint}") from error
 
 
 def _skip_idle_calls(model: Any) -> None:
