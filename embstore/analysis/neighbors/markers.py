@@ -11,17 +11,19 @@ from embstore.spacing import natural, split_marked
 from embstore.store import Store
 
 CONTEXT = 5  # words on each side
-LEAST_G, LEAST_COUNT = 6.63, 2  # of a marking word: chi-squared with one degree of freedom, p = 0.01
+LEAST_COUNT, CHANCE = 2, 0.05  # of a marking word; the share of chance among the marking words
 
 
 def marking(counts: ArrayLike, *, count: int) -> list[list[int]]:
     """Return the items that mark each group, the best first, given how often each group has each: [group, item].
 
-    Those that the group has significantly more of than the others, by the log-likelihood ratio G^2 (Dunning 1993),
-    in the order of class-based tf-idf (Grootendorst 2022), sqrt(tf) * log(1 + A / f): `tf` is the share of the item in
-    the group, `f` its count in all groups, and `A` the mean size of a group. Function words, which all groups have, are
-    low.
+    Those that the group has significantly more of than the others, by the log-likelihood ratio G^2 (Dunning 1993) at a
+    false discovery rate of .05 (Benjamini & Hochberg 1995), in the order of class-based tf-idf (Grootendorst 2022),
+    sqrt(tf) * log(1 + A / f): `tf` is the share of the item in the group, `f` its count in all groups, and `A` the mean
+    size of a group. Function words, which all groups have, are low.
     """
+    from scipy.stats import chi2, false_discovery_control
+
     table = np.asarray(counts, np.float64)
     sizes, whole = table.sum(1, keepdims=True), table.sum(0)
     total = max(float(whole.sum()), 1.0)
@@ -30,7 +32,9 @@ def marking(counts: ArrayLike, *, count: int) -> list[list[int]]:
     rest = (total - sizes) * whole / total
     g = 2 * (_entropy(table, expected) + _entropy(whole - table, rest))
     scores = np.sqrt(share) * np.log1p(total / max(len(table), 1) / np.maximum(whole, 1))
-    scores[(g < LEAST_G) | (table <= expected) | (table < LEAST_COUNT)] = 0
+    tested = np.where(whole >= LEAST_COUNT, chi2.sf(g, 1), 1.0)
+    rate = false_discovery_control(tested, axis=1) * ((whole >= LEAST_COUNT).mean() if table.size else 1)
+    scores[(rate > CHANCE) | (table <= expected) | (table < LEAST_COUNT)] = 0
     order = np.argsort(-scores, axis=1, kind="stable")[:, :count]
     return [[each for each in row.tolist() if own[each] > 0] for row, own in zip(order, scores, strict=True)]
 
