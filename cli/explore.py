@@ -12,15 +12,14 @@ from embstore.errors import InvalidValueError, MissingPackageError
 
 PASSWORD = "EMBSTORE_PASSWORD"
 MIN_PASSWORD = 8
-HOST = "127.0.0.1"
 
 
 def explore(
     stores: opt.StorePaths,
     *,
-    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: on all of this machine.")] = HOST,
+    host: Annotated[str, opt.option("ADDRESS", "Listen on this address; 0.0.0.0: all of the machine's.")] = "127.0.0.1",
     port: Annotated[int, opt.option("N", "The port; 0 for a free one.", min=0, max=65535)] = 0,
-    model: Annotated[str | None, opt.option("MODEL", "Where the stores' model is now, for new sentences.")] = None,
+    model: Annotated[str | None, opt.option("MODEL", "Where the stores' model is now.")] = None,
     probes: Annotated[
         str | None,
         opt.option("DIR", "A folder of saved probes and tables of scores, by default `probes` next to the store."),

@@ -188,7 +188,7 @@ async def _lines(queries: Queries, name: str, params: Mapping[str, object], make
             yield json.dumps({"progress": item}).encode() + b"\n"
         try:
             body, kind = asked.result()
-        except Exception as error:
+        except BaseException as error:
             message, status = _explained(error)
             yield json.dumps({**message, "status": status}).encode() + b"\n"
             return

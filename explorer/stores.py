@@ -109,8 +109,9 @@ class Explored:
 
     def python(self, *lines: str) -> str:
         """Return a program of these lines about `store`, with what they need."""
-        imports = ["import embstore as es", *(["import polars as pl"] if any("pl." in line for line in lines) else [])]
-        return "\n".join([*imports, "", f"store = es.open({self.address!r})", *lines])
+        known = {"np.": "import numpy as np", "pl.": "import polars as pl"}
+        imports = [text for name, text in known.items() if any(name in line for line in lines)]
+        return "\n".join(["import embstore as es", *imports, "", f"store = es.open({self.address!r})", *lines])
 
     @property
     def can_encode(self) -> bool:

@@ -192,10 +192,8 @@ class Database:
                 macro = f"create or replace macro {name}(what) as {call}-1), (what, layer) as {call}layer)"
                 self.connection.execute(macro)
 
-    def answer(
-        self, query: str, frames: Mapping[str, Any], model: str | Path | None, *, rewritten: bool = True
-    ) -> pl.DataFrame:
-        """Answer a statement; see `sql`. With `rewritten=False` all is left to DuckDB."""
+    def answer(self, query: str, frames: Mapping[str, Any], model: str | Path | None) -> pl.DataFrame:
+        """Answer a statement; see `sql`."""
         import polars as pl
 
         self._failure, self._model, self._made = None, model, 0
@@ -219,12 +217,11 @@ class Database:
                 raise InvalidValueError(f"the query has {len(tree['statements'])} statements: give one")
             _require_allowed(tree["statements"][0]["node"])
             try:
-                if rewritten:
-                    rewrite(tree["statements"][0]["node"], self)
-                    text = self._written(tree["statements"][0]["node"])
-                    # one thread gives the functions of groups all groups at once
-                    self.connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
-                    return _held(self.connection.sql(text))
+                rewrite(tree["statements"][0]["node"], self)
+                text = self._written(tree["statements"][0]["node"])
+                # one thread gives the functions of groups all groups at once
+                self.connection.execute(f"set threads = {1 if '_es_' in text else self._threads}")
+                return _held(self.connection.sql(text))
             except self._error:  # also where the columns are not what they seem: DuckDB says what is wrong
                 if self._failure is not None:
                     raise self._failure from None

@@ -20,12 +20,16 @@ from embstore.store.index import Index
 from embstore.store.table import column_of, value_type
 
 MAX_CONDITION = 2000  # characters
+MAX_TREE = 2**17  # bytes that Polars makes of them: each BETWEEN, CASE or left() around another doubles it
 BLOCK_ROWS = 2**18
 STEP = 2**12  # rows that are looked at for the end of a run of labels, then twice as many
 POSITION, FROM_END = "_position", "_from_end"
 PLACES = ("length", "from_end", *(scope + end for scope in ("document", "context") for end in (POSITION, FROM_END)))
-_FUNCTIONS = {"Abs", "Coalesce", "FillNull", "MaxHorizontal", "MinHorizontal", "Sql", "StringExpr"}
-_BOOLEAN = ("Not", "IsNull", "IsNotNull")
+# None gives more text than it is given, as replace() and lpad() do: inside each other, they would fill any memory.
+_FUNCTIONS = (
+    "Abs Coalesce ConcatHorizontal Contains EndsWith FillNull Find IsNotNull IsNull LenBytes LenChars Lowercase Not "
+    "MaxHorizontal MinHorizontal Reverse Slice Sql StartsWith StripChars StripCharsEnd StripCharsStart Uppercase"
+)
 _WIDE = "Int128"
 _DATES = {"Date", "Datetime", "Time", "Duration"}
 _IS = re.compile(r"""('(?:[^']|'')*'|"(?:[^"]|"")*")|\bIS\s+(NOT\s+)?(TRUE|FALSE|DISTINCT\s+FROM)\b""", re.IGNORECASE)
@@ -40,21 +44,28 @@ def parse(condition: str) -> pl.Expr:
     """
     if not isinstance(condition, str) or not 0 < len(condition) <= MAX_CONDITION:
         raise InvalidValueError(f"where {quoted(condition)} is not allowed: give 1 to {MAX_CONDITION:,} characters")
-    try:
-        parsed = pl.sql_expr(_IS.sub(_with_null, condition))
-        node = _wide(json.loads(_serialized(parsed)))
-        names = parsed.meta.root_names()
-    except (pl.exceptions.PolarsError, ValueError) as error:
-        raise InvalidValueError(
-            f"where {quoted(condition)} is not a condition in SQL, such as \"upos = 'VERB' AND length < 12\": "
-            f"{_first_line(error)}"
-        ) from None
-    if not names or not _is_elementwise(node):
-        raise InvalidValueError(
-            f"where {quoted(condition)} is not about each occurrence on its own: compare columns with AND, OR, NOT, "
-            "IN, BETWEEN, LIKE, IS NULL, %, lower() and the like, and dates as text, such as '2026-11-23'"
-        )
-    return parsed if _WIDE not in json.dumps(node) else _expression(node)
+    tree = _Tree()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the format may be another one in another version: it is read at once
+        try:
+            parsed = pl.sql_expr(_IS.sub(_with_null, condition))
+            parsed.meta.serialize(tree, format="json")
+            node = _wide(json.loads(tree.text))
+            is_allowed = bool(parsed.meta.root_names()) and _is_elementwise(node)
+            text = json.dumps(node)
+        except RecursionError:
+            raise InvalidValueError(f"where {quoted(condition)} has too many operators in a row: write fewer") from None
+        except (pl.exceptions.PolarsError, ValueError) as error:
+            raise InvalidValueError(
+                f"where {quoted(condition)} is not a condition in SQL, such as \"upos = 'VERB' AND length < 12\": "
+                f"{_first_line(error)}"
+            ) from None
+        if not is_allowed:
+            raise InvalidValueError(
+                f"where {quoted(condition)} is not about each occurrence on its own, or makes text longer: compare "
+                "columns with AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, %, lower() and the like, and dates as text"
+            )
+        return pl.Expr.deserialize(io.StringIO(text), format="json") if _WIDE in text else parsed
 
 
 def rows_where(
@@ -79,6 +90,7 @@ def rows_where(
         yield rows[np.isin(rows, found)]
         return
     n_rows = len(index.type) if rows is None else len(rows)
+    block_rows = max(1, block_rows // len(parsed.meta.root_names()))  # as `||` may join each column with itself
     for start in range(0, max(1, n_rows), block_rows):
         some = slice(start, min(start + block_rows, n_rows))
         block = some if rows is None else rows[some]
@@ -216,6 +228,7 @@ class _Columns:
 def _is_elementwise(node: Any) -> bool:
     """Return whether a serialized expression has a value for each row that depends on this row alone, not on today."""
     value: Any
+    own: Any
     kind, value = next(iter(node.items())) if isinstance(node, dict) and node else (node, None)
     if kind == "Literal":
         return not (isinstance(value.get("Scalar"), dict) and value["Scalar"].keys() & _DATES)
@@ -223,23 +236,21 @@ def _is_elementwise(node: Any) -> bool:
         return True
     if kind == "Function":
         function = value["function"]
-        name = next(iter(function)) if isinstance(function, dict) else function
-        is_known = name in _FUNCTIONS or (name == "Boolean" and function[name] in _BOOLEAN)
-        return is_known and all(map(_is_elementwise, value["input"]))
+        name, own = next(iter(function.items())) if isinstance(function, dict) else (function, None)
+        if name in ("Boolean", "StringExpr"):
+            name = own if isinstance(own, str) else next(iter(own))
+        return name in _FUNCTIONS.split() and all(map(_is_elementwise, value["input"]))
     parts = {"BinaryExpr": ("left", "right"), "Cast": ("expr",), "Ternary": ("predicate", "truthy", "falsy")}
     return kind in parts and all(_is_elementwise(value[part]) for part in parts[kind])
 
 
 def _with_null(found: re.Match[str]) -> str:
-    """Write IS TRUE and the like so that, unlike in Polars, a missing value is neither true nor false.
-
-    After IS DISTINCT FROM, Polars takes all that follows, AND too, for the second of what is compared.
-    """
+    """Write IS TRUE and the like so that, unlike in Polars, a missing value is neither true nor false."""
     text, negated, value = found.groups()
     if text:
         return text
     if value.upper() not in ("TRUE", "FALSE"):
-        if not negated:
+        if not negated:  # Polars takes all that follows, AND too, for the second of what is compared
             raise InvalidValueError(f"where {quoted(found.string)} has {found[0]}: write NOT (a <=> b)")
         return "<=>"
     return f"<=> {value}{' <=> FALSE' if negated else ''}"
@@ -261,16 +272,16 @@ def _wide(node: Any) -> Any:
     return node
 
 
-def _serialized(parsed: pl.Expr) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the format may be another one in another version: it is read at once
-        return parsed.meta.serialize(format="json")
+class _Tree(io.RawIOBase):
+    """A file for a serialized expression, which is refused once it is too long."""
 
+    text = b""
 
-def _expression(node: Any) -> pl.Expr:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pl.Expr.deserialize(io.StringIO(json.dumps(node)), format="json")
+    def write(self, part: Any) -> int:
+        self.text += part
+        if len(self.text) > MAX_TREE:
+            raise ValueError("it has too many BETWEEN, CASE or functions inside each other")
+        return len(part)
 
 
 def _first_line(error: Exception) -> str:

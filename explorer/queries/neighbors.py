@@ -34,7 +34,7 @@ class _Waiting:
     vector: NDArray[np.floating]
     k: int
     hits: pl.DataFrame | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     done: Event = field(default_factory=Event)
 
 
@@ -87,12 +87,11 @@ class _Searches:
         try:
             with es.config(progress=report, device="cpu"):
                 found = es.neighbors(data, vectors, layers=layer, k=min(most, len(data)))
-        except Exception as error:
-            for each in some:
-                each.error = error
-        else:
             for number, each in enumerate(some):
                 each.hits = found.filter(found["query"] == number).head(each.k)
+        except BaseException as error:  # a panic of Rust too: those who wait have no other end
+            for each in some:
+                each.error = error
         for each in some:
             each.done.set()
 

@@ -105,7 +105,6 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
         "depths": depths,
         "python": one.python(
             f"probe = es.probes.load({str(one.probes[probe].path)!r})",
-            "import numpy as np",
             f"words = store.index.texts[{sentence}].replace(chr(31), ' ').split(' ')",
             f"marks = np.isin(np.arange(len(words)), {positions[~allowed].tolist()})  # punctuation",
             "tree = es.corpus.Tree(tuple(words), np.arange(len(words)) - 1, marks)  # whatever its heads",
@@ -147,7 +146,9 @@ def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, secon
     asked.report(0, 1)
     found = own.predict([EdgeSentence(words, targets)], data=one.store)
     at = [target.span1[0] for target in targets]
-    call = f"probe.predict([EdgeSentence({words!r}, targets)], data=store)"
+    pair = f"({other}, {other + 1})" if known.pairs else "None"
+    targeted = f"[es.corpus.EdgeTarget((at, at + 1), {pair}, {known.labels[:1]!r}) for at in {at}]"
+    call = f"probe.predict([es.corpus.EdgeSentence({words!r}, targets)], data=store)"
     data = {
         "labels": list(known.labels),
         "layers": list(own.fitted_.grid.layers),
@@ -155,7 +156,7 @@ def traces(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, secon
         "positions": at,
         "second": other if known.pairs else None,
         "gold": None if known.pairs else _gold(one, stored, positions, at, known.labels),
-        "python": one.python(f"probe = es.probes.load({str(one.probes[probe].path)!r})", call),
+        "python": one.python(f"probe = es.probes.load({str(one.probes[probe].path)!r})", f"targets = {targeted}", call),
     }
     return Arrays({"values": np.asarray(found, np.float32)}, data)
 

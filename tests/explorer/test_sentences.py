@@ -55,6 +55,14 @@ def probes(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def called(program: str) -> Any:
+    """Run the Python that a view shows; returns the value of its last line."""
+    lines, _, call = program.rpartition("\n")
+    names: dict[str, Any] = {}
+    exec(f"{lines}\nmade = {call}", names)
+    return names["made"]
+
+
 @pytest.fixture
 def explored(made: Made, probes: Path) -> Explored:
     return Explored(made.store, probes=probes)
@@ -85,6 +93,9 @@ def test_similarities_are_cosines(explored: Explored, made: Made) -> None:
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(found.arrays["values"], unit @ unit.T, atol=1e-6)
     assert found.data["words"] == [row["word"] for row in words_of(made, 4)]
+    np.testing.assert_array_equal(
+        called(found.data["python"]), made.store.vectors([row["occurrence"] for row in words_of(made, 4)], layers=2)[0]
+    )
 
 
 @pytest.mark.parametrize("layer", [None, 0, 5])
@@ -109,10 +120,7 @@ def test_a_parse_is_what_the_probe_predicts(explored: Explored, made: Made, prob
     assert [list(row) for row in table.select("first", "second", "distance").iter_rows()] == found["edges"]
     assert table["second_word"].to_list() == [words[other] for _, other, _ in found["edges"]]
     assert table["first_depth"].to_list() == [found["depths"][one] for one, _, _ in found["edges"]]
-    names: dict[str, Any] = {}
-    lines, _, call = found["python"].rpartition("\n")
-    exec(f"{lines}\nmade = {call}", names)
-    assert names["made"].found == expected.found
+    assert called(found["python"]).found == expected.found
     assert found["layer"] == expected.layer
     with pytest.raises(InvalidValueError, match="edge probes"):
         answer([explored], "parse", {"sentence": number, "probe": "tags"})
@@ -137,5 +145,6 @@ def test_labels_are_what_the_probes_predict(explored: Explored, made: Made, prob
     targets = [EdgeTarget((place, place + 1), span, ("DET",)) for place in at]
     expected = es.probes.load(probes / f"{name}.safetensors").predict([EdgeSentence(words, targets)], data=made.store)
     np.testing.assert_array_equal(found.arrays["values"], expected)
+    np.testing.assert_array_equal(called(found.data["python"]), expected)
     assert found.data["labels"] == ["DET", "NOUN"]
     assert found.data["gold"] == (None if second is not None else [row["upos"] for row in rows])

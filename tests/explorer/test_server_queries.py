@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import polars as pl
@@ -216,6 +217,15 @@ def test_neighbors_of_many_clients_are_searched_together_and_are_the_same(
     assert max(sizes) == 4
     assert sum(sizes) == 3 * 30
     assert not searches.waiting
+
+
+@pytest.mark.parametrize("error", [BaseException("a panic of Rust"), ValueError("any")])
+def test_a_search_that_fails_is_answered(
+    store: es.Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    monkeypatch.setattr(neighbors_module.es, "neighbors", Mock(side_effect=error))
+    with ThreadPoolExecutor(1) as pool, pytest.raises(type(error), match=str(error)):
+        pool.submit(run, [Explored(store)], "neighbors", row=1).result(60)
 
 
 @pytest.mark.slow

@@ -226,12 +226,17 @@ def test_wrong_conditions_are_refused_in_one_line(tmp_path: Path) -> None:
         "upos =": "is not a condition in SQL, such as",
         "1 = 1": "not about each occurrence on its own",
         "position = max(position)": "not about each occurrence on its own",
-        "CURRENT_TIMESTAMP > word": "not about each occurrence on its own: .* dates as text",
+        "CURRENT_TIMESTAMP > word": "not about each occurrence on its own.* dates as text",
         "word IN ('a', CURRENT_DATE::text)": "not about each occurrence on its own",
         "upos IS  distinct FROM 'X' AND position = 0": r"has IS  distinct FROM: write NOT \(a <=> b\)",
         "pos = 'X'": "there is no column 'pos'; .* upos, .*length, .*_from_end",
         'upos = "NOUN"': "there is no column 'NOUN'; text is in single quotes",
         "position = 'a'": "cannot be used: cannot compare string with numeric type",
+        "replace(replace(word, 'e', 'ee'), 'e', 'ee') = 'x'": "or makes text longer",
+        "lpad(word, 1000000000, 'x') = 'x'": "or makes text longer",
+        "position" + " between 0 and 1" * 14: "too many BETWEEN, CASE or functions inside each other",
+        "nullif(" * 14 + "position" + ", 1)" * 14 + " = 1": "too many BETWEEN, CASE or functions inside each other",
+        "position" + "::int" * 390 + " = 1": "has too many operators in a row: write fewer",
         "upos": "cannot be used: filter predicate must be of type `Boolean`",
     }
 
