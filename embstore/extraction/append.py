@@ -20,10 +20,10 @@ from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.plan import Plan
 from embstore.extraction.resume import require_same_options
 from embstore.store import Metadata, Store, open_store
-from embstore.store.backend import exists, is_hdf5, no_store
+from embstore.store.backend import exists, is_hdf5, no_store, open_reader
 from embstore.store.layout import RESIDUAL
-from embstore.store.opening import add_part, next_part
-from embstore.store.storage.files import make_folders, storing
+from embstore.store.opening import part_path, write_list
+from embstore.store.source import FileSource
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 
@@ -69,10 +69,11 @@ def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool]
                 stacklevel=3,
             )
             return open_store(path)
-        part = same[0] if same else next_part(store)
+        members = store.source.members()
+        if len(members) == 1:  # without a list, nobody could tell parts that are lost from one that is begun
+            write_list(store.path, members)
+        part = same[0] if same else part_path(store.path, len(members))
         assert isinstance(part, Path)
-        with storing(part):
-            make_folders(part.parent)
         try:
             run(part, repair)
         except StoreMismatchError as error:
@@ -81,7 +82,7 @@ def append(plan: Plan, path: str | Path | ObjectPath, run: Callable[[Path, bool]
                 f"began it first, or remove it ({error})"
             ) from error
         if not same:
-            add_part(store, part)
+            write_list(store.path, [*members, FileSource(open_reader(part))])
     return open_store(path)
 
 

@@ -17,12 +17,7 @@ from embstore.store.layout import RESIDUAL, Layout
 
 Buffer = dict[str, torch.Tensor]  # the arrays of some partitions, each [partition, layer, row, ...]
 
-TORCH_DTYPE = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-}
+TORCH_DTYPE = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 ADVICE = {
     "float32": "check its weights",

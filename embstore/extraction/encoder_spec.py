@@ -41,13 +41,7 @@ class EncoderSpec:
 
     @classmethod
     def of(
-        cls,
-        encoder: Encoder,
-        check_sentences: Sequence[Sequence[str]],
-        *,
-        longest: int,
-        batching: str,
-        windowed: bool,
+        cls, encoder: Encoder, check_sentences: Sequence[Sequence[str]], *, longest: int, batching: str, windowed: bool
     ) -> EncoderSpec:
         info = encoder.info
         if not encoder.source:

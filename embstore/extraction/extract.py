@@ -39,6 +39,7 @@ from embstore.store import Store, StoreWriter, create_store, open_store
 from embstore.store.backend import exists, open_reader
 from embstore.store.check.repair import repair_layout
 from embstore.store.check.verify import verify_one
+from embstore.store.opening import restore_list
 from embstore.store.source import FileSource
 from embstore.store.storage.files import storing
 from embstore.store.storage.location import ObjectPath, parse_location
@@ -121,7 +122,10 @@ def _extract(plan: Plan, path: Path | ObjectPath, *, repair: bool, virtual: bool
         raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
     remember(plan.encoder)
     created = not exists(path) and _create(plan, path, virtual=virtual)
-    damaged = _repair_layout(plan, path) if repair and not created else []
+    damaged: list[int] = []
+    if repair and not created:
+        damaged = _repair_layout(plan, path)
+        restore_list(path)
     store = Store(FileSource(open_reader(path)))
     require_same_plan(plan.metadata, store.metadata, path=path)
     if virtual and not store.metadata.virtual:
@@ -213,17 +217,9 @@ def _tasks(plan: Plan, missing: list[int]) -> Iterator[Task]:
 
 
 def _run_on(
-    executor: Executor,
-    plan: Plan,
-    job: Job,
-    writer: StoreWriter,
-    missing: list[int],
-    advance: Callable[[int], None],
+    executor: Executor, plan: Plan, job: Job, writer: StoreWriter, missing: list[int], advance: Callable[[int], None]
 ) -> None:
-    """Let the workers of an executor encode and write all missing partitions, and commit them.
-
-    Raises one error that names the partitions that could not be written, after the others are committed.
-    """
+    """Let workers write all missing partitions, and commit them; one error names those that could not be written."""
     layout, submitted = plan.layout, dict[int, tuple[int, ...]]()
     n_partitions = len({partition % layout.n_partitions for partition in missing})
     most = MAX_TASKS_PER_GPU_CALL if plan.encoder.casts_on_device else MAX_TASKS_PER_CALL

@@ -154,12 +154,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        encoder: Encoder,
-        job: Job,
-        write: Write,
-        *,
-        on_rows: Callable[[int], object] = lambda n_rows: None,
+        self, encoder: Encoder, job: Job, write: Write, *, on_rows: Callable[[int], object] = lambda n_rows: None
     ) -> None:
         self._encoder = encoder
         self._job = job

@@ -142,17 +142,11 @@ def _site_specs(metadata: Metadata, layout: Layout) -> list[ArraySpec]:
     )
     if dtype != "int8":
         return [vectors]
-    scale = ArraySpec(
-        path="scale",
-        shape=(layers, rows),
-        dtype=SCALE_DTYPE,
-        dims=("layer", "occurrence"),
-        fill=np.nan,
-        shard=(layers, metadata.partition_rows),
-        chunk=(1, CHUNK_ROWS),
-        attributes={},
-    )
-    return [vectors, scale]
+    shape, shard = (layers, rows), (layers, metadata.partition_rows)
+    return [
+        vectors,
+        ArraySpec("scale", shape, SCALE_DTYPE, ("layer", "occurrence"), np.nan, shard, (1, CHUNK_ROWS), {}),
+    ]
 
 
 def commits_spec(n_partitions: int) -> ArraySpec:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -61,7 +61,8 @@ class JoinedSource:
             replace(each, path=each.path.absolute()) if isinstance(each.path, Path) else each for each in self.described
         ]
         path = self.path.absolute() if isinstance(self.path, Path) else self.path
-        return _reopened, (path, self.metadata, members, self.is_stored, self.verify, self.layout.site)
+        options: dict[str, Any] = {"is_stored": self.is_stored, "verify": self.verify, "site": self.layout.site}
+        return partial(JoinedSource, path, self.metadata, members, **options), ()
 
     def again(self, *, verify: Verify, site: str) -> JoinedSource:
         given = self.path, self.metadata, self.described
@@ -260,17 +261,6 @@ class _JoinedReader:
                 self._member, self._source = number, self._reader.enter_context(reader)
             self._source.read_rows(own, out[done : done + len(own)])
             done += len(own)
-
-
-def _reopened(
-    path: Path | ObjectPath,
-    metadata: Metadata,
-    members: Sequence[Member],
-    is_stored: bool,
-    verify: Verify,
-    site: str,
-) -> JoinedSource:
-    return JoinedSource(path, metadata, members, is_stored=is_stored, verify=verify, site=site)
 
 
 # One store, or several that are one: what `Store` and the analyses read

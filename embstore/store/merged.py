@@ -58,13 +58,7 @@ class Member:
 class Members:
     """The stores of a collection, opened when they are first read; those not used for longest are closed again."""
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        *,
-        verify: Literal["lazy"] | None,
-        site: str,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], *, verify: Literal["lazy"] | None, site: str) -> None:
         self.members = tuple(members)
         self.paths = [member.path for member in members]
         self.names = member_names(self.paths)

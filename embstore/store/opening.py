@@ -6,9 +6,9 @@ import glob
 import json
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
@@ -20,30 +20,30 @@ from embstore.errors import (
     UnfinishedStoreWarning,
     quoted,
 )
-from embstore.store.backend import SUFFIXES, open_reader, zarr_storage
+from embstore.store.backend import SUFFIXES, Reader, exists, open_reader, zarr_storage
 from embstore.store.collection import JoinedSource, merged_metadata
 from embstore.store.merged import Member
-from embstore.store.metadata import document_crc32c
+from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.reading.rows import RESUME
 from embstore.store.source import FileSource
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.files import replacing, storing
+from embstore.store.storage.files import REPAIR_HINT, make_folders, replacing, storing
 from embstore.store.storage.location import ObjectPath, parse_location, require_distinct
+from embstore.store.storage.lock import StoreLock
 from embstore.store.store import Store
-from embstore.store.zarr.format import APPENDED, NODE, group_node
+from embstore.store.zarr.format import APPENDED, NODE, PARTS, group_node
 
 APPENDED_VERSION = 1  # of the list of appended stores
+LIST = f"{PARTS}/parts.json"
 LISTING = ".json"
 AT_ONCE = 32  # remote members that are opened at the same time
 
 Location = str | os.PathLike[str] | ObjectPath
+Members = list[tuple[Path | ObjectPath, str | None]]  # the fingerprint that each must have, where that is known
 
 
 def open_store(
-    path: Location | Sequence[Location],
-    *,
-    verify: Literal["lazy"] | None = None,
-    site: str | None = None,
+    path: Location | Sequence[Location], *, verify: Literal["lazy"] | None = None, site: str | None = None
 ) -> Store:
     """Open a store for reading, or several as one; an unfinished store is opened with an UnfinishedStoreWarning.
 
@@ -85,19 +85,35 @@ def open_store(
 open = open_store
 
 
-def next_part(store: Store) -> Path:
-    """Return the path of the next part of a store on a disk."""
-    return Path(str(store.path), APPENDED, _part(len(store.source.members())))
+def part_path(path: Path, number: int) -> Path:
+    """Return the path of a part of a store on a disk, from 1 on."""
+    return path / APPENDED / _part(number)
 
 
-def add_part(store: Store, part: Path) -> None:
-    """List a finished store in the folder of another as its last part, from when on it is read."""
-    assert isinstance(store.path, Path)
-    sources = [*store.source.members(), FileSource(open_reader(part))]
+def write_list(path: Path, sources: Sequence[FileSource]) -> None:
+    """List a store on a disk and its finished parts, from when on they are read; also before the first is begun."""
     merged_metadata(sources)  # raises for one that does not fit
     fields = {"version": APPENDED_VERSION, "fingerprints": [source.metadata.fingerprint for source in sources]}
-    with storing(part), replacing(part.with_name(NODE)) as partial:
-        partial.write_bytes(group_node({"embstore": {**fields, "crc32c": document_crc32c(fields)}}))
+    listed = canonical({**fields, "crc32c": document_crc32c(fields)})
+    for file, data in ((path / APPENDED / NODE, group_node({})), (path / LIST, listed)):
+        with storing(file):
+            make_folders(file.parent)
+        with replacing(file) as new:
+            new.write_bytes(data)
+
+
+def restore_list(path: Path | ObjectPath) -> None:
+    """List the finished parts of a store on a disk again, where their list is missing, damaged or older than they."""
+    if isinstance(path, ObjectPath) or path.suffix == ".h5" or not (path / APPENDED).is_dir():
+        return
+    with StoreLock(path):
+        with suppress(StoreDamagedError):
+            members_at(path)
+            return
+        sources = [FileSource(open_reader(path))]
+        while (part := part_path(path, len(sources))).is_dir():
+            sources.append(FileSource(open_reader(part)))
+        write_list(path, sources if len(sources) == 1 or sources[-1].finished else sources[:-1])
 
 
 def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
@@ -113,24 +129,36 @@ def _listed(path: Path | ObjectPath) -> list[Path | ObjectPath]:
         raise StoreFormatError(f"{path} is not a JSON list of paths of stores ({quoted(str(error))})") from None
 
 
-def _appended(node: bytes, location: Path | ObjectPath) -> dict[Path | ObjectPath, str]:
-    """Return the members of a store with appended ones, itself first, and the fingerprint of each.
+def _parts_of(location: Path | ObjectPath) -> Members:
+    """Return a store with what was appended to it; where that is follows from its number: the list has no paths."""
+    if location.suffix == ".h5":
+        return [(location, None)]
+    storage = zarr_storage(location)
 
-    Where they are follows from their number: the list has no paths.
-    """
-    name = f"{location}/{APPENDED}/{NODE}"
+    def damaged(what: str) -> StoreDamagedError:
+        name = f"{storage.url(LIST)}, the list of what was appended,"
+        return StoreDamagedError(f"{name} {what}: put it back from a copy, or {REPAIR_HINT}")
+
+    first = storage.submit(lambda: storage.size(f"{APPENDED}/{_part(1)}/{NODE}"))
+    listed = storage.get_or_none(LIST)
+    if listed is None:
+        if first.result() is not None:
+            raise damaged("is missing")
+        return [(location, None)]
     try:
-        fields = json.loads(node)["attributes"]["embstore"]
+        fields = json.loads(listed)
         if fields["version"] > APPENDED_VERSION:
-            raise StoreFormatError(f"{name} has version {quoted(fields['version'])}: upgrade embstore")
+            raise StoreFormatError(f"{storage.url(LIST)} has version {quoted(fields['version'])}: upgrade embstore")
         if fields["crc32c"] != document_crc32c(fields) or not fields["fingerprints"]:
             raise ValueError("its checksum differs")
-        paths = [location, *(location / APPENDED / _part(number) for number in range(1, len(fields["fingerprints"])))]
-        return dict(zip(paths, map(str, fields["fingerprints"]), strict=True))
+        fingerprints = list(map(str, fields["fingerprints"]))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise StoreDamagedError(
-            f"{name} was changed ({type(error).__name__}: {quoted(str(error))}): put it back from a copy"
-        ) from None
+        raise damaged(f"was changed ({type(error).__name__}: {quoted(str(error))})") from None
+    later = f"{APPENDED}/{_part(len(fingerprints) + 1)}"  # than the one that may have been begun
+    if storage.size(f"{later}/{NODE}") is not None:
+        raise damaged(f"is older than {later}")
+    parts = [location / APPENDED / _part(number) for number in range(1, len(fingerprints))]
+    return list(zip([location, *parts], fingerprints, strict=True))
 
 
 def _part(number: int) -> str:
@@ -157,21 +185,13 @@ def _matching(pattern: Path) -> list[Path]:
 
 
 def _joined(
-    paths: Sequence[Path | ObjectPath] | Mapping[Path | ObjectPath, str],
-    options: Mapping[str, Any],
-    *,
-    path: Path | ObjectPath | None = None,
-    is_stored: bool = False,
+    paths: Members, options: Mapping[str, Any], *, path: Path | ObjectPath | None = None, is_stored: bool = False
 ) -> JoinedSource:
-    """Open several stores as one; `paths`: the fingerprint that each must have, if that is known."""
-    known, paths = paths if isinstance(paths, Mapping) else {}, list(paths)
-    require_distinct(paths)
-    is_remote = any(isinstance(each, ObjectPath) for each in paths)
+    require_distinct(each for each, _ in paths)
+    is_remote = any(isinstance(each, ObjectPath) for each, _ in paths)
     with ThreadPoolExecutor(AT_ONCE) if is_remote else nullcontext() as pool:
-        sources = list((map if pool is None else pool.map)(lambda each: FileSource(open_reader(each)), paths))
-    for source in sources:
-        if source.metadata.fingerprint != known.get(source.path, source.metadata.fingerprint):
-            raise StoreDamagedError(f"{source.path} is another store than the one that was appended: put that one back")
+        sources = list((map if pool is None else pool.map)(lambda each: FileSource(member_reader(*each)), paths))
+    _warn_of_begun(paths)
     if path is None:
         ends = dict.fromkeys([sources[0].path.stem, sources[-1].path.stem])
         path = Path(("+" if len(sources) < 3 else "...").join(ends))
@@ -179,19 +199,36 @@ def _joined(
     return JoinedSource(path, merged_metadata(sources), members, is_stored=is_stored, **options)
 
 
-def members_at(path: Location | Sequence[Location]) -> list[Path | ObjectPath]:
+def member_reader(path: Path | ObjectPath, fingerprint: str | None) -> Reader:
+    """Open a member, which where it was appended must be the store that was."""
+    if fingerprint is not None and not exists(path):
+        raise StoreDamagedError(f"{path}, which was appended, is missing: put it back from a copy")
+    reader = open_reader(path)
+    if fingerprint not in (None, reader.metadata.fingerprint):
+        raise StoreDamagedError(
+            f"{path} is another store than the list of appended parts ({LIST}) names: put that store, or the list, "
+            "back from a copy"
+        )
+    return reader
+
+
+def members_at(path: Location | Sequence[Location]) -> Members:
     """Return the stores that `open_store` would read, without opening them."""
     if isinstance(path, Sequence) and not isinstance(path, str):
         if not path:
             raise InvalidValueError("a collection needs one store or more: give a list of paths, or a glob")
-        return [member for each in path for member in members_at(each)]
+        return _each(members_at, path)
     location = parse_location(path)
     if is_glob(location):
-        return members_at(_matching(location))
+        return _each(_parts_of, _matching(location))
     if location.suffix == LISTING:
-        return _listed(location)
-    node = None if location.suffix == ".h5" else zarr_storage(location).get_or_none(f"{APPENDED}/{NODE}")
-    return [location] if node is None else list(_appended(node, location))
+        return _each(_parts_of, _listed(location))
+    return _parts_of(location)
+
+
+def _each(find: Callable[[Any], Members], paths: Sequence[Any]) -> Members:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [member for members in pool.map(find, paths) for member in members]
 
 
 def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
@@ -201,21 +238,27 @@ def is_glob(location: Path | ObjectPath) -> TypeGuard[Path]:
 
 def _opened(location: Path | ObjectPath, options: Mapping[str, Any]) -> Store:
     """Open one store, with what was appended to it."""
-    reader = open_reader(location)
-    members = {} if reader.appended is None else _appended(reader.appended, location)
-    if isinstance(location, Path) and os.path.isdir(folder := location / APPENDED):
-        named = {path.name for path in members}
-        for name in sorted(os.listdir(folder)):
-            if name.endswith(".zarr") and not name.startswith(".") and name not in named:
+    with ThreadPoolExecutor(1) as pool:  # a bucket is asked at the same time
+        found = pool.submit(_parts_of, location)
+        reader = open_reader(location)
+    members = found.result()
+    if len(members) > 1:
+        return Store(_joined(members, options, path=location, is_stored=True))
+    _warn_of_begun(members)
+    return Store(FileSource(reader, **options))
+
+
+def _warn_of_begun(members: Members) -> None:
+    known = {path for path, _ in members}
+    for folder in [path / APPENDED for path in known if isinstance(path, Path)]:
+        for part in sorted(folder.glob("[!.]*.zarr")):
+            if part not in known:
                 warnings.warn(
-                    f"{folder / name} is not finished, its rows are left out: resume it by the "
-                    "`embstore extract --append` command that began it, or remove it",
+                    f"{part} is not finished, its rows are left out: resume it by the `embstore extract --append` "
+                    "command that began it, or remove it",
                     UnfinishedStoreWarning,
                     stacklevel=4,
                 )
-    if members:
-        return Store(_joined(members, options, path=location, is_stored=True))
-    return Store(FileSource(reader, **options))
 
 
 def _warn_of_missing(store: Store) -> None:

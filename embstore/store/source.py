@@ -123,11 +123,7 @@ class FileSource:
 
     @cached_property
     def index(self) -> Index:
-        """The index with the labels that are stored.
-
-        Raises StoreDamagedError for an index of up to 16 MiB, or with `verify="lazy"` of any size, whose columns do
-        not fit each other.
-        """
+        """The index with the labels that are stored; see `Store.index`."""
         names = sorted(self.reader.arrays)
         self.reader.fetch_columns(names)
         columns = {name: self._column(name) for name in names}

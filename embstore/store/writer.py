@@ -17,14 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError
-from embstore.store.arrays import (
-    check_center,
-    check_columns,
-    commit_record,
-    committed,
-    frozen_arrays,
-    payload_specs,
-)
+from embstore.store.arrays import check_center, check_columns, commit_record, committed, frozen_arrays, payload_specs
 from embstore.store.backend import create, is_hdf5, open_writer, require_writable, zarr_storage
 from embstore.store.check.consistency import index_faults
 from embstore.store.index import Index, rows_by_type

@@ -128,10 +128,7 @@ def test_a_context_window_is_a_pass_over_the_truncated_words(
 
 def test_a_window_as_wide_as_the_sentence_is_the_sentence(tmp_path: Path, scene: Callable[[str], Scene]) -> None:
     used = scene("bert")
-    ordinary = es.extract(
-        plan_of(list(CORPUS), model=used.encoder, dtype="float32"),
-        tmp_path / "x.zarr",
-    )
+    ordinary = es.extract(plan_of(list(CORPUS), model=used.encoder, dtype="float32"), tmp_path / "x.zarr")
     wide = plan_of(list(CORPUS), model=used.encoder, dtype="float32", context_window=1000)
     assert ordinary.metadata.extraction["batching"] == "varlen"
     assert wide.metadata.extraction["batching"] == "equal"

@@ -64,8 +64,7 @@ QUICK = ("published", "no highway, filters as many as the projection is wide")
 
 
 @pytest.fixture(
-    scope="module",
-    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS],
+    scope="module", params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS]
 )
 def case(request, tmp_path_factory):
     return Case(save_elmo(tmp_path_factory.mktemp("elmo"), **VARIANTS[request.param]))

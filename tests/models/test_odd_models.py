@@ -33,12 +33,7 @@ def saved(folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, **options: A
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("Longformer", ROBERTA | {"attention_window": 16}),
-        ("LED", LED),
-        ("Zamba2", ZAMBA),
-    ],
+    ("kind", "options"), [("Longformer", ROBERTA | {"attention_window": 16}), ("LED", LED), ("Zamba2", ZAMBA)]
 )
 def test_blocks_of_padded_sentences(
     kind: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

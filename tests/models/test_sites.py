@@ -154,8 +154,7 @@ class Case:
 
 
 @pytest.fixture(
-    scope="module",
-    params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODULES],
+    scope="module", params=[name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODULES]
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(request.param, made(request.param, tmp_path_factory.mktemp(request.param)))

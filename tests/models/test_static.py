@@ -14,12 +14,7 @@ import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import ExecutorError, InvalidValueError, ModelError, WordVectorsError
 from embstore.executors import Processes
-from embstore.models import (
-    bag_encoder,
-    load_encoder,
-    model_kind,
-    vector_encoder,
-)
+from embstore.models import bag_encoder, load_encoder, model_kind, vector_encoder
 from embstore.models.names import locate
 from embstore.models.running import HostCopies
 from embstore.models.static import WordTable
@@ -149,12 +144,7 @@ def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, miss
 
 def test_bags_see_a_context_window_alone(file: Path, tmp_path: Path) -> None:
     for window in (0, 1, 100):
-        plan = plan_of(
-            SENTENCES,
-            model=bag_encoder(load_encoder(file)),
-            dtype="float32",
-            context_window=window,
-        )
+        plan = plan_of(SENTENCES, model=bag_encoder(load_encoder(file)), dtype="float32", context_window=window)
         found = stored(es.extract(plan, tmp_path / f"{window}.zarr"))
         for (number, position), vector in found.items():
             sentence = SENTENCES[number]

@@ -20,11 +20,7 @@ from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.spacing import marked_words
 from tests.models.tiny import SENTENCES, byte_level, random_sentences, unigram, wordpiece
 
-KINDS = {
-    "wordpiece": wordpiece,
-    "byte_level": byte_level,
-    "unigram": lambda: unigram("$A </s>", "</s>"),
-}
+KINDS = {"wordpiece": wordpiece, "byte_level": byte_level, "unigram": lambda: unigram("$A </s>", "</s>")}
 
 
 def wrap(tokenizer: Tokenizer, **options: object) -> transformers.PreTrainedTokenizerFast:

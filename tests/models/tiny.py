@@ -115,14 +115,7 @@ ARCHITECTURES: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
     "qwen2_moe": lambda: _of("Qwen2Moe", byte_level(), **_bert(**QWEN)),
     "modernbert": lambda: _of("ModernBert", byte_level(around=("<s>", "</s>")), **_bert(**MODERNBERT)),
     "t5": lambda: _of(
-        "T5",
-        unigram("$A </s>", "</s>"),
-        d_model=32,
-        d_kv=8,
-        d_ff=48,
-        num_layers=3,
-        num_heads=4,
-        pad_token_id=0,
+        "T5", unigram("$A </s>", "</s>"), d_model=32, d_kv=8, d_ff=48, num_layers=3, num_heads=4, pad_token_id=0
     ),
 }
 

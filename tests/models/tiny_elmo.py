@@ -13,14 +13,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-LSTM = {
-    "cell_clip": 0.4,
-    "proj_clip": 0.3,
-    "use_skip_connections": True,
-    "n_layers": 2,
-    "projection_dim": 6,
-    "dim": 10,
-}
+LSTM = {"cell_clip": 0.4, "proj_clip": 0.3, "use_skip_connections": True, "n_layers": 2, "projection_dim": 6, "dim": 10}
 CNN = {
     "embedding": {"dim": 3},
     "filters": [[1, 4], [2, 5], [4, 6]],

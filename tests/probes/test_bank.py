@@ -118,13 +118,7 @@ def test_little_memory_trains_the_same_probes_in_groups(kind: str, units: int, n
     whole = train_bank(of, data, dev, schedule=schedule)
     reports: list[tuple[int, int | None]] = []
     little = replace(schedule, memory=20 * of.n_parameters * 3 * n_layers)
-    groups = train_bank(
-        of,
-        data,
-        dev,
-        schedule=little,
-        progress=lambda done, total: reports.append((done, total)),
-    )
+    groups = train_bank(of, data, dev, schedule=little, progress=lambda done, total: reports.append((done, total)))
     np.testing.assert_allclose(logits(groups, dev, of), logits(whole, dev, of), atol=1e-5)
     assert groups.epochs.tolist() == whole.epochs.tolist()
     np.testing.assert_allclose(groups.dev_loss, whole.dev_loss, rtol=1e-5)

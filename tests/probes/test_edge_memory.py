@@ -77,11 +77,7 @@ def test_probes_in_groups_equal_those_trained_together(tmp_path: Path) -> None:
             seen.add(n_groups)
             reports: list[int] = []
             found = train_edges(
-                bank,
-                stream,
-                task.train,
-                task.dev,
-                progress=lambda done, total, reports=reports: reports.append(done),
+                bank, stream, task.train, task.dev, progress=lambda done, total, reports=reports: reports.append(done)
             )
             assert reports == sorted(reports)
             assert found.epochs.tolist() == together.epochs.tolist()

@@ -160,10 +160,7 @@ def test_other_stores_are_noted_or_refused(tmp_path: Path) -> None:
     for wrong, message in (
         (store("a.zarr", width=8), "a.zarr has vectors of 8 numbers, the probes of edges were trained on 12"),
         (store("b.zarr", unit="subword"), "the probes of edges read rows of unit word, .*b.zarr has those of unit sub"),
-        (
-            store("c.zarr", layers=(0, 3)),
-            r"c.zarr has no layer 1, which the probes of edges read: .* 0, 3$",
-        ),
+        (store("c.zarr", layers=(0, 3)), r"c.zarr has no layer 1, which the probes of edges read: .* 0, 3$"),
     ):
         with pytest.raises(InvalidValueError, match=message):
             probe.score(targets, data=wrong)

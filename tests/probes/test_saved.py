@@ -205,10 +205,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda file: _raw(file, json.dumps({"format_version": 1, "crc32c": 1})),
         "its metadata differs",
     ),
-    "newer": (
-        lambda file: _raw(file, lambda document: document | {"format_version": 2}),
-        "it has format 2, this",
-    ),
+    "newer": (lambda file: _raw(file, lambda document: document | {"format_version": 2}), "it has format 2, this"),
     "one more tensor": (lambda file: _raw(file, dict, more=np.ones(3)), "the checksum of its tensors differs"),
     "unknown kind": (lambda file: _changed(file, probe="deep"), "'deep'"),
     "another kind": (lambda file: _changed(file, probe="structural"), "are damaged"),

@@ -41,7 +41,7 @@ def parts_of(path: Path) -> list[dict[str, bytes | None]]:
     store = es.open(path)
     assert isinstance(store.source, JoinedSource)
     found = [tree(each.path) for each in store.source.opened]
-    return [{name: data for name, data in each.items() if not name.startswith("appended")} for each in found]
+    return [{name: data for name, data in each.items() if "appended" not in name} for each in found]
 
 
 @pytest.mark.slow

@@ -412,28 +412,48 @@ def test_bad_arguments(tmp_path: Path, call: Any, error: type[Exception], match:
         call(tmp_path)
 
 
-SCHEMA = json.loads((resources.files("schemas") / "appended.schema.json").read_text())
+LIST = opening.LIST
 
 
-def test_the_list_of_appended_parts(tmp_path: Path) -> None:
-    path = tmp_path / "grown.zarr"
-    extract(path, SENTENCES[:5])
-    extract(path, SENTENCES[5:9], append=True)
-    node = path / "appended/zarr.json"
-    whole = json.loads(node.read_text())
-    document = whole["attributes"]["embstore"]
-    jsonschema.validate(document, SCHEMA)
-    one, other = document["fingerprints"]
-    for change in ({"version": None}, {"fingerprints": [other, one]}, {"fingerprints": [one]}, {"crc32c": 7}):
-        node.write_text(json.dumps({**whole, "attributes": {"embstore": {**document, **change}}}))
-        with pytest.raises(StoreDamagedError, match=r"appended/zarr\.json was changed"):
-            es.open(path)
-        assert not es.verify(path).ok
-    node.write_text("[")
-    assert [fault.part for fault in es.verify(path).faults] == ["appended"]
-    node.write_text(json.dumps(whole))
-    (path / "appended/0001.zarr").rename(tmp_path / "gone.zarr")
-    assert [fault.part for fault in es.verify(path).faults] == [f"{path}/appended/0001.zarr/store"]
+def part(path: Path, number: int) -> Path:
+    return path / f"appended/{number:04}.zarr"
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: (path / LIST).unlink(), r"parts\.json, the list of what was appended, is missing: .*--repair"),
+        (lambda path: (path / LIST).write_text("["), r"parts\.json, the list .*, was changed .*--repair"),
+        (lambda path: (path / LIST).write_text('{"version": 1, "crc32c": 7}'), r"its checksum differs.*--repair"),
+        (lambda path: shutil.copy(path.parent / "older", path / LIST), r"is older than appended/0003.*--repair"),
+        (lambda path: shutil.rmtree(path / "appended"), r"0001\.zarr, which was appended, is missing: put it back"),
+        (lambda path: shutil.rmtree(part(path, 3)), r"0003\.zarr, which was appended, is missing"),
+        (lambda path: shutil.copy(path.parent / "other", path / LIST), r"s\.zarr is another store than the list"),
+        (lambda path: shutil.copytree(part(path, 2), part(path, 1), dirs_exist_ok=True), r"1\.zarr is another store"),
+    ],
+)
+def test_no_appended_rows_are_left_out_in_silence(tmp_path: Path, damage: Callable[[Path], object], said: str) -> None:
+    """However the store is opened: by its path, or in a list, a glob or a file of a collection."""
+    path, plan = tmp_path / "s.zarr", plan_of(SENTENCES[:9], model=FakeEncoder())
+    es.extract(plan, path)
+    extract(tmp_path / "t.zarr", SENTENCES[30:34])
+    for first in (10, 14, 18):
+        extract(path, SENTENCES[first : first + 4], append=True)
+        extract(tmp_path / "t.zarr", SENTENCES[first : first + 4], append=True)
+        if first == 10:
+            shutil.copy(path / LIST, tmp_path / "older")
+    shutil.copy(tmp_path / "t.zarr" / LIST, tmp_path / "other")
+    (tmp_path / "all.json").write_text('["s.zarr"]')
+    before, ways = all_files(path), (path, [path], str(tmp_path / "s*.zarr"), tmp_path / "all.json")
+    assert {es.open(way).n_rows for way in ways} == {sum(len(each.words) for each in SENTENCES[:9] + SENTENCES[10:22])}
+    damage(path)
+    for way in ways:
+        with pytest.raises(StoreDamagedError, match=said):
+            es.open(way)
+        assert not es.verify(way).ok
+    if "--repair" in said:
+        es.extract(plan, path, repair=True)
+        assert all_files(path) == before
 
 
 def test_the_list_of_appended_parts_names_no_other_place(tmp_path: Path) -> None:
@@ -441,27 +461,18 @@ def test_the_list_of_appended_parts_names_no_other_place(tmp_path: Path) -> None
     path = tmp_path / "grown.zarr"
     extract(path, SENTENCES[:5])
     extract(path, SENTENCES[5:9], append=True)
-    extract(tmp_path / "secret.zarr", SENTENCES[9:12])
-    secret = es.open(tmp_path / "secret.zarr")
-    node = path / "appended/zarr.json"
-    whole = json.loads(node.read_text())
-    document = whole["attributes"]["embstore"]
+    secret = extract(tmp_path / "secret.zarr", SENTENCES[9:12])
+    document = json.loads((path / LIST).read_text())
+    jsonschema.validate(document, json.loads((resources.files("schemas") / "appended.schema.json").read_text()))
     for name in ("../secret.zarr", str(secret.path), "http://localhost:1/x.zarr", "s3://bucket/x.zarr"):
-        named = {"path": name, "fingerprint": secret.metadata.fingerprint}
-        for more in (
-            {"members": [named]},
-            {"paths": [".", name]},
-            {"fingerprints": [document["fingerprints"][0], name]},
-        ):
-            fields = {**document, **more}
-            fields["crc32c"] = document_crc32c(fields)
-            node.write_text(json.dumps({**whole, "attributes": {"embstore": fields}}))
-            assert opening.members_at(path) == [path, path / "appended/0001.zarr"]
-    fields = {**document, "fingerprints": [document["fingerprints"][0], secret.metadata.fingerprint]}
-    fields["crc32c"] = document_crc32c(fields)
-    node.write_text(json.dumps({**whole, "attributes": {"embstore": fields}}))
-    with pytest.raises(StoreDamagedError, match=r"0001\.zarr is another store than the one that was appended"):
-        es.open(path)
+        for fingerprint in (name, secret.metadata.fingerprint):
+            named = {"path": name, "fingerprint": fingerprint}
+            fingerprints = [document["fingerprints"][0], fingerprint]
+            fields = {**document, "members": [named], "paths": [".", name], "fingerprints": fingerprints}
+            (path / LIST).write_text(json.dumps({**fields, "crc32c": document_crc32c(fields)}))
+            assert [each for each, _ in opening.members_at(path)] == [path, path / "appended/0001.zarr"]
+            with pytest.raises(StoreDamagedError, match=r"0001\.zarr is another store than the list"):
+                es.open(path)
 
 
 def test_a_file_lists_stores(tmp_path: Path) -> None:
@@ -601,7 +612,7 @@ def test_few_files_are_open_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_members_are_opened_when_their_rows_are_read(tmp_path: Path) -> None:
-    """To open a glob reads six files of each member: the root, two arrays, the commits, twice the list of its parts."""
+    """To open a glob reads five files of each member: the root, two arrays, the commits, the list of its parts."""
     n_members = 12
     first = extract(tmp_path / "0000.zarr", SENTENCES[:2]).path
     for number in range(1, n_members):
@@ -610,7 +621,7 @@ def test_members_are_opened_when_their_rows_are_read(tmp_path: Path) -> None:
     active = [True]
     sys.addaudithook(lambda event, args: opened.append(str(args[0])) if active and event == "open" else None)
     store = es.open(str(tmp_path / "*.zarr"))
-    assert sum(str(tmp_path) in each for each in opened) == 6 * n_members
+    assert sum(str(tmp_path) in each for each in opened) == 5 * n_members
     opened.clear()
     assert store.select(rows=[0, store.n_rows - 1]).vectors().shape == (3, 2, 8)
     assert {number for number in range(n_members) if any(f"{number:04}.zarr" in each for each in opened)} == {

@@ -15,13 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embstore as es
-from embstore.errors import (
-    InvalidValueError,
-    MissingRowsError,
-    NonFiniteError,
-    StorageError,
-    StoreDamagedError,
-)
+from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, StorageError, StoreDamagedError
 from embstore.store import Store, StoreWriter, create_store, export, verify
 from embstore.store.check.verify import schema_faults
 from embstore.store.reading.rows import SequentialReader

@@ -7,12 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.errors import (
-    InvalidValueError,
-    MissingRowsError,
-    StoreDamagedError,
-    UnfinishedStoreWarning,
-)
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
 from embstore.store import Store, open_store
 from embstore.store.vectors import float32_of_bfloat16
 from embstore.store.zarr import remote
@@ -119,8 +114,9 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
     far = open_store(f"{bucket.url}/{KEY}")
     opening = [request.key.removeprefix(f"{KEY}/") for request in bucket.proxy.requests]
     assert sorted(set(opening)) == [
-        "appended/zarr.json",
+        "appended/0001.zarr/zarr.json",
         "commits/c/0/0",
+        "hidden_states/.appended/parts.json",
         "hidden_states/zarr.json",
         "scale/zarr.json",
         "zarr.json",

@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from embstore import kernels
-from embstore.errors import (
-    InvalidValueError,
-    MissingRowsError,
-    StoreDamagedError,
-    UnfinishedStoreWarning,
-)
+from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, UnfinishedStoreWarning
 from embstore.store import Store, StoreWriter, open_store
 from embstore.store import verify as verify_store
 from embstore.store.arrays import ArraySpec

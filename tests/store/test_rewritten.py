@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import numcodecs
 import numpy as np
 import pytest
 import zarr
+import zstandard
+from zarr import codecs
 
 from embstore.errors import StoreDamagedError
 from embstore.store import Store, export, open_store, verify
@@ -43,6 +49,8 @@ def test_compressed_arrays_in_other_chunks(tmp_path: Path, dtype: str, shards: t
     write_again(path, "hidden_states", chunks=(1, 128, 16), shards=shards)
     if dtype == "int8":
         write_again(path, "scale", chunks=(2, 100))
+    (path / "hidden_states/.index").mkdir()
+    (path / "hidden_states/.index/large").write_bytes(bytes(2**22))  # a chunk would be refused
     check_reading(made, open_store(path))
     assert not verify(path).ok
     check_reading(made, export(path, tmp_path / "copy.zarr"))
@@ -80,6 +88,9 @@ def test_what_the_library_would_wait_for_is_refused(tmp_path: Path) -> None:
     node.write_text(plain + " " * 2**16)
     with pytest.raises(StoreDamagedError, match=r"a zarr\.json of 6\d,\d+ bytes"):
         open_store(path).vectors([0])
+    node.write_text(plain.replace('"zstd"', '"numcodecs.zlib"'))
+    with pytest.raises(StoreDamagedError, match=r"the codec 'numcodecs\.zlib'"):
+        open_store(path).vectors([0])
     node.write_text(plain)
     chunk = path / "hidden_states/c/0/0/0"
     chunk.unlink()
@@ -87,3 +98,32 @@ def test_what_the_library_would_wait_for_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreDamagedError, match="it is a pipe or device, not a file"):
         open_store(path).vectors([0])
     assert not verify(path).ok
+
+
+@pytest.mark.parametrize("shards", [(3, 512, 16), None])
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "zstd of unknown length", "blosc"])
+@pytest.mark.quick(4)
+def test_a_chunk_that_would_become_many_more_bytes_is_refused(tmp_path: Path, codec: str, shards: Any) -> None:
+    """A quarter of a GiB of zeros in a few kB, where a chunk has 4 kB; whole chunks of the same codec are read."""
+    made = example(rows=900, partition_rows=512)
+    path = Path(made.make(tmp_path / "s.zarr").path)
+    zeros, stream = np.zeros(2**28, np.uint8), zstandard.ZstdCompressor().compressobj()  # take no memory
+    compressor, bomb = {
+        "gzip": (codecs.GzipCodec(), lambda: gzip.compress(zeros, 1)),
+        "zstd": (codecs.ZstdCodec(), lambda: zstandard.compress(zeros, 1)),
+        "zstd of unknown length": (codecs.ZstdCodec(), lambda: stream.compress(zeros) + stream.flush()),
+        "blosc": (codecs.BloscCodec(), lambda: numcodecs.blosc.compress(zeros, b"zstd", 1, 0)),
+    }[codec]
+    write_again(path, "hidden_states", chunks=(1, 128, 16), shards=shards, compressors=compressor)
+    check_reading(made, open_store(path))
+    chunk, data = path / "hidden_states/c/0/0/0", bomb()
+    if shards is not None:  # in the place of the first of 12 chunks, which the index at the end names
+        whole = chunk.read_bytes()
+        pairs = np.frombuffer(whole[-12 * 16 - 4 : -4], "<u8").copy()
+        pairs[:2] = len(whole), len(data)
+        data = whole + data + pairs.tobytes() + google_crc32c.value(pairs.tobytes()).to_bytes(4, "little")
+    chunk.write_bytes(data)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(StoreDamagedError, match="hidden_states was changed and cannot be read"):
+        open_store(path).vectors([0])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000

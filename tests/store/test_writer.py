@@ -10,13 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from embstore.errors import (
-    EmbstoreError,
-    InvalidValueError,
-    MissingRowsError,
-    StoreBusyError,
-    UnfinishedStoreWarning,
-)
+from embstore.errors import EmbstoreError, InvalidValueError, MissingRowsError, StoreBusyError, UnfinishedStoreWarning
 from embstore.store import Metadata, StoreWriter, Strings, create_store, open_store, verify
 from embstore.store.arrays import commit_record, committed, record_crc32c
 from embstore.store.storage.local import LocalStorage

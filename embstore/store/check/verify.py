@@ -41,7 +41,7 @@ from embstore.store.check.consistency import column_faults
 from embstore.store.labels.files import LabelFiles
 from embstore.store.layout import Layout
 from embstore.store.metadata import Metadata, StoredArray, parse
-from embstore.store.opening import Location, members_at
+from embstore.store.opening import Location, member_reader, members_at
 from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.files import MappedFile, crc32c, crc32c_of_spans, new_column, opened
 from embstore.store.storage.location import ObjectPath, parse_location
@@ -51,6 +51,7 @@ from embstore.store.zarr.format import (
     INDEXES,
     LABELS,
     NODE,
+    PARTS,
     TEMPORARY,
     ShardShape,
     all_nodes,
@@ -136,22 +137,26 @@ def verify(path: Location | Sequence[Location]) -> VerifyReport:
     try:
         paths = members_at(path)
     except StoreDamagedError as error:
-        if name is None:
-            raise
+        name = name or Path(", ".join(map(str, path)))  # type: ignore[arg-type]
         return VerifyReport(name, (Fault(APPENDED, None, str(error)),), (), 0, 0)
-    name = name or paths[0]
-    if paths == [name]:
+    name = name or paths[0][0]
+    if len(paths) == 1 and paths[0][0] == name:
         return verify_one(name)
     faults: list[Fault] = []
     missing: list[int] = []
     n_partitions, nbytes = 0, 0
-    for member in paths:
+    for member, fingerprint in paths:
         try:
             report = verify_one(member)
-        except StoreNotFoundError as error:
-            if member.parent.name != APPENDED:
+        except StoreNotFoundError:
+            if fingerprint is None:
                 raise
-            report = VerifyReport(member, (Fault("store", None, str(error)),), (), 0, 0)
+            report = VerifyReport(member, (), (), 0, 0)
+        try:
+            if report.ok:
+                member_reader(member, fingerprint)
+        except StoreDamagedError as error:
+            faults.append(Fault(f"{member}/store", None, str(error)))
         for fault in report.faults:
             number = None if fault.partition is None else n_partitions + fault.partition
             part = fault.part if fault.is_of_cache else f"{member}/{fault.part}"
@@ -188,7 +193,7 @@ def verify_one(path: Path | ObjectPath) -> VerifyReport:
 def key_sizes(storage: Storage) -> dict[str, int]:
     """Return the size of every key of a store but those of indexes, labels and appended stores."""
     if storage.can_list:
-        others = tuple(f"{folder}/" for folder in (INDEXES, LABELS, APPENDED))
+        others = tuple(f"{folder}/" for folder in (INDEXES, LABELS, PARTS, APPENDED))
         return {key: size for key, size in storage.sizes().items() if not key.startswith(others)}
     try:
         keys = sorted(expected_keys(*parse(root_attribute(storage.get(NODE), storage), path=str(storage.path))))
@@ -310,17 +315,18 @@ class ZarrChecks(Checks):
             records = np.frombuffer(data, COMMIT_DTYPE).reshape(-1, 2)
             reader = ZarrReader(storage) if metadata.virtual else None
             for partition in self.records(records, metadata.layout, COMMITS_CHUNK):
-                part, crc = f"partition {partition}", self.shards(metadata, partition) if reader is None else None
-                what = "its bytes do not match the commit record"
-                if reader is None:
+                part, what = f"partition {partition}", "its bytes do not match the commit record"
+                if reader is None or reader.recomputed is None:
                     part = shard_key(payload_specs(metadata, partition)[0], partition)
+                    crc = self.shards(metadata, partition)
                 else:
-                    for file in reader.damaged_cache(partition):
-                        what = "it was damaged and is removed; its rows are computed again when they are read"
-                        self.fault(f"cache {file}", what, partition=partition)
+                    for file in reader.recomputed.damaged_files(partition):
+                        gone = "it was damaged and is removed; its rows are computed again when they are read"
+                        self.fault(f"cache {file}", gone, partition=partition)
                     try:
                         crc = reader.partition_crc32c(partition)
-                        if whole and not reader.has_fingerprints(partition):
+                        is_computed = whole and reader.expected_again(partition) is not None
+                        if is_computed and not reader.recomputed.has_fingerprints(partition):
                             self.fault(FINGERPRINTS, "they are not those of its rows", partition=partition)
                     except StoreDamagedError as error:
                         crc, what = -1, str(error)

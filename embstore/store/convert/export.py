@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from embstore.arguments import checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError, MissingRowsError
-from embstore.store.convert.filling import (
-    PartitionBuffer,
-    fill_store,
-    require_free_path,
-    require_storable,
-    sample_rows,
-)
+from embstore.store.convert.filling import PartitionBuffer, fill_store, require_free_path, require_storable, sample_rows
 from embstore.store.layout import Layout, partition_rows
 from embstore.store.metadata import Dropped, Metadata, check_metadata
 from embstore.store.opening import open_store

@@ -181,7 +181,6 @@ class HDF5Reader:
         self._file = MappedFile(path)
         self._specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         self._scattered = MappedFile(path, random=True)
-        self.appended = None  # a file has no parts
         self._layers: dict[tuple[str, int], MappedLayer] = {}
 
     def commits(self) -> Records:

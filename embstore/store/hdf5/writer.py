@@ -73,10 +73,7 @@ def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -
 
 @contextmanager
 def _new_file(path: Path, vectors: Sequence[ArraySpec]) -> Iterator[h5py.File]:
-    """Create a file through the library; where the disk is full, only a second close frees its space.
-
-    The addresses of vectors are multiples of a page and, of a store of one site, of a row.
-    """
+    """Create a file through the library; addresses of vectors are multiples of a page and, of one site, of a row."""
     row_nbytes = [spec.shape[2] * spec.dtype.itemsize for spec in vectors]
     file = h5py.File(
         path,
@@ -92,7 +89,7 @@ def _new_file(path: Path, vectors: Sequence[ArraySpec]) -> Iterator[h5py.File]:
     except RuntimeError as error:  # raised by the library where the system fails as a file is closed
         raise OSError(str(error)) from error
     finally:
-        for _ in range(2):
+        for _ in range(2):  # where the disk is full, only a second close frees its space
             with suppress(Exception):
                 file.close()
 
@@ -119,12 +116,9 @@ def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None 
 
 
 def _add_scales(file: h5py.File, specs: Sequence[ArraySpec]) -> None:
-    """Attach dimension scales, by which h5py, netCDF and xarray know that arrays share a dimension, and its name.
-
-    The array of the same name and group is the scale (`layer`); where there is none, an empty dataset that takes no
-    bytes, marked as netCDF marks a dimension without values. `occurrence` is in the root, any other scale in the group
-    of its arrays. All attributes are written once, for the library leaves gaps where it extends them.
-    """
+    """Attach dimension scales, by which h5py, netCDF and xarray know that arrays share a dimension, and its name."""
+    # A scale is the array of this name in the group (`layer`), else an empty dataset, as netCDF marks one without
+    # values. All attributes are written once, for the library leaves gaps where it extends them.
     arrays = {spec.path for spec in specs}
     used: dict[str, list[tuple[h5py.Reference, int]]] = {}
     for spec in specs:

@@ -53,14 +53,13 @@ class LabelFiles:
         self._storage, self._prefix = _storage(reader)
 
     def listed(self) -> dict[str, LabelFile]:
-        """Return the columns that are stored, by name; {} for none.
-
-        Raises StoreDamagedError for a list that was changed or that belongs to another store.
-        """
+        """Return the columns that are stored, by name; {} for none. Raises StoreDamagedError."""
         data = self._storage.get_or_none(self._prefix + LISTING)
-        if data is None:
-            return {}
         url = self._storage.url(self._prefix + LISTING)
+        if data is None:
+            if isinstance(self._storage, LocalStorage) and any(self._storage.path.glob("*.safetensors")):
+                raise StoreDamagedError(f"{url} is missing: put it back, or remove its folder and add the labels again")
+            return {}
         try:
             fields = json.loads(data)
             whole = fields["crc32c"] == document_crc32c(fields)
@@ -152,17 +151,20 @@ class LabelFiles:
             with storing(folder):
                 make_folders(folder)
             try:
-                listed = change(self.listed())
-                fields = {
-                    "format_version": FORMAT_VERSION,
-                    "rows": self._rows,
-                    "labels": {name: asdict(file) for name, file in sorted(listed.items())},
-                }
-                self._storage.put(LISTING, [canonical({**fields, "crc32c": document_crc32c(fields)})])
+                before = self.listed()
+                if not before:  # a list is there before the first file is
+                    self._put_list(before)
+                listed = change(before)
+                self._put_list(listed)
                 for key in set(self._storage.sizes()) - {LISTING, *(file.file for file in listed.values())}:
                     self._storage.delete(key)  # replaced, or left by a writer that was killed
             finally:
                 self._storage.finish()
+
+    def _put_list(self, listed: Mapping[str, LabelFile]) -> None:
+        labels = {name: asdict(file) for name, file in sorted(listed.items())}
+        fields = {"format_version": FORMAT_VERSION, "rows": self._rows, "labels": labels}
+        self._storage.put(LISTING, [canonical({**fields, "crc32c": document_crc32c(fields)})])
 
     def _put(self, name: str, labels: Labels) -> LabelFile:
         arrays = {

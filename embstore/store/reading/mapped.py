@@ -87,9 +87,7 @@ class MappedLayer:
         """Copy rows `[start, stop)` of one partition into `out`."""
         row = start
         while row < stop:
-            first, last = self._span(file, row, stop)
-            file.require_whole()
-            rows = file.bytes[first:last].view(self._dtype).reshape(self._shape)
+            rows = self.view(file, row, stop)
             out[row - start : row - start + len(rows)] = rows
             row += len(rows)
 

@@ -12,14 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from embstore.errors import StorageError, StoreDamagedError
-from embstore.store.storage.base import (
-    MAX_GET_NBYTES,
-    KeyExistsError,
-    KeyNotFoundError,
-    Parts,
-    Storage,
-    Version,
-)
+from embstore.store.storage.base import MAX_GET_NBYTES, KeyExistsError, KeyNotFoundError, Parts, Storage, Version
 from embstore.store.storage.files import (
     REPAIR_HINT,
     Bytes,

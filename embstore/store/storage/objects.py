@@ -110,9 +110,7 @@ def _client(scheme: str, bucket: str, process: int, environment: int) -> Any:
         if scheme == "http" and not allowed:
             raise InvalidValueError(f"http://{bucket} is not encrypted: use https://, or set AWS_ALLOW_HTTP=true")
         return HTTPStore(
-            f"{scheme}://{bucket}",
-            client_options=limits | {"allow_http": scheme == "http"},
-            retry_config=retry,
+            f"{scheme}://{bucket}", client_options=limits | {"allow_http": scheme == "http"}, retry_config=retry
         )
     except EmbstoreError:
         raise
@@ -356,10 +354,7 @@ class ObjectStorage(Storage):
         raise AssertionError
 
     def _read(self, key: str, expected: Callable[[int], int], options: Any = None) -> tuple[Bytes, Any]:
-        """Read by one request, again where the body was lost on its way; returns the bytes and the object's metadata.
-
-        `expected`: returns, for the size of the object, how many bytes the answer must have.
-        """
+        """Read by one request, or again; `expected`: returns how many bytes are due from an object of a size."""
         for trial in range(_READ_TRIES):
             try:
                 with self._translating("read", key):

@@ -15,11 +15,7 @@ from numpy.typing import NDArray
 
 from embstore import recomputing
 from embstore.errors import InvalidValueError, RecomputedWarning, StoreDamagedError
-from embstore.store.arrays import (
-    FINGERPRINT_SIZE,
-    payload_specs,
-    virtual_specs,
-)
+from embstore.store.arrays import FINGERPRINT_SIZE, payload_specs, virtual_specs
 from embstore.store.metadata import Metadata
 from embstore.store.storage.base import Parts, Storage
 from embstore.store.storage.cache import SIZE_GIB, CacheFolder, Expected, cached_names
@@ -60,12 +56,6 @@ class Recomputed:
         """Return the files of a partition's shards; it is computed again unless they are in the cache."""
         return self._found(number)[0]
 
-    def _lost(self) -> StoreDamagedError:
-        return StoreDamagedError(
-            f"{self.folder} has lost a file that was just written there: set EMBSTORE_CACHE_GIB to more, or choose "
-            "another folder by EMBSTORE_CACHE"
-        )
-
     def crc32c(self, number: int) -> int | None:
         """Return the CRC32C of a partition as it is in the cache; None where its last bits differ from the commit's."""
         paths, is_exact = self._found(number)
@@ -103,7 +93,10 @@ class Recomputed:
             with _AT_ONCE:
                 if not self._cached(expected):
                     self._recompute(number)
-        raise self._lost()
+        raise StoreDamagedError(
+            f"{self.folder} has lost a file that was just written there: set EMBSTORE_CACHE_GIB to more, or choose "
+            "another folder by EMBSTORE_CACHE"
+        )
 
     def _cached(self, expected: Expected, *, again: bool = False) -> tuple[list[Path], bool] | None:
         for is_exact in (True, False):

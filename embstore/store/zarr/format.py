@@ -36,6 +36,7 @@ TEMPORARY = "hidden_states/.tmp"  # inside an array, where Zarr tools do not loo
 APPENDED = "appended"  # the group of stores that were appended
 INDEXES = "hidden_states/.index"  # search indexes, likewise; they are not part of the store
 LABELS = "hidden_states/.labels"  # label columns that were added, likewise
+PARTS = "hidden_states/.appended"  # the list of appended stores, which is not lost with them
 ABSENT = 2**64 - 1
 _PAIR_NBYTES = 16
 _CRC_NBYTES = 4

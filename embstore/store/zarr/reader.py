@@ -34,16 +34,7 @@ from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.cache import Expected
 from embstore.store.storage.files import REPAIR_HINT, MappedFile, allow_files, crc32c
 from embstore.store.virtual.recomputed import Recomputed
-from embstore.store.zarr.format import (
-    APPENDED,
-    COMMITS_CHUNK,
-    NODE,
-    ShardShape,
-    array_node,
-    column_key,
-    shard_key,
-    shard_shape,
-)
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, ShardShape, array_node, column_key, shard_key, shard_shape
 from embstore.store.zarr.remote import RemoteRows
 from embstore.store.zarr.rewritten import MAX_DECODED, decode
 
@@ -69,8 +60,8 @@ class ZarrReader:
     """The arrays of a Zarr store. Files are mapped, and columns read, when they are first needed.
 
     Each one is then known to belong to the store that was opened, or StoreDamagedError says that it was replaced.
-    `remote`: reads rows by ranged requests; None where shards are mapped. Of a virtual store the shards that it does
-    not keep are mapped too, where they are computed again.
+    `remote`: reads rows by ranged requests; None where shards are mapped. `recomputed`: the shards that a virtual store
+    does not keep, which are mapped where they are computed again; None for other stores.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -78,13 +69,12 @@ class ZarrReader:
         self.path = storage.path
         self._is_folder = storage.is_in_place
         root = storage.submit(partial(storage.get_versioned, NODE))
-        nodes = storage.get_many(f"{name}/{NODE}" for name in (*_PAYLOAD, APPENDED))
+        nodes = storage.get_many(f"{name}/{NODE}" for name in _PAYLOAD)
         try:
             self._root, self._version = root.result()
         except KeyNotFoundError:
             raise no_root(storage) from None
         self.metadata, self.arrays = parse(root_attribute(self._root, storage), path=str(self.path))
-        self.appended = nodes.pop()  # names the stores that were appended
         stored = dict(zip(_PAYLOAD, nodes, strict=True))
         self.specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         others = [name for name in self.specs if name not in _PAYLOAD]
@@ -95,9 +85,9 @@ class ZarrReader:
                 self._rewritten.add(name)
             else:
                 self._require_node(spec, stored[name])
-        self._recomputed = Recomputed(self) if self.metadata.virtual else None
+        self.recomputed = Recomputed(self) if self.metadata.virtual else None
         self.remote: RemoteRows | None = None
-        if not self._is_folder and self._recomputed is None:
+        if not self._is_folder and self.recomputed is None:
             self.remote = RemoteRows(storage, self.metadata.layout, self.specs, require_same=self.require_same)
         self._columns: dict[str, NDArray[Any]] = {}
         self._files: list[MappedFile] = []
@@ -106,8 +96,8 @@ class ZarrReader:
         self._layers: dict[tuple[str, int], MappedLayer] = {}
         allow_files(8 * len(self.arrays))
         self.max_mapped = max_mapped()  # shards at a time
-        if self._recomputed is not None:  # a file that is mapped takes space after it has left the cache
-            self.max_mapped = min(self.max_mapped, self._recomputed.max_partitions)
+        if self.recomputed is not None:  # a file that is mapped takes space after it has left the cache
+            self.max_mapped = min(self.max_mapped, self.recomputed.max_partitions)
         if self._rewritten:
             self.max_mapped = MAX_DECODED
         self._mutex = threading.Lock()
@@ -243,7 +233,7 @@ class ZarrReader:
 
     def _is_computed(self, array: str, partition: int) -> bool:
         """Return whether a virtual store does not have a shard, or another of its partition, in its own folder."""
-        return self._recomputed is not None and not self.has_shards(
+        return self.recomputed is not None and not self.has_shards(
             self.specs[array].first + partition % self.metadata.layout.n_partitions
         )
 
@@ -282,10 +272,10 @@ class ZarrReader:
     def _shard_file(self, spec: ArraySpec, partition: int, *, again: bool) -> Path:
         """Return the local file of a shard. `again`: it is computed again."""
         key = shard_key(spec, partition)
-        if not again or self._recomputed is None:
+        if not again or self.recomputed is None:
             return Path(str(self.path), key)
         number = spec.first + partition % self.metadata.layout.n_partitions
-        return self._recomputed.files(number)[self._expected(number).keys.index(key)]
+        return self.recomputed.files(number)[self._expected(number).keys.index(key)]
 
     def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool) -> Shard:
         if spec.path in self._rewritten:
@@ -315,16 +305,6 @@ class ZarrReader:
         vars(shard)["is_whole"] = True
         return shard
 
-    def damaged_cache(self, number: int) -> list[Path]:
-        """Return the files of a partition, counted over the store, that were damaged in the cache, and are removed."""
-        return [] if self._recomputed is None else self._recomputed.damaged_files(number)
-
-    def has_fingerprints(self, number: int) -> bool:
-        """Return whether the fingerprints of a partition that a virtual store does not have are those of its rows."""
-        return (
-            self._recomputed is None or self.expected_again(number) is None or self._recomputed.has_fingerprints(number)
-        )
-
     def partition_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of a partition's bytes, None for rows that are computed again with other last bits.
 
@@ -333,8 +313,8 @@ class ZarrReader:
         """
         crc = 0
         start, stop = self.metadata.layout.span(partition)
-        if self._recomputed is not None and self.expected_again(partition) is not None:
-            return self._recomputed.crc32c(partition)
+        if self.recomputed is not None and self.expected_again(partition) is not None:
+            return self.recomputed.crc32c(partition)
         for spec in payload_specs(self.metadata, partition):
             key, shape = shard_key(spec, partition), shard_shape(spec, stop - start)
             fault = shape.fault(self.storage, key)
