@@ -38,7 +38,8 @@ def choose_device(device: str = "auto", *, float64: bool = False) -> torch.devic
         raise InvalidValueError(f"unknown device {quoted(device)}; allowed are {ALLOWED}") from None
     if chosen.type not in ("cpu", "cuda", "mps", "xpu"):
         raise InvalidValueError(f"device {device!r} is not supported; allowed are {ALLOWED}")
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    # torch 2.6 raises an error where there is none, and cannot be asked to check
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind = "cpu" if accelerator is None else accelerator.type
     n_devices = 1 if chosen.type == "cpu" else torch.accelerator.device_count() if chosen.type == kind else 0
     if (chosen.index or 0) >= n_devices:

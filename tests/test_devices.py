@@ -14,10 +14,16 @@ from embstore.errors import InvalidValueError
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -> None:
-    """Pretend that the machine has `count` accelerators of a kind."""
-    accelerator = None if kind is None else torch.device(kind)
+    """Pretend that the machine has `count` accelerators of a kind, with the functions of torch 2.6."""
+
+    def current_accelerator() -> torch.device:
+        if kind is None:
+            raise RuntimeError("Cannot access accelerator device when none is available.")
+        return torch.device(kind)
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: accelerator)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 0 if kind is None else count)
 
 
