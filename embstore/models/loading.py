@@ -45,7 +45,7 @@ def load_encoder(
         vectors:FILE), random:DIMENSIONS, or subwords:MODEL, the input embeddings of a model.
     compute_dtype : str
         "float32", "float16", "bfloat16" or "auto": float32, but on CUDA, and of a split model, that of a checkpoint in
-        half precision, and float16 on CUDA otherwise.
+        half precision, and on CUDA otherwise float16, or bfloat16 for T5 and others that need its range.
     revision : str or None
         Of a hub model.
     device_map : str, mapping or None

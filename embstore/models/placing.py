@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 
 from embstore.devices import choose_device
@@ -51,14 +52,9 @@ class Place:
         first = next((value for value in device_map.values() if value not in ELSEWHERE), "cpu")
         return cls(torch.device("cuda", first) if isinstance(first, int) else torch.device(first), dict(device_map))
 
-    @property
-    def loads_straight(self) -> bool:
-        """Whether the weights are read straight to where they belong."""
-        return self.device_map is not None or (self.main.type != "cpu" and find_spec("accelerate") is not None)
-
     def options(self) -> dict[str, Any]:
         """Return the arguments of `from_pretrained`; empty: the network is moved to `main` afterwards."""
-        if not self.loads_straight:
+        if self.device_map is None and (self.main.type == "cpu" or find_spec("accelerate") is None):
             return {}
         return {"device_map": self.device_map or {"": self.main}}
 
@@ -66,12 +62,15 @@ class Place:
 def own_dtype(config: Any, place: Place) -> torch.dtype:
     """Return the dtype to compute in: a checkpoint's own half precision; else float16 on a GPU and float32 elsewhere.
 
-    Without a GPU it is float32, which is faster there, unless the network is split, for which memory is too small.
+    Without a GPU it is float32, which is faster there, unless the network is split, for which memory is too small. A
+    model whose numbers float16 cannot hold, so that transformers keeps parts of it in float32, gets bfloat16.
     """
     half = next((one for one in (torch.float16, torch.bfloat16) if one == getattr(config, "dtype", None)), None)
     if place.main.type != "cuda":
         return (half if place.device_map is not None else None) or torch.float32
-    return half or torch.float16
+    networks: Any = transformers.AutoModel
+    keeps = getattr(networks._model_mapping.get(type(config), None), "_keep_in_fp32_modules", None)
+    return half or (torch.bfloat16 if keeps else torch.float16)
 
 
 def require_finite_weights(network: nn.Module, name: str, *, but: Mapping[str, torch.Tensor]) -> None:

@@ -166,17 +166,20 @@ def test_a_quantized_checkpoint(tmp_path, tmp_path_factory, device_map):
 
 
 @pytest.mark.parametrize(
-    ("stored", "place", "expected"),
+    ("kind", "stored", "place", "expected"),
     [
-        (torch.bfloat16, Place(torch.device("cuda")), torch.bfloat16),
-        (torch.float32, Place(torch.device("cuda")), torch.float16),
-        (torch.bfloat16, Place(torch.device("cpu")), torch.float32),
-        (torch.bfloat16, Place(torch.device("cpu"), "auto"), torch.bfloat16),
-        (torch.float32, Place(torch.device("cuda"), "auto"), torch.float16),
+        ("Llama", torch.bfloat16, Place(torch.device("cuda")), torch.bfloat16),
+        ("Llama", torch.float32, Place(torch.device("cuda")), torch.float16),
+        ("Llama", torch.bfloat16, Place(torch.device("cpu")), torch.float32),
+        ("Llama", torch.bfloat16, Place(torch.device("cpu"), "auto"), torch.bfloat16),
+        ("Llama", torch.float32, Place(torch.device("cuda"), "auto"), torch.float16),
+        ("UMT5", torch.float32, Place(torch.device("cuda")), torch.bfloat16),
+        ("T5", torch.float16, Place(torch.device("cuda")), torch.float16),
+        ("Funnel", None, Place(torch.device("cuda")), torch.float16),
     ],
 )
-def test_the_dtype_of_a_checkpoint(stored, place, expected):
-    config = transformers.LlamaConfig()
+def test_the_dtype_of_a_checkpoint(kind, stored, place, expected):
+    config = getattr(transformers, f"{kind}Config")()
     config.dtype = stored
     assert own_dtype(config, place) == expected
 
