@@ -89,7 +89,7 @@ class EncoderSpec:
 
     def check(self, encoder: Encoder, layers: Sequence[int], options: ExtractionOptions) -> None:
         """Compare the batching with the plain pass; the encoder uses another one only if it does not have this one."""
-        known: dict[str, Any] = {"longest": self.longest, "windowed": self.windowed, "batching": self.batching}
+        known = {"longest": self.longest, "equal_lengths": self.windowed, "batching": self.batching}
         self_check(encoder, self.check_sentences, layers, options, **known)
 
 
@@ -98,25 +98,17 @@ def self_check(
     sentences: Sequence[Sequence[str]],
     layers: Sequence[int],
     options: ExtractionOptions,
-    *,
-    longest: int,
-    windowed: bool,
-    batching: str | None = None,
+    **known: Any,
 ) -> None:
-    """Have the encoder check its batchings against the plain pass and choose one.
-
-    `longest`: subwords of the longest sentence of the extraction. `windowed`: for context windows. `batching`: the one
-    that was chosen before, if any.
-    """
+    """Have the encoder check its batchings against the plain pass and choose one; `known`: see `Encoder.self_check`."""
     encoder.self_check(
         encoder.tokenize(sentences),
         layers=layers,
         pooling=options.encoding["pooling"],
         attention_window=options.attention_window,
         sites=options.sites,
-        equal_lengths=windowed,
-        longest=longest,
-        batching=batching,
+        batch_subwords=options.batch_subwords,
+        **known,
     )
 
 

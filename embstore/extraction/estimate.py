@@ -196,6 +196,7 @@ def calibrated_rate(
     the fastest run counts. Returns None if even a few sentences would be too many.
     """
     from embstore.models.batched import word_spans
+    from embstore.models.running import wait
 
     share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
     size = min(options.batch_subwords or 1, int(share) // CALIBRATION_BATCHES)
@@ -213,11 +214,13 @@ def calibrated_rate(
     spans = word_spans(chosen, MAX_POOLED)
     if not len(spans.sentence):
         return None
+    arguments = {**options.encoding, **({"on_device": True} if encoder.casts_on_device else {})}
     times: list[float] = []
     while len(times) < CALIBRATIONS and sum(times) < CALIBRATION_SECONDS:
         start = time.perf_counter()
-        for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **options.encoding):
+        for pooled in encoder.encode(chosen, spans, layers=metadata.layers, **arguments):
             del pooled
+        wait(encoder.device)
         times.append(time.perf_counter() - start)
     return n_positions / min(times)
 

@@ -225,6 +225,7 @@ def _run_on(
     most = MAX_TASKS_PER_GPU_CALL if plan.encoder.casts_on_device else MAX_TASKS_PER_CALL
     size = max(1, min(most, n_partitions // (plan.groups.size * CALLS_PER_WORKER * n_workers_of(executor))))
     failed: dict[int, Exception] = {}
+    plan.encoder.free()  # a worker may need all of its GPU
 
     def calls() -> Iterator[Callable[[], list[Done]]]:
         path = writer.path.absolute() if isinstance(writer.path, Path) else writer.path

@@ -98,10 +98,10 @@ class Plan:
 
     @cached_property
     def advice(self) -> list[str]:
-        """What is probably not meant in how the corpus is read, a line each."""
+        """What is probably not meant in how the corpus is read, and the batchings that the model refused, by line."""
         survey, options = self.survey, self.metadata.corpus["options"]
         types = list(islice(survey.types, N_TYPES))
-        lines = []
+        lines = [f"the batching {name} is not used: it {why}" for name, why in self.encoder.refused.items()]
         n_runs = sum(bool(SPACELESS.search(word)) for word in types)
         if options.get("language") not in (None, "ja", "th", "zh") and 10 * n_runs > len(types):
             lines.append(
@@ -334,7 +334,7 @@ def _plan(
     step = max(1, len(ordered) // CHECK_SENTENCES)
     checking: dict[str, Any] = {
         "longest": min(content.longest, limit),
-        "windowed": text.window is not None,
+        "equal_lengths": text.window is not None,
         "batching": _recorded(store, encoder).get("batching"),
     }
     sentences = ordered[step // 2 :: step][:CHECK_SENTENCES]
@@ -346,7 +346,7 @@ def _plan(
 
 def _recorded(store: str | Path | ObjectPath | None, encoder: Encoder) -> Mapping[str, Any]:
     """Return the recorded options of the store that exists, if some that the encoder chooses vary."""
-    if store is not None and encoder.batch_depends_on_memory:
+    if store is not None and encoder.choices_vary:
         with suppress(EmbstoreError):  # what cannot be read is reported when it is written to
             place = parse_location(store)
             if exists(place):

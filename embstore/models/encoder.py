@@ -92,12 +92,13 @@ class Encoder(ABC):
 
     `info`: the identity of the model. `source`: the name or path that it was loaded from. `device`: where it computes.
     `compute_dtype`: the dtype that it computes in, such as "float32". `batching`: how sentences are arranged in
-    batches, one of `batchings`, chosen by `self_check`. `n_specials`: special subwords added to a sentence. `causal`:
-    whether a subword attends only to those before it. `masks_attention`: whether `attention_window` is supported.
-    `special_ids`: the special subwords before and after a sentence. Spans may be those of special subwords: -1 is the
-    last one before the sentence, the number of its subwords the first one after it. `takes_pairs`: whether the word
-    PAIR separates two sentences. `cls_place`: the position of [CLS], None without one: negative before the sentence,
-    else counted from the first special one after it. `device_map`: of a model that is on several devices, else None.
+    batches, one of `batchings`, chosen by `self_check`; `refused`: why others were not. `n_specials`: special subwords
+    added to a sentence. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
+    `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
+    of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
+    `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], None without one:
+    negative before the sentence, else counted from the first special one after it. `device_map`: of a model that is on
+    several devices, else None.
     """
 
     info: ModelInfo
@@ -106,6 +107,7 @@ class Encoder(ABC):
     compute_dtype: str
     batching: str
     batchings: tuple[str, ...] = ("packed",)
+    refused: Mapping[str, str] = {}
     n_specials: int
     special_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     cls_place: int | None = None
@@ -129,9 +131,9 @@ class Encoder(ABC):
         return False
 
     @property
-    def batch_depends_on_memory(self) -> bool:
-        """Return whether `default_batch_subwords` depends on the memory that is free at the moment."""
-        return False
+    def choices_vary(self) -> bool:
+        """Return whether the batch size depends on the memory that is free now, and the batching on what is fastest."""
+        return self.device.type == "cuda"
 
     @property
     @abstractmethod
@@ -190,13 +192,15 @@ class Encoder(ABC):
         equal_lengths: bool = False,
         longest: int | None = None,
         batching: str | None = None,
+        batch_subwords: int | None = None,
     ) -> float:
         """Choose a batching whose vectors equal those of a plain forward pass over these sentences.
 
-        Returns the largest difference, relative to the largest value of the layer. `equal_lengths`: batch only
-        sentences of one length together. `longest`: subwords of the longest sentence that will be encoded, special ones
-        not counted, as far as is known. `batching`: that of a store which is resumed: no other one is tried. Raises
-        ModelError if no batching reproduces the plain pass.
+        Returns the largest difference of a vector, relative to its length. `equal_lengths`: batch only sentences of one
+        length together. `longest`: subwords of the longest sentence that will be encoded, special ones not counted, as
+        far as is known. `batching`: that of a store which is resumed: no other one is tried. `batch_subwords`: the
+        batch size with which batchings are timed, where that decides. Raises ModelError if no batching reproduces the
+        plain pass.
         """
 
     def use_batching(self, batching: str) -> None:
@@ -206,6 +210,11 @@ class Encoder(ABC):
                 f"unknown batching {batching!r} of {self.info.name!r}; allowed are {', '.join(self.batchings)}"
             )
         self.batching = batching
+
+    def free(self) -> None:
+        """Free what a GPU holds, weights too, which a next call loads again: workers of an executor have their own."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @abstractmethod
     def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:

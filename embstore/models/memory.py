@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from embstore.errors import DeviceMemoryError, SmallerBatchesWarning
+from embstore.errors import DeviceMemoryError, ModelError, SmallerBatchesWarning
 from embstore.models.batching import Batch
 
 SIZES = (65536, 32768, 16384, 8192, 4096, 2048, 1024)  # batch sizes that may be chosen, in subwords
@@ -43,17 +43,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
 
 
+def is_fault(error: BaseException) -> bool:
+    """Return whether a GPU has failed, after which its process cannot use it any more."""
+    return isinstance(error, getattr(torch, "AcceleratorError", ())) or "CUDA error" in str(error)
+
+
 @contextmanager
 def memory_needed(task: str, device: torch.device, *, advice: str = ADVICE) -> Iterator[None]:
-    """Turn an out-of-memory error inside the block into a DeviceMemoryError of one line that names the task."""
+    """Let the block raise DeviceMemoryError, which names the task, without memory, and ModelError if a GPU fails."""
     try:
         yield
     except DeviceMemoryError:
         raise
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        raise DeviceMemoryError(f"{task} does not fit into the memory of {device}: {advice}") from error
+        if is_out_of_memory(error):
+            raise DeviceMemoryError(f"{task} does not fit into the memory of {device}: {advice}") from error
+        if is_fault(error):
+            why = str(error).splitlines()[0]
+            raise ModelError(f"{task} ended the use of {device}: {why}; CUDA_LAUNCH_BLOCKING=1 shows where") from error
+        raise
 
 
 class SplittingRunner(Generic[T]):

@@ -1,11 +1,10 @@
-"""Batches on the device: arrays are copied in, spans pooled layer by layer, and vectors copied out meanwhile."""
+"""Batches on the device: arrays are copied in, and spans pooled layer by layer."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
         return tensor.to(device)
+    # Torch pins it in the context of any GPU that is in use: that of the first is not begun for the second.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
@@ -37,27 +37,10 @@ def mark(device: torch.device) -> Any:
     return event
 
 
-class HostCopies:
-    """Copies tensors to the host; on CUDA in a stream of its own into pinned memory, during the next forward pass.
-
-    Torch's allocator of pinned memory reuses a block once its copy is done and its reader has released it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._stream: Any = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def begin(self, rows: _Indices, vectors: tuple[torch.Tensor, ...], sites: Sequence[str]) -> RunningBatch:
-        """Start a copy that waits for the work queued on the device so far."""
-        if self._stream is None:
-            return RunningBatch(rows, tuple(source.cpu() for source in vectors), None, sites)
-        host = tuple(torch.empty(source.shape, dtype=source.dtype, pin_memory=True) for source in vectors)
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            for target, source in zip(host, vectors, strict=True):
-                target.copy_(source, non_blocking=True)
-            return RunningBatch(rows, host, mark(self._stream.device), sites, source=vectors)
+def wait(device: torch.device) -> None:
+    """Wait for what is queued in the current stream of a device."""
+    if (done := mark(device)) is not None:
+        done.synchronize()
 
 
 @dataclass(frozen=True)
@@ -161,6 +144,8 @@ class LayerPooling:
         """Gather from the states [..., features] of a layer, whose leading axes are the positions of the batch."""
         if site in self._gathered:
             out = self._gathered[site][self._layers[site].index(layer)]
+            if hidden.dtype != out.dtype:  # T5 and Mamba in half precision have a residual stream of float32
+                hidden = hidden.to(out.dtype)
             torch.index_select(hidden.reshape(-1, hidden.shape[-1]), 0, self._positions, out=out)
 
     def vectors(self) -> list[torch.Tensor]:
@@ -185,15 +170,13 @@ class LayerPooling:
 class RunningBatch:
     """The vectors of a batch at each of `sites`; of the spans `rows`, int64 [n].
 
-    `vectors`: on the host, complete once the mark `done` has passed, or on the device. `source`: what is copied from
-    the device, which must not be freed before that.
+    `vectors`: on the host, or on the device, complete once the mark `done` has passed.
     """
 
     rows: _Indices
     vectors: tuple[torch.Tensor, ...]
     done: Any
     sites: Sequence[str] = (RESIDUAL,)
-    source: tuple[torch.Tensor, ...] = ()
 
     def pooled(self) -> Iterator[Pooled]:
         """Yield the vectors of each site."""
@@ -201,23 +184,10 @@ class RunningBatch:
             yield Pooled(self.rows, vectors, site)
 
 
-def collect(batches: Iterable[RunningBatch | None], *, ahead: int) -> Iterator[Pooled]:
-    """Yield the vectors of batch after batch while up to `ahead` later ones run; None: collect all that are waiting."""
-    waiting: deque[RunningBatch] = deque()
-    for batch in chain(batches, [None]):
-        if batch is not None:
-            waiting.append(batch)
-        while len(waiting) > (ahead if batch is not None else 0):
-            first = waiting.popleft()
-            if first.done is not None:
-                first.done.synchronize()
-            yield from first.pooled()
-
-
 def launched(batches: Iterable[RunningBatch | None], waiting: deque[Any], *, ahead: int) -> Iterator[Pooled]:
-    """Yield vectors on the device as soon as what computes them is launched.
+    """Yield the vectors of batch after batch, on a device as soon as what computes them is launched.
 
-    `waiting`: the marks of batches of this and earlier calls that may still run, at most `ahead`.
+    `waiting`: the marks of batches of this and earlier calls that may still run, at most `ahead`; None: wait for all.
     """
     for batch in batches:
         most = 0 if batch is None else ahead

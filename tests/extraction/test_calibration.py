@@ -55,6 +55,21 @@ def test_a_calibration_runs_a_small_share_of_the_corpus(count: int) -> None:
     assert plan.estimate.seconds == pytest.approx(plan.n_subwords / plan.estimate.subwords_per_second)
 
 
+def test_a_calibration_leaves_vectors_where_an_extraction_does() -> None:
+    given = []
+
+    class OnDevice(FakeEncoder):
+        casts_on_device = True
+
+        def encode(self, *arguments: Any, on_device: bool = False, **options: Any) -> Iterator[Any]:
+            given.append(on_device)
+            return super().encode(*arguments, **options)
+
+    es.plan(sentences(600), model=OnDevice(), options=es.ExtractionOptions(batch_subwords=2048))
+    assert given
+    assert all(given)
+
+
 def test_few_sentences_are_not_timed() -> None:
     encoder = Recording()
     plan = es.plan(sentences(20), model=encoder)

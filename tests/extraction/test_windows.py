@@ -317,7 +317,7 @@ def test_windows_that_exclude_each_other() -> None:
 class MemoryBoundEncoder(FakeEncoder):
     """On a device whose free memory decides the size of a batch."""
 
-    batch_depends_on_memory, free = True, 64
+    choices_vary, free = True, 64
 
     def batch_subwords_next_to(self, held: Callable[[int], int], *, n_features: int) -> int:
         return self.free

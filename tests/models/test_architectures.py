@@ -13,7 +13,8 @@ from embstore.models.encoder import Spans
 from tests.models.oracle import PlainScript, gather, relative_error, word_spans
 from tests.models.tiny import ARCHITECTURES, SENTENCES, random_sentences, save
 
-MASKED = {"deberta_v2": "padded", "xlnet": "padded", "t5": "packed"}  # their positions are biases of pairs
+# Their positions are biases of pairs.
+MASKED = {"deberta_v2": "padded", "xlnet": "padded", "t5": "packed", "mpnet": "packed"}
 FINAL_NORM = {"gpt2", "gpt_neox", "llama", "mistral", "mixtral", "qwen2_moe", "modernbert", "t5"}
 QUICK = ("bert", "llama", "t5")
 

@@ -15,7 +15,6 @@ import torch
 from embstore.extraction.cast import Cast
 from embstore.models import load_encoder
 from embstore.models.batched import word_spans
-from embstore.models.running import HostCopies
 from embstore.models.transformer import varlen
 from embstore.store.layout import Layout
 from tests.models import tiny
@@ -90,7 +89,7 @@ def cost(encoder: Any, batching: str) -> tuple[Cost, int]:
     with played_cuda() as played, torch.inference_mode():
         model = encoder.network.model
         played.on_gpu |= {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-        encoder._copies, encoder.batching = HostCopies(GPU), batching
+        encoder.batching = batching
         cast = Cast(Layout(len(spans.start), LAYERS, encoder.info.hidden_size, "float16", 256), center=None, device=GPU)
         buffer = cast.buffer(1)
         options: dict[str, Any] = {"layers": LAYERS, "pooling": "mean", "batch_subwords": 512, "on_device": True}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ import torch
 import embstore as es
 from embstore.errors import DeviceMemoryError, SmallerBatchesWarning, StoreMismatchError
 from embstore.extraction.estimate import buffered_nbytes
+from embstore.extraction.worker import run_tasks
 from embstore.models import batched, load_encoder
 from embstore.models.batching import BATCHINGS, make_batches, split_batch
 from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
@@ -183,7 +186,7 @@ def test_the_memory_of_a_position_is_that_of_a_batch(encoder):
     each = encoder.network.position_nbytes(128)
     small, large = (encoder.projected_nbytes(n_features=128, batch_subwords=n) for n in (8192, 16384))
     assert each == pytest.approx((large - small) / 8192, rel=0.05)
-    assert not encoder.batch_depends_on_memory
+    assert not encoder.choices_vary
 
 
 def test_the_default_batch_of_a_gpu_depends_on_its_memory(encoder, monkeypatch):
@@ -218,7 +221,7 @@ def test_vectors_on_a_device_are_freed_before_the_next_batch(encoder, monkeypatc
 
 def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeypatch):
     today = [1024]
-    monkeypatch.setattr(TransformerEncoder, "batch_depends_on_memory", True)
+    monkeypatch.setattr(TransformerEncoder, "choices_vary", True)
     monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", property(lambda encoder: today[0]))
 
     def plan(store, **options):
@@ -240,13 +243,26 @@ def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeyp
     assert plan(None)[1] == 2048
 
 
+def test_the_process_of_a_plan_holds_no_weights_while_workers_have_theirs(folder, tmp_path, monkeypatch):
+    plan = plan_of(SENTENCES, model=folder)
+    model, alive = weakref.ref(plan.encoder.network.model), []
+    module = import_module("embstore.extraction.extract")
+    monkeypatch.setattr(module, "run_tasks", lambda *given: alive.append(model()) or run_tasks(*given))
+    with ThreadPoolExecutor(1) as executor:
+        made = es.extract(plan, tmp_path / "s.zarr", executor=executor)
+    assert alive
+    assert set(alive) == {None}
+    again = es.extract(plan, tmp_path / "t.zarr")  # the weights are loaded again
+    every = np.arange(made.n_rows)
+    assert np.array_equal(np.asarray(made.vectors(every)), np.asarray(again.vectors(every)))
+
+
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.quick(1)
 def test_a_resumed_store_keeps_its_batching(encoder, tmp_path, monkeypatch, is_named):
     """On a GPU another one may be the fastest when it is resumed, by a plan that knows the store or does not."""
-    monkeypatch.setattr(TransformerEncoder, "batch_depends_on_memory", True)
+    monkeypatch.setattr(TransformerEncoder, "choices_vary", True)
     monkeypatch.setattr(TransformerEncoder, "default_batch_subwords", 1024)
-    monkeypatch.setattr(TransformerEncoder, "times_batchings", True)
     path = tmp_path / "s.zarr"
     for today in ("packed", "padded"):
         monkeypatch.setattr(batched, "fastest", lambda batchings, run, today=today: today)

@@ -64,7 +64,6 @@ def test_blocks_of_padded_sentences(
         ("SqueezeBert", tiny._bert(embedding_size=32), r"cannot be used: its first hidden state is not the input of"),
         ("Gemma3nText", NANO, r"its first hidden state is not the input of its first block, .*; use another model"),
         ("Zamba2", ZAMBA | {"hybrid_layer_ids": [1]}, r"used: KeyError: 2, on a few subwords: check its config"),
-        ("MPNet", tiny._bert(), r"fails on a sentence of up to \d+ subwords \(IndexError: index out of range"),
     ],
 )
 def test_models_that_cannot_be_used(

@@ -16,7 +16,7 @@ from embstore.errors import ExecutorError, InvalidValueError, ModelError, WordVe
 from embstore.executors import Processes
 from embstore.models import bag_encoder, load_encoder, model_kind, vector_encoder
 from embstore.models.names import locate
-from embstore.models.running import HostCopies
+from embstore.models.running import LayerPooling
 from embstore.models.static import WordTable
 from embstore.vectors import WordVectors, write_vectors
 from embstore.vectors.word_vectors import RandomVectors
@@ -252,10 +252,10 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
         return encoder.self_check(tokenized, layers=[0], pooling="mean")
 
     assert check() < 2e-6
-    vectors, append, begin = WordTable.vectors, WordTable._append, HostCopies.begin
+    vectors, append, pooled = WordTable.vectors, WordTable._append, LayerPooling.vectors
     for target, name, changed in (
-        (HostCopies, "begin", lambda self, rows, found, sites: begin(self, rows, (found[0] * 1.001,), sites)),
-        (HostCopies, "begin", lambda self, rows, found, sites: begin(self, rows, (found[0] * float("nan"),), sites)),
+        (LayerPooling, "vectors", lambda self: [pooled(self)[0] * 1.001]),
+        (LayerPooling, "vectors", lambda self: [pooled(self)[0] * float("nan")]),
         (WordTable, "vectors", lambda self, ids: vectors(self, np.maximum(ids - 1, 0))),
         (WordTable, "_append", lambda self, vectors: append(self, vectors.flip(0))),
     ):

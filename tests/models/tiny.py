@@ -105,6 +105,7 @@ ARCHITECTURES: dict[str, Callable[[], tuple[Any, Tokenizer]]] = {
         d_inner=48,
         pad_token_id=5,
     ),
+    "mpnet": lambda: _of("MPNet", byte_level(around=("<s>", "</s>")), **_bert()),  # its padding is 1 whatever it says
     "gpt2": lambda: _of(
         "GPT2", byte_level(), n_embd=32, n_layer=3, n_head=4, n_positions=320, bos_token_id=0, eos_token_id=2
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -13,12 +14,12 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError
 from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import BATCHINGS, Batch, Batching
-from embstore.models.checkpoint import Loaded
+from embstore.models.checkpoint import Loaded, load
 from embstore.models.encoder import Tokenized, check_arguments
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.inputs import Segments, WordWindow
-from embstore.models.transformer.network import BATCHES_AHEAD, Network
+from embstore.models.transformer.network import Network
 from embstore.models.transformer.selfcheck import (
     require_own_mask,
     require_window_respected,
@@ -32,20 +33,19 @@ from embstore.store.layout import RESIDUAL
 class TransformerEncoder(BatchedEncoder):
     """An encoder of any transformer that returns its hidden states; made by `load_encoder`.
 
-    `network`: the model and what its batches must look like. With an attention window a word also attends to the
-    special subwords, which attend only to each other.
+    With an attention window a word also attends to the special subwords, which attend only to each other.
     """
 
     batching = "padded"
     batchings = BATCHINGS
-    batches_ahead = BATCHES_AHEAD
     masks_attention = True
     takes_pairs = True
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded.name, loaded.place.main, loaded.dtype)
+        self._place, self._packs, self.device_map = loaded.place, True, loaded.place.device_map
         self.network = Network(loaded)
-        self.device_map = loaded.place.device_map
+        self.tokenizer, self.outliers = self.network.tokenizer, self.network.outliers
         self.info = self.network.info
         self.causal = self.network.inputs.causal
         specials = self.network.inputs.specials
@@ -58,15 +58,22 @@ class TransformerEncoder(BatchedEncoder):
         elif cls in specials.suffix:
             self.cls_place = specials.suffix.index(cls)
 
+    @cached_property
+    def network(self) -> Network:
+        """The model and what its batches must look like, loaded again after `free`."""
+        network = Network(load(self.source, self._place, dtype=self.dtype, revision=self.info.revision))
+        if not self._packs:
+            network.drop_packed()
+        return network
+
+    def free(self) -> None:
+        self.__dict__.pop("network", None)
+        super().free()
+
     @property
     def attention(self) -> Mapping[str, float]:
         """Return the features of a head and the scaling of scores; see `Encoder.attention`."""
         return self.network.sites.attention
-
-    @property
-    def batch_depends_on_memory(self) -> bool:
-        """Return whether `default_batch_subwords` depends on the memory that is free at the moment."""
-        return self.device.type == "cuda"
 
     @property
     def default_batch_subwords(self) -> int:
@@ -85,7 +92,7 @@ class TransformerEncoder(BatchedEncoder):
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the tokenizer's vocabulary."""
-        return self.network.tokenizer.subword_text(index)
+        return self.tokenizer.subword_text(index)
 
     def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
         """Return the batchings to try, fastest first; see `Network.candidate_batchings`."""
@@ -103,6 +110,7 @@ class TransformerEncoder(BatchedEncoder):
 
     def drop_fast_layers(self) -> bool:
         """Run batches through the model as transformers loads it; returns False if they already do."""
+        self._packs = False
         return self.network.drop_packed()
 
     def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
@@ -145,7 +153,7 @@ class TransformerEncoder(BatchedEncoder):
         return self.network.forward_flops(lengths, deepest=max(check_arguments(self.info, layers, "mean")))
 
     def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        return self.network.tokenizer.tokenize(sentences)
+        return self.tokenizer.tokenize(sentences)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         reach, how, network = work.attention_window, cast(Batching, self.batching), self.network

@@ -137,12 +137,12 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     if not states or any(state.shape != states[0].shape for state in states):
         raise ValueError("it does not return hidden states of one size for every layer")
     states = [state.cpu() for state in states]  # those of a split model are on several devices
-    final_norm = any(_same(norm, states[-1]) for norm in norms)
+    final_norm = any(same(norm, states[-1]) for norm in norms)
     blocks: tuple[nn.Module, ...] = ()
     transposed = shifted = False
-    if _same(output.last_hidden_state.cpu(), states[-1]):
+    if same(output.last_hidden_state.cpu(), states[-1]):
         blocks, transposed, shifted = _matching(calls, owners, states)
-    if not blocks and not any(_same(one, states[0]) for _, state in calls for one in _layouts(state, states[0])):
+    if not blocks and not any(same(one, states[0]) for _, state in calls for one in _layouts(state, states[0])):
         raise ValueError(
             "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
             "use another model"
@@ -151,20 +151,14 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
 
 
 def _layouts(state: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return what a block is given as [batch, positions, features], in each order that models have.
-
-    Longformer and LED give their blocks padded sentences.
-    """
-    return state, state.transpose(0, 1), state[:, : like.shape[1]]
+    """Return what a block is given as [batch, positions, features], in each order that models have."""
+    return state, state.transpose(0, 1), state[:, : like.shape[1]]  # Longformer and LED pad sentences
 
 
 def _matching(
     calls: Sequence[_Call], owners: Mapping[nn.Module, int], states: Sequence[torch.Tensor]
 ) -> tuple[tuple[nn.Module, ...], bool, bool]:
-    """Return the modules of one list or class whose successive inputs are all hidden states but the last one.
-
-    Also returns whether they are `transposed` and `after`, see `LayerTap`.
-    """
+    """Return modules whose inputs are all hidden states but the last, and whether they are `transposed` and `after`."""
     groups: dict[int | type, list[_Call]] = defaultdict(list)
     for module, state in calls:
         groups[owners[module]].append((module, state))
@@ -175,7 +169,7 @@ def _matching(
                 continue
             for transposed in (False, True):
                 inputs = [state.transpose(0, 1) if transposed else state for _, state in group][after:]
-                if inputs and all(_same(one, other) for one, other in zip(inputs, expected, strict=False)):
+                if inputs and all(same(one, other) for one, other in zip(inputs, expected, strict=False)):
                     return tuple(dict.fromkeys(module for module, _ in group)), transposed, after
     return (), False, False
 
@@ -184,7 +178,7 @@ def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs.get("hidden_states")
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
@@ -250,10 +244,8 @@ def packed_copy(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module,
 def _activations_after(
     model: nn.Module, inputs: Mapping[str, Any], linears: Mapping[str, nn.Module]
 ) -> dict[str, tuple[str, _Activation]]:
-    """Return for each linear layer whose result goes into an activation the name and the kind of that.
-
-    Found by running the model. Whether the result goes elsewhere too is not seen: the self-check would find it.
-    """
+    """Return for each linear layer whose result goes into an activation the name and the kind of that."""
+    # Whether the result goes elsewhere too is not seen: the self-check would find it.
     results: list[tuple[str, torch.Tensor]] = []
     calls: Counter[str] = Counter()
     pairs: dict[str, tuple[str, _Activation]] = {}

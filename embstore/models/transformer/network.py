@@ -30,7 +30,8 @@ from embstore.models.transformer.sites import SiteTap, find_sites
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.models.transformer.varlen import accepts_sentence_bounds, has_kernel
 
-BATCHES_AHEAD = 2  # batches that a GPU is given before an earlier one is fetched
+COPIES = 2  # of the vectors of a batch on a GPU: pooled, and cast
+OUTLIERS = 0.01  # a mask that lets sentences see each other changes far more of the vectors that are checked
 SITE_SUBWORDS = 24  # of the sentence on which sites are checked
 _SHORT_SUBWORDS = 5  # of a sentence that is run to see what the model does
 
@@ -110,6 +111,12 @@ class Network:
         return self.inputs.position_offset is not None and accepts_sentence_bounds(self.model, self.inputs.parameters)
 
     @property
+    def outliers(self) -> float:
+        """Return the share of vectors that may differ from the plain pass: last bits choose between near experts."""
+        experts = _first_int(self.model.config, ("num_experts_per_tok", "num_experts", "num_local_experts"), 0)
+        return OUTLIERS if experts and self.dtype != torch.float32 else 0.0
+
+    @property
     def gpus(self) -> list[torch.device]:
         """Return the CUDA devices that the weights are on."""
         return sorted({p.device for p in self.model.parameters() if p.device.type == "cuda"} or {self.device}, key=str)
@@ -134,7 +141,7 @@ class Network:
         positions = max(batch_subwords, width)
         held = n_features if self.tap.blocks else n_features + (self.info.num_hidden_layers + 1) * hidden
         if self.device.type != "cpu":
-            held += BATCHES_AHEAD * n_features
+            held += COPIES * n_features
         activations = positions * size * (8 * hidden + 3 * inner + held)
         masks = positions * width * (size + 12) * max(1, len(self.inputs.layer_types))
         scores = 0 if config._attn_implementation == "sdpa" else 3 * positions * width * heads * size
@@ -215,6 +222,8 @@ class Network:
             raise
         except Exception as error:
             hint = "" if isinstance(error, ValueError) else ", on a few subwords: check its config.json"
+            if self.dtype != torch.float32:  # such as XLNet, which computes its positions in float32
+                hint = f", in {self.dtype}: choose the compute dtype float32".replace("torch.", "")
             raise ModelError(f"the model {loaded.name!r} cannot be used: {reason(error)}{hint}") from error
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from embstore.errors import ModelError
-from embstore.models.batched import TOLERANCE
 from embstore.models.transformer.inputs import FULL, InputMaker
 from embstore.models.transformer.tokens import Specials, SubwordTokenizer
 
 PROBE_POSITIONS = 7
 SAME = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}  # equal up to last bits, relative
+NO_EFFECT = {torch.float32: 2e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}  # of a later subword, relative
+FAIRSEQ_OFFSET = 2  # of the first position where the code counts from it whatever the padding is, as MPNet's
 
 _States = tuple[torch.Tensor, ...]
 
@@ -49,7 +50,7 @@ def find_inputs(
         takes_types=tokenizer.takes_types and "token_type_ids" in parameters,
         padding_id=padding if isinstance(padding, int) and 0 <= padding < tokenizer.vocabulary else 0,
         position_offset=_position_offset(model, given, states, SAME[dtype]) if "position_ids" in parameters else None,
-        causal=_is_causal(model, given, states, TOLERANCE[dtype]),
+        causal=_is_causal(model, given, states, NO_EFFECT[dtype]),
         window=window,
         layer_types=kinds,
         device=given["input_ids"].device,
@@ -88,7 +89,7 @@ def _position_offset(model: Any, inputs: Mapping[str, torch.Tensor], states: _St
     """
     count = inputs["input_ids"].shape[1]
     limit = getattr(model.config, "max_position_embeddings", None)
-    for offset in (0, (getattr(model.config, "pad_token_id", None) or 0) + 1):
+    for offset in dict.fromkeys((0, (getattr(model.config, "pad_token_id", None) or 0) + 1, FAIRSEQ_OFFSET)):
         if isinstance(limit, int) and offset + count > limit:
             continue
         positions = torch.arange(offset, offset + count, device=inputs["input_ids"].device)

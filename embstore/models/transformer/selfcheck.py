@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
-from embstore.models.batched import PROBES, TOLERANCE
+from embstore.models.batched import PROBES, TOLERANCE, largest, lengths_of, scales_of
 from embstore.models.checkpoint import reason
 from embstore.models.encoder import Tokenized, indptr
 from embstore.models.transformer.inputs import InputMaker
@@ -90,12 +90,13 @@ def require_own_mask(network: Network, tokenized: Tokenized) -> None:
         network.model(**inputs, **network.inputs.fixed, **mask, output_hidden_states=True).hidden_states
         for mask in ({}, {"attention_mask": network.inputs.additive_mask(allowed)})
     )
-    for layer, (one, other) in enumerate(zip(own, masked, strict=True)):
-        difference = float((one.float() - other.float()).abs().max() / one.float().abs().max().clamp(min=1e-30))
+    for layer, states in enumerate(zip(own, masked, strict=True)):
+        one, other = (state.float().cpu().numpy() for state in states)
+        difference = largest(lengths_of(other - one) / scales_of(one), network.outliers)
         if not difference <= TOLERANCE[network.dtype]:
             raise ModelError(
                 f"an attention window wider than the sentence changes layer {layer} of {network.info.name!r} by "
-                f"{difference:.1e} of its largest value: its attention is of an unknown kind; use context windows"
+                f"{difference:.1e} of a vector's length: its attention is of an unknown kind; use context windows"
             )
 
 
@@ -123,7 +124,7 @@ def _layer_1(network: Network, ids: NDArray[np.int32], reach: int) -> torch.Tens
 
 def _differs(network: Network, one: torch.Tensor, other: torch.Tensor) -> NDArray[np.bool_]:
     """Return which positions differ: bool [positions]."""
-    bound = SAME[network.dtype] * float(one.abs().max())
+    bound = SAME[network.dtype] * one.abs().amax(1)
     return np.asarray(((one - other).abs().amax(1) > bound).numpy(), np.bool_)
 
 

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from embstore.errors import ModelError
-from embstore.models.transformer.layers import LayerTap
+from embstore.models.transformer.layers import LayerTap, same
 
 MASKED, UNMASKED = "embstore_sites", "embstore_sites_unmasked"  # transformers makes masks for the first only
 EXACT = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # relative to the largest value
@@ -246,11 +246,11 @@ def _parts(block: _Block) -> tuple[str, dict[str, nn.Module]]:
     if not _is_attention(attended):
         return "the output of attention does not follow from its query, key and value", {}
     heads, states, output = attended.sites()["head_output"], block.states, block.output
-    projections = [(module, result) for module, given, result in block.calls if _equal(given, heads)]
+    projections = [(module, result) for module, given, result in block.calls if same(given, heads)]
     projections = [(module, result) for module, result in projections if _is_alike(result, states)]
     if output is None or not projections:
         return "no module receives the output of the heads", {}
-    normed = [(module, result) for module, given, result in block.calls if _equal(given, projections[0][1])]
+    normed = [(module, result) for module, given, result in block.calls if same(given, projections[0][1])]
     for module, attention in (*projections[:1], *normed):
         if _is_alike(attention, states) and (mlp := _mlp(block, attention)) is not None:
             return "", {"attention_output": module, "mlp_output": mlp}
@@ -298,10 +298,6 @@ def _tensor(output: Any) -> Any:
 def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether both have the same positions and features; some modules join batch and positions."""
     return one.numel() == other.numel() and one.shape[-1] == other.shape[-1]
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -1,0 +1,59 @@
+"""Every architecture in every dtype and batching: right by each vector's length, or refused by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from embstore.errors import DeviceMemoryError, ModelError
+from embstore.models import load_encoder
+from embstore.models.batched import word_spans
+from tests.models.oracle import gather
+from tests.models.tiny import ARCHITECTURES, DECODERS, SENTENCES, save
+
+NAMES = [*ARCHITECTURES, *(name for name in DECODERS if name not in ("llama64", "falcon_h1"))]
+LAYERS = (0, 1, 2, 3)
+BOUND = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
+# What is refused, in each dtype.
+REFUSED = {
+    "deberta_v2": {"packed"},
+    "xlnet": {"packed"},
+    "llama4": {"varlen", "packed"},  # its attention is in chunks
+    **{name: {"varlen", "packed"} for name in ("qwen3_next", "jamba", "recurrent_gemma")},  # they have states
+    **{name: {"packed"} for name in ("mamba", "mamba2", "rwkv")},
+}
+
+
+def apart(vectors, expected):
+    """Return how far each vector is from the expected one, in its length: [layer, vector]."""
+    return np.linalg.norm(vectors - expected, axis=2) / np.linalg.norm(expected, axis=2)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ("t5", "mamba") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
+def test_every_dtype_and_batching(name, tmp_path):
+    """A batch is as near to the plain pass of float32 as the plain pass of its own dtype is."""
+    exact = load_encoder(save(name, tmp_path))
+    tokenized = exact.tokenize(SENTENCES)
+    spans, options = word_spans(tokenized, None), {"layers": LAYERS, "pooling": "mean"}
+    right = exact.plain_vectors(tokenized, spans, **options)
+    for dtype, bound in BOUND.items():
+        if name == "xlnet" and dtype != "float32":
+            with pytest.raises(ModelError, match=f"cannot be used: .*, in {dtype}: choose the compute dtype float32"):
+                load_encoder(tmp_path, compute_dtype=dtype)
+            continue
+        encoder = load_encoder(tmp_path, compute_dtype=dtype)
+        plain = encoder.plain_vectors(tokenized, spans, **options)
+        refused = set()
+        for batching in encoder.candidate_batchings():
+            try:
+                assert encoder.self_check(tokenized, **options, batching=batching) <= bound
+            except (ModelError, DeviceMemoryError):
+                refused.add(batching)
+                continue
+            passes = encoder.encode(tokenized, spans, **options, batch_subwords=256)
+            vectors = gather(passes, spans, len(LAYERS), encoder.info.hidden_size)
+            assert apart(vectors, plain).max() <= bound, (dtype, batching)
+            assert apart(vectors, right).max() <= apart(plain, right).max() + bound, (dtype, batching)
+        assert refused == REFUSED.get(name, set()), dtype
