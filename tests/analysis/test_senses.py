@@ -16,6 +16,7 @@ from embstore.analysis.neighbors.senses import Clusters, senses, silhouettes, um
 from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
 from embstore.plot.maps import principal_plane
 from embstore.store import Store
+from embstore.vectors.linalg import unit_rows
 from tests.analysis.word_store import write_senses
 from tests.store_making import Made, make_store
 
@@ -128,6 +129,17 @@ def test_a_silhouette_is_compared_with_that_of_vectors_without_clusters(store: S
     )
     alone = senses(store, "bank", layers=2, n_clusters=1)
     assert (alone.null, alone.p, alone.caveats) == (None, None, [])
+
+
+def test_vectors_without_clusters_vary_as_those_of_the_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    found = normal_clusters(tmp_path / "few.zarr", count=16, size=20, seed=3)
+    monkeypatch.setattr(
+        "embstore.analysis.neighbors.senses.unit_rows", lambda rows: drawn.append(rows) or unit_rows(rows)
+    )
+    assert found.p is not None
+    variance = np.concatenate(drawn).var(0).sum()
+    assert variance == pytest.approx(found.vectors.var(0, ddof=1).sum(), rel=0.05), "of n + 1 it is .12 lower"
 
 
 def test_layer_0_says_that_it_has_no_sentence(made: Made) -> None:
