@@ -14,6 +14,7 @@ import typer
 import embstore as es
 import embstore_cli.options as opt
 from embstore.errors import InvalidValueError, StorageError
+from embstore.executors import Processes
 from embstore_cli.output import counted, print_json
 
 KEPT, READ, WINDOWS = "Which words are stored", "How the corpus is read", "Context"
@@ -156,7 +157,7 @@ def extract(
         own = {name: getattr(options, name) for name in sorted(chosen)}
         options = replace(es.extraction.options_of(store), **own)
     _require_rights(store)
-    executor = None if devices is None else es.executors.Processes(devices=devices.split(","))
+    executor = None if devices is None else Processes(devices=devices.split(","))
     first = None if devices is None else devices.split(",")[0]
     on_first = nullcontext() if first is None else es.config(device=f"cuda:{first}" if first.isdecimal() else first)
     with on_first:

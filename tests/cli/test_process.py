@@ -115,6 +115,15 @@ def test_ctrl_c_while_the_modules_load_is_one_line(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (130, "embstore: interrupted\n")
 
 
+@pytest.mark.parametrize(
+    ("devices", "status", "says"), [("cpu", 0, ""), ("x", 2, "device 'x'"), ("-1", 2, "device '-1'")]
+)
+def test_devices_are_named_in_a_process_of_its_own(devices: str, status: int, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the old bank\n")
+    ran = run_process("extract", "a.txt", "new.zarr", "-m", "random:4", "--devices", devices, cwd=tmp_path)
+    assert (ran.status, says in ran.err, ran.err.count("\n")) == (status, True, int(status > 0)), ran.err
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["info", "gone.zarr"], ["demo"]])
 def test_a_deleted_working_directory_is_one_line(
     arguments: list[str], run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
