@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
@@ -19,6 +20,7 @@ from embstore.extraction.worker import run_tasks
 from embstore.models import batched, load_encoder
 from embstore.models.batching import BATCHINGS, make_batches, split_batch
 from embstore.models.memory import SIZES, fitting_batch, is_out_of_memory
+from embstore.models.running import RunningBatch, launched
 from embstore.models.transformer import encoder as transformer
 from embstore.models.transformer.encoder import TransformerEncoder
 from tests.extraction.plans import plan_of
@@ -217,6 +219,30 @@ def test_vectors_on_a_device_are_freed_before_the_next_batch(encoder, monkeypatc
         seen.append(weakref.ref(pooled.vectors))
         del pooled
     assert len(seen) > 3
+
+
+def test_vectors_that_stay_on_the_device_are_yielded_as_soon_as_they_are_launched():
+    """The host waits for a batch only when two later ones are launched, also across calls; not at the end of one."""
+    log, waiting, last = [], deque(), torch.zeros(1)
+
+    class Mark:
+        def __init__(self, number):
+            self.synchronize = lambda: log.append(number)
+
+    def batches(*numbers):
+        for number in numbers:
+            yield None if number < 0 else RunningBatch(np.array([number]), (last,), Mark(number + 0.5))
+
+    def run(*numbers):
+        return [(int(pooled.rows[0]), list(log)) for pooled in launched(batches(*numbers), waiting, ahead=2)]
+
+    assert run(0, 1, 2, 3) == [(0, []), (1, []), (2, []), (3, [0.5])]
+    assert log == [0.5, 1.5]
+    assert run(4) == [(4, [0.5, 1.5])]
+    assert log == [0.5, 1.5, 2.5]
+    assert all(isinstance(done, Mark) for done in waiting), "what waits holds no vectors"
+    run(-1)
+    assert log == [0.5, 1.5, 2.5, 3.5, 4.5], "memory is short"
 
 
 def test_a_resumed_store_uses_its_recorded_batch_size(encoder, tmp_path, monkeypatch):

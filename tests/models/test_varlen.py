@@ -10,7 +10,6 @@ import torch
 
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
-from embstore.models.transformer.network import Network
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, accepts_sentence_bounds, attend
 from tests.models.oracle import gather, relative_error, word_spans
 from tests.models.tiny import SENTENCES, save
@@ -27,15 +26,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def encoder(folder):
     return load_encoder(folder)
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-
-    def candidate_batchings(self, attention_window=None, *, equal_lengths=False):
-        return ("varlen", "packed", "padded", "equal")[attention_window is not None :]
-
-    monkeypatch.setattr(Network, "candidate_batchings", candidate_batchings)
 
 
 def states(heads, *, key_heads=None, features=8, seed=0):
@@ -130,20 +120,18 @@ def test_a_cpu_has_no_fused_kernel(monkeypatch):
 
 
 def test_without_a_kernel_cuda_does_not_attend_end_to_end(encoder, monkeypatch):
-    """A call for each length and layer would be the slowest of all batchings, and would pass the self-check."""
-    network = encoder.network
-    network.device, network.dtype = torch.device("cuda"), torch.float16
-    for kernel, dtype, candidates in ((by_loops, torch.float16, ("varlen", "packed", "padded", "equal")),
-                                      (None, torch.float16, ("packed", "padded", "equal")),
-                                      (by_loops, torch.float32, ("packed", "padded", "equal"))):  # fmt: skip
-        monkeypatch.setattr(varlen, "_fused_kernel", lambda kernel=kernel: kernel)
-        network.dtype = dtype
-        assert network.candidate_batchings() == candidates
+    """A call for each length and layer would be the slowest of all batchings; the plan says why it is another one."""
+    monkeypatch.setattr(varlen, "_fused_kernel", lambda: by_loops)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
-    for given in (states(4), [state.half() for state in states(4, features=12)]):
-        with pytest.raises(ValueError, match=r"no kernel attends end to end with (8 features of torch.float32|12)"):
-            attend(torch.nn.Identity(), *given, None, **{KEYWORD: sentences})
+    encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+    why = "no kernel attends end to end with 8 features of torch.float32 on cpu"
+    assert (encoder.batching, encoder.refused) == ("packed", {"varlen": f"fails ({why})"})
+    half = {features: [state.half() for state in states(4, features=features)] for features in (8, 12)}
+    for kernel, features in ((by_loops, 12), (None, 8)):
+        monkeypatch.setattr(varlen, "_fused_kernel", lambda kernel=kernel: kernel)
+        sentences = SentenceBounds.of(LENGTHS, causal=False, device=CPU)
+        with pytest.raises(ValueError, match=rf"no kernel attends end to end with {features} features"):
+            attend(torch.nn.Identity(), *half[features], None, **{KEYWORD: sentences})
 
 
 @pytest.mark.parametrize("more", [{"position_bias": 1}, {"softcap": 1.0}, {"s_aux": 1}])
@@ -157,7 +145,7 @@ def test_other_kinds_of_attention_are_refused(more):
         attend(torch.nn.Identity(), *states(4), None)
 
 
-def test_it_is_first_on_a_gpu_and_makes_no_mask(encoder, on_a_gpu, monkeypatch):
+def test_it_is_first_and_makes_no_mask(encoder, monkeypatch):
     shapes = []
     monkeypatch.setattr(encoder.network.inputs.__class__, "mask", lambda *args: pytest.fail("a mask was made"))
     encoder.network.fast_tap.model.embeddings.register_forward_hook(

@@ -28,7 +28,7 @@ from embstore.models.transformer.probing import (
 )
 from embstore.models.transformer.sites import SiteTap, find_sites
 from embstore.models.transformer.tokens import SubwordTokenizer
-from embstore.models.transformer.varlen import accepts_sentence_bounds, has_kernel
+from embstore.models.transformer.varlen import accepts_sentence_bounds
 
 COPIES = 2  # of the vectors of a batch on a GPU: pooled, and cast
 OUTLIERS = 0.01  # a mask that lets sentences see each other changes far more of the vectors that are checked
@@ -93,7 +93,7 @@ class Network:
         """Return the batchings to try with this model, fastest first.
 
         "varlen" is first, because a mask costs more than the attention of the sentences; it has none for an attention
-        window, and on CUDA needs its kernel. `equal_lengths`: batch only sentences of one length together.
+        window. `equal_lengths`: batch only sentences of one length together.
         """
         if equal_lengths or "attention_mask" not in self.inputs.parameters:
             masked: tuple[Batching, ...] = ("equal",)
@@ -106,8 +106,6 @@ class Network:
     @property
     def takes_varlen(self) -> bool:
         """Return whether "varlen" may be tried: the model is given positions and passes keywords on to attention."""
-        if self.device.type == "cuda" and not has_kernel(self.dtype):
-            return False
         return self.inputs.position_offset is not None and accepts_sentence_bounds(self.model, self.inputs.parameters)
 
     @property

@@ -62,11 +62,6 @@ def accepts_sentence_bounds(model: Any, parameters: frozenset[str]) -> bool:
     return keywords and "position_ids" in parameters and model.config._attn_implementation == "sdpa"
 
 
-def has_kernel(dtype: torch.dtype) -> bool:
-    """Return whether this torch has a kernel that attends end to end on CUDA in a dtype."""
-    return dtype in (torch.float16, torch.bfloat16) and _fused_kernel() is not None
-
-
 @contextmanager
 def attention_by(name: str, model: Any) -> Iterator[None]:
     """Let the model use the attention registered by a name inside the block; its own is restored afterwards."""
@@ -109,7 +104,8 @@ def attend(
     features = query.shape[-1]
     if not query.is_cuda:
         return _by_length(query, key, value, sentences, window, scaling), None
-    kernel = _fused_kernel() if has_kernel(query.dtype) and features % 8 == 0 and features <= LARGEST_HEAD else None
+    fits = query.dtype in (torch.float16, torch.bfloat16) and features % 8 == 0 and features <= LARGEST_HEAD
+    kernel = _fused_kernel() if fits else None
     if kernel is None:  # a call for each length would be the slowest of all batchings
         raise ValueError(f"no kernel attends end to end with {features} features of {query.dtype} on {query.device}")
     queries, keys, values = (states[0].transpose(0, 1) for states in (query, key, value))  # [positions, heads, ...]
