@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -47,15 +48,15 @@ def decode(folder: Path, spec: ArraySpec, span: tuple[int, int], shape: ShardSha
             raise ValueError(f"a shard of {shape.nbytes:,} bytes")
         if (nbytes := regular_file(path / NODE).stat().st_size) > _MAX_NODE_NBYTES:
             raise ValueError(f"a {NODE} of {nbytes:,} bytes")
-        kinds: set[str] = set()
-        node = json.loads((path / NODE).read_bytes(), object_hook=lambda each: kinds.add(each.get("name")) or each)
+        node = json.loads((path / NODE).read_bytes())
+        kinds = set(re.findall('"name": "([^"]*)', json.dumps(node)))  # of codecs, at any depth
         largest = node["chunk_grid"]["configuration"]["chunk_shape"]
         for parent, folders, names in os.walk(path):
             folders[:] = [folder for folder in folders if folder[0] != "."]  # search indexes and labels
             for name in names:  # the library would wait for a pipe without end, and read a file of any size
                 if (nbytes := regular_file(Path(parent, name)).stat().st_size) > _limit(largest):
                     raise ValueError(f"a file {name} of {nbytes:,} bytes")
-        if unknown := kinds - {None, *_NAMES}:  # others may be codecs whose output has no bound
+        if unknown := kinds - _NAMES:  # others may be codecs whose output has no bound
             raise ValueError(f"the codec {quoted(min(unknown))}")
         n_rows = shape.layer_nbytes // spec.row_nbytes
         with zarr.config.set(_bounded_codecs()):
