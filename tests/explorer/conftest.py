@@ -155,6 +155,14 @@ def new_page(context: Any) -> Any:
     return page
 
 
+def called(program: str) -> Any:
+    """Run the Python that a view shows; returns the value of its last line."""
+    lines, _, call = program.rpartition("\n")
+    names: dict[str, Any] = {}
+    exec(f"{lines}\nmade = {call}", names)
+    return names["made"]
+
+
 def loaded(page: Any) -> None:
     """Wait until the page shows a view whose parts are all drawn: those that wait for an answer say so."""
     page.wait_for_selector("main")

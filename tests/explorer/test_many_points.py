@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import pytest
 
 import embstore as es
 from embstore.store import Index, Metadata, StoreWriter, Strings, create_store
-from tests.explorer.conftest import RUN, Opened
+from tests.explorer.conftest import Opened, served
 from tests.explorer.test_map_view import drawn
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
@@ -57,22 +54,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> es.Store:
 @pytest.fixture
 def many(browser: Any, store: es.Store, tmp_path: Path) -> Iterator[Opened]:
     """Opens maps of all points; at the end no page may have complained."""
-    pytest.importorskip("uvicorn", reason="uvicorn is not installed")
-    settings = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", RUN, "explore", str(store.path), "--no-browser"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=settings)
-    try:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+", server.stdout.readline())
-        assert found
-        opened = Opened(browser, found[0])
+    with served(store.path, XDG_CACHE_HOME=str(tmp_path)) as address:
+        opened = Opened(browser, address)
         yield opened
         for context in opened.contexts:
             context.close()
         assert opened.complaints == []
-    finally:
-        server.terminate()
-        server.wait()
 
 
 def test_many_points_are_seen_selected_and_followed_through_layers(many: Opened, store: es.Store) -> None:

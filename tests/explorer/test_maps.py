@@ -20,6 +20,7 @@ from embstore_explorer.queries.registry import CancelledQueryError
 from embstore_explorer.regions import find_regions, name_groups
 from embstore_explorer.stores import Explored
 from tests.analysis.test_projection import rewritten
+from tests.explorer.conftest import called
 from tests.store_making import Made, make_store
 
 
@@ -169,9 +170,7 @@ def test_a_condition_and_the_python_call(explored: Explored, made: Made) -> None
     rows = [row["occurrence"] for row in made.table if row["upos"] == "NOUN" and row["position"]]
     assert set(found.arrays["row"]) <= set(rows)
     assert found.data["total"] == len(rows)
-    names: dict[str, Any] = {}
-    exec("\n".join([*found.data["python"].splitlines()[:-1], f"made = {found.data['python'].splitlines()[-1]}"]), names)
-    np.testing.assert_array_equal(names["made"].points[:, 0], found.arrays["x"])
+    np.testing.assert_array_equal(called(found.data["python"]).points[:, 0], found.arrays["x"])
 
 
 def test_only_written_rows_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from embstore.probes import EdgeProbe, StructuralProbe
 from embstore_explorer import answer
 from embstore_explorer.stores import Explored
 from embstore_explorer.tables import as_file
+from tests.explorer.conftest import called
 from tests.store_making import Made, make_store
 
 pytestmark = pytest.mark.slow
@@ -53,14 +54,6 @@ def probes(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
         probe = EdgeProbe(kind="linear", layerwise=True, training=short)
         probe.fit(made.store, sentences[:9], sentences[9:]).save(folder / f"{name}.safetensors")
     return folder
-
-
-def called(program: str) -> Any:
-    """Run the Python that a view shows; returns the value of its last line."""
-    lines, _, call = program.rpartition("\n")
-    names: dict[str, Any] = {}
-    exec(f"{lines}\nmade = {call}", names)
-    return names["made"]
 
 
 @pytest.fixture

@@ -243,15 +243,6 @@ def test_a_new_sentence_is_encoded_by_the_model_of_the_store(stores: list[Path])
         assert np.allclose([hit["similarity"] for hit in each["neighbors"]], expected["score"], atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_model_that_cannot_be_loaded_is_named_once_and_for_all(stores: list[Path], tmp_path: Path) -> None:
-    opened = explored([stores[0]], model=str(tmp_path / "gone"))
-    for _ in range(2):
-        with pytest.raises((InvalidValueError, es.errors.ModelError), match="gone"):
-            answer(opened, "neighbors", {"text": "a [bank]"})
-    assert not run(opened, "stores")[0]["can_encode"]
-
-
 def test_senses_are_those_of_the_public_function(one: list[Explored], store: es.Store) -> None:
     found = run(one, "senses", word="bank", layer="2", clusters=3)
     expected = es.senses(store, "bank", layers=2, n_clusters=3)
