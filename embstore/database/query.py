@@ -52,7 +52,7 @@ REFUSED = frozenset(_REFUSED.split())
 DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999, which Python's dates have
 # Types of DuckDB whose values a frame holds as they are, and those of which it does so within limits.
 _HELD = (
-    "bigint blob boolean decimal double enum float integer null smallint time time_ns tinyint ubigint uinteger "
+    "bigint blob boolean decimal double enum float integer null smallint tinyint ubigint uinteger "
     "usmallint utinyint uuid varchar"
 )
 HELD = frozenset(_HELD.split())
@@ -196,6 +196,8 @@ class Database:
         """Answer a statement; see `sql`."""
         import polars as pl
 
+        if "\0" in query:  # at which DuckDB ends a text of the syntax tree
+            raise InvalidValueError("the query holds the character NUL: write chr(0)")
         self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
         self.connection.execute(f"set memory_limit = '{settings().nbytes}B'")
@@ -362,7 +364,7 @@ def _held(relation: Any) -> pl.DataFrame:
                     )
             elif isinstance(part.dtype, pl.Decimal):
                 ends: list[Any] = [part.min(), part.max()]
-                if any(abs(end or 0) >= 10**38 for end in ends):
+                if any(not -(10**38) < (end or 0) < 10**38 for end in ends):
                     raise InvalidValueError(f"the column {quoted(column.name)} has more than 38 digits: {advice}")
     return frame
 

@@ -26,10 +26,7 @@ class Source(NamedTuple):
 
 
 def rewrite(statement: Node, engine: Any) -> None:
-    """Change a statement in place; one that names a table of its own like one of ours is left alone.
-
-    `engine`: the `Database`, whose methods say what the syntax tree does not.
-    """
+    """Change a statement in place, by a `Database`; one that names a table like one of ours is left alone."""
     named = {entry["key"].lower() for node in nodes(statement) for entry in node.get("cte_map", {}).get("map", ())}
     if named & set(TABLES):
         return

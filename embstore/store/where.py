@@ -228,7 +228,6 @@ class _Columns:
 def _is_elementwise(node: Any) -> bool:
     """Return whether a serialized expression has a value for each row that depends on this row alone, not on today."""
     value: Any
-    own: Any
     kind, value = next(iter(node.items())) if isinstance(node, dict) and node else (node, None)
     if kind == "Literal":
         return not (isinstance(value.get("Scalar"), dict) and value["Scalar"].keys() & _DATES)
@@ -236,7 +235,7 @@ def _is_elementwise(node: Any) -> bool:
         return True
     if kind == "Function":
         function = value["function"]
-        name, own = next(iter(function.items())) if isinstance(function, dict) else (function, None)
+        name, own = next(iter(function.items())) if isinstance(function, dict) else (function, "")
         if name in ("Boolean", "StringExpr"):
             name = own if isinstance(own, str) else next(iter(own))
         return name in _FUNCTIONS.split() and all(map(_is_elementwise, value["input"]))

@@ -140,6 +140,11 @@ class Opened:
         loaded(page)
         return page
 
+    def close(self) -> None:
+        for context in self.contexts:
+            context.close()
+        assert self.complaints == []
+
     def _heard(self, said: Any) -> None:
         if said.type in ("error", "warning") and "GL Driver Message" not in said.text:  # WebGL without a GPU is slow
             self.complaints.append(said.text)
@@ -197,6 +202,4 @@ def view(browser: Any, address: str) -> Iterator[Opened]:
     """Opens views; at the end no page may have complained."""
     opened = Opened(browser, address)
     yield opened
-    for context in opened.contexts:
-        context.close()
-    assert opened.complaints == []
+    opened.close()

@@ -365,6 +365,9 @@ def test_a_layer_is_a_number_or_a_name(one: list[Explored], monkeypatch: pytest.
         for wrong in ("--2", "0,2", "all"):
             with pytest.raises(InvalidValueError, match=r"is not|give one"):
                 answer(one, name, {**given, "layer": wrong})
+    monkeypatch.setattr(neighbors_module, "MAX_LAYERS", 2)
+    with pytest.raises(InvalidValueError, match="3 layers are too many: give 2 at most"):
+        answer(one, "neighbors", {"row": 1})
     asked: list[object] = []
 
     def attention(text: str, *, layers: list[object], **_: object) -> es.analysis.SentenceAttention:
@@ -472,6 +475,7 @@ def test_every_query_that_takes_long_can_be_cancelled(tmp_path: Path, name: str,
         ("occurrences", {"descending": "yes"}, "true or false"),
         ("occurrences", {"rows": "5-1"}, "rows"),
         ("occurrences", {"rows": "0-99999999"}, "more than 1,000,000 rows"),
+        ("occurrences", {"rows": "0-600000,0-600000"}, "more than 1,000,000 rows"),
         ("occurrences", {"unknown": "1"}, "there is no parameter 'unknown'"),
         ("occurrences", {"word": ""}, "word has 0 characters"),
         ("occurrences", {"word": "\ud800"}, "surrogate"),

@@ -482,9 +482,9 @@ def test_who_has_the_token_names_a_model_that_is_missing(stores: list[Path], mov
         assert client.post("/api/model", json={"place": right}).status_code == 401
         client.headers["authorization"] = f"Bearer {access.token}"
         for name, given in ASKED.items():
-            answer = client.post(f"/api/{name}", json=given)
-            assert (answer.status_code, answer.json()["needs"]) == (400, "model"), name
-            assert "other weights than the model" in answer.json()["error"]
+            refused = client.post(f"/api/{name}", json=given)
+            assert (refused.status_code, refused.json()["needs"]) == (400, "model"), name
+            assert "other weights than the model" in refused.json()["error"]
             lines = client.post(f"/api/{name}", json=given, headers={"accept": server.NDJSON})
             assert json.loads(lines.text.splitlines()[-1])["needs"] == "model"
         for place in (other, f"{right}/gone", "", str(moved), "/dev/zero", f"{right}/config.json", "a\x00", 3):
@@ -492,31 +492,30 @@ def test_who_has_the_token_names_a_model_that_is_missing(stores: list[Path], mov
             assert refused.status_code == 400, place
             assert len(refused.json()["error"].splitlines()) == 1
             assert not client.get("/api/stores").json()[0]["can_encode"]
-        for path in ("/api/model", "/api/export/model.csv"):
-            assert client.get(path, params={"place": right}).status_code == 405, "no link changes anything"
-        assert client.post("/api/export/model.csv", json={"place": right}).status_code == 405
         found = client.post("/api/model", json={"place": right})
         assert (found.status_code, found.json()) == (200, {"store": "first", "can_encode": True})
         for name, given in ASKED.items():
             assert client.post(f"/api/{name}", json=given).status_code == 200, name
         assert client.get("/api/sentence").json()["missing_model"] is None
-
-
-@pytest.mark.slow
-def test_a_model_is_named_to_no_server_for_other_machines(
-    stores: list[Path], moved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = str(stores[0].parent / "model-first")
-    assert not explored([moved], model=str(stores[0].parent / "model-second"))[0].can_encode
+    assert not explored([moved], model=other)[0].can_encode
     assert answer(explored([moved], model=right), "similarity", {"sentence": 0}), "the option is for all vectors"
-    made = Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr(serving, "make_app", made)
-    with pytest.raises(KeyboardInterrupt):
-        serving.serve([str(moved)], host="0.0.0.0", browser=False)
-    (one,) = made.call_args.args[0]
-    assert not answer([one], "stores", {})[0]["takes_model"]
-    with pytest.raises(InvalidValueError, match=r"give the model by `embstore explore --model`$"):
-        answer([one], "model", {"place": right})
+
+
+def test_a_model_is_named_to_no_server_for_other_machines_and_by_no_link(
+    opened: list[Explored], known: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert known.get("/api/model", params={"place": "x"}).status_code == 405
+    for method in ("GET", "POST"):
+        assert known.request(method, "/api/export/model.csv?place=x", content=b"{}").status_code == 405
+    for host, takes, said in (("0.0.0.0", False, "explore --model`$"), ("127.0.0.1", True, "there is no vector file")):
+        made = Mock(side_effect=KeyboardInterrupt)
+        monkeypatch.setattr(serving, "make_app", made)
+        with pytest.raises(KeyboardInterrupt):
+            serving.serve([str(opened[0].store.path)], host=host, browser=False)
+        (one,) = made.call_args.args[0]
+        assert answer([one], "stores", {})[0]["takes_model"] is takes
+        with pytest.raises(es.errors.InputError, match=said):
+            answer([one], "model", {"place": "gone.txt"})
 
 
 @pytest.mark.slow

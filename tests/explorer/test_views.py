@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 import embstore as es
+from tests.explorer import conftest
 from tests.explorer.conftest import EMOJI, HOSTILE, LONG, RIGHT_TO_LEFT, Opened, becomes, loaded, pointed, served
 
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
 pytestmark = pytest.mark.slow
-REFUSED = "Failed to load resource: the server responded with a status of 0 (Bad Request)"
 VIEWS = ("word", "map", "neighbors", "layers", "sentence", "compare")
 
 
@@ -210,10 +210,8 @@ def test_tables_pictures_and_calls_are_saved(view: Opened, stores: list[Path]) -
     assert Path(started.value.path()).read_bytes().startswith(b"\x89PNG")
     page.get_by_role("region", name="Concordance").get_by_role("button", name="Copy").click()
     becomes(page, lambda: page.evaluate("navigator.clipboard.readText()").startswith("import embstore"), True)
-    called = page.evaluate("navigator.clipboard.readText()")
-    found: dict[str, Any] = {}
-    exec(called.rpartition("\n")[0] + "\nfound = " + called.rpartition("\n")[2], found)
-    assert len(found["found"]) == len(table)
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert len(conftest.called(copied)) == len(table)
 
 
 def test_hostile_words_are_text(view: Opened) -> None:
@@ -289,9 +287,8 @@ def test_a_model_that_is_missing_is_named_in_the_page(
         page.get_by_role("link", name="Sentence", exact=True).click()
         page.get_by_role("button", name="Load the model").click()
         page.get_by_role("button", name="Head 0").wait_for()
-        for context in view.contexts:
-            context.close()
-    assert {re.sub(r"\d+", "0", each) for each in view.complaints} == {REFUSED}
+        view.complaints[:] = [each for each in view.complaints if "Failed to load resource" not in each]
+        view.close()
 
 
 def test_the_keyboard_reaches_the_view_first(view: Opened) -> None:
