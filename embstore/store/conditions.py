@@ -52,10 +52,7 @@ def rows_where(index: Index, condition: str, *, rows: Rows | None = None) -> Ite
 
 
 def selected_rows(rows: ArrayLike | slice, n_rows: int) -> Rows:
-    """Return row numbers given as integers, as a slice or as one boolean for each row; int64 [n], in their order.
-
-    Raises InvalidValueError for anything else and for a row that does not exist.
-    """
+    """Return row numbers given as integers, as a slice or as one boolean for each row; int64 [n], in their order."""
     if isinstance(rows, slice):
         check_bounds(rows, n_rows)
         return np.arange(n_rows)[rows]

@@ -20,7 +20,7 @@ from embstore.errors import (
     UnfinishedStoreWarning,
     quoted,
 )
-from embstore.store.backend import SUFFIXES, Reader, exists, open_reader, zarr_storage
+from embstore.store.backend import SUFFIXES, Reader, open_reader, zarr_storage
 from embstore.store.collection import JoinedSource, merged_metadata
 from embstore.store.merged import Member
 from embstore.store.metadata import canonical, document_crc32c
@@ -201,9 +201,13 @@ def _joined(
 
 def member_reader(path: Path | ObjectPath, fingerprint: str | None) -> Reader:
     """Open a member, which where it was appended must be the store that was."""
-    if fingerprint is not None and not exists(path):
-        raise StoreDamagedError(f"{path}, which was appended, is missing: put it back from a copy")
-    reader = open_reader(path)
+    try:
+        reader = open_reader(path)
+    except (StoreNotFoundError, StoreFormatError, StoreDamagedError) as error:
+        if fingerprint is None or path.parent.name != APPENDED:
+            raise
+        repair = "put it back from a copy, or extract its corpus to this path again with --repair"
+        raise StoreDamagedError(f"{path}, which was appended, is missing or damaged ({error}): {repair}") from None
     if fingerprint not in (None, reader.metadata.fingerprint):
         raise StoreDamagedError(
             f"{path} is another store than the list of appended parts ({LIST}) names: put that store, or the list, "

@@ -244,7 +244,7 @@ def _is_elementwise(node: Any) -> bool:
 
 
 def _with_null(found: re.Match[str]) -> str:
-    """Write IS TRUE and the like so that, unlike in Polars, a missing value is neither true nor false."""
+    """Write IS TRUE and the like so that null is neither; Polars takes all after IS DISTINCT FROM as its value."""
     text, negated, value = found.groups()
     if text:
         return text

@@ -426,7 +426,8 @@ def part(path: Path, number: int) -> Path:
         (lambda path: (path / LIST).write_text("["), r"parts\.json, the list .*, was changed .*--repair"),
         (lambda path: (path / LIST).write_text('{"version": 1, "crc32c": 7}'), r"its checksum differs.*--repair"),
         (lambda path: shutil.copy(path.parent / "older", path / LIST), r"is older than appended/0003.*--repair"),
-        (lambda path: shutil.rmtree(path / "appended"), r"0001\.zarr, which was appended, is missing: put it back"),
+        (lambda path: shutil.rmtree(path / "appended"), r"0001\.zarr, which was appended, is missing or"),
+        (lambda path: (part(path, 1) / "zarr.json").write_text("{}"), r"0001\.zarr, which was appended, is missing or"),
         (lambda path: shutil.rmtree(part(path, 3)), r"0003\.zarr, which was appended, is missing"),
         (lambda path: shutil.copy(path.parent / "other", path / LIST), r"s\.zarr is another store than the list"),
         (lambda path: shutil.copytree(part(path, 2), part(path, 1), dirs_exist_ok=True), r"1\.zarr is another store"),
@@ -663,6 +664,10 @@ def test_an_append_that_was_begun_is_warned_of_and_resumed_by_its_corpus_alone(
             extract(path, SENTENCES[20:40], append=True)
     with pytest.warns(UnfinishedStoreWarning, match=r"0001\.zarr is not finished.*--append"):
         assert es.open(path).n_rows == sum(len(sentence.words) for sentence in SENTENCES[:20])
+    (path / LIST).unlink()
+    with pytest.warns(UnfinishedStoreWarning, match=r"0001\.zarr is not finished"):
+        es.extract(plan_of(SENTENCES[:20], model=FakeEncoder()), path, repair=True)
+    assert len(opening.members_at(path)) == 1
     with pytest.raises(StoreMismatchError, match=r"0001\.zarr was begun with another corpus"):
         extract(path, SENTENCES[60:70], append=True)
     with StoreLock(path), pytest.raises(StoreBusyError):
@@ -729,6 +734,9 @@ def test_a_damaged_part_is_named_and_repaired(tmp_path: Path) -> None:
     es.extract(plan, path, append=True, repair=True)
     assert all_files(path) == before
     assert es.verify(path).ok
+    shutil.rmtree(part(path, 1))
+    es.extract(plan, part(path, 1), repair=True)
+    assert all_files(path) == before
     shard.with_name("0").unlink()
     es.extract(plan_of(SENTENCES[:20], model=FakeEncoder()), path, repair=True)
     assert (path / "appended/0001.zarr").is_dir(), "the repair of a store leaves its parts alone"

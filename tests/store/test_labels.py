@@ -18,8 +18,9 @@ import safetensors.numpy
 import zarr
 
 import embstore as es
-from embstore.errors import InvalidValueError, StoreBusyError, StoreDamagedError
+from embstore.errors import InvalidValueError, StorageError, StoreBusyError, StoreDamagedError
 from embstore.store.labels import columns, files
+from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.lock import ProcessLock
 from tests.store.example import SUFFIXES
 from tests.store.memory_bucket import URL, MemoryBucket
@@ -159,6 +160,22 @@ def test_labels_are_replaced_only_when_asked_and_removed(made: Made) -> None:
     assert "x" not in es.open(made.store.path).index.labels
     with pytest.raises(InvalidValueError, match="no added labels 'x': it has none"):
         second.with_labels("x", save=True)
+    assert es.verify(made.store.path).ok
+
+
+def test_a_first_column_that_was_cut_off_is_none(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = LocalStorage.put
+
+    def killed(self: LocalStorage, key: str, parts: Any) -> None:
+        put(self, key, parts)
+        if key.endswith(".safetensors"):
+            raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "put", killed)
+        with pytest.raises((OSError, StorageError)):
+            made.store.with_labels("x", ["a"] * made.store.n_rows, save=True)
+    assert "x" not in es.open(made.store.path).index.labels
     assert es.verify(made.store.path).ok
 
 

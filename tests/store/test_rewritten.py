@@ -117,6 +117,10 @@ def test_a_chunk_that_would_become_many_more_bytes_is_refused(tmp_path: Path, co
     write_again(path, "hidden_states", chunks=(1, 128, 16), shards=shards, compressors=compressor)
     check_reading(made, open_store(path))
     chunk, data = path / "hidden_states/c/0/0/0", bomb()
+    if codec == "zstd of unknown length" and shards is None:  # as other libraries write it
+        again, plain = zstandard.ZstdCompressor().compressobj(), zstandard.decompress(chunk.read_bytes())
+        chunk.write_bytes(again.compress(plain) + again.flush())
+        check_reading(made, open_store(path))
     if shards is not None:  # in the place of the first of 12 chunks, which the index at the end names
         whole = chunk.read_bytes()
         pairs = np.frombuffer(whole[-12 * 16 - 4 : -4], "<u8").copy()
