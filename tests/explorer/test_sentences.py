@@ -32,6 +32,12 @@ def words_of(made: Made, number: int) -> list[dict[str, Any]]:
     return [row for row in made.table if row["sentence"] == number]
 
 
+def plain(made: Made) -> int:
+    """Return a sentence of five words or more, none of which has a space."""
+    texts = ([row["word"] for row in words_of(made, number)] for number in range(60))
+    return next(number for number, words in enumerate(texts) if len(words) > 4 and "new york" not in words)
+
+
 def chain(words: list[str]) -> Tree:
     return Tree(tuple(words), np.arange(-1, len(words) - 1), np.zeros(len(words), bool))
 
@@ -94,11 +100,7 @@ def test_similarities_are_cosines(explored: Explored, made: Made) -> None:
 @pytest.mark.parametrize("layer", [None, 0, 5])
 def test_a_parse_is_what_the_probe_predicts(explored: Explored, made: Made, probes: Path, layer: int | None) -> None:
     probe = es.probes.load(probes / "trees.safetensors")
-    number = next(
-        number
-        for number in range(60)
-        if len(words_of(made, number)) > 4 and "new york" not in [row["word"] for row in words_of(made, number)]
-    )
+    number = plain(made)
     words = [str(row["word"]) for row in words_of(made, number)]
     upos = [row["upos"] for row in words_of(made, number)]
     assert "PUNCT" not in upos
@@ -123,11 +125,7 @@ def test_a_parse_is_what_the_probe_predicts(explored: Explored, made: Made, prob
 
 @pytest.mark.parametrize("name", ["tags", "pairs"])
 def test_labels_are_what_the_probes_predict(explored: Explored, made: Made, probes: Path, name: str) -> None:
-    number = next(
-        number
-        for number in range(60)
-        if len(words_of(made, number)) > 3 and "new york" not in [row["word"] for row in words_of(made, number)]
-    )
+    number = plain(made)
     rows = words_of(made, number)
     words = [str(row["word"]) for row in rows]
     second = 2 if name == "pairs" else None

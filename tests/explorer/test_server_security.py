@@ -459,29 +459,23 @@ def test_a_closed_connection_cancels_its_query(
     assert ended.wait(600)
 
 
-@pytest.fixture
-def moved(stores: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A virtual store whose model is in no known place; a variable names another model."""
+@pytest.mark.slow
+def test_who_has_the_token_names_a_model_that_is_missing(
+    stores: list[Path], tmp_path: Path, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a virtual store, whose model is in no known place, while a variable names another one."""
+    asked = {"neighbors": {"text": "the [bank] is old"}, "attention": {"sentence": 0}, "similarity": {"sentence": 0}}
     monkeypatch.setenv("EMBSTORE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    store = Path(shutil.copytree(stores[0], tmp_path / "moved" / "first.zarr"))
-    es.store.thin(store, model=stores[0].parent / "model-first")
+    moved = Path(shutil.copytree(stores[0], tmp_path / "moved" / "first.zarr"))
+    right, other = (str(stores[0].parent / f"model-{name}") for name in ("first", "second"))
+    es.store.thin(moved, model=right)
     shutil.rmtree(tmp_path / "cache")
     monkeypatch.setattr("embstore.models.origin._used", {})
-    monkeypatch.setenv("EMBSTORE_MODEL", str(stores[0].parent / "model-second"))
-    return store
-
-
-ASKED = {"neighbors": {"text": "the [bank] is old"}, "attention": {"sentence": 0}, "similarity": {"sentence": 0}}
-
-
-@pytest.mark.slow
-def test_who_has_the_token_names_a_model_that_is_missing(stores: list[Path], moved: Path, access: Access) -> None:
-    right, other = (str(stores[0].parent / f"model-{name}") for name in ("first", "second"))
+    monkeypatch.setenv("EMBSTORE_MODEL", other)
     with TestClient(server.make_app(explored([moved]), access), base_url=BASE) as client:
         assert client.post("/api/model", json={"place": right}).status_code == 401
         client.headers["authorization"] = f"Bearer {access.token}"
-        for name, given in ASKED.items():
+        for name, given in asked.items():
             refused = client.post(f"/api/{name}", json=given)
             assert (refused.status_code, refused.json()["needs"]) == (400, "model"), name
             assert "other weights than the model" in refused.json()["error"]
@@ -494,7 +488,7 @@ def test_who_has_the_token_names_a_model_that_is_missing(stores: list[Path], mov
             assert not client.get("/api/stores").json()[0]["can_encode"]
         found = client.post("/api/model", json={"place": right})
         assert (found.status_code, found.json()) == (200, {"store": "first", "can_encode": True})
-        for name, given in ASKED.items():
+        for name, given in asked.items():
             assert client.post(f"/api/{name}", json=given).status_code == 200, name
         assert client.get("/api/sentence").json()["missing_model"] is None
     assert not explored([moved], model=other)[0].can_encode
@@ -539,13 +533,10 @@ def test_the_command_prints_its_url_serves_and_ends(tmp_path: Path, host: str, n
         assert process.stdout.read() + process.stderr.read() == ("" if host == "127.0.0.1" else warning)
 
 
-@pytest.mark.parametrize("host", ["\x00", "é" * 3000, "../..", "\udcff", "a..b", "256.1.1.1"])
-def test_a_host_that_is_none_is_refused_before_a_store_is_opened(host: str) -> None:
-    with pytest.raises(InvalidValueError, match=r"host .*; choose another address|is not text"):
-        serving.serve(["gone.zarr"], host=host, browser=False)
-
-
-@pytest.mark.parametrize("port", [80_000, -1])
-def test_a_port_that_is_none_is_refused_before_a_store_is_opened(port: int) -> None:
-    with pytest.raises(InvalidValueError, match=rf"^port {port} is not allowed: give 0 to 65,535$"):
-        serving.serve(["gone.zarr"], port=port, browser=False)
+def test_a_host_or_port_that_is_none_is_refused_before_a_store_is_opened() -> None:
+    for host in ("\x00", "é" * 3000, "../..", "\udcff", "a..b", "256.1.1.1"):
+        with pytest.raises(InvalidValueError, match=r"host .*; choose another address|is not text"):
+            serving.serve(["gone.zarr"], host=host, browser=False)
+    for port in (80_000, -1):
+        with pytest.raises(InvalidValueError, match=rf"^port {port} is not allowed: give 0 to 65,535$"):
+            serving.serve(["gone.zarr"], port=port, browser=False)

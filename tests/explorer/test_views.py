@@ -243,8 +243,7 @@ def test_errors_say_one_line_and_can_be_tried_again(view: Opened) -> None:
     page.unroute("**/api/occurrences*")
     page.get_by_role("button", name="Try again").click()
     page.get_by_text(re.compile("^51–")).wait_for()
-    assert all("Failed to load resource" in complaint for complaint in view.complaints)
-    view.complaints.clear()
+    view.complaints[:] = [each for each in view.complaints if "Failed to load resource" not in each]
 
 
 def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened) -> None:
@@ -254,8 +253,7 @@ def test_a_word_that_no_text_has_is_said_once_with_words_to_choose(view: Opened)
     page.get_by_role("complementary", name="Frequent words").get_by_role("link", name="bank", exact=True).click()
     expect(page.get_by_role("alert")).to_have_count(0)
     page.get_by_role("complementary", name="The word").wait_for()
-    assert all("Failed to load resource" in complaint for complaint in view.complaints)
-    view.complaints.clear()
+    view.complaints[:] = [each for each in view.complaints if "Failed to load resource" not in each]
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 390)])
