@@ -242,10 +242,7 @@ class Units:
         return cls(names % 2 == 1, member.sum(1), member @ unit_rows(vectors), member @ vectors, senses)
 
     def measures(self, old: NDArray[Any], new: NDArray[Any]) -> dict[str, Floats]:
-        """The measures for weights [p, unit] of both sides, float64 [p] each.
-
-        The lengths of the prototypes are of pairs of different units: their noise lengthens those of few occurrences.
-        """
+        """The measures for weights [p, unit] of both sides; prototypes have lengths of pairs of different units."""
         unit, (old_old, both, new_new) = (self._weighted(sums, old, new) for sums in (self.unit, self.plain))
         n_pairs, square = (old @ self.counts) * (new @ self.counts), np.square(self.plain).sum(1)
         with np.errstate(invalid="ignore", divide="ignore"):  # NaN without a length

@@ -127,7 +127,7 @@ def is_file(path: Path) -> bool:
     if path.suffix == ".h5" and folder:
         raise StoreFormatError(f"{path} is a folder; an HDF5 store is a file")
     if not (folder or stat.S_ISREG(mode)):
-        raise StorageError(f"cannot read {path}: it is a pipe or device, not a file")
+        raise StoreFormatError(f"{path} is a pipe or device, not a store: give NAME.zarr or NAME.h5")
     if not folder and path.suffix != ".h5":
         with reading(path), path.open("rb") as file:
             head = file.read(1024)

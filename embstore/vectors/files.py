@@ -129,10 +129,7 @@ def _read(path: Path, plain: Path, head: bytes, format: str, limit: int | None) 
 
 
 def _check_lines(path: Path, plain: Path, dimensions: int, n_rows: int | None, limit: int | None) -> int:
-    """Refuse a line of fewer or more numbers, as gensim gives a single one to all dimensions; return the rows read.
-
-    `n_rows`: of the header; None: there is no header.
-    """
+    """Refuse a line of fewer or more numbers, as gensim gives a single one to all dimensions; return the rows read."""
     n_headers = 0 if n_rows is None else 1
     rows = 0
     with plain.open("rb") as file:

@@ -200,6 +200,13 @@ def test_a_side_of_few_units_has_no_interval(names: np.ndarray) -> None:
     assert not Units.of(vectors, np.arange(12) >= 6, names, None).intervals(20, np.random.default_rng(0))
 
 
+def test_the_divergence_is_less_twice_the_bias_of_its_resamples() -> None:
+    random, clusters = np.random.default_rng(0), np.random.default_rng(1).integers(0, 5, (20, 40))
+    units = [Units.of(np.eye(5)[each] + 0.1, np.arange(40) >= 20, np.arange(40), each) for each in clusters]
+    highs = [each.intervals(100, random)["jsd"][1] for each in units]
+    assert np.mean(highs) < 0.24, "less the bias once it is .28"
+
+
 def test_the_divergence_is_that_of_scipy() -> None:
     random = np.random.default_rng(0)
     old, new = random.integers(0, 4, (2, 20, 5)) + np.eye(5, dtype=int)[0]

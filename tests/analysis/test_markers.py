@@ -46,7 +46,6 @@ def test_items_that_mark_a_group_are_in_the_order_of_class_based_tf_idf() -> Non
 
 
 def test_chance_marks_hardly_any_group() -> None:
-    """Where each word was tested alone, 2.9 of the 8 words of a random half of 1,000 contexts were of chance."""
     random = np.random.default_rng(0)
     share = 1 / np.arange(1, 3001) / (1 / np.arange(1, 3001)).sum()
     halves = [random.multinomial(5000, share, 2).tolist() for _ in range(40)]

@@ -115,23 +115,18 @@ def test_ctrl_c_while_the_modules_load_is_one_line(tmp_path: Path) -> None:
     assert (ran.status, ran.err) == (130, "embstore: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("devices", "status", "says"), [("cpu", 0, ""), ("x", 2, "device 'x'"), ("-1", 2, "device '-1'")]
-)
-def test_devices_are_named_in_a_process_of_its_own(devices: str, status: int, says: str, tmp_path: Path) -> None:
+def test_devices_are_named_in_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the old bank\n")
-    ran = run_process("extract", "a.txt", "new.zarr", "-m", "random:4", "--devices", devices, cwd=tmp_path)
-    assert (ran.status, says in ran.err, ran.err.count("\n")) == (status, True, int(status > 0)), ran.err
+    ran = run_process("extract", "a.txt", "new.zarr", "-m", "random:4", "--devices", "x", cwd=tmp_path)
+    assert ran.err == "embstore: unknown device 'x': give numbers of GPUs such as 0,1, or cpu\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["info", "gone.zarr"], ["demo"]])
 def test_a_deleted_working_directory_is_one_line(
-    arguments: list[str], run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
-    ran = run(*arguments)
-    assert (ran.status, ran.err) == (2, "embstore: the working directory was deleted: change to another one (cd)\n")
+    assert run("demo").err == "embstore: the working directory was deleted: change to another one (cd)\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -191,11 +191,7 @@ def _linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
 
 
 def _pool(words: torch.Tensor, columns: SpanColumns, attention: torch.Tensor, projection: torch.Tensor) -> torch.Tensor:
-    """Return the attention-weighted mean of the words of each span, [probes, spans, width].
-
-    The score of a word is v (W h + b); b is the same within a span, so W^T v is enough. All spans of all probes are
-    summed by one `embedding_bag`.
-    """
+    """Return the weighted mean of the words of each span; b of the scores v (W h + b) is one in it: W^T v is enough."""
     n_probes, n_words, width = words.shape
     direction = torch.bmm(attention[:, None], projection)
     scores = torch.bmm(words, direction.transpose(1, 2))[:, :, 0].index_select(1, columns.places)

@@ -127,10 +127,7 @@ def _without_folders(source: Metadata) -> Metadata:
 
 
 class _Copy:
-    """Makes the partitions of a copy from its source, reading a few MiB at a time.
-
-    `rows`: the copied rows, None for all of them.
-    """
+    """Makes the partitions of a copy from its source, a few MiB at a time; `rows`: those copied, None for all."""
 
     def __init__(self, source: Store, metadata: Metadata, rows: Rows | None) -> None:
         self._rows = rows
