@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -392,6 +393,17 @@ def test_a_damaged_shard_of_a_half_thinned_store_is_repaired(
     assert everything(repaired)[0].tobytes() == expected[0].tobytes()
 
 
+def test_fingerprints_are_stored_before_shards_are_removed(
+    place: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = es.extract(plan(model), place / "full.zarr")
+    before = sorted(full.path.glob("hidden_states/c/0/*/0"))
+    monkeypatch.setattr(LocalStorage, "write_at", Mock(side_effect=Killed))
+    with pytest.raises(Killed):
+        thin(full.path, model=model)
+    assert sorted(full.path.glob("hidden_states/c/0/*/0")) == before
+
+
 @pytest.mark.parametrize("change", [None, last_bits])
 def test_a_damaged_file_of_the_cache_is_computed_again(place: Path, model: Path, change: Any) -> None:
     """In a process that has not used it; whether its bits are those committed, or only near."""
@@ -410,7 +422,9 @@ def test_a_damaged_file_of_the_cache_is_computed_again(place: Path, model: Path,
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore" if change else "error", RecomputedWarning)
                 assert es.open(virtual.path).vectors().tobytes() == before.tobytes()
+        status = file.stat()
         flip(file, 700)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # as a disk does that decays
         report = es.verify(virtual.path)
         assert [fault.part for fault in report.faults] == [f"cache {file}"]
         assert not report.damaged_partitions
