@@ -480,3 +480,13 @@ def test_an_array_of_another_file_is_refused(tmp_path: Path, kind: str) -> None:
         file.move(name, "moved")
         file[name] = h5py.SoftLink("/moved") if kind == "soft" else h5py.ExternalLink(str(other), name)
     assert re.search("occurrences/.* of .* is a link, which no store has", refusal(path, StoreDamagedError))
+
+
+@pytest.mark.parametrize("option", [{"shuffle": True}, {"fletcher32": True}])
+def test_chunks_of_the_same_shape_that_pass_a_filter_are_refused(tmp_path: Path, option: dict[str, bool]) -> None:
+    path = KINDS[".h5"].prepare(tmp_path)
+    with h5py.File(path, "r+") as file:
+        values, chunks = file["hidden_states"][...], file["hidden_states"].chunks
+        del file["hidden_states"]
+        file.create_dataset("hidden_states", data=values, chunks=chunks, **option)
+    assert "hidden_states of" in refusal(path, StoreDamagedError)
