@@ -84,6 +84,7 @@ def test_the_self_check_knows_the_longest_sentence() -> None:
     plan = es.plan([["abc"] * 50, *sentences(40)], model=encoder)
     assert encoder.checked["longest"] == 50
     assert plan.encoder_spec.longest == 50
+    assert encoder.checked["batch_subwords"] == plan.options.batch_subwords
     assert encoder.checked["n_sentences"] == 4
     es.plan([["abc"] * 90, ["abc"] * 7], model=encoder)
     assert encoder.checked["longest"] == 60  # more than the model accepts

@@ -244,6 +244,8 @@ def test_wrong_packed_weights_are_dropped(tmp_path, name):
     assert encoder.batching == "varlen"
     assert encoder.network.packed_nbytes == 0
     assert encoder.network.fast_tap.model is encoder.network.model
+    encoder.free()
+    assert encoder.network.packed_nbytes == 0, "nor are they packed when they are loaded again"
 
 
 @pytest.mark.parametrize(
@@ -404,6 +406,7 @@ def test_a_gpu_chooses_the_fastest_exact_batching_and_measures_it_once(encoder, 
         return encode(*given, **options)
 
     monkeypatch.setattr(encoder, "encode", spy)
+    monkeypatch.setattr(batched, "wait", timed.append)
     tokenized, options = encoder.tokenize(SENTENCES), {"layers": (0, 3), "pooling": "mean", "batch_subwords": 150}
     encoder.self_check(tokenized, **options)
     assert (encoder.batching, given) == ("varlen", []), "a CPU takes the first exact one, whatever its speed"
@@ -412,7 +415,7 @@ def test_a_gpu_chooses_the_fastest_exact_batching_and_measures_it_once(encoder, 
         assert encoder.self_check(tokenized, **options) < 2e-5
         assert encoder.batching == "padded"
     assert given == [("varlen", "packed", "padded", "equal")], "measured once"
-    assert timed.count((True, 150)) == 4, "timed as an extraction runs them"
+    assert timed.count((True, 150)) == timed.count(encoder.device) == 4, "timed as an extraction runs them"
     encoder.self_check(encoder.tokenize([SENTENCES[0] * 4]), **options)
     assert len(given) == 2, "measured again for sentences of other lengths"
     meddle(encoder, ignore_packing)
