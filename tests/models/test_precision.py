@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from embstore.errors import ModelError
 from embstore.models import batched, load_encoder
 from embstore.models.batched import word_spans
+from embstore.models.encoder import Pooled
 from embstore.models.transformer.encoder import TransformerEncoder
 from tests.models.oracle import gather
 from tests.models.tiny import ARCHITECTURES, DECODERS, SENTENCES, save
@@ -56,3 +58,26 @@ def test_every_dtype_and_batching(name, tmp_path, monkeypatch):
             vectors = gather(passes, spans, len(LAYERS), encoder.info.hidden_size)
             assert apart(vectors, plain).max() <= bound, (dtype, batching)
             assert apart(vectors, right).max() <= apart(plain, right).max() + bound, (dtype, batching)
+
+
+def test_what_a_difference_is_relative_to():
+    """Its own length, of a short vector that of others; one of a hundred may differ more where that is allowed."""
+    expected = np.ones((1, 100, 4), np.float32)
+    expected[0, 0], expected[0, 1] = 1e-6, 3000
+
+    def difference(rows, by, but=0.0, missing=0):
+        vectors = expected[:, missing:].copy()
+        vectors[0, rows] += np.float32(by)
+        pooled = Pooled(np.arange(missing, 100), torch.from_numpy(vectors))
+        return batched.largest_difference([pooled], {"residual": expected}, but)
+
+    assert difference([5], 0.5) == difference([1, 5], 0.5) == 0.5
+    assert difference([1], 3) == pytest.approx(1e-3)
+    assert difference([0], 1e-6) == pytest.approx(1e-5)
+    assert (difference([5], 0.5, but=0.01), difference([5, 6], 0.5, but=0.01)) == (0, 0.5)
+    assert difference([5], np.nan, but=0.01) == difference([5], 0, missing=1) == np.inf
+
+
+@pytest.mark.parametrize(("name", "dtype", "share"), [("mixtral", "float16", 0.01), ("bert", "float16", 0.0)])
+def test_vectors_of_a_mixture_in_half_precision_may_differ(name, dtype, share, tmp_path):
+    assert load_encoder(save(name, tmp_path), compute_dtype=dtype).outliers == share
