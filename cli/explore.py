@@ -44,6 +44,6 @@ def explore(
             typed = typer.prompt("password", hide_input=True, confirmation_prompt=True, err=True)
         if len(typed) < MIN_PASSWORD:
             raise InvalidValueError(f"the password has {len(typed)} characters: give {MIN_PASSWORD} or more")
-    if probes is not None and not probes.is_dir():
+    if probes is not None and not os.path.isdir(probes):
         raise InvalidValueError(f"no folder of probes at {probes}: give an existing one")
     serve(stores, host=host, port=port, browser=browser, password=typed, model=model, probes=probes)
