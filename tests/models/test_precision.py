@@ -78,6 +78,6 @@ def test_what_a_difference_is_relative_to():
     assert difference([5], np.nan, but=0.01) == difference([5], 0, missing=1) == np.inf
 
 
-@pytest.mark.parametrize(("name", "dtype", "share"), [("mixtral", "float16", 0.01), ("bert", "float16", 0.0)])
-def test_vectors_of_a_mixture_in_half_precision_may_differ(name, dtype, share, tmp_path):
-    assert load_encoder(save(name, tmp_path), compute_dtype=dtype).outliers == share
+def test_vectors_of_a_mixture_in_half_precision_may_differ(tmp_path):
+    folders = [save(name, tmp_path / name) for name in ("mixtral", "bert")]
+    assert [load_encoder(folder, compute_dtype="float16").outliers for folder in folders] == [0.01, 0.0]
