@@ -276,7 +276,6 @@ def test_the_process_of_a_plan_holds_no_weights_while_workers_have_theirs(folder
     monkeypatch.setattr(module, "run_tasks", lambda *given: alive.append(model()) or run_tasks(*given))
     with ThreadPoolExecutor(1) as executor:
         made = es.extract(plan, tmp_path / "s.zarr", executor=executor)
-    assert alive
     assert set(alive) == {None}
     again = es.extract(plan, tmp_path / "t.zarr")  # the weights are loaded again
     every = np.arange(made.n_rows)

@@ -17,8 +17,7 @@ from tests.models.tiny import ARCHITECTURES, DECODERS, SENTENCES, save
 NAMES = [*ARCHITECTURES, *(name for name in DECODERS if name not in ("llama64", "falcon_h1"))]
 LAYERS = (0, 1, 2, 3)
 BOUND = {"float32": 2e-5, "float16": 1e-2, "bfloat16": 8e-2}
-# What is refused, in each dtype.
-REFUSED = {
+REFUSED = {  # in each dtype
     "deberta_v2": {"packed"},
     "xlnet": {"packed"},
     "llama4": {"varlen", "packed"},  # its attention is in chunks
