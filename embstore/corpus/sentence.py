@@ -4,78 +4,127 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, Literal
 
 from embstore.corpus.lines import MAX_SENTENCE
 from embstore.errors import CorpusError, InvalidValueError, check_column_name, check_type, quoted
-from embstore.spacing import ATTACHED
 
 FieldValue = str | int | float | bool | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Document:
-    """The text that sentences come from; those of one document follow each other, and two are equal only if the same.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters `[start, stop)` of the text of a document.
 
-    `fields`: facts about the whole text, such as its author, year or source.
+    `kind`: "sentence", "word", "target" (a phrase that counts as one occurrence), or "label". `labels`: column name ->
+    label, of all words that have a character of the span.
     """
 
+    start: int
+    stop: int
+    kind: Literal["sentence", "word", "target", "label"] = "label"
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """A text, exactly as it is, with facts about it and spans of its characters; two are equal only if the same.
+
+    `text`: None where it is that of its sentences, one after another. `fields`: facts about the whole text, such as
+    its author, year or source. `spans`: without one of a sentence (a word), the text is split into sentences (words).
+    `ids`: the subwords of the text, where a model made it; None: those that the tokenizer has for it.
+    """
+
+    text: str | None = None
     fields: Mapping[str, FieldValue] = field(default_factory=dict)
+    spans: Sequence[Span] = ()
+    ids: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One sentence, split into words, with labels of its words.
+    """One sentence: a piece of a text, the words in it, and labels of the words.
 
-    `words`: non-empty strings without ASCII space, as written in the corpus. `labels`: column name -> one label (or
-    None) a word. `targets`: spans `[start, stop)` of two or more words that count as one occurrence, ascending and
-    disjoint; the form of a target is its words joined by one space, and its labels are those of its first word.
-    `document`: the text it comes from; None if the sentence is a text of its own. `attached`: the positions of words
-    that follow the word before without a space, such as the comma of "light,", ascending and not 0.
+    `words`: non-empty strings without ASCII space, as written in the text; one may be "", between the two texts that
+    a model is given as a pair. `labels`: column name -> one label (or None) a word. `targets`: spans `[start, stop)` of
+    two or more words that count as one occurrence, ascending and disjoint; the form of a target is its words joined by
+    one space, and its labels are those of its first word. `document`: the text it comes from; None if the sentence is
+    a text of its own. `text`: the piece of the document from the end of the piece before to the next sentence, so that
+    the pieces of all sentences, joined, are the document's text; by default the words joined by one space. `starts`:
+    where each word begins in `text`. `start`, `stop`: the characters of the sentence itself, by default all.
     """
 
     words: Sequence[str]
     labels: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
     targets: Sequence[tuple[int, int]] = ()
     document: Document | None = None
-    attached: Sequence[int] = ()
+    text: str = ""
+    starts: Sequence[int] = ()
+    start: int = 0
+    stop: int = -1
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            object.__setattr__(self, "text", " ".join(self.words))
+            object.__setattr__(self, "starts", [0, *accumulate(len(word) + 1 for word in self.words)][:-1])
+        if self.stop < 0:
+            object.__setattr__(self, "stop", len(self.text))
+
+    def __str__(self) -> str:
+        return self.text[self.start : self.stop]
 
 
-PAIR = "\u241e"  # the word between two sentences that a model is given as a pair
+PAIR = ""  # the word between two texts that a model is given as a pair
 
-Item = Sentence | Sequence[str] | str
+Item = Sentence | Document | Sequence[str] | str
 
 
-def sentence_pair(
-    first: Sequence[str], second: Sequence[str], labels: Mapping[str, str | None] | None = None
-) -> Sentence:
+def sentence_pair(first: Sentence, second: Sentence, labels: Mapping[str, str | None] | None = None) -> Sentence:
     """Make one sentence of two that a model is given as a pair, with its special tokens between them.
 
-    Every word has the `labels`, and the label "side", 1 or 2; the mark `PAIR` between the sentences has none.
+    Every word has the `labels`, and the label "side", 1 or 2; the empty word between the sentences has none. A line
+    feed separates the texts.
     """
-    side: list[str | None] = [*(["1"] * len(first)), None, *(["2"] * len(second))]
-    spread = {name: [*([label] * len(first)), None, *([label] * len(second))] for name, label in (labels or {}).items()}
-    return Sentence([*first, PAIR, *second], {**spread, "side": side})
+    n_first, n_second = len(first.words), len(second.words)
+    shift = len(str(first)) + 1
+    side: list[str | None] = [*(["1"] * n_first), None, *(["2"] * n_second)]
+    spread = {name: [*([label] * n_first), None, *([label] * n_second)] for name, label in (labels or {}).items()}
+    return Sentence(
+        words=[*first.words, PAIR, *second.words],
+        labels={**spread, "side": side},
+        text=f"{first}\n{second}",
+        starts=[
+            *(at - first.start for at in first.starts),
+            shift - 1,
+            *(at - second.start + shift for at in second.starts),
+        ],
+    )
 
 
 def sentence_of_forms(
-    forms: Sequence[str], labels: Mapping[str, Sequence[str | None]], attached: Sequence[int] = ()
+    forms: Sequence[str], labels: Mapping[str, Sequence[str | None]], attached: Collection[int] = ()
 ) -> Sentence:
     """Make a sentence of forms with one label each; a form with spaces becomes a target of several words.
 
-    `attached`: the forms that follow the form before without a space.
+    The text is the forms joined by one space, without one before the forms that are `attached`.
     """
-    if " " not in "".join(forms):
-        return Sentence(forms, labels, attached=attached)
     words, spans = split_forms(forms)
     spread: dict[str, list[str | None]] = {name: [None] * len(words) for name in labels}
     for name, column in labels.items():
         for (start, _), label in zip(spans, column, strict=True):
             spread[name][start] = label
+    parts, starts, at = list[str](), list[int](), 0
+    glued = {spans[form][0] for form in attached}
+    for position, word in enumerate(words):
+        space = " " if position and position not in glued else ""
+        starts.append(at + len(space))
+        parts += space, word
+        at += len(space) + len(word)
     targets = [(start, stop) for start, stop in spans if stop > start + 1]
-    return Sentence(words, spread, targets, attached=[spans[form][0] for form in attached])
+    return Sentence(words, spread, targets, text="".join(parts), starts=starts)
 
 
 def split_forms(forms: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:

@@ -11,10 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import Sentence
 from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.store.layout import RESIDUAL, SITES
 
 Pooling = Literal["mean", "first", "last", "max"]
+Scope = Literal["sentence", "document"]
+By = Literal["text", "words"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 MAX_BATCH_SUBWORDS = 1 << 24
 
@@ -42,23 +45,68 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Sentences as subwords: subwords of words and words of sentences, both in CSR form.
+    """Texts as subwords, each what the model is given at a time.
 
-    `ids`: int32 [n_subwords], without special subwords. `word_indptr`: int64 [n_words + 1] into `ids`.
-    `sentence_indptr`: int64 [n_sentences + 1] into the words. `types`: int64 [n_subwords], the token types where some
-    sentences are pairs; None: all are of the first type.
+    `ids`: int32 [n_subwords], without special subwords. `bounds`: int64 [n_texts + 1], where each text begins and ends
+    in `ids`. `words`: int64 [n_subwords], the number of the word of each subword, ascending; None where that is not
+    needed. `types`: int64 [n_subwords], the token types where some texts are pairs; None: all are of the first type.
     """
 
     ids: NDArray[np.int32]
-    word_indptr: NDArray[np.int64]
-    sentence_indptr: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    words: NDArray[np.int64] | None = None
+    types: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def runs(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> Tokenized:
+        """Copy runs of subwords `[begin, end)` as texts of their own."""
+        chosen = ragged_indices(begins, ends - begins)
+        words, types = (None if column is None else column[chosen] for column in (self.words, self.types))
+        return Tokenized(self.ids[chosen], indptr(ends - begins), words, types)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sentences as a tokenizer splits them: their subwords, and which of these each word has.
+
+    `ids`: int32 [n_subwords], without special subwords, but with those between the two texts of a pair, which are the
+    subwords of its empty word. `bounds`: int64 [n_sentences + 1], where the subwords of each sentence begin and end; a
+    subword belongs to the sentence in which its first character that is no white space stands. `indptr`: int64
+    [n_sentences + 1], where its words begin and end. `first`, `last`: int64 [n_words], word i has the subwords `[first,
+    last)`, counted over all; equal for a word without any. Words may share a subword, a subword may be of no word, and
+    one that begins in the sentence before may be a word's first. `start`, `stop`: int32 [n_subwords], the characters
+    of each subword in its sentence's `text`, without white space before it; none of one that is white space, nor of
+    special ones. `types`: as of `Tokenized`.
+    """
+
+    ids: NDArray[np.int32]
+    bounds: NDArray[np.int64]
+    indptr: NDArray[np.int64]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    start: NDArray[np.int32]
+    stop: NDArray[np.int32]
     types: NDArray[np.int64] | None = None
 
     @property
-    def sentence_bounds(self) -> NDArray[np.int64]:
-        """Return where each sentence begins and ends in `ids`: int64 [n_sentences + 1]."""
-        bounds: NDArray[np.int64] = self.word_indptr[self.sentence_indptr]
-        return bounds
+    def tokenized(self) -> Tokenized:
+        """The sentences as texts of their own."""
+        return Tokenized(self.ids, self.bounds, self.words, self.types)
+
+    @property
+    def words(self) -> NDArray[np.int64]:
+        """The number of the word of each subword, int64 [n_subwords]: the last one that begins there or before."""
+        return words_of_subwords(self.first, self.last, len(self.ids))
+
+
+def words_of_subwords(first: NDArray[np.int64], last: NDArray[np.int64], n_subwords: int) -> NDArray[np.int64]:
+    """Return the number of the word of each subword: that in which it begins, or the one before; int64 [n_subwords]."""
+    numbers = np.zeros(n_subwords, np.int64)
+    some = np.flatnonzero(last > first)[::-1]  # of words that begin with the same subword the first one has it
+    numbers[first[some]] = some
+    return np.maximum.accumulate(numbers)
 
 
 @dataclass(frozen=True)
@@ -96,7 +144,9 @@ class Encoder(ABC):
     added to a sentence. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
     `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
-    `takes_pairs`: whether the word PAIR separates two sentences. `cls_place`: the position of [CLS], None without one:
+    `takes_pairs`: whether an empty word separates two texts. `has_vocabulary`: whether ids are the same in every process
+    (else they number words as they come, and only words are read). `reads_text`: whether the tokenizer is given the
+    text, by which it has the subwords of every word; else the words. `cls_place`: the position of [CLS], None without one:
     negative before the sentence, else counted from the first special one after it. `device_map`: of a model that is on
     several devices, else None.
     """
@@ -112,6 +162,8 @@ class Encoder(ABC):
     special_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     cls_place: int | None = None
     takes_pairs: bool = False
+    has_vocabulary: bool = True
+    reads_text: bool = False
     causal: bool = False
     masks_attention: bool = False
     device_map: str | Mapping[str, int | str] | None = None
@@ -148,10 +200,13 @@ class Encoder(ABC):
         return self.default_batch_subwords
 
     @abstractmethod
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split every word into its subwords; a word may have none.
+    def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
+        """Split sentences into subwords.
 
-        A word that begins with the mark ATTACHED follows the word before it without a space (`embstore.spacing`).
+        `scope`: what the tokenizer is given at a time: each "sentence" itself, from its `start` to its `stop`, or the
+        "document", the pieces of consecutive sentences of one document joined. A document that has `ids` keeps these.
+        `by`: "words" gives the tokenizer each word by itself, with the space before it that it puts before a word. A
+        model without a vocabulary reads words whatever is asked for.
         """
 
     @abstractmethod
