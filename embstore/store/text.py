@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import Sentence
 from embstore.store.strings import Strings
 
 # The columns of a store with the parts of `Text`; those of `OPTIONAL` are only in stores of subwords.
@@ -132,6 +133,12 @@ class Text:
             own = slice(ends[number], ends[number + 1])
             found.append([piece[start:stop] for start, stop in zip(starts[own], stops[own], strict=True)])
         return found
+
+    def sentence(self, number: int) -> Sentence:
+        """Return a sentence as a corpus has it, without labels."""
+        starts = self.word_start[int(self.word_indptr[number]) : int(self.word_indptr[number + 1])].tolist()
+        start, stop = int(self.start[number]), int(self.stop[number])
+        return Sentence(self.words(number), text=self.pieces[number], starts=starts, start=start, stop=stop)
 
     def document(self, first: int, last: int) -> str:
         """Return the text of a document, which has the sentences `[first, last)`, as it was read."""
