@@ -171,7 +171,8 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], expecte
         raise InvalidValueError(f"{name} {quoted(value)} is not allowed: give {expected}")
 
 
-COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")  # of every table
+# The columns of every table of occurrences
+COLUMNS = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "start", "stop", "text")
 
 
 def check_column_name(name: object) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
 from embstore.store.index import Field, IndexBuilder
 
 
@@ -44,7 +44,7 @@ def make_store(
     for sentence in range(sentences):
         chosen = rng.integers(0, len(words), rng.integers(1, 9)).tolist()
         texts.append(" ".join(words[number] for number in chosen))
-        position = 0
+        position = at = 0
         for number in chosen:
             tag = int(rng.integers(-1, len(tags)))
             table.append(
@@ -56,11 +56,14 @@ def make_store(
                     "subwords": int(rng.integers(1, 4)),
                     "source": 2 * sentence + 1,
                     "document": sentence,
+                    "start": at,
+                    "stop": at + len(words[number]),
                     "upos": None if tag < 0 else tags[tag],
                     "text": texts[-1],
                 }
             )
             position += words[number].count(" ") + 1
+            at += len(words[number]) + 1
     index = _index(table, words, tags, texts)
     if years:
         codes = np.arange(len(texts), dtype=np.int32) % 4
@@ -122,7 +125,7 @@ def _index(table: list[dict[str, object]], words: list[str], tags: list[str], te
         position=np.array([row["position"] for row in table], np.int32),
         subwords=np.array([row["subwords"] for row in table], np.int16),
         words=Strings.of(words),
-        texts=Strings.of(texts),
+        text=Text.of_words(text.split(" ") for text in texts),
         indptr=np.searchsorted(sentence, np.arange(len(texts) + 1)).astype(np.int64),
         source=2 * np.arange(len(texts), dtype=np.int64) + 1,
         labels={

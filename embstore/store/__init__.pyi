@@ -5,13 +5,14 @@ from .convert.from_arrays import write_arrays as write_arrays
 from .convert.tables import write_table as write_table
 from .index import Index as Index
 from .index import Labels as Labels
-from .index import Strings as Strings
 from .metadata import Metadata as Metadata
 from .opening import open_store as open_store
 from .storage.files import write_frame as write_frame
 from .storage.location import require_distinct as require_distinct
 from .store import Selection as Selection
 from .store import Store as Store
+from .strings import Strings as Strings
+from .text import Text as Text
 from .vectors import compiled_name as compiled_name
 from .virtual.thin import thin as thin
 from .writer import StoreWriter as StoreWriter

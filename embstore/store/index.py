@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, quoted
-from embstore.spacing import ATTACHED, join_marked, marked_words, natural, split_marked
+from embstore.store.strings import Strings
+from embstore.store.text import Text
 
 _LOOKUPS_BEFORE_TABLE = 8
 _SORT_ROWS = 1 << 22
@@ -29,9 +30,9 @@ KINDS: dict[str, Callable[[str], Any]] = {"bool": "true".__eq__, "int": int, "fl
 
 @dataclass(frozen=True)
 class Contexts:
-    """What the model was given, where that is not each sentence: runs of words of consecutive sentences.
+    """What the model was given, where that is not each sentence: runs of subwords of consecutive sentences.
 
-    `start`, `stop`: int64 [context], the words `[start, stop)`, counted over all sentences; both ascend. `indptr`:
+    `start`, `stop`: int64 [context], the subwords `[start, stop)`, counted over all sentences; both ascend. `indptr`:
     int64 [context + 1]; the vectors of the rows `indptr[i]` to `indptr[i + 1]` are from context i.
     """
 
@@ -99,17 +100,17 @@ def _column(name: str) -> Any:
 class Index:
     """All columns of a store except its vectors; arrays may be memory-mapped, and are read when they are first used.
 
-    `type`: int32 [occurrence], the word, a position in `words`. `sentence`: int64 [occurrence], a position in `texts`,
+    `type`: int32 [occurrence], the word, a position in `words`. `sentence`: int64 [occurrence], a position in `text`,
     ascending. `position`: int32 [occurrence], the index of the (first) word in its sentence. `subwords`: int16
-    [occurrence], how many were pooled. `words`: the distinct forms; a form of several words is joined by single spaces
-    and covers as many words from `position` on. `texts`: the words of each sentence that has a row, joined by one
-    space, or by U+001F before a word that follows without a space (see `embstore.spacing`). `indptr`: int64
-    [sentences + 1], sentence i has the rows `indptr[i]` to `indptr[i + 1]`. `source`: int64 [sentences], the number of
-    the sentence in the corpus. `document`: int64 [sentences], the document of each sentence, which counts from 0 on
-    without a gap; None: each sentence is a document of its own. `fields`: facts about documents. `contexts`: what the
-    model was given; None: each sentence on its own. `labels`: the label columns; each field is one of them too. Where
-    the unit is the subword, forms are spellings of subwords, and the subwords of one word follow each other with the
-    word's position.
+    [occurrence], how many were pooled. `subword`: int32 [occurrence], the row's subword, counted from the first one of
+    its sentence; None where no row is a subword. `words`: the distinct forms; a form of several words is joined by
+    single spaces and covers as many words from `position` on. `text`: the sentences that have a row, or are part of
+    what the model was given, with their words and subwords. `indptr`: int64 [sentences + 1], sentence i has the rows
+    `indptr[i]` to `indptr[i + 1]`. `source`: int64 [sentences], the number of the sentence in the corpus. `document`:
+    int64 [sentences], the document of each sentence, which counts from 0 on without a gap; None: each sentence is a
+    document of its own. `fields`: facts about documents. `contexts`: what the model was given; None: each sentence on
+    its own. `labels`: the label columns; each field is one of them too. Where the unit is the subword, forms are
+    spellings of subwords, and `position` is the word in which a subword begins.
     """
 
     type: cached_property[NDArray[np.int32]] = _column("occurrences/type")
@@ -147,9 +148,10 @@ class Index:
         position: NDArray[np.int32],
         subwords: NDArray[np.int16],
         words: Strings,
-        texts: Strings,
+        text: Text,
         indptr: NDArray[np.int64],
         source: NDArray[np.int64],
+        subword: NDArray[np.int32] | None = None,
         labels: Mapping[str, Labels] | None = None,
         document: NDArray[np.int64] | None = None,
         fields: Mapping[str, Field] | None = None,
@@ -163,11 +165,12 @@ class Index:
             "occurrences/subwords": subwords,
             "types/form_offsets": words.offsets,
             "types/form_bytes": words.data,
-            "sentences/text_offsets": texts.offsets,
-            "sentences/text_bytes": texts.data,
             "sentences/indptr": indptr,
             "sentences/source": source,
+            **text.columns(),
         }
+        if subword is not None:
+            columns["occurrences/subword"] = subword
         if document is not None:
             columns["sentences/document"] = document
         if contexts is not None:
@@ -181,8 +184,8 @@ class Index:
 
     def changed(self, **parts: Any) -> Index:
         """Return the index with other parts, named as in `of`."""
-        names: tuple[str, ...] = ("type", "sentence", "position", "subwords", "words", "texts", "indptr", "source")
-        names += ("document", "fields", "contexts")
+        names: tuple[str, ...] = ("type", "sentence", "position", "subwords", "words", "text", "indptr", "source")
+        names += ("subword", "document", "fields", "contexts")
         return Index.of(**{"labels": self.own_labels, **{name: getattr(self, name) for name in names}, **parts})
 
     def with_labels(self, labels: Mapping[str, Labels]) -> Index:
@@ -190,7 +193,7 @@ class Index:
         return Index(self._columns, self._kinds, labels, self._rows_of_type)
 
     def __repr__(self) -> str:
-        counts = f"{len(self.type):,} rows, {len(self.words):,} words, {len(self.texts):,} sentences"
+        counts = f"{len(self.type):,} rows, {len(self.words):,} words, {len(self.text):,} sentences"
         return f"<Index of {counts}, labels {[*self.labels]}>"
 
     @cached_property
@@ -198,8 +201,12 @@ class Index:
         return self._strings("types/form")
 
     @cached_property
-    def texts(self) -> Strings:
-        return self._strings("sentences/text")
+    def text(self) -> Text:
+        return Text.of_columns(self._columns)
+
+    @cached_property
+    def subword(self) -> NDArray[np.int32] | None:
+        return self._columns.get("occurrences/subword")
 
     @cached_property
     def document(self) -> NDArray[np.int64] | None:
@@ -275,12 +282,17 @@ class Index:
 
     @property
     def n_documents(self) -> int:
-        return len(self.texts) if self.document is None else int(self.document[-1]) + 1
+        return len(self.text) if self.document is None else int(self.document[-1]) + 1
 
     @cached_property
+    def n_words(self) -> NDArray[np.int64]:
+        """How many words each form has, int64 [form]."""
+        return self.words.n_words()
+
+    @property
     def word_indptr(self) -> NDArray[np.int64]:
         """The words of sentence i are `word_indptr[i]` to `word_indptr[i + 1]` of all: int64 [sentences + 1]."""
-        return np.append(0, np.cumsum(self.texts.n_words()))
+        return self.text.word_indptr
 
     def document_of(self, sentences: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the documents of some sentences."""
@@ -301,7 +313,8 @@ class Index:
         """Return the occurrence table of some rows as dicts, as `Selection.table` describes it."""
         types, sentences = self.type[rows].tolist(), self.sentence[rows].tolist()
         words = {number: self.words[number] for number in set(types)}
-        texts = {number: natural(self.texts[number]) for number in set(sentences)}
+        texts = {number: self.text[number] for number in set(sentences)}
+        start, stop = self.spans(rows)
         documents = self.document_of(self.sentence[rows])
         columns: dict[str, list[Any]] = {
             "occurrence": rows.tolist(),
@@ -311,6 +324,8 @@ class Index:
             "subwords": self.subwords[rows].tolist(),
             "source": self.source[self.sentence[rows]].tolist(),
             "document": documents.tolist(),
+            "start": start.tolist(),
+            "stop": stop.tolist(),
         }
         coded: list[tuple[str, list[int], Strings, Callable[[str], Any]]] = [
             *((name, own.codes[documents].tolist(), own.names, KINDS[own.kind]) for name, own in self.fields.items()),
@@ -322,21 +337,81 @@ class Index:
         columns["text"] = [texts[number] for number in sentences]
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
+    def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the characters `[start, stop)` of some rows in their sentences, `text[sentence]`: int64 [n] each.
+
+        A row of several words is all from its first to its last one. White space and special tokens have no character:
+        those before the words of a sentence are at its beginning, those after them at its end.
+        """
+        text, sentence = self.text, np.asarray(self.sentence[rows])
+        shift = np.asarray(text.start[sentence], np.int64)
+        if self.subword is not None and text.subword_start is not None and text.subword_stop is not None:
+            own = text.subword_indptr[sentence] + np.maximum(self.subword[rows], 0)
+            own = np.minimum(own, max(len(text.ids) - 1, 0))
+            start, stop = text.subword_start[own], text.subword_stop[own]
+        else:
+            first, last = self._words_of(rows, sentence)
+            start, stop = text.word_start[first], text.word_stop[last]
+        end = np.asarray(text.stop[sentence], np.int64)
+        place = np.where(self.position[rows] < 0, shift, end)
+        is_special = self._is_special(rows, sentence)
+        starts, stops = (np.where(is_special, place, np.clip(each, shift, end)) - shift for each in (start, stop))
+        return starts, stops
+
+    def _is_special(self, rows: NDArray[np.int64], sentence: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which rows are special tokens, whose positions are before and after those of the words."""
+        bounds, position = self.text.word_indptr, self.position[rows]
+        special: NDArray[np.bool_] = (position < 0) | (position >= bounds[sentence + 1] - bounds[sentence])
+        return special
+
+    def _words_of(
+        self, rows: NDArray[np.int64], sentence: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first and the last word of rows, counted over all sentences; of special tokens the next word."""
+        types = self.type[rows]
+        if len(types) < len(self.words):  # few rows of a store of many forms
+            some, inverse = np.unique(types, return_inverse=True)
+            n_words = self.words.subset(some).n_words()[inverse]
+        else:
+            n_words = self.n_words[types]
+        begin, end = self.text.word_indptr[sentence], self.text.word_indptr[sentence + 1] - 1
+        first = np.clip(begin + self.position[rows], begin, end)
+        return first, np.minimum(first + n_words - 1, end)
+
+    def subword_spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the subwords `[start, stop)` of some rows, counted over all sentences: int64 [n] each.
+
+        A special token is counted as a subword before or after those of its sentence.
+        """
+        text, sentence, position = self.text, np.asarray(self.sentence[rows]), self.position[rows]
+        bounds = text.subword_indptr
+        begin = np.asarray(bounds[sentence])
+        if self.subword is not None:
+            start = begin + self.subword[rows]
+            stop = start + 1
+        else:
+            first, last = self._words_of(rows, sentence)
+            start, stop = begin + text.word_subword[first], begin + text.word_subword[last] + text.word_subwords[last]
+        n_words = text.word_indptr[sentence + 1] - text.word_indptr[sentence]
+        special = np.where(position < 0, begin + position, bounds[sentence + 1] + position - n_words)
+        is_special = self._is_special(rows, sentence)
+        return np.where(is_special, special, start), np.where(is_special, special + 1, stop)
+
     def concordance(self, rows: NDArray[np.int64]) -> list[tuple[str, str, str]]:
         """Return for each row the three parts of its sentence: before the word or phrase, it, and after it."""
+        sentences = np.asarray(self.sentence[rows])
+        starts, stops = self.spans(rows)
+        special = self._is_special(rows, sentences)
+        if self.subword is None:
+            special |= starts == stops  # between the two texts of a pair
         lines = []
-        for row in rows.tolist():
-            text, start = self.texts[int(self.sentence[row])], int(self.position[row])
-            words, form = split_marked(text), self.words[int(self.type[row])]
-            if not 0 <= start < len(words):  # a special token
-                lines.append(("", form, f" {natural(text)}") if start < 0 else (f"{natural(text)} ", form, ""))
-                continue
-            stop = start + form.count(" ") + 1
-            before, found, after = (
-                natural(join_marked(part)) for part in (words[:start], words[start:stop], words[stop:])
-            )
-            before += " " if start and not words[start].startswith(ATTACHED) else ""
-            after = " " + after if after and not words[stop].startswith(ATTACHED) else after
+        for row, sentence, start, stop, is_special in zip(
+            rows.tolist(), sentences.tolist(), starts.tolist(), stops.tolist(), special.tolist(), strict=True
+        ):
+            before, found, after = (text := self.text[sentence])[:start], text[start:stop], text[stop:]
+            if is_special:
+                found = self.words[int(self.type[row])]
+                before, after = before and f"{before} ", after and f" {after}"
             lines.append((before, found, after))
         return lines
 
@@ -359,7 +434,8 @@ class Index:
             position=self.position[rows],
             subwords=self.subwords[rows],
             words=self.words.subset(words),
-            texts=self.texts.subset(texts),
+            text=self.text.subset(texts),
+            subword=None if self.subword is None else self.subword[rows],
             indptr=np.append(np.searchsorted(sentences, texts), len(rows)).astype(np.int64),
             source=self.source[texts],
             labels={name: Labels(labels.codes[rows], labels.names) for name, labels in self.own_labels.items()},
@@ -369,18 +445,19 @@ class Index:
         )
 
     def sentences_of(self, contexts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return all sentences that some contexts have words of, ascending."""
+        """Return all sentences that some contexts have subwords of, ascending."""
         assert self.contexts is not None
-        inside = np.zeros(len(self.texts) + 1, np.int64)
-        np.add.at(inside, np.searchsorted(self.word_indptr, self.contexts.start[contexts], "right") - 1, 1)
-        np.add.at(inside, np.searchsorted(self.word_indptr, self.contexts.stop[contexts]), -1)
+        bounds = self.text.subword_indptr
+        inside = np.zeros(len(bounds), np.int64)
+        np.add.at(inside, np.searchsorted(bounds, self.contexts.start[contexts], "right") - 1, 1)
+        np.add.at(inside, np.searchsorted(bounds, self.contexts.stop[contexts]), -1)
         return np.flatnonzero(np.cumsum(inside))
 
     def _subset_contexts(
         self, contexts: NDArray[np.int64], texts: NDArray[np.int64], rows: NDArray[np.int64]
     ) -> Contexts:
         assert self.contexts is not None
-        start, stop, bounds = self.contexts.start[contexts], self.contexts.stop[contexts], self.word_indptr
+        start, stop, bounds = self.contexts.start[contexts], self.contexts.stop[contexts], self.text.subword_indptr
         begins = np.append(0, np.cumsum(np.diff(bounds)[texts]))
         first = np.searchsorted(bounds, start, "right") - 1
         shift = begins[np.searchsorted(texts, first)] - bounds[first]
@@ -438,6 +515,7 @@ class IndexBuilder:
     def __init__(self) -> None:
         self._types: dict[str, int] = {}
         self._type = array("i")
+        self._lengths = array("i")
         self._counts = array("q")
         self._source = array("q")
         self._text = bytearray()
@@ -454,28 +532,28 @@ class IndexBuilder:
         digest.update(self._text)
         return digest.hexdigest()
 
-    def add(self, number: int, words: Sequence[str], attached: Sequence[int] = ()) -> None:
-        """Add a sentence of at least one word; `number`: in the corpus; `attached`: as of a `Sentence`."""
+    def add(self, number: int, words: Sequence[str]) -> None:
+        """Add a sentence of at least one word, whose text is the words joined by a space; `number`: in the corpus."""
         types = self._types
         self._type.extend([types.setdefault(word, len(types)) for word in words])
+        self._lengths.extend(map(len, words))
         self._counts.append(len(words))
         self._source.append(number)
-        self._text += join_marked(marked_words(words, attached)).encode()
+        self._text += " ".join(words).encode()
         self._ends.append(len(self._text))
 
     def build(self) -> Index:
-        """Return the index of the sentences added."""
+        """Return the index of the sentences added; a word is one subword without an id."""
         counts = np.frombuffer(self._counts, np.int64)
-        indptr = np.zeros(len(counts) + 1, np.int64)
-        np.cumsum(counts, out=indptr[1:])
-        sentence = np.repeat(np.arange(len(counts)), counts)
+        pieces = Strings(np.frombuffer(self._ends, np.int64), np.frombuffer(self._text, np.uint8))
+        text = Text.of_joined(pieces, counts, np.frombuffer(self._lengths, np.int32))
         return Index.of(
             type=np.frombuffer(self._type, np.int32),
-            sentence=sentence,
-            position=(np.arange(self.n_rows) - indptr[sentence]).astype(np.int32),
-            subwords=np.ones(self.n_rows, np.int16),
+            sentence=np.repeat(np.arange(len(counts)), counts),
+            position=text.word_subword,
+            subwords=text.word_subwords,
             words=Strings.of(self._types),
-            texts=Strings(np.frombuffer(self._ends, np.int64), np.frombuffer(self._text, np.uint8)),
-            indptr=indptr,
+            text=text,
+            indptr=text.word_indptr,
             source=np.frombuffer(self._source, np.int64),
         )

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StoreDamagedError
 from embstore.store.arrays import frozen_kind
 from embstore.store.backend import open_reader
-from embstore.store.index import FIELDS, KINDS, LABELS, Labels, Strings, rows_by_type
+from embstore.store.index import FIELDS, KINDS, LABELS, Labels, rows_by_type
 from embstore.store.source import FileSource
 from embstore.store.storage.files import REPAIR_HINT, new_column
 from embstore.store.storage.location import ObjectPath, member_names
+from embstore.store.strings import Strings
 from embstore.store.zarr.reader import max_mapped
 
 MEMBER = "member"  # the field of documents with the name of the member that they are in
@@ -30,11 +31,27 @@ CONTEXT_COLUMNS = ("start", "stop", "indptr")
 # and how many last entries of each member but the last are left out.
 _JOINED: dict[str, tuple[str | None, int]] = {
     "occurrences/sentence": ("sentences/source", 0),
-    "occurrences/position": (None, 0),
-    "occurrences/subwords": (None, 0),
     "sentences/text_offsets": ("sentences/text_bytes", 1),
     "sentences/text_bytes": (None, 0),
     "sentences/indptr": ("occurrences/type", 1),
+    "sentences/word_indptr": ("words/start", 1),
+    "sentences/subword_indptr": ("subwords/id", 1),
+    **dict.fromkeys(
+        (
+            *(
+                "occurrences/position",
+                "occurrences/subwords",
+                "occurrences/subword",
+                "sentences/start",
+                "sentences/stop",
+                "words/start",
+                "words/stop",
+                "words/subword",
+            ),
+            *("words/subwords", "subwords/id", "subwords/start", "subwords/stop"),
+        ),
+        (None, 0),
+    ),
 }
 
 
@@ -278,11 +295,10 @@ class MergedColumns(Mapping[str, NDArray[Any]]):
 
     def _contexts(self) -> dict[str, NDArray[np.int64]]:
         """Return the contexts of all members; the sentences of those whose contexts are their sentences."""
-        texts = Strings(self["sentences/text_offsets"], self["sentences/text_bytes"])
-        words = np.append(0, np.cumsum(texts.n_words()))
+        subwords = self["sentences/subword_indptr"]
         sentences, parts = self._starts("sentences/source"), []
         for member, rows in enumerate(self._starts("occurrences/type")[:-1]):
-            own = words[sentences[member] : sentences[member + 1] + 1]
+            own = subwords[sentences[member] : sentences[member + 1] + 1]
             if "contexts/start" in self._shapes[member]:
                 start, stop, indptr = (self._of.column(member, f"contexts/{name}") for name in CONTEXT_COLUMNS)
                 parts.append((start + own[0], stop + own[0], indptr[:-1] + rows))

@@ -17,7 +17,7 @@ from embstore.store.index import KINDS
 from embstore.store.layout import CHUNK_ROWS, ITEM_NBYTES, RESIDUAL, SITES, Layout
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_PARTITIONS = 2**20
 MAX_LAYERS = 4096
 MAX_SIZE = 2**36  # of any dimension of an array
@@ -173,6 +173,10 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
     if type(version) is not int or version < 1:
         raise StoreFormatError(
             f"{path} has the store format {quoted(version)}, which is not a whole number from 1 on: {REPAIR_HINT}"
+        )
+    if version < FORMAT_VERSION:
+        raise StoreFormatError(
+            f"{path} has store format {version}, which is not read any more: extract its corpus again"
         )
     if version > FORMAT_VERSION:
         raise StoreFormatError(

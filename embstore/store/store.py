@@ -245,7 +245,7 @@ class Store:
             "n_committed_rows": self.n_committed_rows,
             "n_partitions": sum(member.layout.n_partitions for member in members),
             "n_types": len(self.index.words),
-            "n_sentences": len(self.index.texts),
+            "n_sentences": len(self.index.text),
             "n_documents": self.index.n_documents,
             "labels": {name: len(column.names) for name, column in self.index.own_labels.items()},
             "fields": {name: {"kind": own.kind, "values": len(own.names)} for name, own in self.index.fields.items()},
@@ -448,7 +448,7 @@ class Selection:
     def table(self, *, columns: Sequence[str] | None = None) -> pl.DataFrame:
         """Return the occurrence table, one line for each row: what to look at, filter and join.
 
-        Columns: `occurrence` (the row), `word`, `sentence` (a position in `index.texts`), `position` of the (first)
+        Columns: `occurrence` (the row), `word`, `sentence` (a position in `index.text`), `position` of the (first)
         word in the sentence, `subwords` (how many were pooled), `source` (the number of the sentence in the corpus),
         `document` (its number), the fields of documents, the label columns, and `text` (the sentence, its words joined
         by one space where the corpus has one). Words, labels and fields of text are Polars enumerations; other fields

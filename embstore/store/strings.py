@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -43,13 +43,21 @@ class Strings:
 
     def n_words(self) -> NDArray[np.int64]:
         """Return how many words each string has, int64 [n]: its spaces and one."""
+        return self._counts(lambda data: data == ord(" ")) + 1
+
+    def n_characters(self) -> NDArray[np.int64]:
+        """Return how many characters each string has, int64 [n]."""
+        return self._counts(lambda data: data & 0xC0 != 0x80)
+
+    def _counts(self, is_counted: Callable[[NDArray[np.uint8]], NDArray[np.bool_]]) -> NDArray[np.int64]:
+        """Return how many bytes of each string are counted."""
         counts = np.empty(len(self), np.int64)
         for start in range(0, len(self), _COUNT_BLOCK):
             offsets = self.offsets[start : start + _COUNT_BLOCK + 1]
             data = self.data[offsets[0] : offsets[-1]]
             before = np.zeros(len(data) + 1, np.int32)
-            np.cumsum(data == ord(" "), dtype=np.int32, out=before[1:])
-            counts[start : start + _COUNT_BLOCK] = np.diff(before[offsets - offsets[0]]) + 1
+            np.cumsum(is_counted(data), dtype=np.int32, out=before[1:])
+            counts[start : start + _COUNT_BLOCK] = np.diff(before[offsets - offsets[0]])
         return counts
 
     def slice(self, start: int, stop: int) -> list[str]:

@@ -9,9 +9,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import COLUMNS, InvalidValueError, StoreDamagedError, quoted
-from embstore.spacing import natural
-from embstore.store.index import Field, Index, Strings
+from embstore.store.index import Field, Index
 from embstore.store.storage.files import REPAIR_HINT
+from embstore.store.strings import Strings
 
 _TYPES: dict[str, type[pl.DataType]] = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
 
@@ -47,10 +47,13 @@ def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Ser
         return pl.Series(name, index.source[of_rows(index.sentence)])
     if name == "text":
         sentences, inverse = np.unique(of_rows(index.sentence), return_inverse=True)
-        texts = index.texts
-        whole = len(sentences) == len(texts)
-        found = texts.slice(0, len(texts)) if whole else [texts[int(sentence)] for sentence in sentences]
-        return pl.Series(name, map(natural, found), dtype=pl.String).gather(inverse)
+        text = index.text
+        whole = len(sentences) == len(text)
+        found = list(text) if whole else [text[sentence] for sentence in sentences.tolist()]
+        return pl.Series(name, found, dtype=pl.String).gather(inverse)
+    if name in ("start", "stop"):
+        start, stop = index.spans(np.arange(len(index.type)) if rows is None else rows)
+        return pl.Series(name, start if name == "start" else stop)
     if name == "document":
         return pl.Series(name, index.document_of(np.asarray(of_rows(index.sentence), np.int64)))
     if name in index.fields:

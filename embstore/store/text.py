@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -60,39 +61,52 @@ class Text:
     word_subword: NDArray[np.int32]
     word_subwords: NDArray[np.int16]
     ids: NDArray[np.int32]
-    subword_start: NDArray[np.int32] | None = None
-    subword_stop: NDArray[np.int32] | None = None
+    subword_start: NDArray[np.int32] | None = field(default_factory=lambda: None)  # no attribute of the class
+    subword_stop: NDArray[np.int32] | None = field(default_factory=lambda: None)
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, NDArray[Any]]) -> Text:
-        """Return the text of the columns of a store."""
-        pieces = Strings(columns[f"{PIECES}_offsets"], columns[f"{PIECES}_bytes"])
-        return cls(pieces, **{name: columns.get(path) for name, path in TEXT_COLUMNS.items()})  # type: ignore[arg-type]
+        """Return the text of the columns of a store, each read when it is first used."""
+        text = cls.__new__(cls)
+        vars(text)["_columns"] = columns
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        columns = vars(self).get("_columns")
+        if columns is None or (name not in TEXT_COLUMNS and name != "pieces"):
+            raise AttributeError(name)
+        if name == "pieces":
+            value: Any = Strings(columns[f"{PIECES}_offsets"], columns[f"{PIECES}_bytes"])
+        else:
+            value = columns.get(TEXT_COLUMNS[name]) if name in OPTIONAL else columns[TEXT_COLUMNS[name]]
+        vars(self)[name] = value
+        return value
 
     @classmethod
     def of_words(cls, sentences: Iterable[Sequence[str]]) -> Text:
         """Return the text of sentences of words, joined by one space; a word is one subword without an id."""
-        pieces, starts, stops, n_words = [], list[int](), list[int](), [0]
-        for words in sentences:
-            at = 0
-            for word in words:
-                starts.append(at)
-                stops.append(at + len(word))
-                at += len(word) + 1
-            pieces.append(" ".join(words))
-            n_words.append(len(starts))
-        indptr = np.array(n_words, np.int64)
+        sentences = list(sentences)
+        lengths = np.array([len(word) for words in sentences for word in words], np.int32)
+        return cls.of_joined(Strings.of(map(" ".join, sentences)), np.array([*map(len, sentences)], np.int64), lengths)
+
+    @classmethod
+    def of_joined(cls, pieces: Strings, counts: NDArray[np.int64], lengths: NDArray[np.int32]) -> Text:
+        """Return the text of sentences that are words joined by one space: `lengths` of the words, `counts` of each."""
+        indptr = np.append(0, np.cumsum(counts)).astype(np.int64)
+        ends = np.append(0, np.cumsum(lengths + 1, dtype=np.int64))
+        number = np.arange(len(lengths)) - np.repeat(indptr[:-1], counts)
+        start = (ends[:-1] - np.repeat(ends[indptr[:-1]], counts)).astype(np.int32)
         return cls(
-            pieces=Strings.of(pieces),
-            start=np.zeros(len(pieces), np.int32),
-            stop=np.array([len(piece) for piece in pieces], np.int32),
+            pieces=pieces,
+            start=np.zeros(len(counts), np.int32),
+            stop=np.maximum(ends[indptr[1:]] - ends[indptr[:-1]] - 1, 0).astype(np.int32),
             word_indptr=indptr,
             subword_indptr=indptr,
-            word_start=np.array(starts, np.int32),
-            word_stop=np.array(stops, np.int32),
-            word_subword=(np.arange(len(starts)) - np.repeat(indptr[:-1], np.diff(indptr))).astype(np.int32),
-            word_subwords=np.ones(len(starts), np.int16),
-            ids=np.full(len(starts), NO_ID, np.int32),
+            word_start=start,
+            word_stop=start + lengths,
+            word_subword=number.astype(np.int32),
+            word_subwords=np.ones(len(lengths), np.int16),
+            ids=np.full(len(lengths), NO_ID, np.int32),
         )
 
     def columns(self) -> dict[str, NDArray[Any]]:
@@ -121,18 +135,28 @@ class Text:
 
     def words(self, sentence: int) -> list[str]:
         """Return the words of a sentence."""
-        return self.words_of(sentence, sentence + 1)[0]
+        some = slice(int(self.word_indptr[sentence]), int(self.word_indptr[sentence + 1]))
+        bounds = zip(self.word_start[some].tolist(), self.word_stop[some].tolist(), strict=True)
+        piece = self.pieces[sentence]
+        return [piece[start:stop] for start, stop in bounds]
 
     def words_of(self, first: int, last: int) -> list[list[str]]:
         """Return the words of each of the sentences `[first, last)`."""
-        bounds = self.word_indptr[first : last + 1]
+        return [text.split(" ") for text in self.spaced(first, last)]
+
+    def spaced(self, first: int, last: int) -> list[str]:
+        """Return the words of each of the sentences `[first, last)` joined by one space: what sentences are found by."""
+        bounds, pieces = self.word_indptr[first : last + 1], self.pieces.slice(first, last)
         some = slice(int(bounds[0]), int(bounds[-1]))
-        starts, stops, ends = self.word_start[some].tolist(), self.word_stop[some].tolist(), (bounds - bounds[0]).tolist()
-        found = []
-        for number, piece in enumerate(self.pieces.slice(first, last)):
-            own = slice(ends[number], ends[number + 1])
-            found.append([piece[start:stop] for start, stop in zip(starts[own], stops[own], strict=True)])
-        return found
+        begins = np.append(0, np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
+        sizes = self.word_stop[some] - self.word_start[some] + 1  # of a word and the space after it
+        ends = np.append(0, np.cumsum(sizes, dtype=np.int64))
+        shifts = np.repeat(begins[:-1], np.diff(bounds)) + self.word_start[some] - ends[:-1]
+        chars = np.frombuffer(f"{''.join(pieces)} ".encode("utf-32-le"), np.uint32)
+        chars = chars[np.arange(ends[-1]) + np.repeat(shifts, sizes)]
+        chars[ends[1:] - 1] = ord(" ")
+        text = chars.tobytes().decode("utf-32-le")
+        return [text[start : stop - 1] for start, stop in pairwise(ends[bounds - bounds[0]].tolist())]
 
     def sentence(self, number: int) -> Sentence:
         """Return a sentence as a corpus has it, without labels."""
@@ -153,16 +177,57 @@ class Text:
         """Return some sentences (ascending), in memory."""
         words, word_indptr = _runs(self.word_indptr, sentences)
         subwords, subword_indptr = _runs(self.subword_indptr, sentences)
-        parts: dict[str, Any] = {"pieces": self.pieces.subset(sentences), "word_indptr": word_indptr}
-        for part in fields(self):
-            column = getattr(self, part.name)
-            if part.name in ("start", "stop"):
-                parts[part.name] = column[sentences]
-            elif part.name.startswith("word_") and part.name not in parts:
-                parts[part.name] = column[words]
-            elif column is not None and part.name in ("ids", *OPTIONAL):
-                parts[part.name] = column[subwords]
-        return replace(self, **parts, subword_indptr=subword_indptr)
+        part = self._part(self.pieces.subset(sentences), (sentences, words, subwords), word_indptr, subword_indptr)
+        return part._cut(self, sentences)
+
+    def range(self, first: int, last: int) -> Text:
+        """Return the sentences `[first, last)`, whose columns are parts of the same arrays but for the bounds."""
+        bounds = [indptr[first : last + 1] for indptr in (self.word_indptr, self.subword_indptr, self.pieces.offsets)]
+        words, subwords, data = (slice(int(each[0]), int(each[-1])) for each in bounds)
+        word_indptr, subword_indptr, offsets = (np.asarray(each - each[0]) for each in bounds)
+        pieces = Strings(offsets, self.pieces.data[data])
+        part = self._part(pieces, (slice(first, last), words, subwords), word_indptr, subword_indptr)
+        return part._cut(self, np.arange(first, last))
+
+    def _part(
+        self,
+        pieces: Strings,
+        chosen: tuple[Any, Any, Any],
+        word_indptr: NDArray[np.int64],
+        subword_indptr: NDArray[np.int64],
+    ) -> Text:
+        """Return the chosen sentences, words and subwords."""
+        sentences, words, subwords = chosen
+        has_spans = self.subword_start is not None and self.subword_stop is not None
+        return Text(
+            pieces=pieces,
+            start=self.start[sentences],
+            stop=self.stop[sentences],
+            word_indptr=word_indptr,
+            subword_indptr=subword_indptr,
+            word_start=self.word_start[words],
+            word_stop=self.word_stop[words],
+            word_subword=self.word_subword[words],
+            word_subwords=self.word_subwords[words],
+            ids=self.ids[subwords],
+            subword_start=self.subword_start[subwords] if has_spans else None,  # type: ignore[index]
+            subword_stop=self.subword_stop[subwords] if has_spans else None,  # type: ignore[index]
+        )
+
+    def _cut(self, whole: Text, sentences: NDArray[np.int64]) -> Text:
+        """Return the text without subwords of words that are in sentences which `whole` has before the chosen ones."""
+        words = np.flatnonzero(self.word_subword < 0)
+        own = np.searchsorted(self.word_indptr, words, "right") - 1
+        subword = whole.subword_indptr[sentences[own]] + self.word_subword[words]
+        before = np.searchsorted(whole.subword_indptr, subword, "right") - 1  # the sentence that it is in
+        left_out = np.isin(before, sentences, invert=True)
+        if not left_out.any():
+            return self
+        words = words[left_out]
+        first, count = self.word_subword.copy(), self.word_subwords.copy()
+        count[words] = np.maximum(count[words] + first[words], 0)
+        first[words] = 0
+        return replace(self, word_subword=first, word_subwords=count)
 
 
 def _runs(indptr: NDArray[np.int64], chosen: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -7,7 +7,6 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -185,23 +184,29 @@ class _Columns:
         if scope in index.own_labels:
             return self._run_place(scope, rows, from_end=not is_position)
         sentence = np.asarray(index.sentence[rows])
-        starts = index.word_indptr
+        starts = index.text.word_indptr
         if name == "length":
             return starts[sentence + 1] - starts[sentence]
+        if scope == "context":
+            return self._context_place(rows, sentence, is_position)
         word = starts[sentence] + index.position[rows]
         begin, end = starts[sentence], starts[sentence + 1]
         if scope == "document" and index.document is not None:
             own = slice(sentence[0], sentence[-1] + 1) if len(sentence) else slice(0, 0)
             bounds = (np.searchsorted(index.document, index.document[own], side) for side in ("left", "right"))
             begin, end = (starts[bound][sentence - own.start] for bound in bounds)
-        if scope == "context" and index.contexts is not None:
-            context = index.contexts.of_rows(np.arange(rows.start, rows.stop))
-            begin, end = index.contexts.start[context], index.contexts.stop[context]
-        return word - begin if is_position else end - word - self._n_words[index.type[rows]]
+        return word - begin if is_position else end - word - index.n_words[index.type[rows]]
 
-    @cached_property
-    def _n_words(self) -> _Numbers:
-        return self._index.words.n_words()
+    def _context_place(self, rows: slice, sentence: _Numbers, is_position: bool) -> _Numbers:
+        """Return how many subwords of its context are before, or after, each occurrence."""
+        index, own = self._index, np.arange(rows.start, rows.stop)
+        start, stop = index.subword_spans(own)
+        if index.contexts is None:
+            begin, end = index.text.subword_indptr[sentence], index.text.subword_indptr[sentence + 1]
+        else:
+            context = index.contexts.of_rows(own)
+            begin, end = index.contexts.start[context], index.contexts.stop[context]
+        return np.asarray(start - begin if is_position else end - stop)
 
     def _run_place(self, label: str, rows: slice, *, from_end: bool) -> _Numbers:
         """Return how many occurrences of the same run of labels in a document are before, or after, each one."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
 from embstore.store.metadata import Dropped
 from tests.store_making import Made
 
@@ -113,7 +113,7 @@ def an_index(random: np.random.Generator, rows: int, *, labels: bool) -> Index:
         position=np.concatenate([np.arange(length) for length in lengths]).astype(np.int32),
         subwords=random.integers(1, 5, rows).astype(np.int16),
         words=Strings.of(FORMS),
-        texts=Strings.of(" ".join(["wörd"] * length) for length in lengths),
+        text=Text.of_words(["wörd"] * length for length in lengths),
         indptr=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         source=np.arange(len(lengths), dtype=np.int64) * 2,
         labels=columns,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.spacing import ATTACHED
-from embstore.store.index import SPECIAL, Index, Labels, Strings, field_text
+from embstore.store.index import SPECIAL, Index, Labels, field_text
 from embstore.store.metadata import Metadata
+from embstore.store.strings import Strings
+from embstore.store.text import NO_ID, OPTIONAL, TEXT_COLUMNS, Text
 
 _BLOCK = 1 << 16  # elements that are compared at a time, which stay in the processor's cache
 MAX_SPECIALS = 2**15  # before the words of a sentence
@@ -41,7 +42,12 @@ def column_faults(columns: Mapping[str, NDArray[Any]], metadata: Metadata) -> It
 
 def index_faults(index: Index, n_rows: int) -> Iterator[str]:
     """Yield a line for each inconsistency of the index of a store with `n_rows` rows."""
-    for check in (_shape_faults, _value_faults, _relation_faults):  # each counts on what those before have checked
+    for check in (
+        _shape_faults,
+        _value_faults,
+        _text_faults,
+        _relation_faults,
+    ):  # each counts on what those before have checked
         faults = list(check(index, n_rows))
         yield from faults
         if faults:
@@ -50,14 +56,18 @@ def index_faults(index: Index, n_rows: int) -> Iterator[str]:
 
 def _value_faults(index: Index, n_rows: int) -> Iterator[str]:
     yield from _strings_faults("types/form", index.words)
-    yield from _strings_faults("sentences/text", index.texts)
+    yield from _strings_faults("sentences/text", index.text.pieces)
     ranges: list[tuple[str, NDArray[np.integer], int, int | None]] = [
         ("occurrences/type", index.type, 0, len(index.words)),
-        ("occurrences/sentence", index.sentence, 0, len(index.texts)),
+        ("occurrences/sentence", index.sentence, 0, len(index.text)),
         ("occurrences/position", index.position, -MAX_SPECIALS if SPECIAL in index.labels else 0, None),
         ("occurrences/subwords", index.subwords, 1, None),
         ("sentences/source", index.source, 0, None),
+        ("words/subwords", index.text.word_subwords, 0, None),
+        ("subwords/id", index.text.ids, NO_ID, None),
     ]
+    if index.subword is not None:
+        ranges.append(("occurrences/subword", index.subword, -MAX_SPECIALS if SPECIAL in index.labels else 0, None))
     for name, field in index.fields.items():
         yield from _strings_faults(f"documents/fields/{name}/name", field.names)
         ranges.append((f"documents/fields/{name}/codes", field.codes, -1, len(field.names)))
@@ -68,8 +78,6 @@ def _value_faults(index: Index, n_rows: int) -> Iterator[str]:
 
 
 def _relation_faults(index: Index, n_rows: int) -> Iterator[str]:
-    if not _separates(index.texts):
-        yield "sentences/text has a U+001F that does not separate two words"
     for name, field in index.fields.items():
         path = f"documents/fields/{name}/name"
         try:
@@ -83,7 +91,7 @@ def _relation_faults(index: Index, n_rows: int) -> Iterator[str]:
             yield f"{path} does not hold distinct values of kind {field.kind}, ascending"
     if not _ascends(index.sentence):
         yield "occurrences/sentence does not ascend: rows must be in corpus order"
-    elif not _points_at(index.indptr, index.sentence, len(index.texts)):
+    elif not _points_at(index.indptr, index.sentence, len(index.text)):
         yield "sentences/indptr does not give the rows of each sentence in occurrences/sentence"
     if index.contexts is not None:
         yield from _context_faults(index, n_rows)
@@ -96,9 +104,9 @@ def _context_faults(index: Index, n_rows: int) -> Iterator[str]:
     if not 0 < len(start) == len(stop) == len(indptr) - 1:
         yield "contexts/start, contexts/stop and contexts/indptr do not fit each other"
     elif not _ascends(start) or not _ascends(stop) or not (start < stop).all() or start[0] < 0:
-        yield "contexts/start and contexts/stop are not ascending runs of words"
-    elif stop[-1] > int(index.texts.n_words().sum()):
-        yield "contexts/stop points beyond the words of the sentences"
+        yield "contexts/start and contexts/stop are not ascending runs of subwords"
+    elif stop[-1] > len(index.text.ids):
+        yield "contexts/stop points beyond the subwords of the sentences"
     elif indptr[0] != 0 or indptr[-1] != n_rows or not (indptr[:-1] < indptr[1:]).all():
         yield "contexts/indptr does not give the rows of each context"
 
@@ -145,10 +153,9 @@ def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
     if faults:  # what follows counts by these columns
         yield from faults
         return
-    if len(index.indptr) != len(index.texts) + 1 or len(index.source) != len(index.texts):
-        yield "sentences/indptr and sentences/source do not fit the number of sentences"
+    yield from _length_faults(index)
     if index.document is not None:
-        if len(index.document) != len(index.texts):
+        if len(index.document) != len(index.text):
             yield "sentences/document does not fit the number of sentences"
             return
         steps = (block[1:] - block[:-1] for block in _blocks(index.document, overlap=1))
@@ -158,6 +165,65 @@ def _shape_faults(index: Index, n_rows: int) -> Iterator[str]:
     for name, field in index.fields.items():
         if len(field.codes) != index.n_documents:
             yield f"documents/fields/{name} has {len(field.codes)} values for {index.n_documents} documents"
+
+
+def _length_faults(index: Index) -> Iterator[str]:
+    text = index.text
+    lengths = {"sentences": len(text.pieces), "words": len(text.word_start), "subwords": len(text.ids)}
+    columns = {"sentences/source": index.source, "sentences/indptr": index.indptr}
+    columns |= {path: getattr(text, name) for name, path in TEXT_COLUMNS.items() if getattr(text, name) is not None}
+    for path, column in columns.items():
+        group = path.split("/")[0]
+        if len(column) != lengths[group] + path.endswith("indptr"):
+            yield f"{path} does not fit the number of {group}"
+    if len({index.subword is None, *(getattr(text, name) is None for name in OPTIONAL)}) > 1:
+        yield "only some of occurrences/subword, subwords/start and subwords/stop are there"
+
+
+def _text_faults(index: Index, n_rows: int) -> Iterator[str]:
+    """Yield a line for each inconsistency of sentences, words and subwords as spans of the text."""
+    text, lengths = index.text, index.text.pieces.n_characters()
+    for name, indptr, total in (
+        ("word", text.word_indptr, len(text.word_start)),
+        ("subword", text.subword_indptr, len(text.ids)),
+    ):
+        if indptr[0] != 0 or indptr[-1] != total or not _ascends(indptr):
+            yield f"sentences/{name}_indptr does not ascend from 0 to the number of {name}s"
+            return
+    if not _are_spans(text.start, text.stop, lengths):
+        yield "sentences/start and sentences/stop are not characters of sentences/text"
+        return
+    columns = {"words": (text.word_indptr, text.word_start, text.word_stop)}
+    if text.subword_start is not None and text.subword_stop is not None and index.subword is not None:
+        columns["subwords"] = (text.subword_indptr, text.subword_start, text.subword_stop)
+        counts, is_special = np.diff(text.subword_indptr), SPECIAL in index.labels
+        both = zip(_blocks(index.subword), _blocks(index.sentence), strict=True)
+        if not is_special and any((own >= counts[sentence]).any() for own, sentence in both):
+            yield "occurrences/subword points beyond the subwords of the sentence"
+    for name, (indptr, starts, stops) in columns.items():
+        for first, start, stop in zip(count(0, _BLOCK), _blocks(starts), _blocks(stops)):
+            sentence = np.searchsorted(indptr, np.arange(first, first + len(start)), "right") - 1
+            least = start if name == "subwords" else stop  # a subword may go on in the next sentence
+            if (start < 0).any() or (stop < start).any() or (least > lengths[sentence]).any():
+                yield f"{name}/start and {name}/stop are not characters of sentences/text"
+                break
+            if name == "words":
+                if ((np.diff(start) < 0) & (np.diff(sentence) == 0)).any():
+                    yield "words/start does not ascend in each sentence"
+                own = slice(first, first + len(start))
+                begin = text.subword_indptr[sentence] + text.word_subword[own]
+                after = begin + text.word_subwords[own]
+                if (begin < 0).any() or (after > text.subword_indptr[sentence + 1]).any():
+                    yield "words/subword and words/subwords are not subwords of the sentences"
+                    break
+
+
+def _are_spans(starts: NDArray[np.int32], stops: NDArray[np.int32], lengths: NDArray[np.int64]) -> bool:
+    """Return whether all are `0 <= start <= stop <= length`."""
+    blocks = zip(_blocks(starts), _blocks(stops), _blocks(lengths), strict=True)
+    return all(
+        (0 <= start).all() and (start <= stop).all() and (stop <= length).all() for start, stop, length in blocks
+    )
 
 
 def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
@@ -182,21 +248,6 @@ def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
 def _is_value(name: str, value: Any) -> bool:
     fits = value == value and not (isinstance(value, int) and not -(2**63) <= value < 2**63)
     return fits and name == field_text(value)
-
-
-def _separates(texts: Strings) -> bool:
-    """Return whether each U+001F is between two words of one text."""
-    separators = np.frombuffer(f" {ATTACHED}".encode(), np.uint8)
-    for start in range(0, len(texts.data), _BLOCK):
-        places = np.flatnonzero(texts.data[start : start + _BLOCK] == ord(ATTACHED)) + start
-        if not len(places):
-            continue
-        text = np.searchsorted(texts.offsets, places, "right") - 1
-        if (places == texts.offsets[text]).any() or (places + 1 == texts.offsets[text + 1]).any():
-            return False
-        if np.isin(texts.data[places - 1], separators).any() or np.isin(texts.data[places + 1], separators).any():
-            return False
-    return True
 
 
 def _range_faults(name: str, values: NDArray[np.integer], low: int, high: int | None) -> Iterator[str]:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from embstore.arguments import checked
 from embstore.config import settings
 from embstore.errors import InvalidValueError
-from embstore.spacing import ATTACHED
 from embstore.store.convert.filling import PartitionBuffer, fill_store, require_free_path
 from embstore.store.index import IndexBuilder
 from embstore.store.layout import Layout
@@ -94,7 +93,7 @@ def write_arrays(
         corpus={
             "name": corpus,
             "format": "words",
-            "n_sentences": len(index.texts),
+            "n_sentences": len(index.text),
             "n_words": builder.n_rows,
             "sha256": builder.text_sha256,
         },
@@ -108,7 +107,7 @@ def write_arrays(
 
 
 def _is_word(word: object) -> bool:
-    return isinstance(word, str) and bool(word) and " " not in word and ATTACHED not in word
+    return isinstance(word, str) and bool(word) and " " not in word
 
 
 def _named(sentence: int, first: int, word: int) -> str:

@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from embstore.errors import COLUMNS, InvalidValueError, check_column_name, quoted
-from embstore.store.index import SPECIAL, Index, Labels, Strings
+from embstore.store.index import SPECIAL, Index, Labels
 from embstore.store.storage.files import new_column, regular_file
 
 Rows = NDArray[np.int64]

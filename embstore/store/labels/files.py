@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.errors import InvalidValueError, StoreDamagedError, StoreFormatError
 from embstore.store.backend import Reader
 from embstore.store.check.consistency import labels_faults
-from embstore.store.index import Labels, Strings
+from embstore.store.index import Labels
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.base import KeyNotFoundError, Storage
 from embstore.store.storage.files import MappedFile, as_bytes, crc32c, make_folders, storing
