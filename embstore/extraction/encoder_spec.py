@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from embstore.corpus import Sentence
 from embstore.errors import EmbstoreError, ExecutorError
 from embstore.executors import worker_device
 from embstore.extraction.options import ExtractionOptions
@@ -102,7 +103,7 @@ def self_check(
 ) -> None:
     """Have the encoder check its batchings against the plain pass and choose one; `known`: see `Encoder.self_check`."""
     encoder.self_check(
-        encoder.tokenize(sentences),
+        encoder.tokenize(list(map(Sentence, sentences)), by=options.tokenize).tokenized,
         layers=layers,
         pooling=options.encoding["pooling"],
         attention_window=options.attention_window,

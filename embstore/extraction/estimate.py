@@ -24,12 +24,11 @@ from embstore.extraction.partition import (
     Passage,
     TextOptions,
     group_partitions,
-    passage_nbytes,
+    passage_subwords,
     passage_words,
     truncated,
 )
 from embstore.extraction.survey import BLOCK, Survey
-from embstore.extraction.windows import select_sentences
 from embstore.models.encoder import Encoder, Tokenized
 from embstore.store import Index, Metadata
 from embstore.store.layout import ITEM_NBYTES, partition_rows
@@ -39,7 +38,7 @@ WRITERS = 4  # threads that write what a GPU encodes
 HOST_BUFFERS = WRITERS + 2  # partitions in pinned memory: some are written while others are copied
 BUFFERS = 2  # a group of partitions is filled while the previous one is written
 MANY_ROWS = 10**9  # of a store whose size is not known yet
-PASSAGE_FACTOR = 40  # bytes in memory for each byte of text: words as objects, subword ids, spans
+PASSAGE_FACTOR = 160  # bytes in memory for each subword: ids, spans, and words as objects where a model reads words
 WINDOW_WORD_NBYTES = 160  # bytes in memory for each word of the windows of a passage
 SAMPLED_PASSAGES = 3
 CALIBRATION_BATCHES = 3
@@ -124,10 +123,11 @@ def estimate(
         positions = subwords + n_contexts * encoder.n_specials
         sample = next(Part.of(index, *groups.span(0)).passages(encoder, text)).tokenized
     else:
-        sizes = content.spool.read("sentence/subwords", np.int32)  # sentences without a row are not run
-        subwords = sum(int(sizes[index.source[some]].sum()) for some in blocks_of(len(index.source), BLOCK))
-        positions = subwords + len(index.texts) * encoder.n_specials
-        sample = truncated(encoder.tokenize(content.sample), text.limit)
+        sizes = content.spool.read("n_subwords", np.int32)  # sentences without a row are not run
+        blocks = blocks_of(len(index.source), BLOCK)
+        subwords = sum(int(np.minimum(sizes[index.source[some]], text.limit).sum()) for some in blocks)
+        positions = subwords + len(index.text) * encoder.n_specials
+        sample = truncated(encoder.tokenize(content.sample, by=options.tokenize).tokenized, text.limit)
     seconds = None
     if calibrate:
         rate = calibrated_rate(encoder, sample, positions, metadata, options)
@@ -135,7 +135,7 @@ def estimate(
     partitions = sum(layout.partition_nbytes for layout in metadata.layouts)
     of_batches = groups.size * min(BUFFERS, len(groups)) * partitions
     of_batches += encoder.projected_nbytes(n_features=metadata.n_features, batch_subwords=text.batch_subwords)
-    of_text = PASSAGE_FACTOR * passage_nbytes(text.batch_subwords)
+    of_text = PASSAGE_FACTOR * passage_subwords(text.batch_subwords)
     if text.window is not None:
         n_rows = min(metadata.n_rows, groups.size * metadata.partition_rows)
         words = n_rows * min(2 * text.window + 1, content.longest)
@@ -181,7 +181,7 @@ def count_windows(
         passages.extend(passage for _, passage in zip(range(SAMPLED_PASSAGES // len(drawn)), some, strict=False))
     n_rows = sum(passage.n_rows for passage in passages)
     subwords = sum(len(passage.tokenized.ids) for passage in passages)
-    windows = sum(len(passage.tokenized.sentence_indptr) - 1 for passage in passages)
+    windows = sum(len(passage.tokenized) for passage in passages)
     factor = groups.layout.n_rows / n_rows
     positions = subwords + windows * encoder.n_specials
     return round(subwords * factor), round(positions * factor), n_rows == groups.layout.n_rows, passages[0].tokenized
@@ -200,7 +200,7 @@ def calibrated_rate(
 
     share = max(CALIBRATION_SHARE * positions, min(SMALL_SHARE * positions, FEW_POSITIONS))
     size = min(options.batch_subwords or 1, int(share) // CALIBRATION_BATCHES)
-    lengths = np.diff(sample.sentence_bounds) + encoder.n_specials
+    lengths = np.diff(sample.bounds) + encoder.n_specials
     order = np.argsort(lengths, kind="stable")
     order = order[lengths[order] > encoder.n_specials]  # those that the model runs
     ends = np.cumsum(lengths[order])
@@ -210,7 +210,7 @@ def calibrated_rate(
     n_positions = int(lengths[some].sum())
     if n_positions > MOST_CALIBRATION_SHARE * positions:
         return None
-    chosen = select_sentences(sample, some)
+    chosen = sample.runs(sample.bounds[some], sample.bounds[some + 1])
     spans = word_spans(chosen, MAX_POOLED)
     if not len(spans.sentence):
         return None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from embstore.arguments import Range, checked
 from embstore.corpus import Keep
 from embstore.errors import InvalidValueError, quoted
-from embstore.models.encoder import Pooling
+from embstore.models.encoder import By, Pooling, Scope
 from embstore.store.layout import RESIDUAL, SITES, resolve_layers
 
 CLS = "cls"  # a pooling of sentences: the vector of [CLS]
@@ -44,6 +44,10 @@ class ExtractionOptions:
     specials : bool
         Also a row for each special token that the model adds to a sentence, such as [CLS] and [SEP]; they have the
         label column "special".
+    tokenize : str
+        What the tokenizer is given: the "text" itself, so that its subwords are those of any other tool, or the
+        "words", each by itself and with a space before it, as papers do that split the text first. A tokenizer that
+        does not say where its subwords are in the text reads words.
     pooling : str
         How the subwords of a word or sentence become one vector: "mean", "first", "last" or "max"; of a sentence also
         "cls", the vector of [CLS].
@@ -55,7 +59,7 @@ class ExtractionOptions:
     context : str or int
         What the model is given at a time: a "sentence", a "document", or a number: blocks of at most this many
         subwords of a document, special ones included. A sentence or document that is longer than the limit is given
-        in blocks too, of whole words, and every word has the vector of one block; see docs/how-to/contexts.md.
+        in blocks too, and every word has the vector of one block; see docs/how-to/contexts.md.
     min_left : int or None
         Blocks overlap so that a word has this many words before it in its block where the document has them, and
         after it too if the model is bidirectional. None: a quarter of a block overlaps, none of blocks of a number of
@@ -82,6 +86,7 @@ class ExtractionOptions:
     sites: str | Sequence[str] = (RESIDUAL,)
     unit: Literal["word", "subword", "sentence"] = "word"
     specials: bool = False
+    tokenize: By = "text"
     pooling: Pooling | Literal["cls"] = "mean"
     context_window: Words | None = None
     attention_window: Words | None = None
@@ -147,6 +152,11 @@ class ExtractionOptions:
         return not isinstance(self.context, str)
 
     @property
+    def scope(self) -> Scope:
+        """What the tokenizer is given at a time."""
+        return "sentence" if self.context == "sentence" else "document"
+
+    @property
     def encoding(self) -> dict[str, Any]:
         """The arguments of `Encoder.encode` that these options decide, except for the layers."""
         pooling = "first" if self.pooling == CLS else self.pooling
@@ -161,6 +171,7 @@ class ExtractionOptions:
         """The options in the metadata of a store."""
         document: dict[str, Any] = {
             "unit": self.unit,
+            "tokenize": self.tokenize,
             "pooling": self.pooling,
             "keep": self.keep.as_json(),
             "max_length": self.max_length,

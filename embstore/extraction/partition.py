@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.corpus.keep import rank_in_run
 from embstore.errors import StoreDamagedError
-from embstore.extraction.windows import Fan, Targets, copy_words, cut_windows
-from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, ragged_indices
-from embstore.spacing import split_marked
-from embstore.store import Index, Metadata, Strings
+from embstore.extraction.options import CLS, ExtractionOptions
+from embstore.extraction.windows import Fan, Places, Targets, cut_windows
+from embstore.models.encoder import Encoder, Spans, Tokenized, indptr, words_of_subwords
+from embstore.store import Index, Metadata
 from embstore.store.index import Contexts
 from embstore.store.layout import Layout
 
-PASSAGE_NBYTES = 2**20  # text tokenized and batched at a time, for batches of up to PASSAGE_BATCH subwords
+PASSAGE_SUBWORDS = 2**18  # batched at a time, for batches of up to PASSAGE_BATCH subwords
 PASSAGE_BATCH = 8192
 PASSAGE_WORDS = 2**20  # the words of all windows cut from a passage, at most
 MAX_POOLED = int(np.iinfo(np.int16).max)  # subwords of a row, as they are stored
-WORD_NBYTES = 8  # of the text of a context, about
 BATCHES_OF_A_LENGTH = 128  # a passage is this many batches long, so that windows of one length fill some
 GROUP_BATCHES = 2  # a group has rows for this many batches of one position a row, or more positions
 GROUP_NBYTES = 2**31  # at most, since two groups are in memory at a time
 FEW_GROUPS = 4  # at least, as far as there are partitions: the last one is written while nothing else is left to do
-
-_Read = tuple[slice, Tokenized, NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -97,15 +94,28 @@ class TextOptions:
     """What decides how rows become passages, besides the encoder.
 
     `limit`: the longest context in subwords, without special ones. `window`: the context window; None if contexts are
-    not cut into windows. `batch_subwords` decides how much text a passage has.
-    `cls_place`: where the vector of a sentence is that of [CLS], see `Encoder.cls_place`.
+    not cut into windows. `batch_subwords` decides how much text a passage has. `numbered`: whether the number of the
+    word of each subword is needed, as attention windows do. `cls_place`: where the vector of a sentence is that of
+    [CLS], see `Encoder.cls_place`.
     """
 
     unit: str
     limit: int
     window: int | None = None
     batch_subwords: int = 0
+    numbered: bool = False
     cls_place: int | None = None
+
+    @classmethod
+    def of(cls, options: ExtractionOptions, encoder: Encoder, limit: int) -> TextOptions:
+        return cls(
+            unit=options.unit,
+            limit=limit,
+            window=options.context_window,
+            batch_subwords=options.batch_subwords or 0,
+            numbered=options.attention_window is not None,
+            cls_place=encoder.cls_place if options.pooling == CLS else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -131,21 +141,21 @@ class Part:
         if contexts is not None:
             chosen = slice(*(np.searchsorted(contexts.indptr, [start + 1, stop]) - [1, 0]).tolist())
             begins, ends = contexts.start[chosen], contexts.stop[chosen]
-            first = int(np.searchsorted(index.word_indptr, begins[0], "right")) - 1
-            last = int(np.searchsorted(index.word_indptr, ends[-1]))
-            base, base_row = index.word_indptr[first], index.indptr[first]
-            bounds = contexts.indptr[chosen.start : chosen.stop + 1] - base_row
-            contexts = Contexts(begins - base, ends - base, bounds)
+            bounds = index.text.subword_indptr
+            first = min(first, int(np.searchsorted(bounds, begins[0], "right")) - 1)
+            last = max(last, int(np.searchsorted(bounds, ends[-1])))
+            rows_of = contexts.indptr[chosen.start : chosen.stop + 1] - index.indptr[first]
+            contexts = Contexts(begins - bounds[first], ends - bounds[first], rows_of)
         rows = slice(int(index.indptr[first]), int(index.indptr[last]))
-        bytes_of = np.asarray(index.texts.offsets[first : last + 1])
         types, renumbered = np.unique(np.asarray(index.type[rows]), return_inverse=True)
         own = Index.of(
+            text=index.text.range(first, last),
             type=renumbered.astype(np.int32),
             sentence=np.asarray(index.sentence[rows]) - first,
             position=np.array(index.position[rows]),
             subwords=np.array(index.subwords[rows]),
-            words=_select_strings(index.words, types.astype(np.int64)),
-            texts=Strings(bytes_of - bytes_of[0], np.array(index.texts.data[bytes_of[0] : bytes_of[-1]])),
+            subword=None if index.subword is None else np.array(index.subword[rows]),
+            words=index.words.subset(types.astype(np.int64)),
             indptr=np.asarray(index.indptr[first : last + 1]) - rows.start,
             source=np.array(index.source[first:last]),
             contexts=contexts,
@@ -167,138 +177,143 @@ class Part:
 
         `is_needed`: whether any of the rows `[start, stop)` of the store is.
         """
-        sizes = self._sizes()
-        widths = None if options.unit == "subword" else self.index.words.n_words()
-        window_words = None if options.window is None else self._cumulative_window_words(options.window)
-        most_nbytes, most_words = passage_nbytes(options.batch_subwords), passage_words(options.batch_subwords)
-        first, n_contexts = 0, len(sizes) - 1
+        begins, ends, rows_of = self._contexts()
+        sizes = indptr(ends - begins)
+        windows = None
+        if options.window is not None:
+            windows = indptr(np.diff(rows_of) * np.minimum(2 * options.window + 1, ends - begins))
+        most_subwords, most_words = passage_subwords(options.batch_subwords), passage_words(options.batch_subwords)
+        first, n_contexts = 0, len(begins)
         while first < n_contexts:
-            last = int(np.searchsorted(sizes, int(sizes[first]) + most_nbytes, "right")) - 1
-            if window_words is not None:
-                most = int(window_words[first]) + most_words
-                last = min(last, int(np.searchsorted(window_words, most, "right")) - 1)
+            last = int(np.searchsorted(sizes, int(sizes[first]) + most_subwords, "right")) - 1
+            if windows is not None:
+                most = int(windows[first]) + most_words
+                last = min(last, int(np.searchsorted(windows, most, "right")) - 1)
             last = max(first + 1, last)
-            rows = np.clip(self._bounds[[first, last]] + self.first_row, self.start, self.stop)
+            rows = np.clip(rows_of[[first, last]] + self.first_row, self.start, self.stop)
             if is_needed(*rows.tolist()):
-                yield self._passage(first, last, encoder, options, widths)
+                some = slice(*rows_of[[first, last]].tolist())
+                own = np.repeat(np.arange(last - first), np.diff(rows_of[first : last + 1]))
+                yield self._passage(begins[first:last], ends[first:last], some, own, encoder, options)
             first = last
 
-    @property
-    def _bounds(self) -> NDArray[np.int64]:
-        """Return where the rows of each context begin and end, counted from `first_row`."""
-        contexts = self.index.contexts
-        return self.index.indptr if contexts is None else contexts.indptr
-
-    def _sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of the contexts, about, as cumulative sums."""
-        contexts = self.index.contexts
-        return self.index.texts.offsets if contexts is None else indptr(WORD_NBYTES * (contexts.stop - contexts.start))
-
-    def _cumulative_window_words(self, width: int) -> NDArray[np.int64]:
-        """Return how many words the windows of the contexts have at most, as cumulative sums."""
-        longest = np.diff(self._sizes()) // 2 + 1
-        return indptr(np.diff(self._bounds) * np.minimum(2 * width + 1, longest))
+    def _contexts(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return where contexts begin and end, in subwords of the part, and the bounds of their rows."""
+        bounds, contexts = self.index.text.subword_indptr, self.index.contexts
+        if contexts is None:
+            return bounds[:-1], bounds[1:], self.index.indptr
+        return contexts.start, contexts.stop, contexts.indptr
 
     def _passage(
-        self, first: int, last: int, encoder: Encoder, options: TextOptions, widths: NDArray[np.int64] | None
+        self,
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        rows: slice,
+        context: NDArray[np.int64],
+        encoder: Encoder,
+        options: TextOptions,
     ) -> Passage:
+        """Return some contexts `[begin, end)` as a passage; `rows`: those that they own, `context`: of each of them."""
         index = self.index
-        read = self._sentences if index.contexts is None else self._contexts
-        rows, tokenized, context, position = read(first, last, encoder)
-        targets = self._targets(rows, context, position, tokenized, widths, options)
+        tokenized = self._tokenized(begins, ends, encoder, options)
+        targets = self._targets(rows, context, begins, ends, options)
         self._check(rows, targets)
         start, stop = self.start - self.first_row, self.stop - self.first_row
         own = slice(max(start - rows.start, 0), min(stop, rows.stop) - rows.start)
         targets = targets[own]
-        is_cut = encoder.causal and options.window is None
-        limits: int | NDArray[np.int64] = options.limit
-        if is_cut:  # after the last target, and after the sentence where a special subword there is a target
-            ends = np.ones(len(tokenized.sentence_indptr) - 1, np.int64)
-            np.maximum.at(ends, targets.sentence, targets.stop)
-            limits = np.minimum(limits, ends)
+        limits: NDArray[np.int64] = np.minimum(ends - begins, options.limit)
+        if encoder.causal and options.window is None:
+            # after the last target, and after the context where a special subword there is a target
+            needed = np.ones(len(tokenized), np.int64)
+            np.maximum.at(needed, targets.context, targets.stop)
+            limits = np.minimum(limits, needed)
         cut = truncated(tokenized, limits)
         first_row = self.first_row + rows.start + own.start
         sentence_of_row = np.asarray(index.sentence[rows][own]) + self.first_sentence
         if options.window is None:
-            spans = Spans(targets.sentence, targets.start, targets.stop)
+            spans = Spans(targets.context, targets.start, targets.stop)
             return Passage(first_row, sentence_of_row, cut, spans)
-        return Passage(first_row, sentence_of_row, *cut_windows(cut, targets, options.window, causal=encoder.causal))
+        windows = cut_windows(cut, targets, options.window, self._places, begins, causal=encoder.causal)
+        return Passage(first_row, sentence_of_row, *windows)
 
-    def _sentences(self, first: int, last: int, encoder: Encoder) -> _Read:
-        """Read some sentences: their rows, their subwords, and of each row the sentence and the position in it."""
-        index = self.index
-        rows = slice(int(index.indptr[first]), int(index.indptr[last]))
-        tokenized = encoder.tokenize([split_marked(text) for text in index.texts.slice(first, last)])
-        return rows, tokenized, np.asarray(index.sentence[rows]) - first, np.asarray(index.position[rows], np.int64)
+    @cached_property
+    def _places(self) -> Places:
+        """Where the words of the part begin and end, in its subwords."""
+        text = self.index.text
+        first = np.repeat(text.subword_indptr[:-1], np.diff(text.word_indptr)) + text.word_subword
+        return Places(first, first + text.word_subwords)
 
-    def _contexts(self, first: int, last: int, encoder: Encoder) -> _Read:
-        """Read some contexts: their rows, their subwords, and of each row the context and the position in it."""
-        index, contexts = self.index, self.index.contexts
-        assert contexts is not None
-        bounds, starts, stops = contexts.indptr[first : last + 1], contexts.start[first:last], contexts.stop[first:last]
-        rows = slice(*bounds[[0, -1]].tolist())
-        begin = int(np.searchsorted(index.word_indptr, starts[0], "right")) - 1
-        end = int(np.searchsorted(index.word_indptr, stops[-1]))
-        base = index.word_indptr[begin]
-        sentences = encoder.tokenize([split_marked(text) for text in index.texts.slice(begin, end)])
-        context = np.repeat(np.arange(last - first), np.diff(bounds))
-        position = index.word_indptr[index.sentence[rows]] + index.position[rows] - starts[context]
-        return rows, copy_words(sentences, starts - base, stops - base), context, position
+    def _tokenized(
+        self, begins: NDArray[np.int64], ends: NDArray[np.int64], encoder: Encoder, options: TextOptions
+    ) -> Tokenized:
+        """Return the subwords of contexts: from the index, or of the words if the model has no vocabulary."""
+        text = self.index.text
+        bounds = text.subword_indptr
+        first, last = int(np.searchsorted(bounds, begins[0], "right")) - 1, int(np.searchsorted(bounds, ends[-1]))
+        base, words, types = int(bounds[first]), None, None
+        if encoder.has_vocabulary:
+            ids = np.asarray(text.ids[base : bounds[last]])
+        else:
+            ids = encoder.tokenize([text.sentence(number) for number in range(first, last)], by="words").ids
+            if len(ids) != bounds[last] - base:
+                raise StoreDamagedError(
+                    f"sentences {self.first_sentence + first} to {self.first_sentence + last - 1} have {len(ids)} "
+                    f"subwords, the index says {bounds[last] - base}: the index is damaged or the model has changed; "
+                    "run embstore verify"
+                )
+        if options.numbered:
+            places = self._places
+            words = words_of_subwords(places.first, places.last, int(bounds[-1]))[base : bounds[last]]
+        if len(pairs := text.pairs):
+            places = self._places
+            types = encoder.pair_types(bounds, places.first[pairs], places.last[pairs])[base : bounds[last]]
+        return Tokenized(ids, np.array([0, len(ids)]), words, types).runs(begins - base, ends - base)
 
     def _targets(
         self,
         rows: slice,
-        sentence: NDArray[np.int64],
-        position: NDArray[np.int64],
-        tokenized: Tokenized,
-        widths: NDArray[np.int64] | None,
+        context: NDArray[np.int64],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
         options: TextOptions,
     ) -> Targets:
-        index = self.index
-        first, last = tokenized.sentence_indptr[sentence], tokenized.sentence_indptr[sentence + 1]
-        word = first + np.clip(
-            position, 0, last - first - 1
-        )  # special subwords are before the first and after the last
-        base = tokenized.word_indptr[first]
-        begin = tokenized.word_indptr[word] - base
-        if widths is not None:
-            after = np.minimum(word + widths[index.type[rows]], last)
-            stop = tokenized.word_indptr[after] - base
+        index, text = self.index, self.index.text
+        sentence, position = np.asarray(index.sentence[rows]), np.asarray(index.position[rows], np.int64)
+        bounds = text.subword_indptr[sentence]
+        begin, length = begins[context], np.minimum(ends - begins, options.limit)[context]
+        first_word, n_words = text.word_indptr[sentence], np.diff(text.word_indptr)[sentence]
+        word = first_word + np.clip(position, 0, n_words - 1)
+        after = word + 1
+        if index.subword is not None:
+            start = bounds + index.subword[rows]
+            stop = start + 1
+        elif options.unit == "sentence":
+            start, stop = bounds, text.subword_indptr[sentence + 1]
+            stop = np.minimum(stop, start + MAX_POOLED)
         else:
-            places = rank_in_run((sentence << 32) + position)  # of each row among those of its word
-            run = np.cumsum(places == 0) - 1
-            counts = np.bincount(run)[run]
-            after = np.searchsorted(tokenized.word_indptr, base + begin + counts, "left")
-            begin, stop = begin + places, begin + places + 1
-        lengths = np.minimum(tokenized.word_indptr[last] - base, options.limit)
-        if options.unit == "sentence":
-            stop = np.minimum(stop, np.minimum(lengths, begin + MAX_POOLED))
-            if (place := options.cls_place) is not None:
-                begin = np.full_like(begin, place) if place < 0 else lengths + place
-                stop = begin + 1
-        special = np.flatnonzero((position < 0) | (position >= last - first))
+            after = np.minimum(word + index.words.n_words()[index.type[rows]], first_word + n_words)
+            start, stop = self._places.first[word], self._places.last[after - 1]
+        start, stop = start - begin, np.minimum(stop - begin, length)
+        if options.cls_place is not None:
+            start = np.full_like(start, options.cls_place) if options.cls_place < 0 else length + options.cls_place
+            stop = start + 1
+        special = np.flatnonzero((position < 0) | (position >= n_words))
         places = position[special]
-        begin[special] = np.where(places < 0, places, lengths[special] + places - (last - first)[special])
-        stop[special] = begin[special] + 1
-        return Targets(sentence, begin, stop, word, after)
+        start[special] = np.where(places < 0, places, length[special] + places - n_words[special])
+        stop[special] = start[special] + 1
+        return Targets(context, start, stop, word, after)
 
     def _check(self, rows: slice, targets: Targets) -> None:
-        """Check that the tokenizer still returns the subword counts recorded by the plan."""
+        """Check that the rows have the subwords that the plan counted."""
         counts, recorded = targets.stop - targets.start, self.index.subwords[rows]
         wrong = np.flatnonzero(counts != recorded)
         if len(wrong):
             row = rows.start + int(wrong[0])
             raise StoreDamagedError(
                 f"row {self.first_row + row} (sentence {self.first_sentence + int(self.index.sentence[row])}) has "
-                f"{int(counts[wrong[0]])} subwords, the index says {int(recorded[wrong[0]])}: "
-                "the index is damaged or the tokenizer has changed; run embstore verify"
+                f"{int(counts[wrong[0]])} subwords, the index says {int(recorded[wrong[0]])}: the index is damaged; "
+                "run embstore verify"
             )
-
-
-def _select_strings(strings: Strings, chosen: NDArray[np.int64]) -> Strings:
-    starts = strings.offsets[chosen]
-    lengths = strings.offsets[chosen + 1] - starts
-    return Strings(indptr(lengths), np.asarray(strings.data[ragged_indices(starts, lengths)]))
 
 
 def passage_words(batch_subwords: int) -> int:
@@ -306,22 +321,14 @@ def passage_words(batch_subwords: int) -> int:
     return max(PASSAGE_WORDS, BATCHES_OF_A_LENGTH * batch_subwords)
 
 
-def passage_nbytes(batch_subwords: int) -> int:
-    """Return the size of a passage's text: enough for many batches, since a device idles between two passages."""
-    return PASSAGE_NBYTES * max(1, batch_subwords // PASSAGE_BATCH)
+def passage_subwords(batch_subwords: int) -> int:
+    """Return the size of a passage: enough for many batches, since a device idles between two passages."""
+    return PASSAGE_SUBWORDS * max(1, batch_subwords // PASSAGE_BATCH)
 
 
-def truncated(tokenized: Tokenized, limit: int | NDArray[np.int64]) -> Tokenized:
-    """Cut every sentence to its first `limit` subwords, or its own limit; words beyond are left without subwords."""
-    base = tokenized.word_indptr[tokenized.sentence_indptr]
-    lengths = np.diff(base)
-    limits = np.minimum(lengths, limit)
-    if (lengths == limits).all():
+def truncated(tokenized: Tokenized, limits: int | NDArray[np.int64]) -> Tokenized:
+    """Cut every text to its first subwords: a number for all, or one for each."""
+    lengths = np.minimum(np.diff(tokenized.bounds), limits)
+    if lengths.sum() == len(tokenized.ids):
         return tokenized
-    n_words = np.diff(tokenized.sentence_indptr)
-    inner = np.minimum(tokenized.word_indptr[1:] - np.repeat(base[:-1], n_words), np.repeat(limits, n_words))
-    before = indptr(limits)[:-1]
-    word_indptr = np.append(np.int64(0), inner + np.repeat(before, n_words))
-    inside = np.arange(len(tokenized.ids), dtype=np.int64) < np.repeat(base[:-1] + limits, lengths)
-    types = None if tokenized.types is None else tokenized.types[inside]
-    return Tokenized(tokenized.ids[inside], word_indptr, tokenized.sentence_indptr, types)
+    return tokenized.runs(tokenized.bounds[:-1], tokenized.bounds[:-1] + lengths)

@@ -15,7 +15,7 @@ import numpy as np
 
 from embstore.arguments import checked
 from embstore.config import settings
-from embstore.corpus import Corpus, open_corpus
+from embstore.corpus import Corpus, Sentence, open_corpus
 from embstore.corpus.splitting import ends_sentence
 from embstore.devices import torch_threads
 from embstore.errors import CorpusError, EmbstoreError, InvalidValueError, visible
@@ -31,7 +31,6 @@ from embstore.html import html_table
 from embstore.models.encoder import Encoder
 from embstore.models.loading import encoder_on
 from embstore.progress import reporting
-from embstore.spacing import ATTACHED
 from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
 from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
@@ -81,7 +80,7 @@ class Plan:
     def n_sentences_to_run(self) -> int:
         """The sentences that the model is given: a word of them, or of their context, has a row."""
         contexts = self.index.contexts
-        return len(self.index.texts if contexts is None else self.index.sentences_of(np.arange(len(contexts.start))))
+        return len(self.index.text if contexts is None else self.index.sentences_of(np.arange(len(contexts.start))))
 
     @property
     def n_words(self) -> int:
@@ -111,14 +110,15 @@ class Plan:
         if options.get("words") == "spaces" and 10 * marked > len(types):
             share = f"{marked / len(types):.0%} of the types end in a punctuation mark"
             lines.append(f"{share}: words=punctuation (--words punctuation) separates them")
-        ends = sum(ends_sentence(" ".join(words)) for words in survey.sample)
+        ends = sum(ends_sentence(str(sentence)) for sentence in survey.sample)
         if options.get("split") == "lines" and len(survey.sample) > N_SHOWN and 2 * ends < len(survey.sample):
             share = f"{1 - ends / len(survey.sample):.0%} of the first {len(survey.sample)} lines do not end a sentence"
             lines.append(f"{share}: split=sentences (--split sentences) finds the sentences")
         capitals = [word for word in types if word != word.lower()][:100]
         if capitals and "lower" not in (options.get("normalize") or ""):
             lowered = list(map(str.lower, capitals))
-            spelled, same = (self.encoder.tokenize([words]).ids.tolist() for words in (capitals, lowered))
+            both = (self.encoder.tokenize([Sentence(words)]) for words in (capitals, lowered))
+            spelled, same = (split.ids.tolist() for split in both)
             if spelled == same:
                 word = capitals[0]
                 lines.append(f"to the model {word} is {word.lower()}: normalize=lower makes them one")
@@ -156,6 +156,7 @@ class Plan:
             **({} if self.options.keep.where is None else {"where": self.options.keep.where}),
             "words": self.n_words,
             "subwords": self.n_subwords,
+            "shared_subwords": self.survey.n_shared,
             "occurrences": self.layout.n_rows,
             "types": len(self.index.words),
             "layers": list(self.metadata.layers),
@@ -181,11 +182,11 @@ class Plan:
         contexts = self.index.contexts
         if contexts is None:
             return {}
-        n_words = int((contexts.stop - contexts.start).sum())
+        n_subwords = int((contexts.stop - contexts.start).sum())
         return {
             "contexts": len(contexts.start),
-            "words_per_context": n_words / len(contexts.start),
-            "words_run_again": int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum()),
+            "subwords_per_context": n_subwords / len(contexts.start),
+            "subwords_run_again": int(np.maximum(0, contexts.stop[:-1] - contexts.start[1:]).sum()),
         }
 
     def __repr__(self) -> str:
@@ -204,9 +205,9 @@ class Plan:
         together = f", {self.groups.size} encoded together" if self.groups.size > 1 else ""
         if contexts := self._contexts_as_json():
             text = (
-                "{contexts:,} of {words_per_context:,.0f} words on average; {words_run_again:,} words are given to the"
+                "{contexts:,} of {subwords_per_context:,.0f} subwords on average; {subwords_run_again:,} are run again"
             )
-            more.append(("contexts", f"{text} model again".format(**contexts)))
+            more.append(("contexts", text.format(**contexts)))
         for kind, width in (("attention", options.attention_window), ("context", options.context_window)):
             if width is not None:
                 more.append((f"{kind} window", f"{width} words left and right"))
@@ -219,7 +220,7 @@ class Plan:
             *([("tasks", f"{len(self.tasks)}: {', '.join(self.tasks)}; each sentence once")] if self.tasks else []),
             ("sentences", f"{self.n_sentences:,}{of_which}"),
             ("words", f"{self.n_words:,}"),
-            ("subwords", f"{self.n_subwords:,}"),
+            ("subwords", f"{self.n_subwords:,}{self._shared}"),
             *([("where", options.keep.where)] if options.keep.where is not None else []),
             ("occurrences", f"{layout.n_rows:,} of {len(self.index.words):,} types"),
             *more,
@@ -232,8 +233,14 @@ class Plan:
             *(("note", line) for line in self.advice),
         ]
 
+    @property
+    def _shared(self) -> str:
+        if not self.encoder.reads_text or self.options.tokenize == "words":
+            return ", of each word by itself"
+        return f", {self.survey.n_shared:,} of them of two words" if self.survey.n_shared else ""
+
     def _first_sentences(self) -> list[list[str]]:
-        return [[word.removeprefix(ATTACHED) for word in words] for words in self.survey.sample[:N_SHOWN]]
+        return [list(sentence.words) for sentence in self.survey.sample[:N_SHOWN]]
 
 
 @checked
@@ -328,9 +335,9 @@ def _plan(
     if not len(index.type):
         reasons = "; ".join(f"{drop.count:,} {drop.reason}" for drop in dropped)
         raise CorpusError(f"{corpus.name}: no word is left to extract of {content.n_words:,} ({reasons})")
-    place = encoder.cls_place if options.pooling == CLS else None
-    text = TextOptions(options.unit, limit, options.context_window, options.batch_subwords or 0, place)
-    ordered = sorted(content.sample, key=len)  # of every length a few check the encoder
+    text = TextOptions.of(options, encoder, limit)
+    # Of every length a few check the encoder.
+    ordered = sorted((list(sentence.words) for sentence in content.sample), key=len)
     step = max(1, len(ordered) // CHECK_SENTENCES)
     checking: dict[str, Any] = {
         "longest": min(content.longest, limit),
@@ -409,10 +416,12 @@ def _metadata(
             "options": corpus.options,
             "n_sentences": content.n_sentences,
             "n_words": content.n_words,
+            "shared_subwords": content.n_shared,
             "sha256": content.sha256,
         },
         extraction={
             **options.as_json(),
+            "tokenize": options.tokenize if encoder.reads_text else "words",
             "max_length": limit + encoder.n_specials,
             "batching": encoder.batching,
             "compute_dtype": encoder.compute_dtype,

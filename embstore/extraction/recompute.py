@@ -31,8 +31,7 @@ def recompute(reader: Reader, number: int, take: Take, model: str | None) -> Non
     encoder = encoder_of(store, model)
     metadata, options = store.metadata, stored_options(store.metadata)
     limit = int(metadata.extraction["max_length"]) - encoder.n_specials
-    place = encoder.cls_place if options.pooling == CLS else None
-    text = TextOptions(options.unit, limit, options.context_window, options.batch_subwords or 0, place)
+    text = TextOptions.of(options, encoder, limit)
     groups = Groups.of(metadata)
     group = number % metadata.layout.n_partitions // groups.size
     start, stop = groups.span(group)

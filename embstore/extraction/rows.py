@@ -14,13 +14,13 @@ from embstore.corpus import Keep
 from embstore.corpus.keep import blocks_of
 from embstore.extraction.options import ExtractionOptions
 from embstore.extraction.survey import BLOCK, NOT_CHOSEN, Spool, Survey
-from embstore.extraction.windows import Overlap, Units, cut_documents
-from embstore.models.encoder import Encoder, indptr, ragged_indices
-from embstore.spacing import split_words
+from embstore.extraction.windows import Overlap, Places, cut_texts
+from embstore.models.encoder import Encoder, ragged_indices
 from embstore.store import Index, Labels, Strings
 from embstore.store.conditions import names_in, rows_where
 from embstore.store.index import SPECIAL, Contexts, Field
 from embstore.store.metadata import Dropped
+from embstore.store.text import NO_ID, Text
 
 TEXT_BLOCK = 2**14
 
@@ -37,44 +37,47 @@ def make_index(
     matching = None
     if options.keep.where is not None:
         matching = np.zeros(content.spool.length("type"), bool)
-        for some in rows_where(_index_of(content, None, cut), options.keep.where):
+        for some in rows_where(_index_of(content, None, cut, encoder), options.keep.where):
             matching[some] = True
     rows = _chosen_rows(content, options.keep, cut, matching)
     dropped = dict(content.dropped)
     n_units = content.spool.length("type")
     if rows is not None and len(rows) < n_units:
         dropped[NOT_CHOSEN] = Dropped(NOT_CHOSEN, n_units - len(rows), ())
-    return _index_of(content, rows, cut, encoder if options.unit == "subword" else None), tuple(dropped.values())
+    return _index_of(content, rows, cut, encoder, spelled=options.unit == "subword"), tuple(dropped.values())
 
 
 def _index_of(
-    content: Survey, rows: NDArray[np.int64] | None, cut: Cut | None, subwords: Encoder | None = None
+    content: Survey, rows: NDArray[np.int64] | None, cut: Cut | None, encoder: Encoder, *, spelled: bool = False
 ) -> Index:
-    """Return the index of some units (None: all), with a row a subword if an encoder spells its `subwords`."""
+    """Return the index of some units (None: all); `spelled`: whether their forms are the spellings of subwords."""
     columns = _Columns(content.spool)
-    columns.take("subwords", rows, np.int16)
-    columns.take("position", rows, np.int32)
+    for name, dtype in (("subwords", np.int16), ("position", np.int32), ("first", np.int32)):
+        columns.take(name, rows, dtype)
     for label in content.labels:
         columns.take(f"label/{label}", rows, np.int32)
     documents = None if cut is None else cut.documents
     sentences = columns.renumber("sentence", rows, content.n_sentences, np.int64, groups=documents)
-    types = columns.renumber("type", rows, len(content.types), np.int32)
     words: Iterable[str] = content.types
-    if len(types) < len(content.types):
-        names = list(content.types)
-        words = [names[number] for number in types.tolist()]
-    if subwords is not None:
-        words = _expand(columns, content, rows, subwords)
+    if spelled:
+        words = _spell(columns, rows, encoder)
+    else:
+        types = columns.renumber("type", rows, len(content.types), np.int32)
+        if len(types) < len(content.types):
+            names = list(content.types)
+            words = [names[number] for number in types.tolist()]
+    text = _text(columns, content, sentences, encoder)
     return Index.of(
+        text=text,
         type=columns.read("type", np.int32),
         sentence=columns.read("sentence", np.int64),
         position=columns.read("position", np.int32),
-        subwords=columns.read("subwords", np.int16),
+        subword=columns.read("first", np.int32) if text.subword_start is not None else None,
         words=Strings.of(words),
-        texts=_texts(columns, content, sentences),
         indptr=columns.add("sentence/indptr", _starts(columns.read("sentence", np.int64), len(sentences)), np.int64),
         source=sentences,
-        contexts=None if cut is None or not len(sentences) else _contexts(columns, content, cut, sentences),
+        contexts=None if cut is None or not len(sentences) else _contexts(columns, content, cut, sentences, text),
+        subwords=columns.read("subwords", np.int16),
         labels={
             label: Labels(columns.read(f"label/{label}", np.int32), Strings.of(names))
             for label, names in content.labels.items()
@@ -83,86 +86,114 @@ def _index_of(
     )
 
 
+def _spell(columns: _Columns, rows: NDArray[np.int64] | None, encoder: Encoder) -> list[str]:
+    """Number the subwords of the rows in place of their types; returns the spellings of those in use."""
+    columns.take("id", rows, np.int32)
+    ids = columns.read("id", np.int32)
+    occurs = _occurring(ids, 1 + max((int(ids[block].max()) for block in blocks_of(len(ids), BLOCK)), default=-1))
+    new = np.cumsum(occurs, dtype=np.int32) - 1
+    columns.replace("type", (new[ids[block]].astype(np.int32) for block in blocks_of(len(ids), BLOCK)))
+    return [encoder.subword_text(number) for number in np.flatnonzero(occurs).tolist()]
+
+
 @dataclass(frozen=True)
 class Cut:
     """The contexts of a corpus, in the order of the corpus, where any is not its sentence.
 
-    `start`, `stop`, `owned`: int64 [contexts], the words of each and the first that it owns, counted over the corpus.
-    `subwords`: int64 [contexts], without special ones. `documents`: int64 [sentences], the document of each. `words`:
-    int64 [sentences + 1], where each sentence begins.
+    `start`, `stop`, `owned`: int64 [contexts], the subwords of each and the first that it owns, counted over the
+    corpus. `bounds`: int64 [sentences + 1], the subwords of each sentence. `documents`: int64 [sentences], the document
+    of each.
     """
 
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     owned: NDArray[np.int64]
-    subwords: NDArray[np.int64]
+    bounds: NDArray[np.int64]
     documents: NDArray[np.int64]
-    words: NDArray[np.int64]
 
     @classmethod
     def of(cls, content: Survey, options: ExtractionOptions, limit: int, overlap: Overlap) -> Cut | None:
         """Cut the contexts of a corpus; None if each is its sentence."""
-        documents = content.spool.read("document", np.int64)
+        spool = content.spool
+        documents = spool.read("document", np.int64)
         by_sentence = options.context == "sentence" or len(documents) == 0 or documents[-1] == content.n_sentences - 1
         if by_sentence and not content.any_long:
             return None
-        columns = _Columns(content.spool)
-        subwords, words, first = (
+        columns = _Columns(spool)
+        bounds, word_indptr = (
             columns.add(f"cut/{name}", _bounds(values[block] for block in blocks_of(len(values), BLOCK)), np.int64)
-            for name in ("unit/subwords", "unit/words", "sentence/units")
-            for values in (content.spool.read(name, np.int32),)
+            for name in ("n_subwords", "words")
+            for values in (spool.read(name, np.int32),)
         )
-        if by_sentence:
-            documents = np.arange(content.n_sentences)
-        starts = np.flatnonzero(np.diff(documents, prepend=-1, append=content.n_sentences))
-        for part in cut_documents(Units(subwords, words, first[starts]), limit, overlap):
-            for name, places in zip(("start", "stop", "owned"), part.T, strict=True):
-                content.spool.append(f"cut/{name}", words[places])
-            content.spool.append("cut/subwords", subwords[part[:, 1]] - subwords[part[:, 0]])
-        made = {name: content.spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned", "subwords")}
-        return cls(**made, documents=documents, words=words[first])
+        starts = np.arange(content.n_sentences + 1)
+        if not by_sentence:
+            starts = np.flatnonzero(np.diff(documents, prepend=-1, append=content.n_sentences))
+        firsts, sizes = spool.read("word/subword", np.int32), spool.read("word/subwords", np.int16)
 
-    def of_words(self, words: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the contexts that own some words."""
-        return np.searchsorted(self.owned, words, "right") - 1
+        def words(text: int) -> Places:
+            sentences = slice(starts[text], starts[text + 1])
+            own = slice(word_indptr[sentences.start], word_indptr[sentences.stop])
+            counts = np.diff(word_indptr[sentences.start : sentences.stop + 1])
+            first = firsts[own] + np.repeat(bounds[sentences], counts)
+            return Places(first, first + sizes[own])
+
+        whole = spool.read("whole", np.bool_)
+        for part in cut_texts(bounds[starts], limit, overlap, words):
+            if by_sentence:  # what is never divided is cut: the first block is all
+                sentence = np.searchsorted(bounds, part[:, 2], "right") - 1
+                part = part[~whole[sentence] | (part[:, 0] == bounds[sentence])]
+            for name, places in zip(("start", "stop", "owned"), part.T, strict=True):
+                spool.append(f"cut/{name}", places)
+        made = (spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned"))
+        return cls(*made, bounds=bounds, documents=np.arange(content.n_sentences) if by_sentence else documents)
+
+    def of_subwords(self, subwords: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the contexts that own some subwords."""
+        return np.searchsorted(self.owned, subwords, "right") - 1
 
     def hashes(self, spool: Spool) -> NDArray[np.uint64]:
-        """Return a hash of the words of each context, equal for equal ones."""
-        data, lengths = spool.read("text", np.uint8), spool.read("text_bytes", np.int32)
-        texts = Strings(indptr(lengths.astype(np.int64)), data)
-        numbers = np.empty(len(self.start), np.uint64)
+        """Return a hash of the subwords of each context, equal for equal ones."""
+        ids, numbers = spool.read("ids", np.int32), np.empty(len(self.start), np.uint64)
         for number, (start, stop) in enumerate(zip(self.start.tolist(), self.stop.tolist(), strict=True)):
-            first, last = np.searchsorted(self.words, [start, stop - 1], "right") - 1
-            words = [word for text in texts.slice(first, last + 1) for word in split_words(text)]
-            begin = start - int(self.words[first])
-            joined = " ".join(words[begin : begin + stop - start]).encode()
-            numbers[number] = int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "little")
+            digest = hashlib.blake2b(ids[start:stop].tobytes(), digest_size=8).digest()
+            numbers[number] = int.from_bytes(digest, "little")
         return numbers
 
 
-def _contexts(columns: _Columns, content: Survey, cut: Cut, sentences: NDArray[np.int64]) -> Contexts:
-    """Return the contexts that own rows, in words of the stored `sentences`."""
-    lengths = np.diff(cut.words)[sentences]
-    begins = indptr(lengths)
-    sentence, position = columns.read("sentence", np.int64), columns.read("position", np.int32)
-    word = columns.add(  # that of each row; special subwords go with the first or the last one of the sentence
-        "word",
+def _contexts(columns: _Columns, content: Survey, cut: Cut, sentences: NDArray[np.int64], text: Text) -> Contexts:
+    """Return the contexts that own rows, in subwords of the stored `sentences`; rows are cut to their context."""
+    sentence, first = columns.read("sentence", np.int64), columns.read("first", np.int32)
+    begins = text.subword_indptr
+    place = columns.add(  # the first subword of each row; special ones go with the first or the last of the sentence
+        "place",
         (
-            begins[sentence[block]] + np.clip(position[block], 0, lengths[sentence[block]] - 1)
-            for block in blocks_of(len(sentence), BLOCK)
+            np.clip(begins[sentence[some]] + first[some], 0, np.maximum(begins[sentence[some] + 1] - 1, 0))
+            for some in blocks_of(len(sentence), BLOCK)
         ),
         np.int64,
     )
-    of_context = np.searchsorted(cut.words, cut.owned, "right") - 1
-    place = np.minimum(np.searchsorted(sentences, of_context), len(sentences) - 1)
-    stored = np.flatnonzero(sentences[place] == of_context)
-    shift = begins[place[stored]] - cut.words[of_context[stored]]
-    first_row = np.searchsorted(word, cut.owned[stored] + shift)
-    own = np.flatnonzero(np.diff(first_row, append=len(word)))
+    of_context = np.searchsorted(cut.bounds, cut.owned, "right") - 1
+    number = np.minimum(np.searchsorted(sentences, of_context), len(sentences) - 1)
+    stored = np.flatnonzero(sentences[number] == of_context)
+    shift = begins[number[stored]] - cut.bounds[of_context[stored]]
+    first_row = np.searchsorted(place, cut.owned[stored] + shift)
+    own = np.flatnonzero(np.diff(first_row, append=len(place)))
     stored, shift = stored[own], shift[own]
-    content.context_subwords = cut.subwords[stored]
+    start, stop = cut.start[stored] + shift, cut.stop[stored] + shift
+    content.context_subwords = stop - start
     content.longest = int(content.context_subwords.max(initial=0))
-    return Contexts(cut.start[stored] + shift, cut.stop[stored] + shift, np.append(first_row[own], len(word)))
+    contexts = Contexts(start, stop, np.append(first_row[own], len(place)))
+    sizes = columns.read("subwords", np.int16)
+    columns.replace(
+        "subwords",
+        (
+            np.minimum(sizes[some], stop[contexts.of_rows(np.arange(some.start, some.stop))] - place[some]).astype(
+                np.int16
+            )
+            for some in blocks_of(len(place), BLOCK)
+        ),
+    )
+    return contexts
 
 
 def _chosen_rows(
@@ -177,8 +208,8 @@ def _chosen_rows(
     spool = content.spool
     numbers, contexts = spool.read("sentence", np.int64), spool.read("context", np.uint64)
     if cut is not None and keep.min_contexts > 1:
-        words = cut.words[numbers] + np.maximum(spool.read("position", np.int32), 0)
-        numbers, contexts = cut.of_words(words), cut.hashes(spool)
+        numbers = cut.of_subwords(cut.bounds[numbers] + np.maximum(spool.read("first", np.int32), 0))
+        contexts = cut.hashes(spool)
     labels = {name: spool.read(f"label/{name}", np.int32) for name in content.labels}
     mask = keep.mask(
         types=spool.read("type", np.int32),
@@ -277,45 +308,66 @@ def _bounds(blocks: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
         yield sums
 
 
-def _expand(columns: _Columns, content: Survey, rows: NDArray[np.int64] | None, encoder: Encoder) -> list[str]:
-    """Give every subword of the chosen units a row of its own; returns the spellings of the subwords in use."""
-    sizes = columns.read("subwords", np.int16)
-    all_sizes = content.spool.read("subwords", np.int16)
-    bounds = columns.add(
-        "ids/bounds", _bounds(all_sizes[block] for block in blocks_of(len(all_sizes), BLOCK)), np.int64
+def _text(columns: _Columns, content: Survey, sentences: NDArray[np.int64], encoder: Encoder) -> Text:
+    """Return the text of some sentences of the corpus, ascending."""
+    spool = content.spool
+    names = {"start": "start", "stop": "stop", "words": "word", "n_subwords": "subword", "piece_bytes": "piece"}
+    bounds = {
+        what: columns.add(f"text/{what}", _bounds(counts[some] for some in blocks_of(len(counts), BLOCK)), np.int64)
+        for name, what in names.items()
+        if name not in ("start", "stop")
+        for counts in (spool.read(name, np.int32),)
+    }
+    parts: dict[str, tuple[str, DTypeLike]] = {
+        "word/start": ("word", np.int32),
+        "word/stop": ("word", np.int32),
+        "word/subword": ("word", np.int32),
+        "word/subwords": ("word", np.int16),
+        "ids": ("subword", np.int32),
+        "piece": ("piece", np.uint8),
+    }
+    if spool.length("subword/start"):
+        parts |= {"subword/start": ("subword", np.int32), "subword/stop": ("subword", np.int32)}
+    if len(sentences) < content.n_sentences:
+        for name in ("start", "stop"):
+            columns.take(name, sentences, np.int32)
+        for name, (what, dtype) in parts.items():
+            columns.replace(name, _of_sentences(spool.read(name, dtype), bounds[what], sentences))
+        for what, all_bounds in bounds.items():
+            sizes = (
+                all_bounds[sentences[some] + 1] - all_bounds[sentences[some]]
+                for some in blocks_of(len(sentences), BLOCK)
+            )
+            bounds[what] = columns.add(f"text/{what}", _bounds(sizes), np.int64)
+    if not encoder.has_vocabulary:
+        n_subwords = int(bounds["subword"][-1])
+        columns.replace(
+            "ids", (np.full(some.stop - some.start, NO_ID, np.int32) for some in blocks_of(n_subwords, BLOCK))
+        )
+    read = {name: columns.read(name, dtype) for name, (_, dtype) in parts.items()}
+    return Text(
+        pieces=Strings(bounds["piece"], read["piece"]),
+        start=columns.read("start", np.int32),
+        stop=columns.read("stop", np.int32),
+        word_indptr=bounds["word"],
+        subword_indptr=bounds["subword"],
+        word_start=read["word/start"],
+        word_stop=read["word/stop"],
+        word_subword=read["word/subword"],
+        word_subwords=read["word/subwords"],
+        ids=read["ids"],
+        subword_start=read.get("subword/start"),
+        subword_stop=read.get("subword/stop"),
     )
-    all_ids = content.spool.read("ids", np.int32)
-
-    def ids_of(block: slice) -> NDArray[np.int32]:
-        units = np.arange(block.start, block.stop) if rows is None else rows[block]
-        return np.asarray(all_ids[ragged_indices(bounds[units], bounds[units + 1] - bounds[units])])
-
-    ids = columns.add("ids", (ids_of(block) for block in blocks_of(len(sizes), BLOCK)), np.int32)
-    occurs = _occurring(ids, 1 + max((int(ids[block].max()) for block in blocks_of(len(ids), BLOCK)), default=-1))
-    new = np.cumsum(occurs, dtype=np.int32) - 1
-    columns.replace("type", (new[ids[block]].astype(np.int32) for block in blocks_of(len(ids), BLOCK)))
-    repeated = [
-        ("sentence", np.int64),
-        ("position", np.int32),
-        *((f"label/{name}", np.int32) for name in content.labels),
-    ]
-    for name, dtype in repeated:
-        values = columns.read(name, dtype)
-        columns.replace(name, (np.repeat(values[block], sizes[block]) for block in blocks_of(len(sizes), BLOCK)))
-    columns.replace("subwords", (np.ones(block.stop - block.start, np.int16) for block in blocks_of(len(ids), BLOCK)))
-    return [encoder.subword_text(number) for number in np.flatnonzero(occurs).tolist()]
 
 
-def _texts(columns: _Columns, content: Survey, sentences: NDArray[np.int64]) -> Strings:
-    lengths = content.spool.read("text_bytes", np.int32)
-    data = content.spool.read("text", np.uint8)
-    bounds = columns.add("text/bounds", _bounds(lengths[block] for block in blocks_of(len(lengths), BLOCK)), np.int64)
-    if len(sentences) == content.n_sentences:
-        return Strings(bounds, data)
-    offsets = _bounds(lengths[sentences[block]] for block in blocks_of(len(sentences), BLOCK))
-    parts = (sentences[block] for block in blocks_of(len(sentences), TEXT_BLOCK))
-    columns.replace("text", (data[ragged_indices(bounds[part], bounds[part + 1] - bounds[part])] for part in parts))
-    return Strings(columns.add("text/offsets", offsets, np.int64), columns.read("text", np.uint8))
+def _of_sentences(
+    values: NDArray[Any], bounds: NDArray[np.int64], sentences: NDArray[np.int64]
+) -> Iterator[NDArray[Any]]:
+    """Yield what some sentences have of a column with the `bounds` of each sentence."""
+    for some in blocks_of(len(sentences), TEXT_BLOCK):
+        starts = bounds[sentences[some]]
+        yield values[ragged_indices(starts, bounds[sentences[some] + 1] - starts)]
 
 
 def _documents(columns: _Columns, content: Survey, sentences: NDArray[np.int64]) -> dict[str, Any]:

@@ -8,28 +8,32 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from itertools import chain, count, islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from math import isnan
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from embstore.corpus import Corpus
 from embstore.corpus.keep import blocks_of
 from embstore.corpus.sentence import PAIR, Document, Sentence, is_encodable
 from embstore.errors import CorpusError, InvalidValueError, ModelError, StorageError, check_column_name, quoted
 from embstore.extraction.options import CLS, ExtractionOptions
 from embstore.extraction.partition import MAX_POOLED
-from embstore.models.encoder import Encoder, Tokenized, ragged_indices
-from embstore.spacing import ATTACHED, join_marked, marked_words
-from embstore.store.index import KINDS, SPECIAL, Strings, field_text
+from embstore.models.encoder import Encoder, Scope, Split, ragged_indices
+from embstore.store.index import KINDS, SPECIAL, field_text
 from embstore.store.metadata import Dropped
 from embstore.store.storage.files import TOO_MANY_FILES, allow_files
+from embstore.store.strings import Strings
 
 BLOCK = 2**16  # entries of a column that are handled at a time
 BLOCK_SENTENCES = 4096
 SAMPLE_SENTENCES = 256
+LONG_TEXT = 2**20  # characters of a document that is tokenized in parts, where an exact check finds a place for a cut
+CUT_CHECK = 2**12  # characters on both sides of a cut that the check reads
+CUT_TRIES = 16
 NO_SUBWORD = "no subword: the tokenizer, or the table of words, has nothing for the word"
 TOO_LONG = "beyond the length limit"
 NOT_CHOSEN = "not chosen: excluded by the options that select occurrences"
@@ -205,14 +209,17 @@ def _text_of(key: Any, kind: str) -> str:
 
 @dataclass
 class Survey:
-    """The content of a corpus, as columns of the spool with one entry for each unit (a word or a phrase).
+    """The content of a corpus, as columns of the spool.
 
-    `type`, `sentence` (its number in the corpus), `position`, `subwords` and `label/<column>`; for each sentence
-    `context` (a hash of its text), `text_bytes`, its share of `text` and, if the corpus has documents, `document`; for
-    each document `field/<name>`; for the unit subword also `ids`, the
-    subwords of all units one after another. `any_long`: whether a sentence is longer than the limit.
-    `context_subwords`: of each context of the index, if it has contexts. `specials`: whether special subwords are
-    units, whose label column SPECIAL has their spelling. `sample`: the first sentences, as marked words.
+    One entry for each unit (a word, phrase, subword or sentence): `type`, `sentence` (its number in the corpus),
+    `position`, `first` (its first subword, counted from the sentence's first), `subwords`, `label/<column>`, and of
+    subwords `id`. One for each sentence: `context` (a hash of its words), `start`, `stop`, `words` and `subwords` (how
+    many), `piece_bytes`, its share of `piece` and, if the corpus has documents, `document`. One for each word:
+    `word/start`, `word/stop`, `word/subword`, `word/subwords`, and for each subword `ids`, as in
+    `embstore.store.text.Text`. One for each document: `field/<name>`. `any_long`: whether a text is longer than the
+    limit and may be divided. `n_shared`: subwords that two words share. `context_subwords`: of each context of the
+    index, if it has contexts. `specials`: whether special subwords are units, whose label column SPECIAL has their
+    spelling. `sample`: the first sentences.
     """
 
     spool: Spool
@@ -222,11 +229,12 @@ class Survey:
     n_sentences: int = 0
     n_words: int = 0
     n_subwords: int = 0
+    n_shared: int = 0
     longest: int = 0
     any_long: bool = False
     context_subwords: NDArray[np.int64] | None = None
     dropped: dict[str, Dropped] = field(default_factory=dict)
-    sample: list[list[str]] = field(default_factory=list)
+    sample: list[Sentence] = field(default_factory=list)
     documents: Documents = field(default_factory=Documents)
     digest: Any = field(default_factory=hashlib.sha256)
 
@@ -236,7 +244,7 @@ class Survey:
 
 
 def survey(
-    corpus: Iterable[Sentence],
+    corpus: Corpus,
     encoder: Encoder,
     options: ExtractionOptions,
     *,
@@ -244,15 +252,14 @@ def survey(
     spool: Spool,
     report: Callable[[int], object],
 ) -> Survey:
-    """Read a corpus once; `limit`: the longest sentence in subwords, without special ones.
+    """Read a corpus once; `limit`: the longest context in subwords, without special ones.
 
     `report`: called with the number of sentences read.
     """
     content = Survey(spool, specials=options.specials)
     if options.specials:
         content.labels[SPECIAL] = numbering()
-    sentences = iter(corpus)
-    while block := list(islice(sentences, BLOCK_SENTENCES)):
+    for block in _blocks(corpus.sentences(encoder.write_chat), encoder, options.scope):
         _survey_block(content, block, encoder, options, limit=limit)
         report(content.n_sentences)
         del block  # or it would be held while the next one is read
@@ -266,69 +273,140 @@ def survey(
     return content
 
 
+def _blocks(sentences: Iterable[Sentence], encoder: Encoder, scope: Scope) -> Iterator[list[Sentence]]:
+    """Yield the sentences that are tokenized together: those of one text are in one block, unless it is very long."""
+    block: list[Sentence] = []
+    n_characters, most = 0, LONG_TEXT  # of the last text
+    for sentence in sentences:
+        document = sentence.document
+        continues = bool(block) and document is not None and document is block[-1].document
+        is_text = continues and document is not None and (scope == "document" or document.ids is not None)
+        if not is_text:
+            n_characters, most = 0, LONG_TEXT
+            if len(block) >= BLOCK_SENTENCES:
+                yield block
+                block = []
+        block.append(sentence)
+        n_characters += len(sentence.text)
+        if is_text and n_characters > most:
+            cut = _cut(block, encoder)
+            if cut is not None:
+                yield block[:cut]
+                block = block[cut:]
+                n_characters, most = sum(len(each.text) for each in block), LONG_TEXT
+            else:
+                most *= 2
+    if block:
+        yield block
+
+
+def _cut(block: Sequence[Sentence], encoder: Encoder) -> int | None:
+    """Return where the last document of a block can be divided so that its subwords stay the same; None for nowhere."""
+    document, right, tries = block[-1].document, "", 0
+    if document is None or document.ids is not None:
+        return None
+    for at in range(len(block) - 1, 0, -1):
+        right = block[at].text + right
+        if block[at - 1].document is not document or tries == CUT_TRIES:
+            return None
+        if len(right) >= CUT_CHECK:
+            left, before = "", at
+            while len(left) < CUT_CHECK and before and block[before - 1].document is document:
+                before -= 1
+                left = block[before].text + left
+            if encoder.cut_is_exact(left, right):
+                return at
+            tries += 1
+    return None
+
+
 def _survey_block(
     content: Survey, block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions, *, limit: int
 ) -> None:
     has_pairs = any(PAIR in sentence.words for sentence in block)
     if has_pairs:
         _check_pairs(block, encoder, options)
-    marked = [marked_words(sentence.words, sentence.attached) for sentence in block]
-    tokenized = encoder.tokenize(marked)
-    is_sentence = options.unit == "sentence"
-    units = _Units.of_sentences(tokenized, limit) if is_sentence else _Units.of(block, tokenized)
-    _spool_sentences(content, block, marked, units)
+    split = encoder.tokenize(block, scope=options.scope, by=options.tokenize)
+    words = _words(split, owned=options.pooling in ("first", "last"))
+    content.n_shared += _n_shared(split)
+    if options.unit == "sentence":
+        units = _Units.of_sentences(split, limit)
+    else:
+        units = (_Units.of_subwords if options.unit == "subword" else _Units.of_words)(block, split, words)
+    _spool_text(content, block, split, words, options)
     content.documents.add([sentence.document for sentence in block], content.spool)
-    forms = _forms(block, units)
-    empty = units.stop <= units.start
-    marks = np.array([form == PAIR for form in forms]) if has_pairs else np.zeros(len(empty), np.bool_)
-    is_whole = np.array([is_sentence or (has_pairs and PAIR in sentence.words) for sentence in block])[units.sentence]
-    long = (units.stop - units.start > min(limit, MAX_POOLED)) | (is_whole & (units.stop > limit))
-    most = np.where(is_whole, limit, units.stop)  # what is never divided is cut
-    sizes = np.minimum(units.stop, most) - np.minimum(units.start, most)
-    n_units, n_subwords = (np.bincount(units.sentence, weights, len(block)) for weights in (None, sizes))
-    counts = {"unit/subwords": sizes, "unit/words": units.n_words, "sentence/units": n_units}
-    for name, numbers in (*counts.items(), ("sentence/subwords", n_subwords)):
-        content.spool.append(name, numbers.astype(np.int32))
+    forms = _forms(block, units, split, encoder)
+    sizes = units.stop - units.start
+    marks = units.in_pair
+    is_whole = np.array([options.unit == "sentence" or (has_pairs and PAIR in each.words) for each in block])
+    lengths = np.diff(split.bounds)
+    empty = sizes <= 0
+    long = (sizes > min(limit, MAX_POOLED)) | (is_whole[units.sentence] & (units.stop > limit))
     usable = ~empty & ~long & (~marks | options.specials)
     for mask, reason in ((empty & ~long & ~marks, NO_SUBWORD), (long & ~marks, TOO_LONG)):
         _count_dropped(content, units, forms, mask, reason)
-    lengths = np.diff(tokenized.word_indptr[tokenized.sentence_indptr])
-    content.n_subwords += int(sizes.sum())
-    content.any_long = content.any_long or bool((n_subwords > limit).any())
+    content.n_subwords += len(split.ids)
+    content.any_long = content.any_long or bool((lengths[~is_whole] > limit).any())
     content.longest = max(content.longest, int(lengths.max(initial=0)))
-    content.sample.extend([list(words) for words in marked[: SAMPLE_SENTENCES - len(content.sample)]])
+    content.spool.append("whole", is_whole)
+    some = block[: SAMPLE_SENTENCES - len(content.sample)]
+    content.sample.extend(replace(sentence, labels={}, targets=(), document=None) for sentence in some)
 
-    types = np.fromiter(map(content.types.__getitem__, forms), np.int32, len(forms))
-    base = tokenized.word_indptr[tokenized.sentence_indptr[units.sentence]]
     columns: dict[str, NDArray[Any]] = {
-        "type": types,
+        "type": np.fromiter(map(content.types.__getitem__, forms), np.int32, len(forms)),
         "sentence": units.sentence + content.n_sentences,
         "position": units.position.astype(np.int32),
+        "first": units.start.astype(np.int32),
         "subwords": (np.ones_like(sizes) if options.pooling == CLS else sizes).astype(np.int16),
-        "first": base + units.start,
         **_labels(content, block, units),
     }
+    if options.unit == "subword":
+        columns["id"] = split.ids
     if options.specials and marks.any():
-        columns[f"label/{SPECIAL}"][marks] = content.labels[SPECIAL][PAIR]
+        names = content.labels[SPECIAL]
+        columns[f"label/{SPECIAL}"][marks] = [names[forms[at]] for at in np.flatnonzero(marks).tolist()]
     columns = {name: values[usable] for name, values in columns.items()}
-    ids = tokenized.ids
     if options.specials:
-        some = np.flatnonzero(lengths)
-        columns, ids = _with_specials(content, columns, ids, encoder, some, np.diff(tokenized.sentence_indptr)[some])
-    first = columns.pop("first")
+        own = np.flatnonzero(lengths)
+        columns = _with_specials(content, columns, encoder, own, np.diff(split.indptr)[own], lengths[own])
     for name, values in columns.items():
         content.spool.append(name, values)
-    if options.unit == "subword":
-        content.spool.append("ids", ids[ragged_indices(first, columns["subwords"].astype(np.int64))])
     content.n_sentences += len(block)
-    content.n_words += int(tokenized.sentence_indptr[-1])
+    content.n_words += int(split.indptr[-1])
+
+
+@dataclass(frozen=True)
+class _Words:
+    """The subwords `[first, last)` of the words of a block, counted over the block; none of an empty one."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+
+def _words(split: Split, *, owned: bool) -> _Words:
+    """Return the subwords of each word, with `owned` those that begin in it; a word without any is at one's place."""
+    last = np.where(split.last > split.first, split.last, 0)
+    before = np.maximum.accumulate(np.append(0, last))[:-1]
+    has_some = (split.last > np.maximum(split.first, before)) if owned else split.last > split.first
+    first = np.where(has_some, np.maximum(split.first, before) if owned else split.first, before)
+    return _Words(first, np.where(has_some, split.last, first))
+
+
+def _n_shared(split: Split) -> int:
+    """Return how many subwords two words share."""
+    some = split.last > split.first
+    first, last = split.first[some], split.last[some]
+    before = np.maximum.accumulate(np.append(0, last))[:-1]
+    shared = before > first
+    return len(np.unique(ragged_indices(first[shared], (np.minimum(before, last) - first)[shared])))
 
 
 @dataclass(frozen=True)
 class _Units:
-    """The words and phrases of a block of sentences: the subwords `[start, stop)` of each in its sentence.
+    """What may get a row in a block of sentences: the subwords `[start, stop)` of each, counted from its sentence's.
 
-    `first_word`: counted over the block; `sentence`: counted in the block; `n_words`: of the unit.
+    `first_word`: whose labels it has, counted over the block, -1 for none; `sentence`: counted in the block; `n_words`:
+    of the unit. `in_pair`: whether it is the special subwords between the texts of a pair.
     """
 
     first_word: NDArray[np.int64]
@@ -337,36 +415,67 @@ class _Units:
     start: NDArray[np.int64]
     stop: NDArray[np.int64]
     n_words: NDArray[np.int64]
+    in_pair: NDArray[np.bool_]
 
     @classmethod
-    def of_sentences(cls, tokenized: Tokenized, limit: int) -> _Units:
+    def of_sentences(cls, split: Split, limit: int) -> _Units:
         """Return a unit for each sentence, of its subwords within the limit."""
-        n_words = np.diff(tokenized.sentence_indptr)
+        n_words = np.diff(split.indptr)
         some = np.flatnonzero(n_words)
         zeros = np.zeros(len(some), np.int64)
-        stop = np.minimum(np.diff(tokenized.sentence_bounds), min(limit, MAX_POOLED))[some]
-        return cls(tokenized.sentence_indptr[some], some, zeros, zeros, stop, n_words[some])
+        stop = np.minimum(np.diff(split.bounds), min(limit, MAX_POOLED))[some]
+        return cls(split.indptr[some], some, zeros, zeros, stop, n_words[some], zeros.astype(bool))
 
     @classmethod
-    def of(cls, block: Sequence[Sentence], tokenized: Tokenized) -> _Units:
-        sentence_indptr, word_indptr = tokenized.sentence_indptr, tokenized.word_indptr
-        inside = np.zeros(int(sentence_indptr[-1]), bool)
-        for begin, sentence in zip(sentence_indptr.tolist(), block, strict=False):
-            for start, stop in sentence.targets:
-                inside[begin + start + 1 : begin + stop] = True
-        first = np.flatnonzero(~inside).astype(np.int64)
-        last = np.append(first[1:], len(inside))
-        of_word = np.repeat(np.arange(len(block), dtype=np.int64), np.diff(sentence_indptr))
+    def of_words(cls, block: Sequence[Sentence], split: Split, words: _Words) -> _Units:
+        """Return a unit for each word or phrase."""
+        first = np.flatnonzero(_heads(block, split.indptr) == np.arange(split.indptr[-1]))
+        after = np.append(first[1:], split.indptr[-1])
+        of_word = np.repeat(np.arange(len(block)), np.diff(split.indptr))
         numbers = of_word[first]
-        base = word_indptr[sentence_indptr[numbers]]
         return cls(
             first_word=first,
             sentence=numbers,
-            position=first - sentence_indptr[numbers],
-            start=word_indptr[first] - base,
-            stop=word_indptr[last] - base,
-            n_words=last - first,
+            position=first - split.indptr[numbers],
+            start=words.first[first] - split.bounds[numbers],
+            stop=words.last[after - 1] - split.bounds[numbers],
+            n_words=after - first,
+            in_pair=_lengths(block)[first] == 0,
         )
+
+    @classmethod
+    def of_subwords(cls, block: Sequence[Sentence], split: Split, words: _Words) -> _Units:
+        """Return a unit for each subword, of the word in which it begins; white space has the word before it."""
+        number = np.arange(len(split.ids))
+        sentence = np.repeat(np.arange(len(block)), np.diff(split.bounds))
+        heads, n_words = _heads(block, split.indptr), np.diff(split.indptr)[sentence]
+        word = np.clip(split.words, split.indptr[sentence], split.indptr[sentence] + np.maximum(n_words, 1) - 1)
+        in_pair = _lengths(block)[word] == 0
+        is_space = (split.start == split.stop) & ~in_pair
+        start = number - split.bounds[sentence]
+        return cls(
+            first_word=np.where(is_space, -1, heads[word]),
+            sentence=sentence,
+            position=heads[word] - split.indptr[sentence],
+            start=start,
+            stop=start + 1,
+            n_words=np.ones_like(start),
+            in_pair=in_pair,
+        )
+
+
+def _lengths(block: Sequence[Sentence]) -> NDArray[np.int32]:
+    """Return the characters of all words."""
+    return np.fromiter(map(len, chain.from_iterable(sentence.words for sentence in block)), np.int32)
+
+
+def _heads(block: Sequence[Sentence], indptr: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first word of each word's phrase; of other words the word itself."""
+    heads = np.arange(indptr[-1])
+    for begin, sentence in zip(indptr.tolist(), block, strict=False):
+        for start, stop in sentence.targets:
+            heads[begin + start : begin + stop] = begin + start
+    return heads
 
 
 def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: ExtractionOptions) -> None:
@@ -377,21 +486,17 @@ def _check_pairs(block: Sequence[Sentence], encoder: Encoder, options: Extractio
         raise InvalidValueError(
             "pairs of sentences are encoded whole: leave out the context, and the context or attention window"
         )
-    for sentence in block:
-        words = sentence.words
-        if words.count(PAIR) > 1 or PAIR in (words[0], words[-1]):
-            raise CorpusError(f"{' '.join(words)!r}: {PAIR} separates two sentences of a pair, and may occur once")
 
 
 def _with_specials(
     content: Survey,
     columns: Mapping[str, NDArray[Any]],
-    ids: NDArray[np.int32],
     encoder: Encoder,
     sentences: NDArray[np.int64],
     n_words: NDArray[np.int64],
-) -> tuple[dict[str, NDArray[Any]], NDArray[np.int32]]:
-    """Add a row for each special subword of some sentences of a block; returns the columns, and the ids they refer to.
+    n_subwords: NDArray[np.int64],
+) -> dict[str, NDArray[Any]]:
+    """Add a row for each special subword of some sentences of a block.
 
     Those before the first word have negative positions, those after the last the positions after its own.
     """
@@ -406,38 +511,66 @@ def _with_specials(
     new["sentence"] = np.repeat(sentences + content.n_sentences, len(added))
     new["position"] = position.ravel().astype(np.int32)
     new["subwords"] = np.ones(n_rows, np.int16)
-    new["first"] = np.tile(len(ids) + np.arange(len(added)), len(sentences))
+    new["first"] = np.where(places < 0, 0, n_subwords[:, None] - 1).ravel().astype(np.int32)
+    if "id" in new:
+        new["id"] = np.tile(added, len(sentences))
     new[f"label/{SPECIAL}"] = np.tile([content.labels[SPECIAL][form] for form in spelled], len(sentences)).astype(
         np.int32
     )
     joined = {name: np.concatenate([values, new[name]]) for name, values in columns.items()}
     order = np.lexsort((joined["position"], joined["sentence"]))
-    return {name: values[order] for name, values in joined.items()}, np.concatenate([ids, added])
+    return {name: values[order] for name, values in joined.items()}
 
 
-def _forms(block: Sequence[Sentence], units: _Units) -> Sequence[str]:
+def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Encoder) -> Sequence[str]:
     words = list(chain.from_iterable(sentence.words for sentence in block))
-    if len(words) == len(units.first_word):
-        return words
+    if len(words) == len(units.first_word) and not units.in_pair.any() and (units.n_words == 1).all():
+        at = units.first_word
+        if at[0] == 0 and at[-1] == len(words) - 1 and (np.diff(at) == 1).all():
+            return words
+    words.append("")  # of white space
     spans = zip(units.first_word.tolist(), units.n_words.tolist(), strict=True)
-    return [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
+    forms = [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
+    for at in np.flatnonzero(units.in_pair).tolist():
+        begin = int(split.bounds[units.sentence[at]])
+        ids = split.ids[begin + int(units.start[at]) : begin + int(units.stop[at])].tolist()
+        forms[at] = "".join(map(encoder.subword_text, ids))
+    return forms
 
 
-def _spool_sentences(
-    content: Survey, block: Sequence[Sentence], marked: Sequence[Sequence[str]], units: _Units
+def _spool_text(
+    content: Survey, block: Sequence[Sentence], split: Split, words: _Words, options: ExtractionOptions
 ) -> None:
-    texts = [join_marked(words).encode() for words in marked]
-    joined = b"".join(texts)
-    if joined.count(ATTACHED.encode()) != sum(len(sentence.attached) for sentence in block):
-        at = next(at for at, sentence in enumerate(block) if ATTACHED in "".join(sentence.words))
-        raise CorpusError(f"sentence {content.n_sentences + at} has the character U+001F in a word: remove it")
-    content.spool.append("text", np.frombuffer(joined, np.uint8))
-    lengths = np.fromiter(map(len, texts), np.int32, len(texts))
-    content.spool.append("text_bytes", lengths)
+    spool = content.spool
+    pieces = [sentence.text.encode() for sentence in block]
+    joined = b"".join(pieces)
+    sizes = np.fromiter(map(len, pieces), np.int32, len(pieces))
+    starts = np.fromiter(chain.from_iterable(sentence.starts for sentence in block), np.int32, split.indptr[-1])
+    stops, base = starts + _lengths(block), np.repeat(split.bounds[:-1], np.diff(split.indptr))
+    for name, values in (
+        ("piece", np.frombuffer(joined, np.uint8)),
+        ("piece_bytes", sizes),
+        ("start", np.fromiter((sentence.start for sentence in block), np.int32, len(block))),
+        ("stop", np.fromiter((sentence.stop for sentence in block), np.int32, len(block))),
+        ("words", np.diff(split.indptr).astype(np.int32)),
+        ("n_subwords", np.diff(split.bounds).astype(np.int32)),
+        ("word/start", starts),
+        ("word/stop", stops),
+        ("word/subword", (words.first - base).astype(np.int32)),
+        ("word/subwords", np.minimum(words.last - words.first, MAX_POOLED).astype(np.int16)),
+        ("ids", split.ids),
+        *([("subword/start", split.start), ("subword/stop", split.stop)] if options.unit == "subword" else []),
+    ):
+        spool.append(name, values)
+    texts = (" ".join(sentence.words).encode() for sentence in block)
     hashes = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    content.spool.append("context", np.frombuffer(hashes, np.uint64))
-    for data in (lengths.tobytes(), joined, units.n_words.tobytes()):
-        content.digest.update(data)
+    spool.append("context", np.frombuffer(hashes, np.uint64))
+    targets = [[number, *target] for number, sentence in enumerate(block) for target in sentence.targets]
+    for data in (sizes, joined, starts, stops, split.indptr, np.array(targets, np.int64)):
+        content.digest.update(data if isinstance(data, bytes) else data.tobytes())
+    given = [sentence.document for sentence in block if sentence.document and sentence.document.ids is not None]
+    for document in dict.fromkeys(given):
+        content.digest.update(np.array(document.ids, np.int64).tobytes())
 
 
 def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[str, NDArray[np.int32]]:
@@ -454,10 +587,10 @@ def _labels(content: Survey, block: Sequence[Sentence], units: _Units) -> dict[s
         labels = chain.from_iterable(
             sentence.labels[column] if column in sentence.labels else [None] * len(sentence.words) for sentence in block
         )
-        codes = np.array([-1 if label is None else names[label] for label in labels], np.int32)[units.first_word]
-        codes_of[f"label/{column}"] = codes
+        of_words = np.array([*(-1 if label is None else names[label] for label in labels), -1], np.int32)
+        codes_of[f"label/{column}"] = of_words[units.first_word]
         if not (content.specials and column == SPECIAL):
-            content.digest.update(codes.tobytes())
+            content.digest.update(of_words.tobytes())
     return codes_of
 
 

@@ -1,8 +1,8 @@
-"""What the model is given: contexts, runs of whole words that own some; and windows, the words around each target."""
+"""What the model is given: contexts, runs of subwords that own some; and windows, the words around each target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.extraction.options import ExtractionOptions
-from embstore.models.encoder import Spans, Tokenized, indptr, ragged_indices
+from embstore.models.encoder import Spans, Tokenized, ragged_indices
 
 _Numbers = NDArray[np.int64]
 CUT_TOGETHER = 2**12  # contexts that are cut at a time
@@ -39,71 +39,75 @@ class Overlap:
 
 
 @dataclass(frozen=True)
-class Units:
-    """What contexts are cut from: the words, phrases or sentences of a corpus, none of which is ever divided.
+class Places:
+    """Where the words of a text begin and end: the subwords `[first, last)` of each, int64 [n_words].
 
-    `subwords`, `words`: int64 [n + 1], how many there are before each unit. `documents`: int64 [documents + 1], where
-    each document begins.
+    A word without a subword is at the end of the word before.
     """
 
-    subwords: _Numbers
-    words: _Numbers
-    documents: _Numbers
+    first: _Numbers
+    last: _Numbers
+
+    def start_of(self, subword: int) -> int:
+        """Return where the word that is before and behind the start of a subword begins, else the subword itself."""
+        word = int(np.searchsorted(self.first, subword)) - 1
+        return int(self.first[word]) if word >= 0 and self.last[word] > subword else subword
+
+    def before(self, subword: int, n_words: int) -> int:
+        """Return where the word begins that is some words before the one at a subword."""
+        word = int(np.searchsorted(self.first, subword, "right")) - 1
+        return int(self.first[max(0, word - n_words)]) if word >= 0 else subword
 
 
-def cut_documents(units: Units, limit: int, overlap: Overlap) -> Iterator[_Numbers]:
-    """Cut every document into contexts of at most `limit` subwords; yields int64 [n, 3], in the order of the corpus.
+def cut_texts(bounds: _Numbers, limit: int, overlap: Overlap, words: Callable[[int], Places]) -> Iterator[_Numbers]:
+    """Cut texts into contexts of at most `limit` subwords; yields int64 [n, 3], in the order of the corpus.
 
-    A context has the units `[start, stop)` and owns those from the third number on, up to those of the next context;
-    a document that fits is one context. The block that follows another begins as late as leaves the first unit that
-    it owns the words and subwords of `overlap` on its left, or as many as fit. A unit longer than the limit is in no
-    context, and the units after it have none of those before it.
+    `bounds`: int64 [texts + 1], the subwords of each text. `words`: the words of a text that is longer than the limit.
+    A context has the subwords `[start, stop)` and owns those from the third number on, up to those of the next context;
+    a text that fits is one context. The block that follows another begins as late as leaves the first subword that it
+    owns the words and subwords of `overlap` on its left, or as many as fit. Where blocks overlap, a word is owned by
+    one that has all of it.
     """
-    for first in range(0, len(units.documents) - 1, CUT_TOGETHER):
-        bounds = units.documents[first : first + CUT_TOGETHER + 1]
-        whole = np.stack([bounds[:-1], bounds[1:], bounds[:-1]], axis=1)
+    for first in range(0, len(bounds) - 1, CUT_TOGETHER):
+        some = bounds[first : first + CUT_TOGETHER + 1]
+        whole = np.stack([some[:-1], some[1:], some[:-1]], axis=1)
         begin = 0
-        for document in np.flatnonzero(np.diff(units.subwords[bounds]) > limit).tolist():
-            yield whole[begin:document]
-            blocks = _blocks(units, int(bounds[document]), int(bounds[document + 1]), limit, overlap)
-            while some := list(islice(blocks, CUT_TOGETHER)):
-                yield np.array(some, np.int64)
-            begin = document + 1
+        for text in np.flatnonzero(np.diff(some) > limit).tolist():
+            yield whole[begin:text]
+            blocks = _blocks(int(some[text]), int(some[text + 1]), limit, overlap, words(first + text))
+            while part := list(islice(blocks, CUT_TOGETHER)):
+                yield np.array(part, np.int64)
+            begin = text + 1
         yield whole[begin:]
 
 
-def _blocks(units: Units, first: int, last: int, limit: int, overlap: Overlap) -> Iterator[tuple[int, int, int]]:
-    subwords, words = units.subwords, units.words
+def _blocks(first: int, last: int, limit: int, overlap: Overlap, words: Places) -> Iterator[tuple[int, int, int]]:
+    def before(subword: int) -> int:
+        """Return the subword that is the overlap's words and subwords before another."""
+        by_words = words.before(subword, overlap.words) if overlap.words else subword
+        return min(by_words, subword - overlap.subwords)
 
-    def before(unit: int) -> int:
-        """Return the last unit that is the overlap's words and subwords before another."""
-        by_words = np.searchsorted(words, words[unit] - overlap.words, "right")
-        by_subwords = np.searchsorted(subwords, subwords[unit] - overlap.subwords, "right")
-        return int(min(by_words, by_subwords)) - 1
-
-    owned = first
+    overlaps, owned = bool(overlap.words or overlap.subwords), first
     while owned < last:
-        if subwords[owned + 1] - subwords[owned] > limit:
-            owned += 1
-            continue
-        fits = int(np.searchsorted(subwords, subwords[owned + 1] - limit))
-        start = max(first, fits, before(owned))
-        stop = min(last, int(np.searchsorted(subwords, subwords[start] + limit, "right")) - 1)
+        start = max(first, owned + 1 - limit, before(owned))
+        stop = min(last, start + limit)
         following = stop
-        if overlap.both_sides and stop < last and subwords[stop + 1] - subwords[stop] <= limit:
+        if stop < last and overlap.both_sides:
             following = max(before(stop), owned + (stop - owned + 1) // 2)
+        if stop < last and overlaps:
+            following = max(owned + 1, words.start_of(following))
         yield start, stop, owned
         owned = following
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What each row is pooled from: subwords `[start, stop)` of its sentence, counted from the sentence's first.
+    """What each row is pooled from: subwords `[start, stop)` of its context, counted from the context's first.
 
-    `words_from`, `words_to`: the words that it consists of, counted over all sentences.
+    `context`: counted in the passage. `words_from`, `words_to`: the words that it consists of, counted as in `Places`.
     """
 
-    sentence: _Numbers
+    context: _Numbers
     start: _Numbers
     stop: _Numbers
     words_from: _Numbers
@@ -111,7 +115,7 @@ class Targets:
 
     def __getitem__(self, rows: slice) -> Targets:
         return Targets(
-            self.sentence[rows], self.start[rows], self.stop[rows], self.words_from[rows], self.words_to[rows]
+            self.context[rows], self.start[rows], self.stop[rows], self.words_from[rows], self.words_to[rows]
         )
 
 
@@ -133,17 +137,25 @@ class Fan:
         return np.repeat(np.arange(len(spans)), counts), self._rows[ragged_indices(self._indptr[spans], counts)]
 
 
-def cut_windows(tokenized: Tokenized, targets: Targets, width: int, *, causal: bool) -> tuple[Tokenized, Spans, Fan]:
-    """Cut the window of every target; returns the distinct ones as sentences, and the spans in them.
+def cut_windows(
+    tokenized: Tokenized, targets: Targets, width: int, words: Places, begins: _Numbers, *, causal: bool
+) -> tuple[Tokenized, Spans, Fan]:
+    """Cut the window of every target; returns the distinct ones as texts, and the spans in them.
 
-    Windows are equal if they have the same subwords, split into words alike. For a `causal` model the words right of
-    a target do not matter: windows that begin at one place become one, which ends with the last target.
+    `words`: their subwords are counted as those of `begins` are, int64 [contexts], where each context begins. A window
+    has the subwords from its first word to its last one, and is of one context. Windows are equal if they have the same
+    subwords. For a `causal` model the words right of a target do not matter: windows that begin at one place become
+    one, which ends with the last target.
     """
-    base = tokenized.word_indptr[tokenized.sentence_indptr[targets.sentence]]
-    start, stop = base + targets.start, base + targets.stop
-    first, last = (tokenized.sentence_indptr[targets.sentence + side] for side in (0, 1))
-    begin = tokenized.word_indptr[np.maximum(first, targets.words_from - width)]
-    end = tokenized.word_indptr[targets.words_to if causal else np.minimum(last, targets.words_to + width)]
+    base, lengths = begins[targets.context], np.diff(tokenized.bounds)[targets.context]
+    first = np.searchsorted(words.first, base)
+    last = np.searchsorted(words.last, base + lengths, "right")
+    left = np.maximum(first, targets.words_from - width)
+    right = targets.words_to if causal else np.minimum(last, targets.words_to + width)
+    offset = tokenized.bounds[targets.context] - base
+    start, stop = (tokenized.bounds[targets.context] + each for each in (targets.start, targets.stop))
+    begin = np.minimum(start, words.first[left] + offset)
+    end = np.minimum(np.maximum(stop, words.last[right - 1] + offset), tokenized.bounds[targets.context + 1])
     if causal:
         begins, place = np.unique(begin, return_inverse=True)
         ends = np.zeros(len(begins), np.int64)
@@ -158,39 +170,12 @@ def cut_windows(tokenized: Tokenized, targets: Targets, width: int, *, causal: b
     from_start, from_stop = start - begins[place], stop - begins[place]
     keys, span = np.unique((window * longest + from_start) * longest + from_stop, return_inverse=True)
     spans = Spans(keys // longest**2, keys // longest % longest, keys % longest)
-    return _as_sentences(tokenized, begins[distinct], ends[distinct]), spans, Fan.of(span, len(keys))
+    return tokenized.runs(begins[distinct], ends[distinct]), spans, Fan.of(span, len(keys))
 
 
 def _equal_runs(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> tuple[_Numbers, _Numbers]:
     """Find equal runs of subwords: the first of each kind, ascending, and for every run which of these it equals."""
-    content = 2 * tokenized.ids.astype(np.int64)
-    content[tokenized.word_indptr[:-1][np.diff(tokenized.word_indptr) > 0]] += 1  # where words begin
     first: dict[bytes, int] = {}
     runs = enumerate(zip(begins.tolist(), ends.tolist(), strict=True))
-    like = [first.setdefault(content[begin:end].tobytes(), number) for number, (begin, end) in runs]
+    like = [first.setdefault(tokenized.ids[begin:end].tobytes(), number) for number, (begin, end) in runs]
     return np.unique(np.array(like, np.int64), return_inverse=True)
-
-
-def _as_sentences(tokenized: Tokenized, begins: _Numbers, ends: _Numbers) -> Tokenized:
-    """Copy runs of subwords, each of whole words, as sentences of their own."""
-    first = np.searchsorted(tokenized.word_indptr, begins, "right") - 1
-    last = np.searchsorted(tokenized.word_indptr, ends, "left")
-    return copy_words(tokenized, first, last)
-
-
-def copy_words(tokenized: Tokenized, first: _Numbers, last: _Numbers) -> Tokenized:
-    """Copy runs of words `[first, last)` as sentences of their own."""
-    words, bounds = ragged_indices(first, last - first), tokenized.word_indptr
-    subwords = ragged_indices(bounds[first], bounds[last] - bounds[first])
-    return Tokenized(
-        ids=tokenized.ids[subwords],
-        word_indptr=indptr(bounds[words + 1] - bounds[words]),
-        sentence_indptr=indptr(last - first),
-        types=None if tokenized.types is None else tokenized.types[subwords],
-    )
-
-
-def select_sentences(tokenized: Tokenized, chosen: _Numbers) -> Tokenized:
-    """Copy some sentences that have subwords."""
-    base = tokenized.word_indptr[tokenized.sentence_indptr]
-    return _as_sentences(tokenized, base[chosen], base[chosen + 1])
