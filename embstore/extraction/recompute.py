@@ -8,7 +8,6 @@ from embstore.config import settings
 from embstore.devices import torch_threads
 from embstore.errors import InvalidValueError, ModelError
 from embstore.extraction.append import stored_options
-from embstore.extraction.options import CLS
 from embstore.extraction.partition import Groups, Part, TextOptions
 from embstore.extraction.worker import Job, Task, Worker
 from embstore.models.encoder import Encoder

@@ -72,6 +72,8 @@ def check_store(path: Path | ObjectPath, corpus: Corpus, options: ExtractionOpti
         then, now = dict(metadata.extraction), options.as_json()
         for name in ("max_length", "batch_subwords"):  # those of the store, unless given
             now[name] = now[name] or then.get(name)
+        if now["tokenize"] == "text":  # unless the model reads words alone, which the plan knows
+            now["tokenize"] = then.get("tokenize")
         _require_equal("extraction", {**then, **now}, then, path)
         if (depth := metadata.model.get("num_hidden_layers")) is not None:
             _require_equal("layers", model_layers(options.layers, depth), metadata.layers, path)

@@ -144,8 +144,8 @@ class Cut:
                 part = part[~whole[sentence] | (part[:, 0] == bounds[sentence])]
             for name, places in zip(("start", "stop", "owned"), part.T, strict=True):
                 spool.append(f"cut/{name}", places)
-        made = (spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned"))
-        return cls(*made, bounds=bounds, documents=np.arange(content.n_sentences) if by_sentence else documents)
+        start, stop, owned = (spool.read(f"cut/{name}", np.int64) for name in ("start", "stop", "owned"))
+        return cls(start, stop, owned, bounds, np.arange(content.n_sentences) if by_sentence else documents)
 
     def of_subwords(self, subwords: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the contexts that own some subwords."""

@@ -531,10 +531,10 @@ def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Enco
     words.append("")  # of white space
     spans = zip(units.first_word.tolist(), units.n_words.tolist(), strict=True)
     forms = [words[first] if size == 1 else " ".join(words[first : first + size]) for first, size in spans]
-    for at in np.flatnonzero(units.in_pair).tolist():
-        begin = int(split.bounds[units.sentence[at]])
-        ids = split.ids[begin + int(units.start[at]) : begin + int(units.stop[at])].tolist()
-        forms[at] = "".join(map(encoder.subword_text, ids))
+    for unit in np.flatnonzero(units.in_pair).tolist():
+        begin = int(split.bounds[units.sentence[unit]])
+        ids = split.ids[begin + int(units.start[unit]) : begin + int(units.stop[unit])].tolist()
+        forms[unit] = "".join(map(encoder.subword_text, ids))
     return forms
 
 

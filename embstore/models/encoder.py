@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.corpus.sentence import Sentence
+from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.store.layout import RESIDUAL, SITES
 
@@ -208,6 +208,23 @@ class Encoder(ABC):
         `by`: "words" gives the tokenizer each word by itself, with the space before it that it puts before a word. A
         model without a vocabulary reads words whatever is asked for.
         """
+
+    def cut_is_exact(self, left: str, right: str) -> bool:
+        """Return whether the subwords of two neighbouring parts of a text are those of both together."""
+        return True
+
+    def pair_types(
+        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """Return the token types of sentences of which some are pairs, as in `Split.types`.
+
+        `bounds`: of the subwords of all sentences; those between the texts of a pair are `[first, last)`.
+        """
+        return None
+
+    def write_chat(self, messages: Sequence[Mapping[str, Any]]) -> Document | None:
+        """Return a chat as the model's template writes it, with labels of its parts; None for a model without one."""
+        return None
 
     @abstractmethod
     def subword_text(self, index: int) -> str:
