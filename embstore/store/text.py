@@ -30,6 +30,7 @@ TEXT_COLUMNS = {
 }
 OPTIONAL = ("subword_start", "subword_stop")
 PIECES = "sentences/text"
+SPACED_BLOCK = 1024  # sentences whose characters are put in order together: about 2 MB
 NO_ID = -1  # of a subword of a model without a vocabulary
 
 
@@ -144,19 +145,20 @@ class Text:
         """Return the words of each of the sentences `[first, last)`."""
         return [text.split(" ") for text in self.spaced(first, last)]
 
-    def spaced(self, first: int, last: int) -> list[str]:
-        """Return the words of each of the sentences `[first, last)` joined by one space: what sentences are found by."""
-        bounds, pieces = self.word_indptr[first : last + 1], self.pieces.slice(first, last)
-        some = slice(int(bounds[0]), int(bounds[-1]))
-        begins = np.append(0, np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
-        sizes = self.word_stop[some] - self.word_start[some] + 1  # of a word and the space after it
-        ends = np.append(0, np.cumsum(sizes, dtype=np.int64))
-        shifts = np.repeat(begins[:-1], np.diff(bounds)) + self.word_start[some] - ends[:-1]
-        chars = np.frombuffer(f"{''.join(pieces)} ".encode("utf-32-le"), np.uint32)
-        chars = chars[np.arange(ends[-1]) + np.repeat(shifts, sizes)]
-        chars[ends[1:] - 1] = ord(" ")
-        text = chars.tobytes().decode("utf-32-le")
-        return [text[start : stop - 1] for start, stop in pairwise(ends[bounds - bounds[0]].tolist())]
+    def spaced(self, first: int, last: int) -> Iterator[str]:
+        """Yield the words of each of the sentences `[first, last)` joined by one space, by which sentences are found."""
+        for block in range(first, last, SPACED_BLOCK):
+            bounds = self.word_indptr[block : min(block + SPACED_BLOCK, last) + 1]
+            pieces, some = self.pieces.slice(block, block + len(bounds) - 1), slice(int(bounds[0]), int(bounds[-1]))
+            begins = np.append(0, np.cumsum([len(piece) for piece in pieces], dtype=np.int64))
+            sizes = self.word_stop[some] - self.word_start[some] + 1  # of a word and the space after it
+            ends = np.append(0, np.cumsum(sizes, dtype=np.int64))
+            shifts = np.repeat(begins[:-1], np.diff(bounds)) + self.word_start[some] - ends[:-1]
+            chars = np.frombuffer(f"{''.join(pieces)} ".encode("utf-32-le"), np.uint32)
+            chars = chars[np.arange(ends[-1]) + np.repeat(shifts, sizes)]
+            chars[ends[1:] - 1] = ord(" ")
+            text = chars.tobytes().decode("utf-32-le")
+            yield from (text[start : stop - 1] for start, stop in pairwise(ends[bounds - bounds[0]].tolist()))
 
     def sentence(self, number: int) -> Sentence:
         """Return a sentence as a corpus has it, without labels."""
