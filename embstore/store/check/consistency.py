@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embstore.store.index import SPECIAL, Index, Labels, field_text
 from embstore.store.metadata import Metadata
 from embstore.store.strings import Strings
-from embstore.store.text import NO_ID, OPTIONAL, TEXT_COLUMNS, Text
+from embstore.store.text import NO_ID, OPTIONAL, TEXT_COLUMNS
 
 _BLOCK = 1 << 16  # elements that are compared at a time, which stay in the processor's cache
 MAX_SPECIALS = 2**15  # before the words of a sentence
@@ -222,7 +222,7 @@ def _are_spans(starts: NDArray[np.int32], stops: NDArray[np.int32], lengths: NDA
     """Return whether all are `0 <= start <= stop <= length`."""
     blocks = zip(_blocks(starts), _blocks(stops), _blocks(lengths), strict=True)
     return all(
-        (0 <= start).all() and (start <= stop).all() and (stop <= length).all() for start, stop, length in blocks
+        (start >= 0).all() and (start <= stop).all() and (stop <= length).all() for start, stop, length in blocks
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embstore.errors import COLUMNS, InvalidValueError, check_column_name, quoted
 from embstore.store.index import SPECIAL, Index, Labels
 from embstore.store.storage.files import new_column, regular_file
+from embstore.store.strings import Strings
 
 Rows = NDArray[np.int64]
 

@@ -20,6 +20,7 @@ from embstore.store.storage.files import MappedFile, as_bytes, crc32c, make_fold
 from embstore.store.storage.local import LocalStorage
 from embstore.store.storage.lock import ProcessLock
 from embstore.store.storage.safetensors import header, parse
+from embstore.store.strings import Strings
 from embstore.store.zarr.format import LABELS
 
 LISTING = "labels.json"
