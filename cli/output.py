@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import embstore as es
 import embstore_cli.options as opt
-from embstore.errors import CONTROLS, InvalidValueError, visible
+from embstore.errors import COLUMNS, CONTROLS, InvalidValueError, visible
 
 if TYPE_CHECKING:
     import polars as pl
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 WIDTH = 120  # where the output is not a terminal and COLUMNS does not say its width
 GAP = 2
 Parts = tuple[str, str, str]
-PLAIN = ("occurrence", "word", "sentence", "position", "subwords", "source", "document", "text")
 WIDTH_OF_A_LABEL = 50  # columns of the output for each column of labels, so that text keeps most of them
 SCORE = 6
 MAX_LABEL = 12
@@ -170,7 +170,12 @@ def concordance(rows: Sequence[Mapping[str, Any]], parts: Sequence[Parts], *, wi
             return text
         return set_cell_size(text, columns - 1) + "…" if columns else ""
 
-    labels = [name for name in (rows[0] if rows else ()) if name not in PLAIN and any(row[name] for row in rows)]
+    def in_line(text: str) -> str:
+        return visible(re.sub(r"\r\n?|\n", "↵", text).expandtabs(4))
+
+    found = zip(rows, parts, strict=True)  # white space has no word but a form
+    parts = [(in_line(before), in_line(word or row["word"]), in_line(after)) for row, (before, word, after) in found]
+    labels = [name for name in (rows[0] if rows else ()) if name not in COLUMNS and any(row[name] for row in rows)]
     labels = labels[: width // WIDTH_OF_A_LABEL]
     columns = [
         {

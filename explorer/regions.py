@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from embstore.analysis import marker_words, marking
 from embstore.store import Store
-from embstore_explorer.stores import Explored, words_of
+from embstore_explorer.stores import Explored
 
 GRID = 96  # cells along each axis
 BLOCK = 2**18  # points at a time
@@ -109,7 +109,7 @@ def _contexts(store: Store, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
     """Return the words within five of each occurrence, without it and without their case."""
     index, contexts = store.index, []
     for row in rows.tolist():
-        words = [word.strip().casefold() for word in words_of(index.texts[int(index.sentence[row])])]
+        words = [word.strip().casefold() for word in index.text.words(int(index.sentence[row]))]
         first = int(index.position[row])
         last = first + 1 + index.words[int(index.type[row])].count(" ")
         contexts.append((*words[max(0, first - AROUND) : max(0, first)], *words[last : last + AROUND]))

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 TABLE = "table"
 NUMBER = re.compile(r"-?[0-9]{1,9}", re.ASCII)  # of a layer
-ATTACHED = "\x1f"  # precedes a word that follows another one without a space
 MAX_HEADER = 2**24
 KEPT, KEPT_NBYTES = 64, 2**30  # results by store, and bytes of their arrays and of the row numbers asked for
 
@@ -244,11 +243,6 @@ def layer_of(store: Store, layer: int | str) -> int:
     if len(layers) != 1:
         raise InvalidValueError(f"layer {quoted(layer)} is not one layer: give a number, or last")
     return layers[0]
-
-
-def words_of(text: str) -> list[str]:
-    """Return the words of a sentence as the index of a store has it."""
-    return text.replace(ATTACHED, " ").split(" ")
 
 
 def unit_rows(vectors: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -16,39 +16,42 @@ from embstore.store import Store
 from embstore_explorer.answers import Arrays
 from embstore_explorer.parameters import Bounds, Layer, Number, Row
 from embstore_explorer.queries.registry import Asked
-from embstore_explorer.queries.words import columns, described
-from embstore_explorer.stores import ATTACHED, NUMBER, Explored, layer_of, unit_rows, words_of
+from embstore_explorer.queries.words import columns
+from embstore_explorer.stores import NUMBER, Explored, layer_of, unit_rows
 
 if TYPE_CHECKING:
     import polars as pl
 
-MAX_WORDS = 1000  # of a sentence that is compared with itself
+MAX_WORDS = 1000  # or subwords, of a sentence that is compared with itself
 Position = Annotated[int, Bounds(0, 100_000)]
 Name = Annotated[str, Bounds(1, 500)]
 
 
 def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, row: Row | None = None) -> dict[str, Any]:
-    """Return the words of a sentence, or of the sentence of an occurrence, with their rows, labels and fields."""
+    """Return a sentence, or that of an occurrence: its text as `forms`, with their rows and labels, and `gaps` around.
+
+    An occurrence without characters of its own has no form: a special token, white space, a part of a character.
+    """
     one = asked.store(store)
     if row is not None and sentence is None:
         sentence = int(one.store.index.sentence[one.store.select(rows=[row]).rows[0]])
     number = 0 if sentence is None else sentence
     words, stored, _ = _words(one.store, number)
-    found = described(one.store, stored)
-    rows: list[int | None] = [None] * len(words)
-    labels: dict[str, list[Any]] = {each["name"]: [None] * len(words) for each in columns(one.store)}
-    for each in found:
-        if 0 <= each["position"] < len(words):
-            rows[each["position"]] = each["row"]
-            for name, values in labels.items():
-                values[each["position"]] = each["labels"][name]
+    text, end, gaps, found = one.store.index.text[number], 0, [], []
+    for each in one.store.select(rows=stored).to_dicts():
+        if end <= each["start"] < each["stop"]:
+            gaps.append(text[end : each["start"]])
+            found.append(each)
+            end = each["stop"]
     return {
         "sentence": number,
-        "sentences": len(one.store.index.texts),
+        "sentences": len(one.store.index.text),
+        "text": text,
         "words": words,
-        "rows": rows,
-        "labels": labels,
-        "text": one.store.index.texts[number].replace(ATTACHED, ""),
+        "gaps": [*gaps, text[end:]],
+        "forms": [text[each["start"] : each["stop"]] for each in found],
+        "rows": [each["occurrence"] for each in found],
+        "labels": {name: [each[name] for each in found] for name in (own["name"] for own in columns(one.store))},
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
         "attention": one.can_encode,
@@ -105,7 +108,7 @@ def parse(asked: Asked, *, store: Number = 0, sentence: Row, probe: Name, layer:
         "depths": depths,
         "python": one.python(
             f"probe = es.probes.load({str(one.probes[probe].path)!r})",
-            f"words = store.index.texts[{sentence}].replace(chr(31), ' ').split(' ')",
+            f"words = store.index.text.words({sentence})",
             f"marks = np.isin(np.arange(len(words)), {positions[~allowed].tolist()})  # punctuation",
             "tree = es.corpus.Tree(tuple(words), np.arange(len(words)) - 1, marks)  # whatever its heads",
             f"probe.predict(tree, data=store, layers={number})",
@@ -170,12 +173,12 @@ def attention(
     loaded the first time.
     """
     one = asked.store(store)
-    text = one.store.index.texts[_sentence(one.store, sentence)]
+    text = one.store.index.text[_sentence(one.store, sentence)]
     with one.encoding:
         one.encoder()  # checks that the model is the one that made the store
     model = one.model_location()
-    if len(words_of(text)) > MAX_WORDS:
-        raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} words: choose a shorter one")
+    if np.diff(one.store.index.text.subword_indptr[sentence : sentence + 2])[0] > MAX_WORDS:
+        raise InvalidValueError(f"sentence {sentence} has more than {MAX_WORDS:,} subwords: choose a shorter one")
     heads = None if head is None else [head]
     asked.report(0, 1)
     named = int(layer) if NUMBER.fullmatch(layer) else layer
@@ -189,7 +192,7 @@ def attention(
     found = one.once(("attention", sentence, named, head), make) if len(text) < 1000 else make()
     (number,) = found.layers
     given = f"layers=[{number}]" + ("" if head is None else f", heads=[{head}]")
-    call = f"es.analysis.sentence_attention(store.index.texts[{sentence}], model={model!r}, {given})"
+    call = f"es.analysis.sentence_attention(store.index.text[{sentence}], model={model!r}, {given})"
     data = {
         "layer": number,
         "heads": list(found.heads),
@@ -200,14 +203,14 @@ def attention(
 
 
 def _sentence(store: Store, number: int) -> int:
-    if number >= len(store.index.texts):
-        raise InvalidValueError(f"there is no sentence {number}: the store has 0 to {len(store.index.texts) - 1}")
+    if number >= len(store.index.text):
+        raise InvalidValueError(f"there is no sentence {number}: the store has 0 to {len(store.index.text) - 1}")
     return number
 
 
 def _words(store: Store, number: int) -> tuple[list[str], NDArray[np.int64], NDArray[np.int32]]:
     """The words of a sentence, its rows, and the position of each row's word."""
-    words = words_of(store.index.texts[_sentence(store, number)])
+    words = store.index.text.words(_sentence(store, number))
     start, stop = store.index.indptr[number : number + 2].tolist()
     rows = np.arange(start, stop)
     if len(store.select(rows=rows).written()) < len(rows):

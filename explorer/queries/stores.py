@@ -22,7 +22,7 @@ def stores(asked: Asked) -> list[dict[str, Any]]:
             "rows": one.store.n_rows,
             "written": one.store.n_committed_rows,
             "types": len(one.store.index.words),
-            "sentences": len(one.store.index.texts),
+            "sentences": len(one.store.index.text),
             "finished": one.store.finished,
             "can_encode": one.can_encode,
             "takes_model": one.takes_model,

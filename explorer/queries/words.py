@@ -17,7 +17,7 @@ from embstore.errors import InvalidValueError, quoted
 from embstore.store import Selection, Store
 from embstore_explorer.parameters import Bounds, Limit, Number, Row, Rows, Where, Word
 from embstore_explorer.queries.registry import Asked, NotFoundError
-from embstore_explorer.stores import Explored, words_of
+from embstore_explorer.stores import Explored
 
 if TYPE_CHECKING:
     import polars as pl
@@ -168,7 +168,8 @@ def described(store: Store, rows: ArrayLike) -> list[dict[str, Any]]:
             "sentence": each["sentence"],
             "position": each["position"],
             "left": left if len(left) <= CONTEXT else f"…{left[-CONTEXT:]}",
-            "word": word,
+            "word": word or each["word"],  # white space has a form alone
+            "form": each["word"],
             "right": right if len(right) <= CONTEXT else f"{right[:CONTEXT]}…",
             "labels": {name: each[name] for name in named},
         }
@@ -257,7 +258,7 @@ def _nearby(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> t
     for number, sentence in enumerate(sentences.tolist()):
         if number % 10_000 == 0:
             asked.report(number, len(sentences))
-        tokens.extend([known[each] for each in words_of(index.texts[sentence].casefold())])
+        tokens.extend([known[each.casefold()] for each in index.text.words(sentence)])
         ends.append(len(tokens))
     ranks = np.empty(len(known), np.int64)
     ranks[[known[each] for each in sorted(known)]] = np.arange(len(known))

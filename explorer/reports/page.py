@@ -38,7 +38,8 @@ caption { text-align: start; padding-bottom: .3rem; }
 th, td { padding: .22rem .8rem .22rem 0; border-bottom: 1px solid var(--line); text-align: start; vertical-align: top;
   overflow-wrap: break-word; max-width: 42rem; }
 th { font-weight: 600; } .number { text-align: end; white-space: nowrap; }
-.sentences p { margin: .25rem 0; padding-inline-start: .8rem; border-inline-start: 3px solid var(--line); }
+.sentences p { margin: .25rem 0; padding-inline-start: .8rem; border-inline-start: 3px solid var(--line);
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 mark { background: var(--mark); color: inherit; padding: 0 .15em; border-radius: .2em; }
 pre { background: var(--box); padding: .7rem .9rem; overflow-x: auto; font-size: .82rem; border-radius: .3rem; }
 .problem { background: var(--box); padding: .6rem .9rem; border-radius: .3rem; }

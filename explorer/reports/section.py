@@ -76,7 +76,7 @@ class Source:
     def data(self) -> Selection:
         selection = self.store.select()
         if self._n_sentences is not None:
-            drawn = np.random.default_rng(self.seed).permutation(len(self.store.index.texts))[: self._n_sentences]
+            drawn = np.random.default_rng(self.seed).permutation(len(self.store.index.text))[: self._n_sentences]
             selection = self.store.select(rows=np.isin(self.store.index.sentence, drawn))
         return selection if self.store.finished else selection.written()
 
@@ -93,7 +93,7 @@ class Source:
         """The sentences of the sample; None: all."""
         if self.store.n_rows <= MAX_ROWS:
             return None
-        return max(1, len(self.store.index.texts) * MAX_ROWS // self.store.n_rows)
+        return max(1, len(self.store.index.text) * MAX_ROWS // self.store.n_rows)
 
     @property
     def data_code(self) -> str:
@@ -101,7 +101,7 @@ class Source:
         if self._n_sentences is None:
             return f"data = store.select(){committed}"
         return (
-            f"drawn = np.random.default_rng({self.seed}).permutation(len(store.index.texts))[:{self._n_sentences}]\n"
+            f"drawn = np.random.default_rng({self.seed}).permutation(len(store.index.text))[:{self._n_sentences}]\n"
             f"data = store.select(rows=np.isin(store.index.sentence, drawn)){committed}"
         )
 

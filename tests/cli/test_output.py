@@ -148,6 +148,11 @@ def test_a_concordance_counts_wide_characters_as_two() -> None:
     assert sum(map(cell_len, row.values())) + 6 <= 44
 
 
+def test_a_concordance_has_each_occurrence_in_a_line() -> None:
+    (row,) = concordance(*context("one\r\ntwo\tthree\x1b [bank]\n\n of", "bank"), width=80)
+    assert row == {"row": "7", "left context": "one↵two three\\x1b", "word": "bank", "right context": "↵↵ of"}
+
+
 def test_a_concordance_of_a_target_of_two_words() -> None:
     (row,) = concordance(*context("she saw [sara foster] today", "sara foster", kind="person"), width=80)
     assert row == {

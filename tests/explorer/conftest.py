@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ TIMEOUT = 180_000  # milliseconds; a busy machine loads a model for a minute
 HOSTILE = "<img/src=x/onerror=alert(1)>"
 RIGHT_TO_LEFT = "שָׁלוֹם"
 EMOJI = "👩🏽‍🚀"
+WRITTEN = "The cat\n\t(sat)  on\n\nthe mat."
 LONG = 500  # words of the longest sentence
 SLOW = float(os.environ.get("EMBSTORE_SLOW_BROWSER", "1"))  # how many times slower the browser is made
 LATER = """const ask = fetch;
@@ -64,7 +66,10 @@ def _sentences() -> list[Sentence]:
         [f"w{number % 97}" for number in range(LONG)],
     ]
     tags = {**dict.fromkeys(nouns, "NOUN"), "w7": "it's"}  # a label with a quote
-    return [Sentence(words, {"upos": [tags.get(word, "X") for word in words]}) for words in written]
+    sentences = [Sentence(words, {"upos": [tags.get(word, "X") for word in words]}) for words in written]
+    words = re.findall(r"\w+|[^\w\s]", WRITTEN)
+    starts = [found.start() for found in re.finditer(r"\w+|[^\w\s]", WRITTEN)]
+    return [*sentences, Sentence(words, text=WRITTEN, starts=starts)]
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,7 @@ def test_a_point_is_where_the_library_puts_it(view: Opened, stores: list[Path], 
     becomes(page, lambda: said.inner_text().split(), f"{left[-120:]} {word} {right[:120]}".split())
     box = page.locator(".map-box").bounding_box()
     page.locator(".map-box").click(position=dict(zip("xy", place(point, box["width"], box["height"]), strict=True)))
-    page.locator(".sentence-words li.chosen", has_text=word).wait_for()
+    page.locator(".sentence-text a.chosen", has_text=word).wait_for()
     assert values(page)["row"] == str(row)
 
 
@@ -173,11 +173,11 @@ def last_cell(width: float, height: float) -> tuple[float, float]:
 
 def test_a_sentence_shows_its_words_and_their_similarity(view: Opened, stores: list[Path]) -> None:
     store = es.open(stores[0])
-    number = next(place for place, text in enumerate(store.index.texts) if HOSTILE in text)
+    number = next(place for place, text in enumerate(store.index.text) if HOSTILE in text)
     page = view(view="sentence", sentence=number, layer=2)
-    words = store.index.texts[number].split(" ")
-    expect(page.locator(".sentence-words li > a")).to_have_text(words)
-    expect(page.locator(".sentence-words small").nth(2)).to_have_text("NOUN")
+    words = store.index.text.words(number)
+    expect(page.locator(".sentence-text a")).to_have_text(words)
+    expect(page.locator(".sentence-text rt").nth(2)).to_have_text("NOUN")
     said = page.locator(".matrix .note").get_by_text(f"{words[-1]} × {words[-1]}: 1.000")
     pointed(page.locator(".matrix canvas"), last_cell, said)
     box = page.locator(".matrix canvas").bounding_box()
@@ -198,7 +198,7 @@ def test_attention_is_that_of_the_model(view: Opened, stores: list[Path], block:
     page.locator(".heads button").first.wait_for()
     loaded(page)
     model = stores[0].parent / str(store.metadata.model["name"])
-    found = es.analysis.sentence_attention(store.index.texts[1], model=model, layers=[block])
+    found = es.analysis.sentence_attention(store.index.text[1], model=model, layers=[block])
     expect(page.locator(".heads button")).to_have_count(len(found.heads))
     page.get_by_role("button", name="Head 1").click()
     page.get_by_role("heading", name="Head 1 of block").wait_for()

@@ -72,11 +72,10 @@ def test_words_rows_and_labels(explored: Explored, made: Made) -> None:
     found = answer([explored], "sentence", {"sentence": number})
     rows = words_of(made, number)
     assert " ".join(found["words"]) == found["text"] == rows[0]["text"]
-    assert {position: row for position, row in enumerate(found["rows"]) if row is not None} == {
-        row["position"]: row["occurrence"] for row in rows
-    }
-    for row in rows:
-        assert found["labels"]["upos"][row["position"]] == row["upos"]
+    assert found["forms"] == [row["word"] for row in rows]
+    assert found["gaps"] == ["", *[" "] * (len(rows) - 1), ""]
+    assert found["rows"] == [row["occurrence"] for row in rows]
+    assert found["labels"] == {"upos": [row["upos"] for row in rows]}
     assert found["probes"] == [{"name": name, "kind": kind} for name, kind in KINDS.items()]
     assert answer([explored], "sentence", {"row": rows[-1]["occurrence"]})["sentence"] == number
     with pytest.raises(InvalidValueError, match="no sentence 999"):

@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import embstore as es
+from embstore.corpus import Sentence
 from embstore.errors import InputError, InvalidValueError
 from embstore.store.storage.safetensors import parse
 from embstore_explorer import answer, explored
@@ -128,6 +129,23 @@ def test_occurrences_are_shown_in_their_sentences(one: list[Explored], store: es
     assert found["columns"] == [{"name": "upos", "kind": "label"}]
     given = run(one, "occurrences", rows="7,3-5,4")
     assert [each["row"] for each in given["rows"]] == [3, 4, 5, 7]
+
+
+def test_text_is_as_it_was_written(tmp_path: Path) -> None:
+    text = "In  New\r\nYork, she\tsaid…"
+    words, starts = ["In", "New", "York", ",", "she", "said", "…"], [0, 4, 9, 13, 15, 19, 23]
+    sentence = Sentence(words, {"tag": list("abcdefg")}, [(1, 3)], text=f" {text}\n", starts=[at + 1 for at in starts],
+                        start=1, stop=len(text) + 1)  # fmt: skip
+    made = explored([es.extract(es.plan([sentence], model="random:4"), tmp_path / "s.zarr")])
+    (row,) = run(made, "occurrences", word="New York")["rows"]
+    assert [row[name] for name in ("left", "word", "right", "form")] == ["In  ", "New\r\nYork", text[13:], "New York"]
+    found = run(made, "sentence", sentence=0)
+    assert (found["text"], found["words"]) == (text, words)
+    assert found["forms"] == ["In", "New\r\nYork", ",", "she", "said", "…"]
+    assert found["gaps"] == ["", "  ", "", " ", "\t", "", ""]
+    assert found["labels"] == {"tag": list("abdefg")}
+    for side, first in (("left", "In"), ("right", "…")):
+        assert run(made, "occurrences", sort=side)["rows"][0]["word"] == first
 
 
 def test_a_word_is_compared_with_the_corpus(one: list[Explored], store: es.Store) -> None:

@@ -220,13 +220,25 @@ def test_hostile_words_are_text(view: Opened) -> None:
         expect(page.locator("td.word")).to_have_text([word])
         expect(page.locator("main img")).to_have_count(0)
         page.locator("td.word a").click()
-        expect(page.locator(".sentence-words")).to_contain_text(word)
+        expect(page.locator(".sentence-text")).to_contain_text(word)
         loaded(page)
     page = view(view="word", word="w96")
     page.locator("td.word a").first.click()
     loaded(page)
     assert values(page)["view"] == "sentence"
-    expect(page.locator(".sentence-words li")).to_have_count(LONG)
+    expect(page.locator(".sentence-text a")).to_have_count(LONG)
+
+
+def test_text_is_shown_as_it_was_written(view: Opened, stores: list[Path]) -> None:
+    number = next(place for place, text in enumerate(es.open(stores[0]).index.text) if text == conftest.WRITTEN)
+    page = view(view="sentence", sentence=number)
+    text = page.locator(".sentence-text")
+    read = "text => { for (const label of text.querySelectorAll('rt')) label.remove(); return text.innerText; }"
+    assert text.evaluate(read) == conftest.WRITTEN
+    page = view(view="word", where=f"sentence = {number} AND word = 'mat'")
+    assert page.locator("td.left bdi").text_content() == conftest.WRITTEN.partition("mat")[0].replace("\n", "↵")
+    assert page.locator("td.left").evaluate("cell => getComputedStyle(cell).whiteSpace") == "pre"
+    expect(page.locator("td.word")).to_have_text("mat")
 
 
 def test_errors_say_one_line_and_can_be_tried_again(view: Opened) -> None:

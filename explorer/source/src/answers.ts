@@ -27,8 +27,11 @@ export interface Occurrence {
   sentence: number;
   position: number;
   left: string;
+  /** As it is written there. */
   word: string;
   right: string;
+  /** By which it is found. */
+  form: string;
   labels: Record<string, string | number | null>;
 }
 

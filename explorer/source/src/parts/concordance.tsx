@@ -17,14 +17,14 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
   const sort = (name: string) => (sortable ? name : undefined);
   const all: Column<T>[] = [
     ...extra,
-    { name: "left", title: "Left", sort: sort("left"), class: "left", cell: (row) => <bdi class="context">{row.left}</bdi> },
+    { name: "left", title: "Left", sort: sort("left"), class: "left", cell: (row) => <bdi class="context">{inLine(row.left)}</bdi> },
     {
       name: "word", title: "Word", sort: sort("word"), class: "word",
       cell: (row) => (
-        <Link to={{ view: "sentence", row: row.row, sentence: row.sentence }} title="Open the sentence"><bdi>{row.word}</bdi></Link>
+        <Link to={{ view: "sentence", row: row.row, sentence: row.sentence }} title="Open the sentence"><bdi>{inLine(row.word)}</bdi></Link>
       ),
     },
-    { name: "right", title: "Right", sort: sort("right"), class: "right", cell: (row) => <bdi class="context">{row.right}</bdi> },
+    { name: "right", title: "Right", sort: sort("right"), class: "right", cell: (row) => <bdi class="context">{inLine(row.right)}</bdi> },
     ...columns.map((column): Column<T> => ({
       name: column.name, title: column.name, sort: sort(column.name), class: "value",
       cell: (row) => <bdi>{row.labels[column.name] ?? ""}</bdi>,
@@ -34,7 +34,7 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
       cell: (row) => (
         <>
           <Link to={{ view: "neighbors", row: row.row, word: null, text: null, offset: null }} label={`Neighbours of row ${row.row}`}>similar</Link>
-          <Link to={{ view: "map", row: row.row, word: row.word, offset: null }} label={`Row ${row.row} on the map`}>map</Link>
+          <Link to={{ view: "map", row: row.row, word: row.form, offset: null }} label={`Row ${row.row} on the map`}>map</Link>
         </>
       ),
     },
@@ -42,7 +42,14 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
   return <Table label={label} columns={all} rows={rows} id={(row) => row.row} />;
 }
 
-/** The end of a text, cut at a space. */
-export function ending(text: string, size: number): string {
-  return text.length <= size ? text : `…${text.slice(text.indexOf(" ", text.length - size))}`;
+interface Line { of: Occurrence; left: number; right: number }
+
+/** An occurrence in its text, in one line with at most so many characters on each side. */
+export function Quote({ of, left, right }: Line) {
+  const end = of.left.slice(-left);
+  const before = end.length < of.left.length ? `…${end.slice(Math.max(0, end.search(/\s/)))}` : end;
+  return <bdi>{inLine(before)}<b>{inLine(of.word)}</b>{inLine(of.right.slice(0, right))}</bdi>;
 }
+
+/** A text in one line, with a sign for each line break. */
+export const inLine = (text: string) => text.replace(/\r\n?|\n/g, "↵");

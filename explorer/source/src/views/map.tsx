@@ -2,7 +2,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Occurrences } from "../answers";
 import { useApp, type View } from "../app";
 import { MapCanvas, swatch, type Points, type Region } from "../map/canvas";
-import { Concordance } from "../parts/concordance";
+import { Concordance, inLine } from "../parts/concordance";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { LayerSlider } from "../parts/layer_slider";
@@ -207,7 +207,7 @@ function Line({ row }: { row: number | null }) {
   return (
     <p class="map-line" aria-live="polite" aria-busy={settled !== row || found.status === "loading"}>
       {one && settled !== null
-        ? <><bdi>{one.left.slice(-120)}</bdi><mark><bdi>{one.word}</bdi></mark><bdi>{one.right.slice(0, 120)}</bdi></>
+        ? <><bdi>{inLine(one.left.slice(-120))}</bdi><mark><bdi>{inLine(one.word)}</bdi></mark><bdi>{inLine(one.right.slice(0, 120))}</bdi></>
         : <span class="muted">Point at a dot for its line; click for its sentence; hold Shift and draw to select.</span>}
     </p>
   );

@@ -2,7 +2,7 @@ import { signal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import type { Neighbor, Neighbors } from "../answers";
 import { useApp, type View } from "../app";
-import { ending } from "../parts/concordance";
+import { inLine, Quote } from "../parts/concordance";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { Link } from "../parts/link";
@@ -43,7 +43,7 @@ function NeighborsView() {
             <div class="toolbar tight">
               <h2 class="quote">
                 {found.query.left || found.query.right ? (
-                  <bdi>{found.query.left.slice(-120)} <mark>{found.query.word}</mark> {found.query.right.slice(0, 120)}</bdi>
+                  <bdi>{found.query.left.slice(-120)}<mark>{found.query.word}</mark>{found.query.right.slice(0, 120)}</bdi>
                 ) : (
                   <bdi><mark>{found.query.word}</mark></bdi>
                 )}
@@ -82,16 +82,16 @@ function NeighborsView() {
 
 /** One neighbour; the same row in the other columns is marked while the pointer or the focus is on it. */
 function Line({ neighbor, hovered }: { neighbor: Neighbor; hovered: { value: number | null } }) {
-  const { row, similarity, left, word, right, sentence } = neighbor;
+  const { row, similarity, word, sentence } = neighbor;
   const mark = () => (hovered.value = row);
   const unmark = () => (hovered.value = null);
   return (
     <li class={hovered.value === row ? "same" : undefined} onMouseEnter={mark} onMouseLeave={unmark} onFocusCapture={mark} onBlurCapture={unmark}>
       <span class="number">{similarity.toFixed(3)}</span>
       <meter min={0} max={1} value={Math.max(0, similarity)} aria-hidden="true" />
-      <Link to={{ view: "neighbors", row, word: null, text: null }} class="strong" title="Its neighbours"><bdi>{word}</bdi></Link>
+      <Link to={{ view: "neighbors", row, word: null, text: null }} class="strong" title="Its neighbours"><bdi>{inLine(word)}</bdi></Link>
       <Link to={{ view: "sentence", row, sentence }} class="context" title="Open the sentence">
-        <bdi>{ending(left, 24)} <b>{word}</b> {right.slice(0, 80)}</bdi>
+        <Quote of={neighbor} left={24} right={80} />
       </Link>
     </li>
   );

@@ -1,3 +1,4 @@
+import { Fragment } from "preact";
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { useApp, type View } from "../app";
 import { ExportMenu } from "../parts/export_menu";
@@ -16,7 +17,10 @@ interface SentenceAnswer {
   sentence: number;
   sentences: number;
   words: string[];
-  rows: (number | null)[];
+  /** The text, as pieces of it that are an occurrence each, and what is before each and after the last. */
+  forms: string[];
+  gaps: string[];
+  rows: number[];
   labels: Record<string, (string | number | null)[]>;
   layers: number[];
   probes: { name: string; kind: string }[];
@@ -54,7 +58,7 @@ function SentenceView() {
             <button type="button" disabled={one.sentence + 1 >= one.sentences} onClick={() => go({ sentence: one.sentence + 1, row: null })}>Next</button>
             <LayerSlider />
           </form>
-          <Words of={one} />
+          <Text of={one} />
           <Similarities of={one} />
           {one.probes.filter((probe) => probe.kind === "structural").map((probe) => <Tree key={probe.name} of={one} probe={probe.name} />)}
           {one.probes.filter((probe) => probe.kind === "edge").map((probe) => <Trace key={probe.name} of={one} probe={probe.name} />)}
@@ -74,13 +78,13 @@ function SentenceView() {
   );
 }
 
-/** The words, each with its label below, leading to its neighbours. */
-function Words({ of: one }: { of: SentenceAnswer }) {
+/** The text as it was written; each occurrence leads to its neighbours, with its label below. */
+function Text({ of: one }: { of: SentenceAnswer }) {
   const { values, go } = useApp();
   const names = Object.keys(one.labels);
   const label = values.label && names.includes(values.label) ? values.label : names.includes("upos") ? "upos" : names[0];
   return (
-    <section aria-label="Words">
+    <section aria-label="Text">
       {names.length > 0 && (
         <label class="field"><span>Label</span>
           <select value={label} onChange={(event) => go({ label: event.currentTarget.value }, { replace: true })}>
@@ -88,18 +92,18 @@ function Words({ of: one }: { of: SentenceAnswer }) {
           </select>
         </label>
       )}
-      <ol class="sentence-words" dir="auto">
-        {one.words.map((word, position) => {
-          const row = one.rows[position];
-          return (
-            <li key={position} class={row !== null && String(row) === values.row ? "chosen" : undefined}>
-              {row === null || row === undefined ? <bdi class="muted">{word}</bdi>
-                : <Link to={{ view: "neighbors", row, word: null, text: null, offset: null }} title={`Neighbours of row ${row}`}><bdi>{word}</bdi></Link>}
-              {label && <small>{one.labels[label]![position] ?? " "}</small>}
-            </li>
-          );
-        })}
-      </ol>
+      <p class="sentence-text" dir="auto">
+        {one.rows.map((row, place) => (
+          <Fragment key={row}>
+            {one.gaps[place]}
+            <ruby>
+              <Link to={{ view: "neighbors", row, word: null, text: null, offset: null }} class={String(row) === values.row ? "chosen" : undefined} title={`Neighbours of row ${row}`}>{one.forms[place]}</Link>
+              {label && <rt>{one.labels[label]![place]}</rt>}
+            </ruby>
+          </Fragment>
+        ))}
+        {one.gaps[one.rows.length]}
+      </p>
     </section>
   );
 }

@@ -1,7 +1,7 @@
 import type { Completion, Occurrence, Occurrences, Senses, WordAnswer } from "../answers";
 import { useApp, type View } from "../app";
 import { color } from "../palette";
-import { Concordance, ending } from "../parts/concordance";
+import { Concordance, Quote } from "../parts/concordance";
 import { ExportMenu } from "../parts/export_menu";
 import { Filters } from "../parts/filters";
 import { LayerCurves } from "../parts/layer_curves";
@@ -130,11 +130,7 @@ function SenseList({ of }: { of: Query<Senses> }) {
                           <span class="markers">{one.markers.length ? one.markers.map((marker) => <bdi key={marker}>{marker}</bdi>) : <span class="muted">Sense {one.cluster + 1}</span>}</span>
                           <span class="number">{one.count.toLocaleString("en")} · {Math.round((100 * one.count) / Math.max(1, total))} %</span>
                         </span>
-                        {one.examples.slice(0, 1).map((example) => (
-                          <span class="example" key={example.row}>
-                            <bdi>{ending(example.left, 24)} <b>{example.word}</b> {example.right.slice(0, 60)}</bdi>
-                          </span>
-                        ))}
+                        {one.examples.slice(0, 1).map((example) => <span class="example" key={example.row}><Quote of={example} left={24} right={60} /></span>)}
                       </button>
                     </li>
                   );
