@@ -119,7 +119,7 @@ def resolve_pronouns(
     mean of all spans.
     """
     index = store.index
-    first = {text: int(start) for text, start in zip(index.texts, index.indptr[:-1], strict=True)}
+    first = {text: int(start) for text, start in zip(index.text, index.indptr[:-1], strict=True)}
     sizes = np.array([len(each.candidates) for each in pronouns])
     ends = [
         first[" ".join(sentences[each.sentence].words)] + np.array(span)

@@ -145,7 +145,7 @@ def read_senses(path: Path, *, n_sentences: int | None, seed: int) -> SenseCorpu
             "target": [form if sense else None for sense, form in zip(senses, forms, strict=True)],
             "split": [split if sense else None for sense in senses],
         }
-        return Sentence(sentence.words, columns, sentence.targets)
+        return replace(sentence, labels=columns)
 
     sentences = [each for each in open_corpus(path, format="pse") if any(each.labels["class"])]
     return SenseCorpus([labelled(each) for each in sorted(sentences, key=lambda each: place(seed, each))[:n_sentences]])

@@ -32,13 +32,12 @@ BASE: dict[str, set[str]] = {
     "schemas": set(),
     "intervals": set(),
     "sizes": {"errors"},
-    "spacing": set(),
 }
 # Part -> the other parts that it may import.
 ALLOWED: dict[str, set[str]] = {
     "corpus": set(),
     "vectors": {"corpus", "store"},
-    "store": set(),
+    "store": {"corpus"},
     "models": {"corpus", "store", "vectors"},
     "extraction": {"corpus", "models", "store", "vectors"},
     "analysis": {"corpus", "models", "store", "vectors"},

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store
 from embstore_explorer import report as report_of
 from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
 from tests.probes.edge_store import write_store
@@ -38,10 +38,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     vectors[:, turned] *= rng.normal(size=turned.sum())[:, None]
     second = np.flatnonzero(rows == 0)[::2]
     vectors[:, second] -= 2 * centers[:, [0]]
-    texts = [" ".join(words[number] for number in sentence) for sentence in types]
+    text = Text.of_words([words[number] for number in sentence] for sentence in types)
     index = Index.of(
         type=rows, sentence=np.repeat(np.arange(300), 6), position=np.tile(np.arange(6, dtype=np.int32), 300),
-        subwords=np.ones(count, np.int16), words=Strings.of(words), texts=Strings.of(texts),
+        subwords=np.ones(count, np.int16), words=Strings.of(words), text=text,
         indptr=np.arange(0, count + 1, 6), source=np.arange(300),
         labels={"<b>tag": Labels((rows % 3).astype(np.int32), Strings.of(["<i>A", "B", "C"]))},
     )  # fmt: skip

@@ -167,7 +167,7 @@ def _change(
 ) -> dict[str, tuple[float, Interval]]:
     """The value and the interval of each measure of a word, given its rows on both sides."""
     form, rows = word
-    several = any(side.store.index.n_documents < len(side.store.index.texts) for side in sides)
+    several = any(side.store.index.n_documents < len(side.store.index.text) for side in sides)
     random = _random_of(seed, form, "sample")
     sums, vectors, units = [], [], []
     for side, of_side in zip(sides, rows, strict=True):

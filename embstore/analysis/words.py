@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from embstore.arguments import Positive, checked
 from embstore.config import settings
 from embstore.devices import choose_device, thread_count
 from embstore.errors import InvalidValueError, NonFiniteError
-from embstore.store import Selection, Store, Strings
+from embstore.store import Selection, Store
+from embstore.store.text import Text
 from embstore.store.vectors import VALUE_DTYPE
 
 BLOCK_ROWS = 2**18  # of a column of an index
@@ -91,8 +91,8 @@ def all_types(data: Store | Selection) -> NDArray[np.int64]:
 def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     """Count the different sentences that each type occurs in; int64 [n_types], 0 for a type that is not selected.
 
-    Sentences with the same words count once. Rows count whether they are written yet or not. Memory does not grow with
-    the rows: sentences are read in blocks, those with the same words one after the other.
+    Sentences that differ in white space alone count once. Rows count whether they are written yet or not. Memory does not grow with
+    the rows: sentences are read in blocks, the same ones one after the other.
     """
     store, rows = _store_and_rows(data)
     index, n_types = store.index, len(store.index.words)
@@ -101,7 +101,7 @@ def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
         bounds = np.clip(index.indptr, span.start, span.stop)
     else:
         bounds = np.searchsorted(rows, index.indptr)
-    texts, contexts = distinct_texts(index.texts), np.zeros(n_types, np.int64)
+    texts, contexts = distinct_texts(index.text), np.zeros(n_types, np.int64)
     order, unfinished = np.argsort(texts, kind="stable"), np.empty(0, np.int64)
     for start in range(0, len(order), BLOCK_SENTENCES):
         some = order[start : start + BLOCK_SENTENCES]
@@ -125,18 +125,16 @@ def eligible_types(data: Store | Selection, *, min_contexts: Positive = 5) -> ND
     return np.flatnonzero(distinct_contexts(data) >= min_contexts)
 
 
-def distinct_texts(texts: Strings) -> NDArray[np.int64]:
-    """The number of the first equal text for each text; int64 [n].
+def distinct_texts(text: Text) -> NDArray[np.int64]:
+    """The number of the first sentence that is equal but for white space, for each sentence; int64 [n].
 
     Their digests of 128 bits are compared.
     """
-    digests = np.empty(len(texts), "S16")
-    for start in range(0, len(texts), BLOCK_SENTENCES):
-        offsets = texts.offsets[start : start + BLOCK_SENTENCES + 1] - texts.offsets[start]
-        data = texts.data[texts.offsets[start] :][: offsets[-1]].tobytes()
-        joined = b"".join(
-            blake2b(data[first:last], digest_size=16).digest() for first, last in pairwise(offsets.tolist())
-        )
+    digests = np.empty(len(text), "S16")
+    for start in range(0, len(text), BLOCK_SENTENCES):
+        texts = map(str.strip, text.slice(start, start + BLOCK_SENTENCES))
+        plain = (each if each.isprintable() and "  " not in each else " ".join(each.split()) for each in texts)
+        joined = b"".join(blake2b(each.encode(), digest_size=16).digest() for each in plain)
         digests[start : start + BLOCK_SENTENCES] = np.frombuffer(joined, "S16")
     _, firsts, numbers = np.unique(digests, return_index=True, return_inverse=True)
     return firsts[numbers]

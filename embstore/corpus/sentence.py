@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from embstore.corpus.lines import MAX_SENTENCE
 from embstore.errors import CorpusError, InvalidValueError, check_column_name, check_type, quoted
 
 FieldValue = str | int | float | bool | None
+Kind = Literal["sentence", "word", "target", "label"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,12 @@ class Span:
     """Characters `[start, stop)` of the text of a document.
 
     `kind`: "sentence", "word", "target" (a phrase that counts as one occurrence), or "label". `labels`: column name ->
-    label, of all words that have a character of the span.
+    label, of all words that have a character of the span; of several labels in a column, a word has the first one.
     """
 
     start: int
     stop: int
-    kind: Literal["sentence", "word", "target", "label"] = "label"
+    kind: Kind = "label"
     labels: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -105,26 +106,52 @@ def sentence_pair(first: Sentence, second: Sentence, labels: Mapping[str, str | 
 
 
 def sentence_of_forms(
-    forms: Sequence[str], labels: Mapping[str, Sequence[str | None]], attached: Collection[int] = ()
+    forms: Sequence[str],
+    labels: Mapping[str, Sequence[str | None]],
+    attached: Collection[int] = (),
+    text: str | None = None,
 ) -> Sentence:
     """Make a sentence of forms with one label each; a form with spaces becomes a target of several words.
 
-    The text is the forms joined by one space, without one before the forms that are `attached`.
+    Its text is `text`, if that is the forms in their order with nothing but white space between; else the forms joined
+    by one space, without one before the forms that are `attached`.
     """
     words, spans = split_forms(forms)
     spread: dict[str, list[str | None]] = {name: [None] * len(words) for name in labels}
     for name, column in labels.items():
         for (start, _), label in zip(spans, column, strict=True):
             spread[name][start] = label
-    parts, starts, at = list[str](), list[int](), 0
-    glued = {spans[form][0] for form in attached}
-    for position, word in enumerate(words):
-        space = " " if position and position not in glued else ""
-        starts.append(at + len(space))
-        parts += space, word
-        at += len(space) + len(word)
     targets = [(start, stop) for start, stop in spans if stop > start + 1]
-    return Sentence(words, spread, targets, text="".join(parts), starts=starts)
+    starts = None if text is None else _places(text, words)
+    if text is None or starts is None:
+        glued = {0, *(spans[form][0] for form in attached)}
+        text = "".join(word if at in glued else f" {word}" for at, word in enumerate(words))
+        starts = _places(text, words)
+    return Sentence(words, spread, targets, text=text, starts=starts or ())
+
+
+def _places(text: str, words: Sequence[str]) -> list[int] | None:
+    """Return where each word begins in a text of these words and white space; None for any other text."""
+    starts, at = [], 0
+    for word in words:
+        while not text.startswith(word, at):
+            if not text[at : at + 1].isspace():
+                return None
+            at += 1
+        starts.append(at)
+        at += len(word)
+    return None if text[at:].strip() else starts
+
+
+def after_space(sentence: Sentence) -> Sentence:
+    """Return a sentence whose piece begins with one more space, which divides it from the sentence before."""
+    return replace(
+        sentence,
+        text=f" {sentence.text}",
+        starts=[at + 1 for at in sentence.starts],
+        start=sentence.start + 1,
+        stop=sentence.stop + 1,
+    )
 
 
 def split_forms(forms: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
@@ -153,23 +180,47 @@ def is_encodable(text: str) -> bool:
     return text.isascii() or text == text.encode(errors="ignore").decode()
 
 
-def read_items(items: Iterable[Item], split: Callable[[str], Iterator[Sentence]]) -> Iterator[Sentence]:
-    """Yield the sentences of Python objects: a Sentence, a sequence of words, or the text of a document to be split.
+def check_text(text: str) -> None:
+    """Raise InvalidValueError for a text that has half of a surrogate pair or a NUL."""
+    if not is_encodable(text):
+        raise InvalidValueError(f"half of a surrogate pair, not a character: {quoted(text)}")
+    if "\0" in text:
+        raise InvalidValueError(f"a NUL character, which no text has: remove it: {quoted(text)}")
 
-    A word with spaces in a sequence of words is a target of several words. Raises CorpusError with the number of the
-    sentence, from 0, for an object of another kind or a sentence that breaks the rules of `Sentence`.
+
+def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sentence]]) -> Iterator[Sentence]:
+    """Yield the sentences of Python objects: a Sentence, a sequence of words, and a Document or its text to be split.
+
+    A word with spaces in a sequence of words is a target of several words. Sentences of one document whose texts are
+    their words have a space between them. Raises CorpusError with the number of the item, from 0, for an object of
+    another kind or a sentence that breaks the rules of `Sentence`.
     """
+    before: Document | None = None
     for number, item in enumerate(items):
         try:
             if isinstance(item, Sentence):
-                yield check_sentence(item)
-            elif isinstance(item, str):
-                yield from _split(item, split)
+                sentence, document = check_sentence(item), item.document
+                follows = document is not None and document is before
+                if document is not None and not follows:
+                    check_document(document)
+                before = document
+                is_built = document is not None and document.text is None and item.text == " ".join(item.words)
+                yield after_space(sentence) if follows and is_built else sentence
+                continue
+            before = None
+            if isinstance(item, str | Document):
+                document = Document(item) if isinstance(item, str) else item
+                check_document(document)
+                if not (document.text or "").strip():
+                    raise InvalidValueError("no word in it")
+                yield from split(document)
             elif isinstance(item, Sequence):
                 _check_words(item)
                 yield check_sentence(sentence_of_forms(item, {}))
             else:
-                raise InvalidValueError(f"{quoted(item)} is neither a Sentence, nor a sequence of words, nor a string")
+                raise InvalidValueError(
+                    f"{quoted(item)} is neither a Sentence, a Document, a sequence of words nor a string"
+                )
         except InvalidValueError as error:
             raise CorpusError(f"sentence {number}: {error}") from None
 
@@ -184,41 +235,60 @@ def distinct_sentences(texts: Iterable[Sequence[str]]) -> Iterator[Sentence]:
             yield Sentence(words)
 
 
-def _split(text: str, split: Callable[[str], Iterator[Sentence]]) -> Iterator[Sentence]:
-    if not is_encodable(text):
-        raise InvalidValueError("half of a surrogate pair, not a character, in the text")
-    if not text.strip():
-        raise InvalidValueError("no word in it")
-    yield from split(text)
+def check_document(document: Document) -> Document:
+    """Return a document that keeps the rules of `Document`. Raises InvalidValueError for one that does not."""
+    check_type("document", document, Document, "a Document or None")
+    for name in document.fields:
+        check_column_name(name)
+    if document.text is None:
+        if document.spans or document.ids is not None:
+            raise InvalidValueError("a document with spans or ids and without the text that they are of")
+        return document
+    check_type("text", document.text, str, "the text of the document")
+    check_text(document.text)
+    for span in document.spans:
+        if not 0 <= span.start <= span.stop <= len(document.text) or (span.start == span.stop and span.kind != "label"):
+            raise InvalidValueError(
+                f"span of a {span.kind} [{span.start}, {span.stop}): it is not within the {len(document.text):,} "
+                "characters of the text"
+            )
+        if span.kind not in get_args(Kind):
+            raise InvalidValueError(f"span of a {quoted(span.kind)}: allowed are {', '.join(get_args(Kind))}")
+        for column, label in span.labels.items():
+            check_column_name(column)
+            _check_label(column, label)
+    if any(not 0 <= number < 2**31 for number in document.ids or ()):
+        raise InvalidValueError("ids: they are not all numbers of subwords, 0 or more")
+    return document
 
 
 def check_sentence(sentence: Sentence) -> Sentence:
     """Return a sentence that keeps the rules of `Sentence`. Raises InvalidValueError for one that does not."""
-    words = sentence.words
+    words, text = sentence.words, sentence.text
     check_type("words", words, Sequence, "a sequence of words")
     if isinstance(words, str):
         raise InvalidValueError(f"words is one string, {quoted(words)}, not a sequence of words")
     if not words:
         raise InvalidValueError("no word in it")
-    _check_words(words)
-    joined = "".join(words)
-    if len(joined) > MAX_SENTENCE:
+    if words.count(PAIR) == 1 and words[0] and words[-1]:
+        _check_words([word for word in words if word != PAIR])
+    else:
+        _check_words(words)
+    check_type("text", text, str, "a string")
+    if len(text) > MAX_SENTENCE:
         raise InvalidValueError(f"a sentence of more than {MAX_SENTENCE:,} characters: break it into sentences")
-    if " " in joined:
+    if " " in "".join(words):
         word = next(word for word in words if " " in word)
         raise InvalidValueError(f"the word {quoted(word)} has a space in it; give its words one by one, and a target")
-    if not is_encodable(joined):
-        raise InvalidValueError("half of a surrogate pair, not a character, in a word")
-    if ATTACHED in joined:
-        raise InvalidValueError("the character U+001F in a word: remove it")
+    check_text(text)
+    _check_places(sentence)
     check_type("labels", sentence.labels, Mapping, "the labels of each column: {column: labels}")
     for column, labels in sentence.labels.items():
         check_column_name(column)
         if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) != len(words):
             raise InvalidValueError(f"label column {quoted(column)}: not one label a word ({len(words)})")
         for label in labels:
-            if label is not None and not (isinstance(label, str) and is_encodable(label)):
-                raise InvalidValueError(f"label column {quoted(column)}: {quoted(label)} is neither text nor None")
+            _check_label(column, label)
     check_type("targets", sentence.targets, Sequence, "spans [start, stop) of words")
     end = 0
     for target in sentence.targets:
@@ -232,14 +302,29 @@ def check_sentence(sentence: Sentence) -> Sentence:
                 f"{len(words)} words, ascending and disjoint"
             )
         end = stop
-    attached = list(sentence.attached)
-    if attached != sorted(set(attached)) or not all(0 < position < len(words) for position in attached):
-        raise InvalidValueError(f"attached {quoted(attached)}: positions of words are ascending, 1 to {len(words) - 1}")
     if sentence.document is not None:
         check_type("document", sentence.document, Document, "a Document or None")
-        for name in sentence.document.fields:
-            check_column_name(name)
     return sentence
+
+
+def _check_places(sentence: Sentence) -> None:
+    """Raise InvalidValueError if the words of a sentence are not slices of its text, one after another."""
+    words, starts, text = sentence.words, sentence.starts, sentence.text
+    if len(starts) != len(words) or not all(map(text.startswith, words, starts)):
+        raise InvalidValueError(f"starts: they are not where the {len(words)} words begin in the text {quoted(text)}")
+    stops = list(map(operator.add, starts, map(len, words)))
+    if starts[0] < 0 or not all(map(operator.le, stops, starts[1:])):
+        raise InvalidValueError("starts: a word begins before the one before it has ended")
+    if not 0 <= sentence.start <= starts[0] or not stops[-1] <= sentence.stop <= len(text):
+        raise InvalidValueError(
+            f"start {quoted(sentence.start)}, stop {quoted(sentence.stop)}: these characters of the text do not hold "
+            "all of the words"
+        )
+
+
+def _check_label(column: str, label: object) -> None:
+    if label is not None and not (isinstance(label, str) and is_encodable(label)):
+        raise InvalidValueError(f"label column {quoted(column)}: {quoted(label)} is neither text nor None")
 
 
 def _check_words(words: Sequence[Any]) -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise, starmap
 from pathlib import Path
 from typing import Any, cast
 
-from embstore.corpus.sentence import Document, Sentence
+from embstore.corpus.sentence import Document, Sentence, check_sentence
 from embstore.errors import InvalidValueError, quoted
 
 SPLITS = ("sentences", "lines")
 WORDS = ("punctuation", "spaces")
 MAX_PIECE = 2**18  # characters that are split at a time
 MAX_WORD = 500  # characters without white space; spaCy's time grows with their square
-MAX_VOCABULARY = 2**18  # words that a tokenizer remembers; it is made again when it has more
+MAX_RUNS = 2**17  # of characters whose words are remembered, about 50 MB
 SEGMENTERS = {  # languages without spaces, or that spaCy leaves to a package, and what to install
     "ja": "sudachipy sudachidict_core",
     "ko": "natto-py",
@@ -29,6 +30,8 @@ SEGMENTERS = {  # languages without spaces, or that spaCy leaves to a package, a
     "zh": "jieba",
 }
 _RUN = re.compile(rf"\S{{{MAX_WORD + 1},}}")
+_SINGLE_SPACED = re.compile(r"\S+(?:\s\S+)*")
+_WHITE = re.compile(r"\s")
 _LETTER = r"[^\W\d_]"
 _CLOSING = "\"'”’»)]*_"
 
@@ -41,16 +44,132 @@ class Splitter:
     words: str = "punctuation"
     language: str = "en"
 
-    def sentences(self, text: str, document: Document | None = None) -> Iterator[Sentence]:
-        """Yield the sentences of one text, which is a document of its own if none is given."""
-        return self.read((text[at : at + MAX_PIECE] for at in range(0, len(text), MAX_PIECE)), document)
+    def sentences(self, text: str) -> Iterator[Sentence]:
+        """Yield the sentences of one text, which is a document of its own."""
+        return self.document(Document(text))
 
-    def read(self, texts: Iterable[str], document: Document | None = None) -> Iterator[Sentence]:
+    def document(self, document: Document, *, apart: bool = False) -> Iterator[Sentence]:
+        """Yield the sentences of a document that has its text, with the words, targets and labels of its spans.
+
+        No word goes over an edge of a label's span, unless the words are spans themselves; with `apart` no sentence.
+        Raises InvalidValueError for spans that do not fit together.
+        """
+        if document.spans:
+            return self._with_spans(document, apart)
+        return self.read(_blocks(document.text or ""), document)
+
+    def read(self, texts: Iterable[str], document: Document) -> Iterator[Sentence]:
         """Yield the sentences of the text of a file, which comes in parts of any size; see docs/how-to/corpora.md."""
-        document = document or Document()
+        words: list[str] = []
+        starts: list[int] = []
+        piece: list[str] = []  # the last sentence and the white space after it
+        start = stop = 0
+        for part in self._parts(texts):
+            own, places = self._words(part)
+            if not own:
+                piece.append(part)
+                continue
+            first, last = self._inside(part, own, places)
+            if words:
+                piece.append(part[:first])
+                yield Sentence(words, {}, (), document, "".join(piece), starts, start, stop)
+                piece, shift = [part[first:]], -first
+            else:
+                shift = sum(map(len, piece))
+                piece.append(part)
+            words, starts = own, [at + shift for at in places] if shift else places
+            start, stop = first + shift, last + shift
+        if words:
+            yield Sentence(words, {}, (), document, "".join(piece), starts, start, stop)
+
+    def sentence(self, text: str) -> Sentence | None:
+        """Return a text as one sentence; None if it is white space."""
+        words, starts = self._words(text)
+        return Sentence(words, {}, (), None, text, starts, starts[0], starts[-1] + len(words[-1])) if words else None
+
+    def _with_spans(self, document: Document, apart: bool) -> Iterator[Sentence]:
+        text, spans = document.text or "", document.spans
+        edges = sorted({0, len(text), *(at for span in spans if span.kind == "label" for at in (span.start, span.stop))})
+        given = sorted((span.start, span.stop) for span in spans if span.kind == "word")
+        phrases = {(span.start, span.stop) for span in spans if span.kind == "target"}
+        bounds = sorted((span.start, span.stop) for span in spans if span.kind == "sentence")
+        if not bounds:
+            bounds = list(chain.from_iterable(starmap(partial(self._bounds, text), pairwise(edges if apart else edges[::len(edges) - 1]))))
+        words, starts, sentences = list[str](), list[int](), list[tuple[int, int, int]]()
+        before = 0
+        for start, stop in bounds:
+            if start < before:
+                raise InvalidValueError(f"two sentences overlap at character {start} of the text")
+            before, first = start, len(words)
+            if given:
+                parts = given[bisect_left(given, (start,)) : bisect_left(given, (stop,))]
+            else:
+                parts = list(pairwise([start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]))
+            for at, end in parts:
+                own, places = replace(self, words="spaces")._words(text[at:end]) if given else self._words(text[at:end])
+                if given and (at < before or end > stop or not own):
+                    raise InvalidValueError(
+                        f"word {quoted(text[at:end])} at character {at} of the text: it is white space, or overlaps "
+                        "another word or the end of its sentence"
+                    )
+                if given and len(own) > 1:
+                    phrases.add((at, end))
+                words += own
+                starts += [at + place for place in places]
+                before = end
+            if len(words) > first:
+                sentences.append((start, stop, first))
+            before = stop
+        stops = [at + len(word) for at, word in zip(starts, words, strict=True)]
+
+        def inside(start: int, stop: int) -> tuple[int, int]:
+            """Return which words have a character of a span."""
+            return bisect_right(stops, start), bisect_left(starts, stop)
+
+        labels: dict[str, list[str | None]] = {name: [None] * len(words) for span in spans for name in span.labels}
+        for span in reversed(spans):
+            first, last = inside(span.start, span.stop)
+            for name, label in span.labels.items():
+                if span.start < span.stop:
+                    labels[name][first:last] = [label] * (last - first)
+        targets = sorted(starmap(inside, phrases))
+        ends = [start for start, _, _ in sentences[1:]] + [len(text)]
+        n_words = [first for _, _, first in sentences[1:]] + [len(words)]
+        for number, (start, stop, first) in enumerate(sentences):
+            at, last = start if number else 0, n_words[number]
+            yield check_sentence(
+                Sentence(
+                    words[first:last],
+                    {name: column[first:last] for name, column in labels.items()},
+                    [(a - first, b - first) for a, b in targets if first <= a < last and b > a + 1],
+                    document,
+                    text[at : ends[number]],
+                    [each - at for each in starts[first:last]],
+                    start - at,
+                    stop - at,
+                )
+            )
+
+    def _bounds(self, text: str, at: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of the sentences of `text[at:stop]`."""
+        for part in self._parts(_blocks(text[at:stop])):
+            words, places = self._words(part)
+            if words:
+                first, last = self._inside(part, words, places)
+                yield at + first, at + last
+            at += len(part)
+
+    def _inside(self, part: str, words: Sequence[str], starts: Sequence[int]) -> tuple[int, int]:
+        """Return the bounds of the sentence in a part of the text: those of its words, or of its line."""
+        if self.split == "lines":
+            return 0, len(part.removesuffix("\n").removesuffix("\r"))
+        return starts[0], starts[-1] + len(words[-1])
+
+    def _parts(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield a text in parts that hold one sentence each, and white space, or only white space."""
         pieces = _pieces(texts)
         if self.split == "lines":
-            yield from filter(None, (self.sentence(line, document) for line in pieces))
+            yield from pieces
             return
         rest = ""
         for text, ends in _paragraphs(pieces):
@@ -59,24 +178,45 @@ class Splitter:
             # The last sentence may go on in the next piece; without another in the piece, it is as long as it may be.
             rest = text[starts.pop() :] if not ends and len(starts) > 1 else ""
             for start, stop in pairwise([*starts, len(text) - len(rest)]):
-                if sentence := self.sentence(text[start:stop], document):
-                    yield sentence
-        if sentence := self.sentence(rest, document):  # of a last piece without a line feed
-            yield sentence
-
-    def sentence(self, text: str, document: Document | None = None) -> Sentence | None:
-        """Return the words of one sentence; None if the text is white space."""
-        if self.words == "spaces":
-            words, attached = text.split(), list[int]()
-        else:
-            words, attached = _split_words(text, self.language)
-        return Sentence(words, document=document, attached=attached) if words else None
+                yield text[start:stop]
+        yield rest  # of a last piece without a line feed
 
     def _starts(self, text: str) -> list[int]:
+        """Return where the sentences of a paragraph begin; a line break counts as a space, as does one after spaces."""
         import sentencex
 
-        boundaries = sentencex.get_sentence_boundaries(self.language, text)
-        return [sentence["start_index"] for sentence in boundaries] or [0]
+        *lines, last = text.split("\n")
+        joined = " ".join([*map(str.rstrip, lines), last])
+        starts = [each["start_index"] for each in sentencex.get_sentence_boundaries(self.language, joined)] or [0]
+        if len(joined) == len(text):
+            return starts
+        of_lines = list(accumulate((len(line.rstrip()) + 1 for line in lines), initial=0))
+        in_text = list(accumulate((len(line) + 1 for line in lines), initial=0))
+        return [at + in_text[line] - of_lines[line] for at in starts for line in [bisect_right(of_lines, at) - 1]]
+
+    def _words(self, text: str) -> tuple[list[str], list[int]]:
+        """Return the words of a text, and where each begins."""
+        runs = text.split()
+        if not runs:
+            return [], []
+        if self.words == "spaces":
+            words, steps = runs, [len(run) + 1 for run in runs]
+        else:
+            tokenizer = _tokenizer(self.language)
+            if not isinstance(tokenizer, _Runs):
+                return _located(tokenizer, text)
+            split = list(map(tokenizer.__getitem__, runs))
+            words = [word for run, _ in split for word in run]
+            steps = [step for _, run in split for step in run]
+        *starts, stop = accumulate(steps, initial=len(text) - len(text.lstrip()))
+        if stop == len(text.rstrip()) + 1:  # one character of white space between any two runs
+            return words, starts
+        words, starts = [], []
+        for part in _SINGLE_SPACED.finditer(text):
+            own, places = self._words(part[0])
+            words += own
+            starts += [part.start() + at for at in places]
+        return words, starts
 
 
 def check_language(language: str) -> None:
@@ -112,20 +252,25 @@ def ends_sentence(text: str) -> bool:
     return text.rstrip().rstrip(_CLOSING).endswith((".", "!", "?", "…", ":", ";", "。", "！", "？", "।", "؟", "۔"))
 
 
+def _blocks(text: str) -> Iterator[str]:
+    return (text[at : at + MAX_PIECE] for at in range(0, len(text), MAX_PIECE))
+
+
 def _pieces(texts: Iterable[str]) -> Iterator[str]:
     """Yield lines with their line feeds; one of more than MAX_PIECE characters in several parts, cut at white space."""
-    rest = ""
+    line = ""
     for text in texts:
-        *lines, rest = (rest + text).split("\n")
-        for line in lines:
-            yield line + "\n"
-        while len(rest) > MAX_PIECE:
-            cut = max(rest.rfind(" ", 1, MAX_PIECE), rest.rfind("\t", 1, MAX_PIECE))
-            cut = cut if cut > 0 else MAX_PIECE
-            yield rest[:cut]
-            rest = rest[cut:]
-    if rest:
-        yield rest
+        lines = (line + text).split("\n")
+        for number, line in enumerate(lines, 1):
+            while len(line) > MAX_PIECE:
+                cut = max(line.rfind(" ", 1, MAX_PIECE), line.rfind("\t", 1, MAX_PIECE))
+                cut = cut if cut > 0 else MAX_PIECE
+                yield line[:cut]
+                line = line[cut:]
+            if number < len(lines):
+                yield line + "\n"
+    if line:
+        yield line
 
 
 def _paragraphs(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
@@ -142,7 +287,7 @@ def _paragraphs(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
     n_characters = 0
     for piece in chain(first, pieces):
         ends = piece.endswith("\n") and (not joins or piece.isspace())
-        paragraph.append(piece.rstrip() + " " if piece.endswith("\n") else piece)
+        paragraph.append(piece)
         n_characters += len(piece)
         if ends or n_characters >= MAX_PIECE:
             yield "".join(paragraph), ends
@@ -151,25 +296,40 @@ def _paragraphs(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
         yield "".join(paragraph), True
 
 
-def _split_words(text: str, language: str) -> tuple[list[str], list[int]]:
-    """Return the words of a text, and the positions of those that no white space comes before."""
+class _Runs(dict[str, tuple[Sequence[str], Sequence[int]]]):
+    """The words of runs of characters without white space, which spaCy's rules split one by one; they are remembered.
+
+    With the words there are the characters from the beginning of each word to that of the next one, which begins one
+    space after the run.
+    """
+
+    def __init__(self, language: str) -> None:
+        self.language = language
+        self.tokenizer = _rules(language)
+
+    def __missing__(self, run: str) -> tuple[Sequence[str], Sequence[int]]:
+        if len(self) >= MAX_RUNS:
+            self.clear()
+            self.tokenizer = _rules(self.language)  # it remembers words, too
+        if self.language == "en" and run.isascii() and run.isalpha() and run not in self.tokenizer.rules:
+            words = [run]  # no rule of English is about letters alone
+        else:
+            words = [token.text for part in _short_runs(run) for token in self.tokenizer(part)]
+        self[run] = split = words, [*map(len, words[:-1]), len(words[-1]) + 1]
+        return split
+
+
+def _located(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
+    """Return the words that a tokenizer finds in a text, and where each begins."""
     words: list[str] = []
-    attached: list[int] = []
-    follows = False
-    tokenize = _tokenizer(language)
-    for part in _short_runs(text):
-        for token in tokenize(part):
-            word = token.text
-            if word.isspace():
-                follows = False
-                continue
-            if follows:
-                attached.append(len(words))
+    starts: list[int] = []
+    at = 0
+    for part in _short_runs(_WHITE.sub(" ", text)):
+        for word in chain.from_iterable(token.text.split() for token in tokenizer(part)):
+            starts.append(at := text.index(word, at))
             words.append(word)
-            follows = not token.whitespace_
-    if len(tokenize.vocab) > MAX_VOCABULARY:
-        _tokenizer.cache_clear()
-    return words, attached
+            at += len(word)
+    return words, starts
 
 
 def _short_runs(text: str) -> Iterator[str]:
@@ -184,6 +344,14 @@ def _short_runs(text: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _tokenizer(language: str) -> Any:
+    """Return what splits words: spaCy's rules for each run of characters, or another package for a whole sentence."""
+    import spacy
+
+    rules = _rules(language)
+    return _Runs(language) if isinstance(rules, spacy.tokenizer.Tokenizer) else rules
+
+
+def _rules(language: str) -> Any:
     import spacy
 
     with suppress(ImportError):
@@ -203,4 +371,5 @@ def _tokenizer(language: str) -> Any:
         suffixes = [*(nlp.Defaults.suffixes or ()), rf"(?<={_LETTER})--+"]
         nlp.tokenizer.prefix_search = spacy.util.compile_prefix_regex(prefixes).search
         nlp.tokenizer.suffix_search = spacy.util.compile_suffix_regex(suffixes).search
+    nlp.vocab.lex_attr_getters = {}  # the shape, case and so on of each word take as long as splitting
     return nlp.tokenizer

@@ -266,7 +266,8 @@ class Part:
             words = words_of_subwords(places.first, places.last, int(bounds[-1]))[base : bounds[last]]
         if len(pairs := text.pairs):
             places = self._places
-            types = encoder.pair_types(bounds, places.first[pairs], places.last[pairs])[base : bounds[last]]
+            types = encoder.pair_types(bounds, places.first[pairs], places.last[pairs])
+            types = None if types is None else types[base : bounds[last]]
         return Tokenized(ids, np.array([0, len(ids)]), words, types).runs(begins - base, ends - base)
 
     def _targets(

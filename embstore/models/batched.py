@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import Sentence
 from embstore.errors import DeviceMemoryError, EmbstoreError, InvalidValueError, ModelError
 from embstore.models.batching import ROW_CAPACITY, Batch, Batching, make_batches, split_batch
 from embstore.models.checkpoint import reason
@@ -22,7 +23,6 @@ from embstore.models.encoder import (
     Spans,
     Tokenized,
     check_arguments,
-    indptr,
 )
 from embstore.models.memory import SplittingRunner, is_fault, memory_needed
 from embstore.models.running import (
@@ -46,8 +46,8 @@ TIMED_BATCHES, TIMED_ROUNDS, TIMED_SECONDS = 2, 3, 10.0
 AS_GOOD = 1.05  # times as long as the fastest is no reason for another batching
 # Sentences on which the first word, capitals, digits, punctuation and other scripts would show an effect of context.
 PROBES = (
-    ("The", "cat", "'s", "1,234", "mice", ",", "don't", "they", "?"),
-    ("the", "the", "Straße", "naïve", "日本", "…", "x_1", "ok"),
+    Sentence(("The", "cat", "'s", "1,234", "mice", ",", "don't", "they", "?")),
+    Sentence(("the", "the", "Straße", "naïve", "日本", "…", "x_1", "ok")),
 )
 
 Forward = Callable[[Callable[..., None]], None]  # runs a batch and passes on each layer, and site
@@ -203,16 +203,13 @@ class BatchedEncoder(Encoder):
 
     def _fastest(self, batchings: Sequence[str], tokenized: Tokenized, options: Mapping[str, Any], size: int) -> str:
         """Return the fastest batching of an extraction of sentences of these lengths, measured once for each."""
-        lengths = np.diff(tokenized.sentence_bounds)
+        lengths = np.diff(tokenized.bounds)
         quartiles = [int(length).bit_length() for length in np.quantile(lengths, (0.25, 0.5, 0.75))]
         key = (*batchings, *quartiles, size, *map(str, options.values()))
         if key not in self._fastest_of:
             times = max(1, TIMED_BATCHES * size // max(1, int(lengths.sum())))
-            words, sentences = (
-                indptr(np.tile(np.diff(each), times)) for each in (tokenized.word_indptr, tokenized.sentence_indptr)
-            )
-            types = None if tokenized.types is None else np.tile(tokenized.types, times)
-            many = Tokenized(np.tile(tokenized.ids, times), words, sentences, types)
+            begins, ends = (np.tile(side, times) for side in (tokenized.bounds[:-1], tokenized.bounds[1:]))
+            many = tokenized.runs(begins, ends)
             spans = word_spans(many, self.info.max_subwords)
 
             def run(batching: str) -> None:
@@ -231,7 +228,7 @@ class BatchedEncoder(Encoder):
         except (LookupError, ValueError, TypeError, AssertionError) as error:
             if isinstance(error, EmbstoreError):
                 raise
-            longest = int(np.diff(sample.sentence_bounds).max(initial=0))
+            longest = int(np.diff(sample.bounds).max(initial=0))
             raise ModelError(
                 f"the model {self.info.name!r} fails on a sentence of up to {longest:,} subwords ({reason(error)}): "
                 "give a smaller --max-length, or another model"
@@ -276,7 +273,7 @@ class BatchedEncoder(Encoder):
 
     def check_sentences(self, tokenized: Tokenized, attention_window: int | None, longest: int | None) -> Tokenized:
         """Return the sentences of the self-check, which are never without a subword."""
-        return tokenized if len(tokenized.ids) else self.tokenize(PROBES)
+        return tokenized if len(tokenized.ids) else self.tokenize(PROBES).tokenized
 
     def drop_fast_layers(self) -> bool:
         """Run batches through the plain layers from now on; returns False if they already do."""
@@ -331,15 +328,17 @@ def fastest(
 
 
 def word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
-    """Return a span for every word that has subwords and lies within the limit."""
-    n_words = np.diff(tokenized.sentence_indptr)
-    sentence = np.repeat(np.arange(len(n_words)), n_words)
-    first = tokenized.sentence_bounds[:-1][sentence]
-    start, stop = tokenized.word_indptr[:-1] - first, tokenized.word_indptr[1:] - first
-    mask = stop > start
-    if limit is not None:
-        mask &= stop <= limit
-    return Spans(sentence[mask], start[mask], stop[mask])
+    """Return a span for the subwords of every word that lie within the limit; for each one without `words`."""
+    n_subwords = np.diff(tokenized.bounds)
+    sentence = np.repeat(np.arange(len(n_subwords)), n_subwords)
+    begins = np.ones(len(sentence), np.bool_)
+    if tokenized.words is not None:
+        begins[1:] = (np.diff(tokenized.words) != 0) | (np.diff(sentence) != 0)
+    start = np.flatnonzero(begins)
+    stop, sentence = np.append(start[1:], len(begins))[: len(start)], sentence[start]
+    start, stop = start - tokenized.bounds[sentence], stop - tokenized.bounds[sentence]
+    spans = Spans(sentence, start, stop)
+    return spans if limit is None else spans.where(stop <= limit)
 
 
 def pool_plainly(subwords: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:

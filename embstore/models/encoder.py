@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -99,6 +100,20 @@ class Split:
     def words(self) -> NDArray[np.int64]:
         """The number of the word of each subword, int64 [n_subwords]: the last one that begins there or before."""
         return words_of_subwords(self.first, self.last, len(self.ids))
+
+
+def word_characters(
+    sentences: Sequence[Sentence],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the words of each sentence begin and end, [n_sentences + 1], and the characters of each word.
+
+    Both, [n_words], are counted from the beginning of the sentence's `text`.
+    """
+    bounds = indptr(np.fromiter((len(sentence.words) for sentence in sentences), np.int64, len(sentences)))
+    total = int(bounds[-1])
+    starts = np.fromiter(chain.from_iterable(sentence.starts for sentence in sentences), np.int64, total)
+    lengths = np.fromiter(map(len, chain.from_iterable(sentence.words for sentence in sentences)), np.int64, total)
+    return bounds, starts, starts + lengths
 
 
 def words_of_subwords(first: NDArray[np.int64], last: NDArray[np.int64], n_subwords: int) -> NDArray[np.int64]:

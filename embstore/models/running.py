@@ -88,12 +88,12 @@ def sentences_with_spans(
     `before`, `after`: special subwords around each sentence, of which there may be spans. Raises InvalidValueError for
     a span that is empty or outside its sentence or the limit.
     """
-    n_sentences = len(tokenized.sentence_indptr) - 1
+    n_sentences = len(tokenized)
     if len(spans.sentence) and (spans.sentence.min() < 0 or spans.sentence.max() >= n_sentences):
         raise InvalidValueError(f"a span names a sentence that is not among the {n_sentences} given")
     if np.any(np.diff(spans.sentence) < 0):
         raise InvalidValueError("the spans must be ascending by sentence")
-    bounds = tokenized.sentence_bounds
+    bounds = tokenized.bounds
     lengths = np.diff(bounds)
     if limit is not None:
         lengths = np.minimum(lengths, limit)

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import Sentence
 from embstore.errors import ModelError
 from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import Loaded
 from embstore.models.elmo.words import WordNumbers
-from embstore.models.encoder import ModelInfo, Tokenized, indptr, ragged_indices
+from embstore.models.encoder import By, ModelInfo, Scope, Split, Tokenized, indptr, ragged_indices
 from embstore.models.names import public_name
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.tokens import SubwordTokenizer
@@ -37,6 +38,7 @@ class WordTable:
     """
 
     revision: str | None = None
+    has_vocabulary = reads_text = False
 
     def __init__(
         self, table: VectorTable, *, missing: Missing, seed: int, device: torch.device, dtype: torch.dtype
@@ -58,15 +60,17 @@ class WordTable:
             rules["options"] = options
         self.tokenizer_sha256 = hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        tokenized = self._numbers.tokenize(sentences)
+    def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
+        split = self._numbers.tokenize(sentences)
         if self._random is not None:
-            return tokenized
-        for number in np.unique(tokenized.ids).tolist():
+            return split
+        for number in np.unique(split.ids).tolist():
             if number not in self._known:
                 self._known[number] = self._table.has(self._numbers.word(number))
-        known = np.fromiter(map(self._known.__getitem__, tokenized.ids.tolist()), np.bool_, len(tokenized.ids))
-        return Tokenized(tokenized.ids[known], indptr(known.astype(np.int64)), tokenized.sentence_indptr)
+        known = np.fromiter(map(self._known.__getitem__, split.ids.tolist()), np.bool_, len(split.ids))
+        each = indptr(known.astype(np.int64))
+        ids, start, stop = (column[known] for column in (split.ids, split.start, split.stop))
+        return Split(ids, each[split.indptr], split.indptr, each[:-1], each[1:], start, stop)
 
     def text(self, index: int) -> str:
         return self._numbers.word(index)
@@ -89,7 +93,7 @@ class WordTable:
     def phrase(self, ids: _Ids) -> int:
         """Return the id of the entry that these words are together, joined by "_" or a space; -1 if there is none."""
         entry = self._table.phrase([self._numbers.word(number) for number in ids.tolist()])
-        return -1 if entry is None else int(self._numbers.tokenize([[entry]]).ids[0])
+        return -1 if entry is None else int(self._numbers.numbers([entry], 1)[0])
 
     def _read(self, words: list[str]) -> torch.Tensor:
         """Return the vectors of words; raises ModelError for a vector that the dtype cannot represent."""
@@ -118,7 +122,9 @@ class WordTable:
 
 
 class SubwordTable:
-    """The input embeddings of a model, as its tokenizer splits words; the rest of the model is freed."""
+    """The input embeddings of a model, as its tokenizer splits text; the rest of the model is freed."""
+
+    has_vocabulary = True
 
     def __init__(self, loaded: Loaded) -> None:
         weight = getattr(loaded.model.get_input_embeddings(), "weight", None)
@@ -127,6 +133,7 @@ class SubwordTable:
         self.matrix = weight.detach().clone()
         tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=len(self.matrix))
         self.tokenize, self.text = tokenizer.tokenize, tokenizer.subword_text
+        self.reads_text = tokenizer.reads_text
         self.architecture = f"SubwordTable({type(loaded.model).__name__})"
         self.revision = loaded.revision
         self.weights_sha256, self.tokenizer_sha256 = loaded.weights_sha256, tokenizer.sha256()
@@ -155,6 +162,7 @@ class StaticEncoder(BatchedEncoder):
         super().__init__(source, table.matrix.device, table.matrix.dtype)
         self.table = table
         self.bag = bag
+        self.has_vocabulary, self.reads_text = table.has_vocabulary, table.reads_text
         self.info = ModelInfo(
             name=public_name(name),
             architecture=f"BagOfContext({table.architecture})" if bag else table.architecture,
@@ -181,7 +189,7 @@ class StaticEncoder(BatchedEncoder):
 
         In a bag each is the sum of the vectors of all subwords, divided by their number.
         """
-        first, last = tokenized.sentence_bounds[sentence : sentence + 2]
+        first, last = tokenized.bounds[sentence : sentence + 2]
         vectors = [self.table.plain_vector(number) for number in tokenized.ids[first:last].tolist()]
         if self.bag:
             vectors = [sum(vectors, torch.zeros(self.info.hidden_size)) / len(vectors)] * len(vectors)
@@ -192,8 +200,8 @@ class StaticEncoder(BatchedEncoder):
         matrix = self.table.matrix
         return matrix.element_size() * (matrix.numel() + 3 * batch_subwords * self.info.hidden_size)
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        return self.table.tokenize(sentences)
+    def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
+        return self.table.tokenize(sentences, scope=scope, by=by)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         def prepare(batch: Batch) -> Prepared:

@@ -370,7 +370,7 @@ class Index:
         types = self.type[rows]
         if len(types) < len(self.words):  # few rows of a store of many forms
             some, inverse = np.unique(types, return_inverse=True)
-            n_words = self.words.subset(some).n_words()[inverse]
+            n_words = self.words.subset(some.astype(np.int64)).n_words()[inverse]
         else:
             n_words = self.n_words[types]
         begin, end = self.text.word_indptr[sentence], self.text.word_indptr[sentence + 1] - 1

@@ -129,7 +129,12 @@ class FileSource:
         columns = {name: self._column(name) for name in names}
         try:
             index = Index(columns, self.metadata.fields)
-            index.arrays(), index.by_type, index.fields  # raise KeyError for one that is not there
+            (
+                index.arrays(),
+                index.text.columns(),
+                index.by_type,
+                index.fields,
+            )  # raise KeyError for one that is not there
             if self.verify or sum(column.nbytes for column in columns.values()) <= CHECKED_NBYTES:
                 for fault in column_faults(columns, self.metadata):
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")

@@ -166,9 +166,10 @@ def test_sentences_of_the_same_words_are_one(tmp_path: Path) -> None:
     store = write_senses(tmp_path / "store.zarr", listed, sentence=1)
     found = knn_predictions(store, split="within-word")
     assert found["nearest"].to_list() == [1, 0, 3, 2]
-    twins = store.index.texts.data.copy()
+    pieces = store.index.text.pieces
+    twins = pieces.data.copy()
     twins[-1] = ord("2")  # sentence 3 becomes the text of sentence 2
-    object.__setattr__(store.index, "texts", type(store.index.texts)(store.index.texts.offsets, twins))
+    object.__setattr__(store.index.text, "pieces", type(pieces)(pieces.offsets, twins))
     again = knn_predictions(store, split="within-word")
     assert again["nearest"].to_list() == [1, 0, 1, 1]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
 from tests.store.example import encoded
 
 
@@ -85,7 +85,7 @@ def write_rows(
         position=(np.arange(rows) % sentence_words).astype(np.int32),
         subwords=np.ones(rows, np.int16),
         words=Strings.of(names),
-        texts=Strings.of([f"text number {n}" for n in range(sentences)] if texts is None else texts),
+        text=Text.of_words([["text", "number", f"{n}"] for n in range(sentences)] if texts is None else map(str.split, texts)),
         indptr=np.minimum(np.arange(sentences + 1) * sentence_words, rows).astype(np.int64),
         source=np.arange(sentences, dtype=np.int64),
         labels=dict(labels or {}),

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, Tokenized
+from embstore.corpus import Sentence
+from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, Split, Tokenized
 
 HIDDEN_SIZE = 8
 SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
 LAYERS = 3
+PIECES: dict[str, int] = {}  # the vocabulary of all encoders here, which grows
 
 
 class FakeEncoder(Encoder):
-    """Splits a word into pieces of three characters; "~" has none.
+    """Splits each word of a text into pieces of three characters; "~" is in none.
 
     The vector of a piece in a sentence depends on the piece, its place, the layer and the whole sentence.
     """
@@ -28,7 +30,6 @@ class FakeEncoder(Encoder):
 
     def __init__(self, *, max_subwords: int | None = 24, shuffle_seed: int = 0) -> None:
         self._max_subwords = max_subwords
-        self._pieces: dict[str, int] = {}
         self._shuffle_seed = shuffle_seed
         self.compute_dtype = "float32"
         self.batching = "padded"
@@ -50,24 +51,30 @@ class FakeEncoder(Encoder):
         )
 
     def pieces(self, word: str) -> list[str]:
-        bare = word.replace("~", "") if word.strip("\x1f~") else ""  # the mark of an attached word is a character
+        bare = word.replace("~", "")
         return [bare[start : start + 3] for start in range(0, len(bare), 3)]
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        ids: list[int] = []
-        word_indptr, sentence_indptr = [0], [0]
+    def tokenize(self, sentences: Sequence[Sentence], **_: Any) -> Split:
+        ids, first, last, places = list[int](), list[int](), list[int](), list[tuple[int, int]]()
+        bounds, indptr = [0], [0]
         for sentence in sentences:
-            for word in sentence:
-                ids.extend(self._pieces.setdefault(piece, len(self._pieces)) for piece in self.pieces(word))
-                word_indptr.append(len(ids))
-            sentence_indptr.append(len(word_indptr) - 1)
-        return Tokenized(np.array(ids, np.int32), np.array(word_indptr, np.int64), np.array(sentence_indptr, np.int64))
+            for word, at in zip(sentence.words, sentence.starts, strict=True):
+                pieces = self.pieces(word)
+                first.append(len(ids))
+                ids += [PIECES.setdefault(piece, len(PIECES)) for piece in pieces]
+                places += [(at, at + len(word))] * len(pieces)
+                last.append(len(ids))
+            bounds.append(len(ids))
+            indptr.append(len(first))
+        start, stop = np.array(places, np.int32).reshape(-1, 2).T
+        numbers = (np.array(each, np.int64) for each in (bounds, indptr, first, last))
+        return Split(np.array(ids, np.int32), *numbers, start, stop)
 
     def subword_text(self, index: int) -> str:
-        return list(self._pieces)[index]
+        return list(PIECES)[index]
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        names = list(self._pieces)
+        names = list(PIECES)
         return [names[number] for number in ids]
 
     def encode(
@@ -86,8 +93,7 @@ class FakeEncoder(Encoder):
             vectors = np.empty((len(layers), len(batch), HIDDEN_SIZE), np.float32)
             for column, span in enumerate(batch.tolist()):
                 sentence = int(spans.sentence[span])
-                first, last = tokenized.sentence_indptr[sentence : sentence + 2]
-                begin, end = tokenized.word_indptr[first], tokenized.word_indptr[last]
+                begin, end = tokenized.bounds[sentence : sentence + 2]
                 spelled = tuple(self.spellings(tokenized.ids[begin:end].tolist()))
                 if self.poison is not None and self.poison in spelled:
                     vectors[:, column] = np.nan

@@ -25,29 +25,29 @@ class Row:
 
 
 def plain_contexts(
-    sizes: Sequence[int], words: Sequence[int], limit: int, *, n_words: int, n_subwords: int, both: bool
+    words: Sequence[int], limit: int, *, n_words: int, n_subwords: int, both: bool
 ) -> list[tuple[int, int, int, int]]:
-    """Cut units of `sizes` subwords and `words` words: of each context its units, and those that it owns."""
-    found: list[tuple[int, int, int, int]] = []
-    own = low = 0
-    if sum(sizes) <= limit:
-        return [(0, len(sizes), 0, len(sizes))]
-    while own < len(sizes):
-        if sizes[own] > limit:
-            own = low = own + 1
-            continue
+    """Cut subwords, of the `words` with these numbers: of each context its subwords, and those that it owns."""
+    n, found, own = len(words), list[tuple[int, int, int, int]](), 0
+    if n <= limit:
+        return [(0, n, 0, n)]
+
+    def enough(start: int, at: int) -> bool:
+        """Whether there is the overlap between two places, from the beginning of a word on."""
+        return at - start >= n_subwords and (not n_words or not start or words[start - 1] < words[at] - n_words)
+
+    while own < n:
         start, stop = own, own + 1
-        while start > low and sum(sizes[start - 1 : own + 1]) <= limit:
-            if sum(words[start:own]) >= n_words and sum(sizes[start:own]) >= n_subwords:
-                break
+        while start > 0 and own + 1 - start < limit and not enough(start, own):
             start -= 1
-        while stop < len(sizes) and sum(sizes[start : stop + 1]) <= limit:
+        while stop < n and stop - start < limit:
             stop += 1
         end = stop
-        if both and stop < len(sizes) and sizes[stop] <= limit:
-            while end > own + (stop - own + 1) // 2:
-                if sum(words[end:stop]) >= n_words and sum(sizes[end:stop]) >= n_subwords:
-                    break
+        if both and stop < n:
+            while end > own + (stop - own + 1) // 2 and not enough(end, stop):
+                end -= 1
+        if (n_words or n_subwords) and stop < n:  # blocks overlap: the next one has the whole word
+            while end > own + 1 and words[end - 1] == words[end]:
                 end -= 1
         found.append((start, stop, own, end))
         own = end
@@ -70,31 +70,36 @@ def expected_rows(
     share = limit // (4 if encoder.causal else 8)
     n_words, n_subwords = (0, share) if min_left is None else (min_left, 0)
     for document in documents_of(sentences) if context == "document" else [[each] for each in enumerate(sentences)]:
-        units = [(source, sentence, *span) for source, sentence in document for span in unit_spans(sentence, unit)]
-        pieces = [
-            [piece for word in sentence.words[first:last] for piece in encoder.pieces(word)]
-            for _, sentence, first, last in units
-        ]
-        sizes, lengths = [len(some) for some in pieces], [last - first for *_, first, last in units]
-        if unit == "sentence":
-            sizes = [min(size, limit) for size in sizes]
-        for begin, end, owned, stop in plain_contexts(
-            sizes, lengths, limit, n_words=n_words, n_subwords=n_subwords, both=not encoder.causal
-        ):
-            flat = [piece for some in pieces[begin:end] for piece in some][:limit]
-            for number in range(owned, stop):
-                source, sentence, word, last = units[number]
-                labels = {name: column[word] for name, column in sentence.labels.items()}
-                place = sum(sizes[begin:number])
-                places = [(place, place + sizes[number])]
-                if unit == "subword":
-                    places = [(at, at + 1) for at in range(*places[0])]
-                for one in places:
-                    if one[1] > one[0]:
-                        form = " ".join(sentence.words[word:last]) if unit != "subword" else flat[one[0]]
-                        vectors = np.stack([span_vector(flat, *one, layer=layer, pooling=pooling) for layer in layers])
-                        text = " ".join(sentence.words)
-                        rows.append(Row(form, source, text, word, one[1] - one[0], labels, vectors))
+        pieces, numbers, units = list[str](), list[int](), list[tuple[int, Sentence, int, int, int, int]]()
+        word = 0
+        for source, sentence in document:
+            firsts = []
+            for each in sentence.words:
+                firsts.append(len(pieces))
+                pieces += encoder.pieces(each)
+                numbers += [word] * (len(pieces) - firsts[-1])
+                word += 1
+            firsts.append(len(pieces))
+            for first, last in unit_spans(sentence, unit):
+                units.append((source, sentence, first, last, firsts[first], firsts[last]))
+        contexts = plain_contexts(
+            numbers, limit, n_words=n_words, n_subwords=n_subwords, both=not encoder.causal
+        )
+        if unit == "sentence" and context == "sentence":
+            contexts = [(0, min(len(pieces), limit), 0, len(pieces))]
+        for source, sentence, first, last, start, stop in units:
+            if stop - start > limit and unit == "word":
+                continue
+            labels = {name: column[first] for name, column in sentence.labels.items()}
+            for place in [(at, at + 1) for at in range(start, stop)] if unit == "subword" else [(start, stop)]:
+                own = [each for each in contexts if each[2] <= place[0] < each[3]]
+                if not own or place[0] == place[1]:
+                    continue
+                begin, end, *_ = own[0]
+                flat, one = pieces[begin:end], (place[0] - begin, min(place[1], end) - begin)
+                form = " ".join(sentence.words[first:last]) if unit != "subword" else pieces[place[0]]
+                vectors = np.stack([span_vector(flat, *one, layer=layer, pooling=pooling) for layer in layers])
+                rows.append(Row(form, source, str(sentence), first, one[1] - one[0], labels, vectors))
     return rows
 
 

@@ -16,7 +16,7 @@ import embstore as es
 from embstore.corpus import Keep, Sentence
 from embstore.corpus.sentence import Document, sentence_pair
 from embstore.errors import InvalidValueError
-from embstore.extraction.windows import Overlap, Units, cut_documents
+from embstore.extraction.windows import Overlap, Places, cut_texts
 from embstore.models.encoder import indptr
 from embstore.store import StoreWriter, verify
 from embstore.store.check.consistency import index_faults
@@ -48,36 +48,24 @@ def corpus(*sizes: Sequence[int], seed: int = 0, words: Sequence[str] = WORDS) -
 TEXTS = [*corpus([5, 9, 12, 4, 30], [1], [3, 3], [40, 2]), Sentence(["alone"]), Sentence(["~"])]
 
 
-def owned_units(parts: np.ndarray, n_units: int) -> list[tuple[int, int, int, int]]:
-    return [
-        (start, stop, own, following)
-        for (start, stop, own), following in zip(parts.tolist(), [*parts[1:, 2].tolist(), n_units], strict=True)
-    ]
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_cuts_are_those_of_a_plain_loop(seed: int) -> None:
     random = np.random.default_rng(seed)
     for _ in range(40):
-        n = int(random.integers(1, 40))
-        sizes, words = random.integers(0, 5, n), random.integers(1, 4, n)
-        sizes[random.random(n) < 0.05] = 30
-        limit = int(random.integers(3, 20))
-        n_words, n_subwords, both = int(random.integers(0, 6)), int(random.integers(0, 6)), bool(random.integers(2))
-        units = Units(indptr(sizes), indptr(words), np.array([0, n]))
-        found = np.concatenate(list(cut_documents(units, limit, Overlap(n_words, n_subwords, both))))
-        expected = plain_contexts(sizes, words, limit, n_words=n_words, n_subwords=n_subwords, both=both)
+        sizes = random.integers(0, 5, int(random.integers(1, 40)))
+        sizes[random.random(len(sizes)) < 0.05] = 30
+        bounds, words = indptr(sizes), np.repeat(np.arange(len(sizes)), sizes)
+        n, limit = int(bounds[-1]), int(random.integers(3, 20))
+        n_words, n_subwords, both = int(random.integers(0, 3)), int(random.integers(0, 3)), bool(random.integers(2))
+        places = Places(bounds[:-1], bounds[1:])
+        overlap = Overlap(n_words, n_subwords, both)
+        found = np.concatenate(list(cut_texts(np.array([0, n]), limit, overlap, lambda text: places)))
+        expected = plain_contexts(words.tolist(), limit, n_words=n_words, n_subwords=n_subwords, both=both)
         assert found.tolist() == [list(each[:3]) for each in expected]
-        owners = [unit for *_, owned, stop in expected for unit in range(owned, stop)]
-        assert owners == [unit for unit in range(n) if sizes[unit] <= limit or sizes.sum() <= limit]
-        for start, stop, owned, _ in expected:
-            assert sizes[start:stop].sum() <= limit
-            if start > 0 and max(sizes[:owned]) <= limit:  # the overlap, or as much of it as fits
-                has = words[start:owned].sum() >= n_words and sizes[start:owned].sum() >= n_subwords
-                assert has or sizes[start - 1 : owned + 1].sum() > limit
-    contiguous = np.concatenate(list(cut_documents(units, 40, Overlap())))
-    assert (contiguous[1:, 0] == contiguous[:-1, 1]).all()
-    assert (contiguous[:, 0] == contiguous[:, 2]).all()
+        assert [at for *_, owned, stop in expected for at in range(owned, stop)] == list(range(n))
+        assert all(stop - start <= limit for start, stop, *_ in expected)
+    contiguous = np.concatenate(list(cut_texts(np.array([0, 7, 99]), 10, Overlap(), lambda text: places)))
+    assert contiguous.tolist() == [[0, 7, 0], *([at, min(at + 10, 99), at] for at in range(7, 99, 10))]
 
 
 SLOW = pytest.mark.slow
@@ -100,7 +88,7 @@ def test_every_word_has_the_vector_of_its_block(
     tmp_path: Path, suffix: str, unit: str, context: str | int, min_left: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_partitions(monkeypatch)
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 200)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_SUBWORDS", 40)
     texts = [*TEXTS, *corpus(*[[7] * 9] * 4, seed=2)]
     encoder = FakeEncoder()
     plan = plan_of(texts, model=encoder, dtype="float32", unit=unit, context=context, min_left=min_left)
@@ -113,6 +101,15 @@ def test_every_word_has_the_vector_of_its_block(
     assert contexts is not None
     assert unit == "sentence" or any(edge not in contexts.indptr for edge in range(256, store.n_rows, 256))
     assert verify(store.path).ok
+
+
+@torch.inference_mode()
+def states_of(plain: PlainScript, encoder: Any, ids: list[int]) -> np.ndarray:
+    """All hidden states of subwords [layer, subword, feature], with the special ones around them left out."""
+    before, after = encoder.special_ids
+    given = torch.tensor([[*before, *ids, *after]])
+    states = plain.model(input_ids=given, attention_mask=torch.ones_like(given), output_hidden_states=True)
+    return torch.cat(states.hidden_states).numpy()[:, len(before) : len(before) + len(ids)]
 
 
 @pytest.mark.slow
@@ -136,17 +133,14 @@ def test_models_against_each_block_alone(
     overlap = (0, limit // (4 if encoder.causal else 8)) if left is None else (left, 0)
     expected = []
     for document in [[each] for each in enumerate(sentences)] if context == "sentence" else documents_of(sentences):
-        words = [word for _, sentence in document for word in sentence.words]
-        sizes = np.diff(encoder.tokenize([words]).word_indptr)
-        ones = np.ones(len(words), int)
+        split = encoder.tokenize([sentence for _, sentence in document], scope=plan.options.scope)
         for start, stop, first, last in plain_contexts(
-            sizes, ones, limit, n_words=overlap[0], n_subwords=overlap[1], both=not encoder.causal
+            split.words.tolist(), limit, n_words=overlap[0], n_subwords=overlap[1], both=not encoder.causal
         ):
-            expected += [
-                plain.span(words[start:stop], word - start, word - start + 1, "last")
-                for word in range(first, last)
-                if sizes[word]
-            ]
+            states = states_of(plain, encoder, split.ids[start:stop].tolist())
+            ends = np.minimum(split.last, stop) - 1 - start
+            own = (split.last > split.first) & (split.first >= first) & (split.first < last)
+            expected += [states[:, end] for end in ends[own].tolist()]
     found = np.asarray(store.vectors(np.arange(store.n_rows)))
     apart = np.abs(found - np.stack(expected, axis=1)).max(axis=(1, 2)) / np.abs(found).max(axis=(1, 2))
     assert apart.max() < 2e-5
@@ -176,12 +170,12 @@ def test_every_row_has_words_before_it() -> None:
     plan = plan_of(sentences, model=encoder, context="document", min_left=4, keep=Keep(words=frozenset(WORDS)))
     index, contexts = plan.index, plan.index.contexts
     assert contexts is not None
-    word = index.word_indptr[index.sentence] + index.position
-    context = np.searchsorted(contexts.indptr, np.arange(len(word)), "right") - 1
+    subword = index.text.subword_indptr[index.sentence] + index.position  # a word is one
+    context = np.searchsorted(contexts.indptr, np.arange(len(subword)), "right") - 1
     first = index.word_indptr[np.searchsorted(index.document, index.document[index.sentence])]
-    assert (contexts.start[context] <= np.maximum(first, word - 4)).all()
-    assert (word < contexts.stop[context]).all()
-    assert plan.as_json()["words_run_again"] >= 4 * (len(contexts.start) - 3)
+    assert (contexts.start[context] <= np.maximum(first, subword - 4)).all()
+    assert (subword < contexts.stop[context]).all()
+    assert plan.as_json()["subwords_run_again"] >= 4 * (len(contexts.start) - 3)
     assert plan_of(corpus([3], [4]), model=encoder, context="document").index.contexts is None
     assert plan_of(corpus([3, 4]), model=encoder).index.contexts is None
 
@@ -289,8 +283,8 @@ def test_pairs_are_given_whole(tmp_path: Path) -> None:
     encoder = FakeEncoder()
     encoder.takes_pairs = True
     with pytest.raises(InvalidValueError, match="pairs of sentences are encoded whole: leave out the context"):
-        plan_of([sentence_pair(["a"], ["b"])], model=encoder, context="document")
-    long = sentence_pair(["abc"] * 20, ["abc"] * 9)
+        plan_of([sentence_pair(Sentence(["a"]), Sentence(["b"]))], model=encoder, context="document")
+    long = sentence_pair(Sentence(["abc"] * 20), Sentence(["abc"] * 9))
     plan = plan_of([long, Sentence(["abc"] * 30)], model=encoder)
     assert plan.index.contexts is not None
     assert plan.index.contexts.stop.tolist()[0] == 30
@@ -305,13 +299,12 @@ def test_some_rows_keep_their_contexts() -> None:
     some = index.subset(rows)
     assert some.contexts is not None
     assert not list(index_faults(some, len(rows)))
-    assert len(some.texts) < len(index.texts)
+    assert len(some.text) < len(index.text)
 
-    def seen(whole: Index, row: int) -> list[str]:
-        words = [word for text in whole.texts for word in text.split(" ")]
+    def seen(whole: Index, row: int) -> list[int]:
         assert whole.contexts is not None
         context = int(whole.contexts.of_rows(np.array([row]))[0])
-        return words[whole.contexts.start[context] : whole.contexts.stop[context]]
+        return whole.text.ids[whole.contexts.start[context] : whole.contexts.stop[context]].tolist()
 
     for number, row in enumerate(rows.tolist()):
         assert seen(some, number) == seen(index, row)
@@ -324,7 +317,7 @@ def test_some_rows_keep_their_contexts() -> None:
         ({"start": lambda old: old[::-1]}, "not ascending runs"),
         ({"start": lambda old: old + 999}, "not ascending runs"),
         ({"start": lambda old: old - 1}, "not ascending runs"),
-        ({"stop": lambda old: old + 1}, "beyond the words"),
+        ({"stop": lambda old: old + 1}, "beyond the subwords"),
         ({"indptr": lambda old: old + 1}, "contexts/indptr does not give"),
         ({"indptr": lambda old: np.minimum(old, old[-2])}, "contexts/indptr does not give"),
     ],
@@ -350,6 +343,8 @@ def test_every_word_of_a_line_of_100_000_words(tmp_path: Path, tiny: Callable[[s
     for row in (0, 51_234, store.n_rows - 1):
         context = int(contexts.of_rows(np.array([row]))[0])
         start, stop = int(contexts.start[context]), int(contexts.stop[context])
-        place = int(store.index.position[row]) - start
-        expected = plain.span(line[start:stop], place, place + 1, "mean")[-1]
+        own, text = int(store.index.position[row]), store.index.text
+        first = int(text.word_subword[own]) - start
+        states = states_of(plain, encoder, text.ids[start:stop].tolist())[-1]
+        expected = states[first : first + int(store.index.subwords[row])].mean(0)
         np.testing.assert_allclose(store.vectors(np.array([row]), layers=store.layers[-1])[0][0], expected, atol=2e-3)

@@ -24,7 +24,7 @@ def labels(words: list[str]) -> dict[str, list[str]]:
 
 
 def corpus() -> list[es.corpus.Sentence]:
-    old, new = (Document({"year": year}) for year in (1900, 1950))
+    old, new = (Document(fields={"year": year}) for year in (1900, 1950))
     texts = tiny.random_sentences(100, seed=1)
     return [
         es.corpus.Sentence(text, labels(text), (), old if number < 50 else new) for number, text in enumerate(texts)

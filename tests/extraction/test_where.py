@@ -32,7 +32,7 @@ def corpus(*, is_marked: bool = True) -> list[Sentence]:
     """Sentences of documents with a year, words without a piece, phrases and labels; some are repeated."""
     random = np.random.default_rng(5)
     words = np.array(["bank", "river", "a", *["~"] * is_marked, "Constantinople", "der", "so"])
-    documents = [Document({"year": 1900 + number}) for number in range(5)]
+    documents = [Document(fields={"year": 1900 + number}) for number in range(5)]
     found = []
     for number in range(60):
         chosen = random.choice(words, random.integers(1, 9)).tolist()

@@ -128,7 +128,18 @@ COLUMNS = [
     for group, names in {
         "occurrences": ("type", "sentence", "position", "subwords", "labels/upos"),
         "types": ("form_offsets", "form_bytes", "indptr", "occurrences"),
-        "sentences": ("text_offsets", "text_bytes", "indptr", "source"),
+        "sentences": (
+            "text_offsets",
+            "text_bytes",
+            "start",
+            "stop",
+            "word_indptr",
+            "subword_indptr",
+            "indptr",
+            "source",
+        ),
+        "words": ("start", "stop", "subword", "subwords"),
+        "subwords": ("id",),
         "labels/upos": ("name_offsets", "name_bytes"),
     }.items()
     for name in names
@@ -305,7 +316,7 @@ CRAFTED: list[Document | Column] = [
     *(Document((name,), REMOVED) for name in ("n_rows", "layers", "dtype", "model", "corpus", "extraction", "arrays")),
     *(Document(("layers",), value) for value in ([], [0, 3, 3], [5, 3, 0], [-1, 3, 5], [0, 3, 4, 5], 7, ["x"])),
     *(Document(("dtype",), value) for value in ("float63", ">f2", "float32", 2)),
-    *(Document(("format_version",), value) for value in (0, 2, 2**62, "1", REMOVED)),
+    *(Document(("format_version",), value) for value in (0, 1, 3, 2**62, "1", REMOVED)),
     *(Document(("model",), value) for value in (None, {"name": 7})),
     *(Document(("dropped",), value) for value in ([{}], 7)),
     *(Document(("arrays",), value) for value in ([], {})),
@@ -318,7 +329,7 @@ CRAFTED: list[Document | Column] = [
         for value in ([-5], [2**62], [10**400], [300, 1], [299], [], "many", None)
     ),
     *(Document(("arrays", "occurrences/type", "crc32c"), value) for value in ("x", REMOVED)),
-    *(Document(("arrays", name), REMOVED) for name in ("occurrences/type", "types/indptr")),
+    *(Document(("arrays", name), REMOVED) for name in ("occurrences/type", "types/indptr", "words/start")),
     *(Column("occurrences/type", 5, value) for value in (10**6, -2)),
     *(Column("occurrences/sentence", 5, value) for value in (10**9, -1)),
     *(Column(f"occurrences/{name}", 5, value) for name, value in (("position", -1), ("subwords", -7))),
@@ -329,6 +340,10 @@ CRAFTED: list[Document | Column] = [
     *(Column("types/occurrences", 0, value) for value in (10**12, -1)),
     *(Column(name, 1, 2**40) for name in ("labels/upos/name_offsets", "types/indptr", "sentences/text_offsets")),
     Column("sentences/indptr", 2, -(2**62)),
+    *(Column(f"sentences/{name}", 3, value) for name in ("start", "stop") for value in (-1, 2**30)),
+    *(Column(f"words/{name}", 3, value) for name in ("start", "stop", "subword") for value in (-9999, 2**30)),
+    Column("words/subwords", 3, -1),
+    Column("subwords/id", 3, -2),
     Column("sentences/source", 0, -3),
     Column("layer", 0, 9),
 ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, create_store, open_store
+from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
 
 CLASSES = ("animal", "food", "place")
 
@@ -97,7 +97,7 @@ def make(
         position=(np.arange(count) % 3).astype(np.int32),
         subwords=np.ones(count, np.int16),
         words=Strings.of([f"word {number}" for number in range(words)]),
-        texts=Strings.of([f"text {number}" for number in range(sentences)]),
+        text=Text.of_words([["text", f"{number}"] for number in range(sentences)]),
         indptr=np.minimum(np.arange(sentences + 1) * 3, count).astype(np.int64),
         source=np.arange(sentences, dtype=np.int64),
         labels={"class": Labels(codes, Strings.of(CLASSES))} if labelled else {},

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
-from embstore.store import Index, Store, Strings
+from embstore.store import Index, Store, Strings, Text
+from embstore.store.text import OPTIONAL
 from tests.probes.class_store import write_rows
 
 LABELS = ("red", "green", "blue")
@@ -119,14 +120,20 @@ def write_store(
     ]
     sentence, position = (np.array(column) for column in zip(*placed, strict=True))
     forms = [words[number][place] + ("#" if unit == "subword" else "") for number, place in placed]
-    distinct = sorted(set(forms))
+    distinct, text = sorted(set(forms)), Text.of_words(words)
+    if unit == "subword":
+        twice = {"word_subword": text.word_subword * 2, "word_subwords": text.word_subwords * 2}
+        own = {"subword_indptr": text.subword_indptr * 2, "ids": np.repeat(text.ids, 2)}
+        own |= {name: np.repeat(getattr(text, f"word_{name[8:]}"), 2) for name in OPTIONAL}
+        text = replace(text, **twice, **own)
     index = Index.of(
         type=np.array([distinct.index(form) for form in forms], np.int32),
         sentence=sentence.astype(np.int64),
         position=position.astype(np.int32),
         subwords=np.ones(len(placed), np.int16),
         words=Strings.of(distinct),
-        texts=Strings.of([" ".join(each) for each in words]),
+        text=text,
+        subword=None if a_word == 1 else np.array([2 * place + at % 2 for at, (_, place) in enumerate(placed)], np.int32),
         indptr=np.searchsorted(sentence, np.arange(len(words) + 1)).astype(np.int64),
         source=np.arange(len(words), dtype=np.int64),
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus.trees import Tree, ancestry
-from embstore.store import Index, Store, Strings
+from embstore.store import Index, Store, Strings, Text
 from tests.probes.class_store import write_rows
 
 PLANTED, SHUFFLED, NOISE = 3, 4, 0
@@ -95,7 +95,7 @@ def write_store(
         position=np.array([sizes[number][place] for number, place, _ in table], np.int32),
         subwords=np.ones(len(table), np.int16),
         words=Strings.of(words),
-        texts=Strings.of([" ".join(tree.words) for tree in trees]),
+        text=Text.of_words([" ".join(tree.words).split(" ") for tree in trees]),
         indptr=np.searchsorted(sentence, np.arange(len(trees) + 1)).astype(np.int64),
         source=np.arange(len(trees), dtype=np.int64),
     )

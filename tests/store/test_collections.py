@@ -244,7 +244,7 @@ def test_analyses_are_those_of_the_one_store(made: dict[str, es.Store], name: st
 def split(store: es.Store, folder: Path, count: int = 3) -> es.Store:
     """Copy a store into several, cut between sentences, and open them as one."""
     folder.mkdir()
-    cuts = store.index.indptr[np.linspace(0, len(store.index.texts), count + 1).astype(int)].tolist()
+    cuts = store.index.indptr[np.linspace(0, len(store.index.text), count + 1).astype(int)].tolist()
     parts = pairwise(cuts)
     return es.open([es.export(store.select(rows=slice(*span)), folder / f"{span[0]}.zarr").path for span in parts])
 

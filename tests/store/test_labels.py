@@ -311,7 +311,7 @@ def test_exports_and_buckets_have_them(made: Made, tmp_path: Path, memory: Memor
 
 def test_documents_of_several_sentences(made: Made) -> None:
     index = made.store.index
-    index = index.changed(document=np.arange(len(index.texts)) // 7)
+    index = index.changed(document=np.arange(len(index.text)) // 7)
     frame = pl.DataFrame({"document": [3, 1], "mark": ["c", "a"]})
     [labels] = columns.label_columns(index, frame, on="document", rows=None, save=False).values()
     of_rows = np.array([row["sentence"] for row in made.table]) // 7

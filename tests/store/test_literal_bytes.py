@@ -11,7 +11,7 @@ import google_crc32c
 import h5py
 import numpy as np
 
-from embstore.store import Index, Metadata, StoreWriter, Strings, create_store
+from embstore.store import Index, Metadata, StoreWriter, Strings, Text, create_store
 from tests.store.example import all_files
 
 ABSENT = b"\xff" * 8
@@ -25,7 +25,7 @@ def tiny(path: Path) -> Path:
         position=np.array([0, 1], np.int32),
         subwords=np.array([1, 2], np.int16),
         words=Strings.of(["a", "b"]),
-        texts=Strings.of(["a b"]),
+        text=Text.of_words([["a", "b"]]),
         indptr=np.array([0, 2]),
         source=np.array([0]),
     )
@@ -75,6 +75,15 @@ def test_zarr_files(tmp_path: Path) -> None:
         "types/occurrences/c/0": struct.pack("<2q", 0, 1),
         "sentences/text_offsets/c/0": struct.pack("<2q", 0, 3),
         "sentences/text_bytes/c/0": b"a b",
+        "sentences/start/c/0": struct.pack("<i", 0),
+        "sentences/stop/c/0": struct.pack("<i", 3),
+        "sentences/word_indptr/c/0": struct.pack("<2q", 0, 2),
+        "sentences/subword_indptr/c/0": struct.pack("<2q", 0, 2),
+        "words/start/c/0": struct.pack("<2i", 0, 2),
+        "words/stop/c/0": struct.pack("<2i", 1, 3),
+        "words/subword/c/0": struct.pack("<2i", 0, 1),
+        "words/subwords/c/0": struct.pack("<2h", 1, 1),
+        "subwords/id/c/0": struct.pack("<2i", -1, -1),
         "sentences/indptr/c/0": struct.pack("<2q", 0, 2),
         "sentences/source/c/0": struct.pack("<q", 0),
         "commits/c/0/0": record(google_crc32c.value(shard)),
@@ -117,7 +126,7 @@ def test_zarr_json(tmp_path: Path) -> None:
     stated = attribute.pop("crc32c")
     canonical = json.dumps(attribute, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     assert stated == google_crc32c.value(canonical.encode())
-    assert attribute["format_version"] == 1
+    assert attribute["format_version"] == 2
 
 
 def test_hdf5_places(tmp_path: Path) -> None:

@@ -93,14 +93,23 @@ def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
     """What is wrong is a line, whatever the column; and what passes is an index that can be read."""
     made = make_store(tmp_path / "s.zarr", sentences=30, years=True)
     metadata, first = made.store.metadata, made.store.index
-    words = np.concatenate([[0], np.cumsum(first.texts.n_words())])
+    text = replace(first.text, subword_start=first.text.word_start, subword_stop=first.text.word_stop)
+    subwords = text.subword_indptr
     starts = np.arange(0, 30, 3)
-    contexts = Contexts(words[starts], words[np.minimum(starts + 3, 30)], first.indptr[np.append(starts, 30)])
-    index = first.changed(contexts=contexts)
+    contexts = Contexts(subwords[starts], subwords[np.minimum(starts + 3, 30)], first.indptr[np.append(starts, 30)])
+    index = first.changed(contexts=contexts, text=text, subword=first.position)
     with rows_by_type(index.type, len(index.words), tmp_path) as by_type:
         columns = {name: array.copy() for name, array in frozen_arrays(metadata, index, by_type, None).items()}
     assert list(column_faults(columns, metadata)) == []
-    assert {name.split("/")[0] for name in columns} >= {"contexts", "documents", "labels", "sentences", "types"}
+    assert {name.split("/")[0] for name in columns} >= {
+        "contexts",
+        "documents",
+        "labels",
+        "sentences",
+        "subwords",
+        "types",
+        "words",
+    }
     found = 0
     for name, column in columns.items():
         for other in changed_columns(column):
@@ -109,7 +118,8 @@ def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
             found += bool(faults)
             if not faults:
                 again = Index(changed, metadata.fields)
-                assert len(list(again.texts)) == 30
+                assert len(list(again.text)) == 30 == len(again.text.words_of(0, 30))
+                assert len(again.to_dicts(np.arange(made.store.n_rows))) == made.store.n_rows
                 assert [again.words[number] for number in again.type.tolist()] != []
                 assert again.by_type[1].max() < made.store.n_rows
     assert found > 400

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embstore.errors import InvalidValueError
-from embstore.store import Index, Metadata, Strings, create_store, open_store, verify
+from embstore.store import Index, Metadata, Strings, Text, create_store, open_store, verify
 from embstore.store.vectors import VALUE_DTYPE
 from tests.store.example import DTYPES, FORMS, SUFFIXES, all_files, example
 
@@ -87,7 +87,7 @@ def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
         position=np.arange(3, dtype=np.int32),
         subwords=np.ones(3, np.int16),
         words=Strings.of([""]),
-        texts=Strings.of([""]),
+        text=Text.of_words([[""]]),
         indptr=np.array([0, 3]),
         source=np.array([7]),
     )
@@ -96,7 +96,7 @@ def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
     create_store(path, metadata=made.metadata, index=index)
     made.fill(path)
     store = open_store(path)
-    assert list(store.index.words) == list(store.index.texts) == [""]
+    assert list(store.index.words) == list(store.index.text) == [""]
     assert store.index.labels == {}
     assert store.index.source.tolist() == [7]
     assert verify(path).ok

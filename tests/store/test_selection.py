@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.errors import InvalidValueError, MissingRowsError, UnfinishedStoreWarning
+from embstore.store import Strings
 from embstore.store.conditions import near_words
-from embstore.store.index import Strings
 from tests.store.example import example
 from tests.store_making import Made, make_store
 
@@ -329,11 +329,12 @@ def test_rows_not_written_are_refused_or_nan(tmp_path: Path, suffix: str) -> Non
 
 
 def test_strings_are_found_in_every_block_and_their_words_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.store.index._FIND_BLOCK", 2)
-    monkeypatch.setattr("embstore.store.index._COUNT_BLOCK", 2)
-    strings = Strings.of(["a b\x1fc", "d", "e f", "d"])
-    assert [strings.find(string) for string in ("a b\x1fc", "d", "e f", "g")] == [0, 1, 2, None]
-    assert strings.n_words().tolist() == [3, 1, 2, 1]
+    monkeypatch.setattr("embstore.store.strings._FIND_BLOCK", 2)
+    monkeypatch.setattr("embstore.store.strings._COUNT_BLOCK", 2)
+    strings = Strings.of(["a bé字", "d", "e f", "d"])
+    assert [strings.find(string) for string in ("a bé字", "d", "e f", "g")] == [0, 1, 2, None]
+    assert strings.n_words().tolist() == [2, 1, 2, 1]
+    assert strings.n_characters().tolist() == [5, 1, 3, 1]
 
 
 def test_a_word_that_differs_in_case_alone_is_suggested_alone() -> None:

@@ -86,11 +86,10 @@ def test_peters(tasks: Path, model: Path, tmp_path: Path) -> None:
     store = es.open(next((tmp_path / "out" / "stores").iterdir()))
     sentences = {" ".join(s.words): s for s in es.corpus.read_edges(tasks / "coreference" / "train.jsonl")}
     row = study.frames["pronouns"].filter(layer=3, centered=False).row(0, named=True)
-    place = sorted(store.index.texts).index(sorted(store.index.texts)[row["sentence"]])
-    text = sorted(store.index.texts)[place]
+    text = sorted(store.index.text)[row["sentence"]]
     if text in sentences:
         (pronoun,) = find_pronouns([sentences[text]])
-        first = int(store.index.indptr[list(store.index.texts).index(text)])
+        first = int(store.index.indptr[list(store.index.text).index(text)])
         vectors = store.select(rows=range(first, first + 9), layers=3).vectors(dtype="float64")[0]
         unit = _unit(np.stack([vectors[slice(*s)].mean(0) for s in (pronoun.span, *pronoun.candidates)]))
         assert row["value"] == float(pronoun.right[int((unit[1:] @ unit[0]).argmax())])

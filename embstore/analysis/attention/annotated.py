@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,6 @@ from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence, split_forms
 from embstore.corpus.trees import Tree, iter_trees
 from embstore.errors import CorpusError, InvalidValueError
-from embstore.spacing import ATTACHED, marked_words, split_marked
 from embstore.store import Store
 
 SAME, OTHER = "1", "0"  # labels of pairs of mentions
@@ -37,11 +37,11 @@ class Mention:
 class Annotated:
     """A sentence and its annotation.
 
-    `words`: as they are split into subwords, with marks (see `embstore.spacing`). `bounds`: int64 [forms + 1], the
-    words of each form: a form of a tree may be several words. Trees and mentions count forms.
+    `bounds`: int64 [forms + 1], the words of each form: a form of a tree may be several words. Trees and mentions count
+    forms.
     """
 
-    words: Sequence[str]
+    sentence: Sentence
     bounds: NDArray[np.int64]
     tree: Tree | None = None
     mentions: tuple[Mention, ...] = ()
@@ -49,10 +49,7 @@ class Annotated:
     @property
     def forms(self) -> list[str]:
         """The spelling of each form."""
-        return [
-            " ".join(self.words[start:stop]).replace(ATTACHED, "")
-            for start, stop in zip(self.bounds, self.bounds[1:], strict=False)
-        ]
+        return [" ".join(self.sentence.words[start:stop]) for start, stop in pairwise(self.bounds.tolist())]
 
 
 def has_trees(source: Corpus | Store) -> str | None:
@@ -83,41 +80,36 @@ def annotated(source: Corpus | Store, *, trees: bool, mentions: bool) -> Iterato
     Raises CorpusError, with the line, for a sentence whose annotation is not valid.
     """
     if isinstance(source, Store):
-        yield from (_plain(split_marked(text)) for text in source.index.texts)
+        text = source.index.text
+        yield from (_plain(text.sentence(number)) for number in range(len(text)))
     elif trees:
         yield from _tree_sentences(source)
     elif mentions:
         normalized = iter(source)
-        for sentence in _edges(source):
-            words = _marked(next(normalized))
-            yield Annotated(words, np.arange(len(words) + 1), None, _mentions(sentence))
+        yield from (_plain(next(normalized), _mentions(sentence)) for sentence in _edges(source))
     else:
-        yield from (_plain(_marked(sentence)) for sentence in source)
+        yield from map(_plain, source)
 
 
-def _marked(sentence: Sentence) -> Sequence[str]:
-    return marked_words(sentence.words, sentence.attached)
-
-
-def _plain(words: Sequence[str]) -> Annotated:
-    return Annotated(words, np.arange(len(words) + 1))
+def _plain(sentence: Sentence, mentions: tuple[Mention, ...] = ()) -> Annotated:
+    return Annotated(sentence, np.arange(len(sentence.words) + 1), None, mentions)
 
 
 def _tree_sentences(source: Corpus) -> Iterator[Annotated]:
     sentences = iter(source)
     for path in source.paths:
         for tree in iter_trees(Lines(path)):
-            words = _marked(next(sentences))
-            bounds = np.arange(len(words) + 1)
-            if len(words) != len(tree):  # a form has a space
+            sentence = next(sentences)
+            bounds = np.arange(len(sentence.words) + 1)
+            if len(sentence.words) != len(tree):  # a form has a space
                 _, spans = split_forms(tree.words)
                 bounds = np.array([0, *(stop for _, stop in spans)])
-            if bounds[-1] != len(words):
+            if bounds[-1] != len(sentence.words):
                 raise InvalidValueError(
                     f"{source.name}: normalize={source.options['normalize']} changes the number of words, which are "
                     "then not those of the trees: open the corpus without it"
                 )
-            yield Annotated(words, bounds, tree)
+            yield Annotated(sentence, bounds, tree)
 
 
 def _edges(source: Corpus) -> Iterator[EdgeSentence]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embstore.analysis.attention.annotated import Annotated, Mention
 from embstore.corpus.sentence import PAIR
 from embstore.models.batching import Batch
-from embstore.models.encoder import Tokenized, ragged_indices
+from embstore.models.encoder import Split
 from embstore.models.transformer.tokens import Specials
 
 TINY = 1e-38  # p log p is 0 where p is 0
@@ -39,17 +39,17 @@ class Tokens:
     """The sentences of a batch as the model sees them: subwords, and the words that they belong to.
 
     `numbers`: int64 [n], of the sentences in the corpus. `lengths`: int64 [n], positions, special ones included.
-    Words without a subword, or with one beyond the model's limit, do not count as words. `words`: int64 [n, positions],
-    the number of the word at each position, -1 for none. `n_words`: int64 [n]. `bounds`: int64 [n, words, 2], the
-    positions where words begin and end. `pairs`: int64 [n, 2], of two sentences that the model reads together the
-    positions where the special subwords between them begin and end; 0 for a single sentence.
+    Words without a subword, or with one beyond the model's limit, do not count as words; words may share a subword.
+    `n_words`: int64 [n]. `bounds`: int64 [n, words, 2], the positions where words begin and end. `pairs`: int64 [n, 2],
+    of two sentences that the model reads together the positions where the special subwords between them begin and end;
+    0 for a single sentence.
     """
 
     def __init__(
         self,
         sentences: Sequence[Annotated],
         numbers: NDArray[np.int64],
-        tokenized: Tokenized,
+        split: Split,
         batch: Batch,
         lengths: NDArray[np.int64],
         specials: Specials,
@@ -60,27 +60,21 @@ class Tokens:
         self.numbers = numbers[batch.sentences]
         self.lengths = lengths[batch.sentences] + specials.count
         self.n_positions = int(self.lengths.max())
-        shape = len(self.sentences), self.n_positions
-        self.words = np.full(shape, -1, np.int64)
         self.pairs = np.zeros((len(self.sentences), 2), np.int64)
         bounds = []
         self.present: list[NDArray[np.int64]] = []  # of each sentence the forms that count as words
         for row, index in enumerate(batch.sentences.tolist()):
-            first = tokenized.sentence_indptr[index]
-            ends = tokenized.word_indptr[first + self.sentences[row].bounds]
-            ends = ends - ends[0]
-            starts, stops = ends[:-1], ends[1:]
+            forms, words = split.indptr[index] + self.sentences[row].bounds, self.sentences[row].sentence.words
+            starts = split.first[forms[:-1]] - split.bounds[index]
+            stops = split.last[forms[1:] - 1] - split.bounds[index]
             mask = (stops > starts) & (stops <= lengths[index])
-            if tokenized.types is not None and PAIR in self.sentences[row].words:
-                between = self.sentences[row].words.index(PAIR)
+            if PAIR in words:
+                between = words.index(PAIR)
                 if mask[between]:
                     self.pairs[row] = self.n_before + starts[between], self.n_before + stops[between]
                 mask[between] = False
             self.present.append(np.flatnonzero(mask))
             bounds.append(self.n_before + np.stack([starts[mask], stops[mask]], axis=1))
-            sizes = (stops - starts)[mask]
-            at = ragged_indices(bounds[-1][:, 0], sizes)
-            self.words[row, at] = np.repeat(np.arange(len(sizes)), sizes)
         self.n_words = np.array([len(forms) for forms in self.present], np.int64)
         self.bounds = np.zeros((len(bounds), max(1, int(self.n_words.max(initial=0))), 2), np.int64)
         for row, each in enumerate(bounds):
@@ -92,10 +86,15 @@ class Tokens:
         return self._tensor(np.arange(self.n_positions) < self.lengths[:, None])
 
     @cached_property
+    def _inside(self) -> NDArray[np.bool_]:
+        """Whether a position belongs to a word, bool [n, positions, words]."""
+        positions = np.arange(self.n_positions)[:, None]
+        return (positions >= self.bounds[:, None, :, 0]) & (positions < self.bounds[:, None, :, 1])
+
+    @cached_property
     def members(self) -> torch.Tensor:
         """Float [n, positions, words], 1 where a position belongs to a word."""
-        numbers = np.arange(self.bounds.shape[1])
-        return self._tensor((self.words[:, :, None] == numbers).astype(np.float32))
+        return self._tensor(self._inside.astype(np.float32))
 
     @cached_property
     def means(self) -> torch.Tensor:
@@ -104,19 +103,18 @@ class Tokens:
 
     @cached_property
     def kinds(self) -> dict[str, NDArray[np.bool_]]:
-        """Kinds of subwords, each bool [n, positions]."""
+        """Kinds of subwords, each bool [n, positions]; one that words share is punctuation if they all are."""
         positions, lengths = np.arange(self.n_positions), self.lengths[:, None]
-        before = np.broadcast_to(positions < self.n_before, self.words.shape)
+        shape = len(self.sentences), self.n_positions
+        before = np.broadcast_to(positions < self.n_before, shape)
         after = (positions >= lengths - self.n_after) & (positions < lengths)
         after |= (positions >= self.pairs[:, :1]) & (positions < self.pairs[:, 1:])
-        marks, stops = np.zeros(self.words.shape, np.bool_), np.zeros(self.words.shape, np.bool_)
+        others = np.ones((2, *self.bounds.shape[:2]), np.bool_)  # words that are no mark, and no stop
         for row, (sentence, forms) in enumerate(zip(self.sentences, self.present, strict=True)):
             spelled = sentence.forms
-            is_mark = np.array([not any(map(str.isalnum, spelled[form])) for form in forms], np.bool_)
-            is_stop = np.array([spelled[form] in STOPS for form in forms], np.bool_)
-            inside = self.words[row] >= 0
-            marks[row, inside] = is_mark[self.words[row, inside]]
-            stops[row, inside] = is_stop[self.words[row, inside]]
+            others[0, row, : len(forms)] = [any(map(str.isalnum, spelled[form])) for form in forms]
+            others[1, row, : len(forms)] = [spelled[form] not in STOPS for form in forms]
+        marks, stops = (self._inside.any(2) & ~(self._inside & other[:, None]).any(2) for other in others)
         return {"cls": before, "sep": after, "punctuation": marks, "period_comma": stops}
 
     @cached_property

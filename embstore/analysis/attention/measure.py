@@ -20,12 +20,12 @@ from embstore.analysis.attention.syntax import Coreference, Relations, Trees
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
 from embstore.corpus import Corpus, Sentence, open_corpus
+from embstore.corpus.sentence import Document, Span
 from embstore.devices import choose_device, torch_threads
 from embstore.errors import InvalidValueError, check_choice, quoted
 from embstore.models.batching import Batch, make_batches
 from embstore.models.transformer.attention import AttentionModel, load_attention_model, longest_words
 from embstore.progress import reporting
-from embstore.spacing import ATTACHED, split_marked
 from embstore.store import Store
 from embstore.store.framed import Framed
 from embstore.store.layout import Layers, resolve_layers
@@ -195,8 +195,8 @@ class Reader:
         network = self._network
         specials = network.network.inputs.specials
         for sentences, numbers in self._chunks():
-            tokenized = network.network.tokenizer.tokenize([sentence.words for sentence in sentences])
-            starts, lengths = tokenized.sentence_bounds[:-1], np.diff(tokenized.sentence_bounds)
+            split = network.network.tokenizer.tokenize([each.sentence for each in sentences])
+            tokenized, starts, lengths = split.tokenized, split.bounds[:-1], np.diff(split.bounds)
             lengths = lengths if self._limit is None else np.minimum(lengths, self._limit)
             some = np.flatnonzero(lengths)
             options: dict[str, Any] = {"batch_subwords": size, "row_capacity": network.network.row_capacity}
@@ -206,7 +206,7 @@ class Reader:
                 inputs = network.batch(batch, tokenized, *runs, "padded")
                 self.n_done += len(batch.sentences)
                 self.n_subwords += int(runs[1].sum())
-                tokens = Tokens(sentences, numbers, tokenized, batch, lengths, specials, network.network.device)
+                tokens = Tokens(sentences, numbers, split, batch, lengths, specials, network.network.device)
                 yield tokens, batch, inputs
             self.n_done += len(lengths) - len(some)
         if not self.n_subwords:
@@ -317,20 +317,17 @@ def sentence_attention(
     layers: Layers = None,
     heads: Sequence[int] | None = None,
 ) -> SentenceAttention:
-    """Return the attention maps of one sentence, given as a string that is split at spaces, or as its words.
-
-    A string may be a text of a store's index, whose marks say which words follow without a space.
+    """Return the attention maps of one sentence, given as its text, which is read as it is, or as its words.
 
     Raises InvalidValueError for a sentence without subwords, for layers and heads that do not exist, and ModelError for
     a model without attention weights.
     """
-    marked = split_marked(sentence) if isinstance(sentence, str) else list(sentence)
-    words = [word.removeprefix(ATTACHED) for word in marked if word]
-    attached = [at for at, word in enumerate(filter(None, marked)) if word.startswith(ATTACHED)]
+    is_text = isinstance(sentence, str)
+    item = Document(sentence, spans=[Span(0, len(sentence), "sentence")]) if is_text else Sentence(list(sentence))
     network = load_attention_model(model, device=choose_device(settings().device))
     collected = _Collected()
     measured = Pass(network, [collected], layers=layers, heads=heads)
-    (tokens, batch, inputs), *_ = Reader(open_corpus([Sentence(words, attached=attached)]), network).batches(1)
+    (tokens, batch, inputs), *_ = Reader(open_corpus([item]), network).batches(1)
     measured.add(tokens, batch, inputs)
     spelled = network.network.tokenizer.subword_text
     subwords = tuple(spelled(index) for index in inputs["input_ids"][0].tolist())

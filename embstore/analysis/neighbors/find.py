@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,6 @@ from embstore.arguments import Positive, as_matrix, checked
 from embstore.config import settings
 from embstore.errors import EmbstoreWarning, InvalidValueError, SearchIndexError
 from embstore.progress import reporting
-from embstore.spacing import ATTACHED, marked_words
 from embstore.store import Selection, Store
 from embstore.store.conditions import near_words
 from embstore.store.layout import Layers, one_layer
@@ -29,6 +28,7 @@ from embstore.vectors import WordVectors
 if TYPE_CHECKING:
     import polars as pl
 
+    from embstore.corpus import Sentence
     from embstore.models import Encoder
 
 Exclude = Literal["word", "sentence", "both"]
@@ -310,42 +310,46 @@ def encode_word(
     made = store.metadata.extraction
     if made["unit"] != "word":
         raise InvalidValueError(f"the store has one row per {made['unit']}: give an occurrence or a vector, not a text")
-    words, position = _sentence_and_position(text, store.metadata.corpus.get("options", {}))
+    sentence, position = _sentence_and_position(text, store.metadata.corpus.get("options", {}))
     encoder = encoder_of(store, model) if isinstance(model, str | Path | None) else model
-    tokenized = encoder.tokenize([words])
+    split = encoder.tokenize([sentence], by=made.get("tokenize", "text"))
+    start, stop = int(split.first[position]), int(split.last[position])
+    if made["pooling"] in ("first", "last"):  # of subwords that begin in the word
+        start = max(start, int(split.last[:position].max(initial=0)))
     limit = int(made["max_length"]) - encoder.n_specials
-    tokenized = replace(tokenized, ids=tokenized.ids[:limit], word_indptr=np.minimum(tokenized.word_indptr, limit))
-    start, stop = (int(tokenized.word_indptr[number]) for number in (position, position + 1))
+    if not start < stop <= limit:
+        raise InvalidValueError(
+            f"the word {sentence.words[position]!r} has no vector: it has no subword, or lies beyond the length limit"
+        )
+    tokenized = split.tokenized.runs(split.bounds[:1], np.minimum(split.bounds[1:], limit))
     options: dict[str, Any] = {"layers": list(layers), "pooling": made["pooling"]}
     options["attention_window"] = made.get("attention_window")
     options["sites"] = [store.source.layout.site]
     spans = Spans(*(np.array([number], np.int64) for number in (0, start, stop)))
-    if stop == start:
-        raise InvalidValueError(
-            f"the word {words[position]!r} has no vector: it has no subword, or lies beyond the length limit"
-        )
     encoder.self_check(tokenized, **options)
     (pooled,) = encoder.encode(tokenized, spans, batch_subwords=encoder.default_batch_subwords, **options)
     return np.asarray(pooled.vectors[:, 0].float().cpu().numpy(), np.float32)
 
 
-def _sentence_and_position(text: str, options: Mapping[str, Any]) -> tuple[list[str], int]:
-    """The words of the sentence, split like the corpus of the store, and the position of the one in brackets."""
-    brackets = re.findall(r"\[([^\[\]]+)\]", text)
-    if len(brackets) != 1:
-        raise InvalidValueError(f"{len(brackets)} words of the text are in [brackets]: put one there")
-    words, marked = _split(text.replace(f"[{brackets[0]}]", brackets[0]), options), _split(brackets[0].strip(), options)
-    position = len(_split(text[: text.index("[")], options))
-    if [word.removeprefix(ATTACHED) for word in words[position : position + 1]] != marked:
-        raise InvalidValueError(f"[{brackets[0].strip()}] is not one word as the store splits sentences: mark one word")
-    return words, position
-
-
-def _split(text: str, options: Mapping[str, Any]) -> list[str]:
+def _sentence_and_position(text: str, options: Mapping[str, Any]) -> tuple[Sentence, int]:
+    """The sentence, split like the corpus of the store, and the position of the word in brackets."""
     from embstore.corpus import open_corpus
+    from embstore.corpus.sentence import Document, Span
 
-    if not (line := " ".join(text.split())):
-        return []
+    before, *marked = re.split(r"\[([^\[\]]+)\]", text.strip())
+    if len(marked) != 2:
+        raise InvalidValueError(f"{len(marked) // 2} words of the text are in [brackets]: put one there")
+    word, plain = marked[0].strip(), "".join((before, *marked))
+    start = plain.index(word, len(before))
+    stop = start + len(word)
+    sides = [(0, start, "outside"), (start, stop, "marked"), (stop, len(plain), "outside")]
+    spans = [Span(start, stop, labels={side: side}) for start, stop, side in sides if start < stop]
     how = {name: options.get(name) for name in ("language", "normalize")}
-    corpus = open_corpus([line], split="lines", words=options.get("words", "spaces"), **how)
-    return [word for each in corpus for word in marked_words(each.words, each.attached)]
+    document = Document(plain, spans=[Span(0, len(plain), "sentence"), *spans])
+    (sentence,) = open_corpus([document], words=options.get("words", "spaces"), **how)
+    none = [None] * len(sentence.words)
+    inside, outside = (sentence.labels.get(side, none) for side in ("marked", "outside"))
+    positions = [position for position, label in enumerate(inside) if label]
+    if len(positions) != 1 or outside[positions[0]]:
+        raise InvalidValueError(f"[{word}] is not one word as the store splits sentences: mark one word")
+    return sentence, positions[0]

@@ -287,7 +287,7 @@ def _task_of(
         candidates = queries = queries[np.isin(numbers[queries], kinds[n_labels >= 2])]
         if not len(queries):
             raise InvalidValueError(f"no selected word has two labels in {label!r}: choose another column or split")
-        texts = distinct_texts(index.texts)[index.sentence[queries]]
+        texts = distinct_texts(index.text)[index.sentence[queries]]
         groups[queries] = np.unique(np.stack([numbers[queries], texts]), axis=1, return_inverse=True)[1]
     pool, query_pool = np.zeros(len(candidates), np.int64), np.zeros(len(queries), np.int64)
     if split != "leave-one-word-out":

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embstore.spacing import natural, split_marked
 from embstore.store import Store
 
 CONTEXT = 5  # words on each side
@@ -69,13 +68,14 @@ def marker_words(
 
 def contexts(store: Store, rows: ArrayLike) -> Iterator[tuple[str, ...]]:
     """Yield the words within five of each occurrence, without it and without their case."""
-    index = store.index
+    index, text = store.index, store.index.text
     places = np.asarray(rows)
     columns = (index.sentence[places].tolist(), index.position[places].tolist(), index.type[places].tolist())
     for sentence, position, number in zip(*columns, strict=True):
-        words = [natural(word).strip().casefold() for word in split_marked(index.texts[sentence])]
-        stop = position + 1 + index.words[number].count(" ")
-        yield (*words[max(0, position - CONTEXT) : max(0, position)], *words[stop : stop + CONTEXT])
+        words, piece = range(*text.word_indptr[sentence : sentence + 2].tolist()), text.pieces[sentence]
+        start, stop = max(0, position), max(0, position + 1 + index.words[number].count(" "))
+        near = (*words[max(0, start - CONTEXT) : start], *words[stop : stop + CONTEXT])
+        yield tuple([piece[text.word_start[word] : text.word_stop[word]].casefold() for word in near])
 
 
 def distinct_contexts(

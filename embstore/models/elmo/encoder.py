@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import Sentence
 from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import Batch
 from embstore.models.checkpoint import sha256_of
 from embstore.models.elmo.network import ElmoNetwork, TimeMajor, plain_layers
 from embstore.models.elmo.weights import opened_weights, read_options
 from embstore.models.elmo.words import BEGIN, END, SENTENCE_WORDS, WordNumbers, spell, spelled_lengths
-from embstore.models.encoder import ModelInfo, Tokenized, ragged_indices
+from embstore.models.encoder import By, ModelInfo, Scope, Split, Tokenized, ragged_indices
 from embstore.models.names import public_name
 from embstore.models.running import RunningBatch, SpanWork
 
@@ -34,6 +35,7 @@ class ElmoEncoder(BatchedEncoder):
     """
 
     n_specials = 2
+    has_vocabulary = False
     n_before = 1
 
     def __init__(self, options: Path, weights: Path, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -69,7 +71,7 @@ class ElmoEncoder(BatchedEncoder):
         self, tokenized: Tokenized, sentence: int, attention_window: int | None, site: str
     ) -> Mapping[int, torch.Tensor]:
         """Return all layers of one sentence, without reuse of words, each [n_words, hidden_size]."""
-        first, last = tokenized.sentence_bounds[sentence : sentence + 2]
+        first, last = tokenized.bounds[sentence : sentence + 2]
         words = [SENTENCE_WORDS[0], *map(self._words.word, tokenized.ids[first:last].tolist()), SENTENCE_WORDS[1]]
         layers = plain_layers(self.network, torch.from_numpy(spell(words, width=self.options.max_characters)))
         return {number: layer[1:-1] for number, layer in enumerate(layers)}
@@ -87,7 +89,7 @@ class ElmoEncoder(BatchedEncoder):
         positions = batch_subwords * (4 * self.info.hidden_size + n_features)
         return self.network.nbytes + size * (words + cnn + gates + positions)
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
+    def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
         """Make every word one subword; its id is the number of the word in this encoder."""
         return self._words.tokenize(sentences)
 

@@ -11,8 +11,8 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.models.encoder import Tokenized, indptr, ragged_indices
-from embstore.spacing import ATTACHED
+from embstore.corpus.sentence import Sentence
+from embstore.models.encoder import Split, ragged_indices, word_characters
 
 BEGIN, END = 0, 1  # the numbers of the words before and after a sentence
 
@@ -57,14 +57,14 @@ class WordNumbers:
     def __init__(self) -> None:
         self._numbers = _Numbers()
         self._growing = Lock()  # text is tokenized in another thread than the forward passes
-        self._number(SENTENCE_WORDS, 2)
+        self.numbers(SENTENCE_WORDS, 2)
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Return the numbers of the words of sentences, one subword each."""
-        bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
-        total = int(bounds[-1])
-        numbers = self._number(chain.from_iterable(sentences), total)
-        return Tokenized(numbers, np.arange(total + 1, dtype=np.int64), bounds)
+    def tokenize(self, sentences: Sequence[Sentence]) -> Split:
+        """Make every word one subword, whose id is its number."""
+        bounds, starts, stops = word_characters(sentences)
+        ids = self.numbers(chain.from_iterable(sentence.words for sentence in sentences), len(starts))
+        each = np.arange(len(ids) + 1, dtype=np.int64)
+        return Split(ids, bounds, bounds, each[:-1], each[1:], starts.astype(np.int32), stops.astype(np.int32))
 
     def word(self, number: int) -> str:
         """Return the word of a number."""
@@ -76,23 +76,20 @@ class WordNumbers:
         rules = {"encoding": "utf-8", "width": width, "characters": ids, "sentence_words": SENTENCE_WORDS}
         return hashlib.sha256(json.dumps(rules, sort_keys=True).encode()).hexdigest()
 
-    def _number(self, words: Iterable[str], total: int) -> NDArray[np.int32]:
+    def numbers(self, words: Iterable[str], total: int) -> NDArray[np.int32]:
+        """Return the numbers of `total` words."""
         with self._growing:
             return np.fromiter(map(self._numbers.__getitem__, words), np.int32, count=total)
 
 
 class _Numbers(dict[str, int]):
-    """Numbers each word that is looked up; a marked word has the number of the word."""
+    """Numbers each word that is looked up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words: list[str] = []
 
     def __missing__(self, word: str) -> int:
-        if word.startswith(ATTACHED):
-            number = self[word[1:]]
-        else:
-            number = len(self.words)
-            self.words.append(word)
-        self[word] = number
+        number = self[word] = len(self.words)
+        self.words.append(word)
         return number

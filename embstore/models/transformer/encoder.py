@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import InvalidValueError
 from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded, load
-from embstore.models.encoder import Tokenized, check_arguments
+from embstore.models.encoder import By, Scope, Split, Tokenized, check_arguments
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
+from embstore.models.transformer.chat import Chats
 from embstore.models.transformer.inputs import Segments, WordWindow
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.selfcheck import (
@@ -48,6 +50,8 @@ class TransformerEncoder(BatchedEncoder):
         self.tokenizer, self.outliers = self.network.tokenizer, self.network.outliers
         self.info = self.network.info
         self.causal = self.network.inputs.causal
+        self.reads_text = self.tokenizer.reads_text
+        self._chats = Chats(loaded.tokenizer, self.tokenizer)
         specials = self.network.inputs.specials
         self.n_specials = specials.count
         self.n_before = len(specials.prefix)
@@ -113,6 +117,17 @@ class TransformerEncoder(BatchedEncoder):
         self._packs = False
         return self.network.drop_packed()
 
+    def cut_is_exact(self, left: str, right: str) -> bool:
+        return self.tokenizer.cut_is_exact(left, right)
+
+    def pair_types(
+        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        return self.tokenizer.pair_types(bounds, first, last)
+
+    def write_chat(self, messages: Sequence[Mapping[str, Any]]) -> Document | None:
+        return self._chats.write(messages) if self._chats.exists else None
+
     def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
         """Return the features of a vector at each site; see `Encoder.site_sizes`."""
         return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
@@ -124,13 +139,13 @@ class TransformerEncoder(BatchedEncoder):
 
         One call of the model with `output_hidden_states=True`. The mask of an attention window is written row by row.
         """
-        first, last = tokenized.sentence_indptr[sentence : sentence + 2]
-        ids = tokenized.ids[tokenized.word_indptr[first] : tokenized.word_indptr[last]][: self.info.max_subwords]
+        first, last = tokenized.bounds[sentence : sentence + 2]
+        ids = tokenized.ids[first:last][: self.info.max_subwords]
         inputs = self.network.inputs.plain(ids)
         if attention_window is not None:
-            n_subwords = np.diff(tokenized.word_indptr[first : last + 1])
-            words = np.repeat(np.arange(len(n_subwords)), n_subwords)[: len(ids)]
-            inputs["attention_mask"] = window_mask(self.network.inputs, words, attention_window)
+            window = WordWindow.of(tokenized, attention_window)
+            words = window.words[first:last][: len(ids)]
+            inputs["attention_mask"] = window_mask(self.network.inputs, words, window.reach)
         states: dict[int, torch.Tensor] = {}
         with pinned_backends(self.device):
             if site == RESIDUAL:
@@ -152,8 +167,8 @@ class TransformerEncoder(BatchedEncoder):
         """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""
         return self.network.forward_flops(lengths, deepest=max(check_arguments(self.info, layers, "mean")))
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        return self.tokenizer.tokenize(sentences)
+    def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
+        return self.tokenizer.tokenize(sentences, scope=scope, by=by)
 
     def _running(self, work: SpanWork) -> Iterator[RunningBatch | None]:
         reach, how, network = work.attention_window, cast(Batching, self.batching), self.network

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from embstore.errors import ModelError
 from embstore.models.batching import Batch, Batching
 from embstore.models.encoder import Tokenized, ragged_indices
 from embstore.models.running import to_device
@@ -33,10 +34,11 @@ class WordWindow:
 
     @classmethod
     def of(cls, tokenized: Tokenized, reach: int) -> WordWindow:
-        """Number the words of all subwords."""
-        n_subwords = np.diff(tokenized.word_indptr)
-        words = np.repeat(np.arange(len(n_subwords), dtype=np.int32), n_subwords)
-        return cls(words, min(reach, len(n_subwords)))  # all words are within any wider window
+        """Take the words of all subwords; raises ModelError if they are not known."""
+        if tokenized.words is None:
+            raise ModelError("an attention window needs the words of the subwords")
+        n_words = int(tokenized.words.max(initial=0)) + 1
+        return cls(tokenized.words.astype(np.int32), min(reach, n_words))  # all words are within any wider window
 
 
 @dataclass(frozen=True)

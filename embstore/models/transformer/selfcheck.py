@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from embstore.errors import ModelError
-from embstore.models.batched import PROBES, TOLERANCE, largest, lengths_of, scales_of
+from embstore.models.batched import PROBES, TOLERANCE, largest, lengths_of, scales_of, word_spans
 from embstore.models.checkpoint import reason
-from embstore.models.encoder import Tokenized, indptr
+from embstore.models.encoder import Tokenized, indptr, ragged_indices
 from embstore.models.transformer.inputs import InputMaker
 from embstore.models.transformer.network import Network
 from embstore.models.transformer.probing import SAME
@@ -20,7 +22,7 @@ LONGEST_CHECKED = 512  # subwords; longer only if attention slides
 LONGEST_SLIDING = 4096
 
 
-def window_mask(maker: InputMaker, words: NDArray[np.int64], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
+def window_mask(maker: InputMaker, words: NDArray[np.integer[Any]], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
     """Return the mask of one sentence for an attention window, written one subword at a time.
 
     `words`: int [n_subwords], the number of the word of each subword.
@@ -102,7 +104,7 @@ def require_own_mask(network: Network, tokenized: Tokenized) -> None:
 
 def _known_ids(network: Network, tokenized: Tokenized) -> NDArray[np.int32]:
     """Return up to 64 different subwords of the sentences, in the order in which they occur."""
-    known = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES)
+    known = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES).tokenized
     ids: NDArray[np.int32] = known.ids[np.sort(np.unique(known.ids, return_index=True)[1])][:64]
     return ids
 
@@ -133,23 +135,19 @@ def with_long_sentences(network: Network, tokenized: Tokenized, longest: int | N
 
     None is longer than `longest` subwords, because no sentence of the extraction is.
     """
-    n_subwords = np.diff(tokenized.word_indptr)
-    ids, lengths = tokenized.ids, n_subwords[n_subwords > 0]
-    if not len(lengths):
-        probes = network.tokenizer.tokenize(PROBES)
-        ids, lengths = probes.ids, np.diff(probes.word_indptr)
-    all_ids, all_words, all_sentences = [tokenized.ids], [n_subwords], [np.diff(tokenized.sentence_indptr)]
+    source = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES).tokenized
+    spans = word_spans(source, None)
+    lengths, start = spans.stop - spans.start, spans.start + source.bounds[spans.sentence]
+    all_ids, all_words = [tokenized.ids], [np.arange(len(tokenized.ids)) if tokenized.words is None else tokenized.words]
     for number, wanted in enumerate(_long_lengths(network, longest)):
         word = number * 7 % len(lengths)  # begin at another word, so that no two long sentences are the same
-        rolled_ids, rolled = np.roll(ids, -int(lengths[:word].sum())), np.roll(lengths, -word)
-        copies = -(-wanted // int(rolled.sum()))
-        ends = np.cumsum(np.tile(rolled, copies))
-        count = max(1, int(np.searchsorted(ends, wanted, side="right")))
-        all_ids.append(np.tile(rolled_ids, copies)[: int(ends[count - 1])])
-        all_words.append(np.tile(rolled, copies)[:count])
-        all_sentences.append(np.array([count]))
-    words, sentences = np.concatenate(all_words), np.concatenate(all_sentences)
-    return Tokenized(np.concatenate(all_ids), indptr(words), indptr(sentences))
+        order = np.resize(np.roll(np.arange(len(lengths)), -word), len(lengths) * -(-wanted // int(lengths.sum())))
+        count = max(1, int(np.searchsorted(np.cumsum(lengths[order]), wanted, side="right")))
+        chosen = lengths[order[:count]]
+        all_ids.append(source.ids[ragged_indices(start[order[:count]], chosen)])
+        all_words.append(np.repeat(np.arange(count), chosen) + 1 + int(all_words[-1].max(initial=0)))
+    bounds = [np.diff(tokenized.bounds), np.array([len(ids) for ids in all_ids[1:]], np.int64)]
+    return Tokenized(np.concatenate(all_ids), indptr(np.concatenate(bounds)), np.concatenate(all_words))
 
 
 def _long_lengths(network: Network, longest: int | None = None) -> list[int]:

@@ -1,32 +1,35 @@
-"""Words to subwords: each distinct word is split once, and sentences are composed from the parts by index."""
+"""Text to subwords: ids and characters as a tokenizer gives them for a text, and the subwords of every word."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import chain, compress, count, islice, pairwise
-from typing import Any, Literal
+from itertools import chain, groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.corpus.sentence import PAIR
+from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
-from embstore.models.encoder import Tokenized, indptr, ragged_indices
-from embstore.spacing import ATTACHED, NUMBERED, numbered
+from embstore.models.encoder import By, Scope, Split, indptr, ragged_indices, word_characters
+from embstore.models.transformer.alignment import Spelling, are_spaces, uncovered
+from embstore.models.transformer.presplit import WordSplitter
 
-MAX_CACHED_WORDS = 1 << 20
-CHECKED_SENTENCES = 64
-SPACED = ("Ġ", "▁")  # how vocabularies spell the space before a word
-
-Mode = Literal["words", "first", "sentences"]
-_Split = tuple[NDArray[np.int32], NDArray[np.int64]]  # ids of all words, and how many each word has
+# White space, punctuation, digits, accents, combining marks, scripts, parts of characters, ligatures and chat marks.
+TEXTS = (
+    "The cat's 1,234 mice,  don't they?",
+    '\tdef f(x):\r\n\t\treturn {"a": x ** 2}  # ok...\n\n',
+    "naïve Straße e\u0301te\u0301, résumé — “quoted” … ﬁﬂ Ⅳ ½ ™",
+    "日本語の文。他們說：你好！ 한국어",
+    "👩‍👩‍👧 ok 🙂🇩🇪, Привет мир! שלום עולם",
+    "a\u00a0b\u3000c\u200bd 3 + 4 = 7; | x | y |",
+)
+WORDS = 'give tokenize="words", by which each word is tokenized by itself'
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Specials:
 
 @dataclass(frozen=True)
 class PairSpecials:
-    """The special subwords between the sentences of a pair, and the token types from there on."""
+    """The special subwords between the texts of a pair, and the token types from there on."""
 
     middle: tuple[int, ...]
     middle_types: tuple[int, ...]
@@ -61,176 +64,96 @@ class PairSpecials:
     suffix_types: tuple[int, ...]
 
 
-class _WordTable:
-    """The subwords of distinct words: `lookup` returns where each word's subwords start in `flat`, and how many."""
-
-    def __init__(self, split: Callable[[list[str]], _Split]) -> None:
-        self._split = split
-        self._reset()
-
-    def _reset(self) -> None:
-        self._index: defaultdict[str, int] = defaultdict(count().__next__)
-        self.flat = np.empty(0, np.int32)
-        self._starts = np.empty(0, np.int64)
-        self._lengths = np.empty(0, np.int64)
-
-    def __contains__(self, word: str) -> bool:
-        return word in self._index
-
-    def lookup(self, words: Iterable[str], total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        if len(self._index) > MAX_CACHED_WORDS:
-            self._reset()
-        types = np.fromiter(map(self._index.__getitem__, words), np.int64, count=total)
-        unseen = len(self._index) - len(self._starts)
-        if unseen:
-            self._add(list(islice(reversed(self._index), unseen))[::-1])
-        return self._starts[types], self._lengths[types]
-
-    def _add(self, words: list[str]) -> None:
-        try:
-            flat, lengths = self._split(words)
-        except BaseException:
-            self._reset()
-            raise
-        starts = len(self.flat) + np.cumsum(lengths) - lengths
-        self.flat = np.concatenate([self.flat, flat])
-        self._starts = np.concatenate([self._starts, starts])
-        self._lengths = np.concatenate([self._lengths, lengths])
-
-
 class SubwordTokenizer:
-    """Splits words into subwords as a transformers tokenizer splits pre-split sentences, but faster.
+    """Splits texts into subwords as a transformers tokenizer does, and finds those of every word.
 
     `tokenizer`: a transformers tokenizer, which this object owns from then on (truncation and padding are switched
-    off). `vocabulary`: the number of subwords that the model knows. `mode`: "words" if a word's subwords never depend
-    on its sentence, "first" if only the first word differs, else "sentences": then nothing is cached. Raises ModelError
-    for a tokenizer that does not fit the model.
+    off). `vocabulary`: the number of subwords that the model knows. `reads_text`: whether it has a fast form, which
+    says which characters a subword has; else it can only split words. Raises ModelError for a tokenizer that does not
+    fit the model.
     """
 
     def __init__(self, tokenizer: Any, *, vocabulary: int) -> None:
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.reads_text = self._backend is not None
         self.vocabulary = vocabulary
-        self._lead = ""
-        self._special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
+        self._aligns = self._checked = False
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
-            self._lead = _restore_space_before_words(self._backend)
-        self._table = _WordTable(self._split_single)
-        self._first: _WordTable | None = None
-        self.mode: Mode = "words"
-        self._choose_mode(PROBES)
-        self._checked = False
+            self._aligns = not self._covers(TEXTS, self._encode(TEXTS))
+        self._check_ids(self.words.split(PROBES)[0][:, 0] if self._backend is None else self._flat_ids(TEXTS))
         self.specials = self._find_specials()
         self.takes_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
 
-    def tokenize(self, sentences: Sequence[Sequence[str]]) -> Tokenized:
-        """Split the words of sentences, each distinct word once; a marked word has no space before it."""
-        if not self._checked and sentences:
-            some = _unmarked(sentences[:CHECKED_SENTENCES])
-            self._choose_mode([[word for word in sentence if not NUMBERED.fullmatch(word)] for sentence in some])
-            self._checked = True
-        sentence_indptr = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
-        if self.mode == "sentences":
-            if any(map(NUMBERED.fullmatch, chain.from_iterable(_unmarked(sentences)))):
-                raise ModelError("the tokenizer splits words by their sentence: it cannot be given subwords as words")
-            ids, lengths = self._split_sentences(_unmarked(sentences))
+    @cached_property
+    def words(self) -> WordSplitter:
+        """Splits each word by itself."""
+        return WordSplitter(self._tokenizer)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """The bytes of each subword; raises ModelError for a slow tokenizer."""
+        if self._backend is None:
+            raise ModelError("the tokenizer has no fast form, which says what the characters of a subword are")
+        return Spelling(self._backend)
+
+    def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
+        """Split sentences; see `Encoder.tokenize`. A document that has ids must be given as a whole."""
+        n_words, starts, stops = word_characters(sentences)
+        marks = np.flatnonzero(starts == stops)  # the words between the texts of pairs
+        if by == "text" and self.reads_text:
+            split, middles = self._split_text(sentences, n_words, starts, stops, marks, scope)
         else:
-            ids, lengths = self._compose(sentences, sentence_indptr)
-        tokenized = Tokenized(ids=ids, word_indptr=indptr(lengths), sentence_indptr=sentence_indptr)
-        if self.mode == "sentences" or PAIR in self._table:
-            marks = np.flatnonzero([word == PAIR for sentence in sentences for word in sentence])
-            return self._with_pairs(tokenized, marks) if len(marks) else tokenized
-        return tokenized
+            split = self._split_words(sentences, n_words, starts)
+            middles = split.first[marks]
+        self._check_ids(split.ids)
+        return self._with_pairs(split, marks, middles, starts[marks]) if len(marks) else split
+
+    def ids(self, text: str) -> list[int]:
+        """Return the subwords of a text, without special ones around it."""
+        if self._backend is not None:
+            return list(self._encode([text])[0].ids)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of subwords, special ones too."""
+        decoder = self._tokenizer if self._backend is None else self._backend
+        return str(decoder.decode(list(ids), skip_special_tokens=False))
+
+    def cut_is_exact(self, left: str, right: str) -> bool:
+        """Return whether two texts have the same subwords, each by itself, as both together."""
+        both, *parts = (encoding.ids for encoding in self._encode([left + right, left, right]))
+        return bool(both == list(chain(*parts)))
 
     @cached_property
     def pair(self) -> PairSpecials:
-        """What is put between the sentences of a pair; raises ModelError if the tokenizer has no form for pairs."""
-        words = [word for sentence in PROBES for word in sentence]
-        if self._backend is not None and self.mode == "words":
-            first, second = [one for one in self._encode([[word] for word in words]) if one.ids][:2]
-            both = [[self._lead + word] for word in words if self._encode([[word]])[0].ids][:2]
-            encoding = self._backend.encode(*both, is_pretokenized=True, add_special_tokens=True)
+        """What is put between the texts of a pair; raises ModelError if the tokenizer has no form for pairs."""
+        if self._backend is not None:
+            first, second = (encoding.ids for encoding in self._encode(TEXTS[:2]))
+            encoding = self._backend.encode(*TEXTS[:2], add_special_tokens=True)
             ids, types, specials = encoding.ids, encoding.type_ids, self.specials
-            begin = len(specials.prefix) + len(first.ids)
+            begin = len(specials.prefix) + len(first)
             stop = len(ids) - len(specials.suffix)
-            end = stop - len(second.ids)
-            if ids == [*specials.prefix, *first.ids, *ids[begin:end], *second.ids, *specials.suffix]:
+            end = stop - len(second)
+            if ids == [*specials.prefix, *first, *ids[begin:end], *second, *specials.suffix]:
                 return PairSpecials(tuple(ids[begin:end]), tuple(types[begin:end]), types[end], tuple(types[stop:]))
         raise ModelError("the tokenizer has no known form for pairs of sentences: give each sentence on its own")
 
-    def _with_pairs(self, tokenized: Tokenized, marks: NDArray[np.int64]) -> Tokenized:
-        """Replace the subwords of the words PAIR, `marks`, by the special subwords between sentences."""
-        pair, lengths = self.pair, np.diff(tokenized.word_indptr)
-        words = np.setdiff1d(np.arange(len(lengths)), marks)
-        source = ragged_indices(tokenized.word_indptr[words], lengths[words])
-        lengths[marks] = len(pair.middle)
-        bounds = indptr(lengths)
-        ids, types = np.empty(bounds[-1], np.int32), np.full(bounds[-1], self.specials.body_type, np.int64)
-        ids[ragged_indices(bounds[words], lengths[words])] = tokenized.ids[source]
-        places = bounds[marks][:, None] + np.arange(len(pair.middle))
-        ids[places] = pair.middle
-        ends = tokenized.sentence_indptr[np.searchsorted(tokenized.sentence_indptr, marks, "right")]
-        types[ragged_indices(bounds[marks + 1], bounds[ends] - bounds[marks + 1])] = pair.second_type
-        types[places] = pair.middle_types
-        return Tokenized(ids, bounds, tokenized.sentence_indptr, types)
+    def pair_types(
+        self, bounds: NDArray[np.int64], first: NDArray[np.int64], last: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return the token types of sentences of which some are pairs; see `Encoder.pair_types`."""
+        types = np.full(int(bounds[-1]), self.specials.body_type, np.int64)
+        ends = bounds[np.searchsorted(bounds, first, "right")]
+        types[ragged_indices(last, ends - last)] = self.pair.second_type
+        types[ragged_indices(first, last - first)] = np.tile(self.pair.middle_types, len(first))
+        return types
 
     def subword_text(self, index: int) -> str:
         """Return the spelling of a subword in the vocabulary."""
         return str(self._tokenizer.convert_ids_to_tokens(int(index)))
-
-    def words_of(self, ids: Sequence[int], *, cut: int) -> tuple[list[str], list[int]]:
-        """Return marked words whose subwords are `ids`, and the first subword of each; none has both sides of `cut`.
-
-        They are the words of the text as far as these have the same subwords: a word that has others is broken into
-        its subwords, and a subword without a spelling of its own is its number (`embstore.spacing.numbered`). Raises
-        ModelError for a tokenizer whose words depend on their sentence.
-        """
-        if self._backend is None:
-            raise ModelError("the tokenizer has no fast form, which subwords as words need")
-        given = np.array(ids, np.int32)
-        texts = [self._backend.decode([index], skip_special_tokens=False) for index in ids]
-        spaced = [self.subword_text(index).startswith(SPACED) for index in ids]
-        starts = [
-            at
-            for at in range(len(ids))
-            if at in (0, cut) or spaced[at] or not _belong_together(texts[at - 1], texts[at])
-        ]
-        pieces = list(pairwise([*starts, len(ids)]))
-        numbers: set[int] = set()
-        while True:
-            words = [
-                numbered(ids[start], self.sha256())
-                if start in numbers or (word := self._spelled(ids[start:stop])) is None
-                else ATTACHED + word
-                if start and not spaced[start]
-                else word
-                for start, stop in pieces
-            ]
-            found = self.tokenize([words])
-            runs = list(pairwise(found.word_indptr.tolist()))
-            wrong = [
-                piece
-                for piece, run in zip(pieces, runs, strict=True)
-                if not np.array_equal(found.ids[slice(*run)], given[slice(*piece)])
-            ]
-            if not wrong:
-                return words, [start for start, _ in pieces]
-            numbers.update(start for start, stop in wrong if stop == start + 1)
-            broken = {start for start, _ in wrong}
-            pieces = [
-                part
-                for start, stop in pieces
-                for part in (pairwise(range(start, stop + 1)) if start in broken else [(start, stop)])
-            ]
-
-    def _spelled(self, ids: Sequence[int]) -> str | None:
-        """Return the spelling of subwords without a space before it; None if it cannot be a word."""
-        assert self._backend is not None
-        word = str(self._backend.decode(list(ids), skip_special_tokens=False)).removeprefix(" ")
-        no_word = not word or " " in word or ATTACHED in word or word == PAIR or NUMBERED.fullmatch(word)
-        return None if no_word else word
 
     def sha256(self) -> str:
         """Return a hash of everything that decides how text becomes ids."""
@@ -240,202 +163,231 @@ class SubwordTokenizer:
     def _sha256(self) -> str:
         if self._backend is not None:
             description = json.loads(self._backend.to_str())
+            description["encode_special_tokens"] = bool(getattr(self._backend, "encode_special_tokens", False))
         else:
             description = {"class": type(self._tokenizer).__name__, "vocab": self._tokenizer.get_vocab()}
-        canonical = json.dumps([description, asdict(self.specials), self._lead], sort_keys=True)
+        canonical = json.dumps([description, asdict(self.specials)], sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def _compose(self, sentences: Sequence[Sequence[str]], sentence_indptr: NDArray[np.int64]) -> _Split:
-        starts, lengths = self._table.lookup(chain.from_iterable(sentences), int(sentence_indptr[-1]))
-        flat = self._table.flat
-        if self._first is not None:
-            heads = sentence_indptr[:-1][np.diff(sentence_indptr) > 0]
-            first_words = [sentence[0] for sentence in sentences if len(sentence)]
-            first_starts, lengths[heads] = self._first.lookup(first_words, len(first_words))
-            starts[heads] = first_starts + len(flat)
-            flat = np.concatenate([flat, self._first.flat])
-        return flat[ragged_indices(starts, lengths)], lengths
-
-    @cached_property
-    def _unspaced(self) -> Any:
-        """The tokenizer that puts no space before a word, for words that follow without one."""
-        assert self._backend is not None
-        description = json.loads(self._backend.to_str())
-        steps = [description["normalizer"], description["pre_tokenizer"]]
-        before = json.dumps(steps)
-        _put_no_space(steps)
-        is_other = json.dumps(steps) != before
-        return type(self._backend).from_str(json.dumps(description)) if is_other else self._backend
-
-    def _choose_mode(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Compare composed words with the tokenizer's own encoding of whole sentences, and choose the mode."""
-        sentences = [sentence for sentence in sentences if len(sentence)]
-        expected = self._split_sentences(sentences)
-        bounds = indptr(np.fromiter(map(len, sentences), np.int64, count=len(sentences)))
-        while self.mode != "sentences":
-            ids, lengths = self._compose(sentences, bounds)
-            if np.array_equal(ids, expected[0]) and (self._backend is None or np.array_equal(lengths, expected[1])):
-                return
-            if self.mode == "words":
-                self.mode = "first"
-                self._first = _WordTable(self._split_single)
-                self._table = _WordTable(self._split_inner)
-            elif self._backend is not None:
-                self.mode = "sentences"
-            else:  # a slow tokenizer does not report which subword belongs to which word: split words one by one
-                self.mode, self._first, self._table = "words", None, _WordTable(self._split_single)
-                return
-
-    def _encode(self, sentences: list[list[str]]) -> list[Any]:
-        assert self._backend is not None
-        if self._lead:
-            sentences = [[self._with_lead(word) for word in sentence] for sentence in sentences]
-        return list(self._backend.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False))
-
-    def _with_lead(self, word: str) -> str:
-        """Return a word as it follows a space; special tokens are written without one."""
-        return word if word in self._special else self._lead + word
-
-    def _encode_slowly(self, words: Sequence[str]) -> list[int]:
-        encoded = self._tokenizer(list(words), is_split_into_words=True, add_special_tokens=False)
-        ids: list[int] = encoded["input_ids"]
-        return ids
-
-    def _split_single(self, words: list[str]) -> _Split:
-        """Split words, each as a sentence of one word."""
+    def _encode(self, texts: Sequence[str]) -> list[Any]:
         if self._backend is None:
-            return self._flat([self._encode_slowly([word.removeprefix(ATTACHED)]) for word in words])
-        return self._merged(words, lambda plain: [each.ids for each in self._encode([[word] for word in plain])])
+            raise ModelError("the tokenizer has no fast form, which texts need")
+        return list(self._backend.encode_batch(list(texts), add_special_tokens=False))
 
-    def _merged(self, words: list[str], split_plain: Callable[[list[str]], list[list[int]]]) -> _Split:
-        """Split words, with `split_plain` those that are not attached."""
-        marked = [word.startswith(ATTACHED) for word in words]
-        bare = [[word.removeprefix(ATTACHED)] for word in compress(words, marked)]
-        attached = iter(self._unspaced.encode_batch(bare, is_pretokenized=True, add_special_tokens=False))
-        plain = iter(split_plain([word for word, mark in zip(words, marked, strict=True) if not mark]))
-        found = [next(attached).ids if mark else next(plain) for mark in marked]
-        for at, word in enumerate(words):
-            if (given := NUMBERED.fullmatch(word.removeprefix(ATTACHED))) is not None:
-                found[at] = [self._given(given)]
-        return self._flat(found)
+    def _flat_ids(self, texts: Sequence[str]) -> NDArray[np.int32]:
+        return np.fromiter(chain.from_iterable(encoding.ids for encoding in self._encode(texts)), np.int32)
 
-    def _given(self, word: re.Match[str]) -> int:
-        """Return the subword whose number a word is; raises ModelError for one of another tokenizer."""
-        if not self.sha256().startswith(word[2]):
+    def _check_ids(self, ids: NDArray[np.int32]) -> None:
+        if len(ids) and not 0 <= int(ids.min()) <= (largest := int(ids.max())) < self.vocabulary:
             raise ModelError(
-                f"the word {word[0]!r} is a subword of another tokenizer: take the model that generated the text"
-            )
-        return int(word[1])
-
-    def _split_inner(self, words: list[str]) -> _Split:
-        """Split words, each as the second word of a sentence."""
-        if self._backend is None:
-            skipped = len(self._encode_slowly(["a"]))
-            return self._flat([self._encode_slowly(["a", word.removeprefix(ATTACHED)])[skipped:] for word in words])
-        return self._merged(
-            words,
-            lambda plain: [
-                [index for index, word in zip(encoding.ids, encoding.word_ids, strict=True) if word == 1]
-                for encoding in self._encode([["a", word] for word in plain])
-            ],
-        )
-
-    def _split_sentences(self, sentences: Sequence[Sequence[str]]) -> _Split:
-        """Split whole sentences; with a slow tokenizer the lengths are those of sentences, not of words."""
-        if self._backend is None:
-            return self._flat([self._encode_slowly(sentence) for sentence in sentences])
-        encodings = self._encode([list(sentence) for sentence in sentences])
-        lengths = [
-            np.bincount(np.array(encoding.word_ids, np.int64), minlength=len(sentence))
-            for encoding, sentence in zip(encodings, sentences, strict=True)
-        ]
-        ids, _ = self._flat([encoding.ids for encoding in encodings])
-        return ids, np.concatenate(lengths) if lengths else np.empty(0, np.int64)
-
-    def _flat(self, ids: list[list[int]]) -> _Split:
-        lengths = np.fromiter(map(len, ids), np.int64, count=len(ids))
-        flat = np.fromiter(chain.from_iterable(ids), np.int32, count=int(lengths.sum()))
-        if len(flat) and int(flat.max()) >= self.vocabulary:
-            largest = int(flat.max())
-            raise ModelError(
-                f"the tokenizer returns the id {largest} ({self.subword_text(largest)!r}), the model has only "
+                f"there is a subword of the id {largest} ({self.subword_text(largest)!r}), the model has only "
                 f"{self.vocabulary} embeddings; use the tokenizer that belongs to the model"
             )
-        return flat, lengths
+
+    def _split_words(
+        self, sentences: Sequence[Sentence], n_words: NDArray[np.int64], starts: NDArray[np.int64]
+    ) -> Split:
+        rows, lengths = self.words.split(sentences)
+        bounds = indptr(lengths)
+        begin, end = (rows[:, column] + np.repeat(starts, lengths).astype(np.int32) for column in (1, 2))
+        return Split(np.ascontiguousarray(rows[:, 0]), bounds[n_words], n_words, bounds[:-1], bounds[1:], begin, end)
+
+    def _split_text(
+        self,
+        sentences: Sequence[Sentence],
+        n_words: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+        marks: NDArray[np.int64],
+        scope: Scope,
+    ) -> tuple[Split, NDArray[np.int64]]:
+        """Split texts; also returns before which subword the second text of each pair begins.
+
+        Characters are counted over the texts of all sentences, one after another.
+        """
+        pieces = indptr(np.fromiter((len(sentence.text) for sentence in sentences), np.int64, len(sentences)))
+        owners = np.searchsorted(n_words, marks, "right") - 1
+        pairs = dict(zip(owners.tolist(), starts[marks].tolist(), strict=True))
+        texts, members, seconds = _texts(sentences, scope, pairs)
+        firsts, lasts, offsets, _ = zip(*members, strict=True) if members else ((), (), (), ())
+        ids, lengths, begin, end = self._characters(texts, {n: m[3].ids for n, m in enumerate(members) if m[3]})
+        base = pieces[np.array(firsts, np.int64)] + np.array(offsets, np.int64)
+        begin, end = (side + np.repeat(base, lengths) for side in (begin, end))
+
+        blank = np.isin(ids, self._blank)
+        spaces = are_spaces("".join(sentence.text for sentence in sentences))
+        following = np.append(np.where(spaces, len(spaces), np.arange(len(spaces))), len(spaces))
+        following = np.minimum.accumulate(following[::-1])[::-1]  # the next character that is no white space
+        no_space = np.minimum(following[begin], end)
+        blank |= no_space == end
+        begin = np.where(blank, begin, no_space)
+        end = np.where(blank, begin, end)
+
+        ordered = np.maximum.accumulate(begin)
+        owner = np.searchsorted(pieces, ordered, "right") - 1
+        owner = np.clip(owner, *(np.repeat(np.array(side, np.int64), lengths) for side in (firsts, lasts)))
+        bounds = np.searchsorted(owner, np.arange(len(sentences) + 1))
+        shift = np.repeat(pieces[:-1], np.diff(n_words))
+        first = np.searchsorted(np.maximum.accumulate(end), starts + shift, "right")
+        last = np.maximum(first, np.searchsorted(ordered, stops + shift, "left"))
+        begin, end = ((side - pieces[owner]).astype(np.int32) for side in (begin, end))
+        return Split(ids, bounds, n_words, first, last, begin, end), indptr(lengths)[seconds]
+
+    @cached_property
+    def _blank(self) -> NDArray[np.int32]:
+        """The subwords that are spelled as a space alone, whatever characters the tokenizer says that they have."""
+        pieces = self._tokenizer.get_vocab().items()
+        return np.array([index for piece, index in pieces if piece and not piece.strip("▁")], np.int32)
+
+    def _characters(
+        self, texts: Sequence[str], given: Mapping[int, Sequence[int]]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the ids of texts, how many each has, and where the characters of each subword begin and end in it.
+
+        `given`: the ids of some of the texts.
+        """
+        encodings = self._encode(texts)
+        if not self._checked and texts:
+            self._aligns = self._aligns or not self._covers(texts, encodings)
+            self._checked = True
+        ids = [encoding.ids for encoding in encodings]
+        if self._aligns:
+            offsets = [self.spelling.places(text, each) for text, each in zip(texts, ids, strict=True)]
+        else:
+            offsets = [encoding.offsets for encoding in encodings]
+        for number, own in given.items():
+            offsets[number] = self._own_places(texts[number], own, ids[number], offsets[number])
+            ids[number] = own
+        if wrong := [number for number, places in enumerate(offsets) if places is None]:
+            what = "the tokenizer does not say which characters its subwords have, nor are they spelled as the text"
+            if wrong[0] in given:
+                what = "the ids of a document are not subwords of its text"
+            raise ModelError(f"{what}, {texts[wrong[0]][:40]!r}: {WORDS}")
+        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+        total = int(lengths.sum())
+        places = np.fromiter(chain.from_iterable(chain.from_iterable(offsets)), np.int64, 2 * total)
+        flat = np.fromiter(chain.from_iterable(ids), np.int32, total)
+        return flat, lengths, places[::2], places[1::2]
+
+    def _own_places(
+        self, text: str, own: Sequence[int], ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
+    ) -> Sequence[Sequence[int]] | None:
+        """Return the characters of the subwords that a document has; `ids`, `offsets`: those of the tokenizer.
+
+        They are spelled as the text, or are first the same as those of the tokenizer, for a prompt that it normalizes.
+        """
+        if (places := self.spelling.places(text, own)) is not None or offsets is None:
+            return places
+        same = 0
+        while same < min(len(own), len(ids)) and own[same] == ids[same]:
+            same += 1
+        for cut in range(same, max(0, same - 8), -1):  # a subword shares its characters with few others
+            at = offsets[cut - 1][1]
+            if (rest := self.spelling.places(text[at:], own[cut:])) is not None:
+                return [*offsets[:cut], *((start + at, stop + at) for start, stop in rest)]
+        return None
+
+    def _covers(self, texts: Sequence[str], encodings: Sequence[Any]) -> bool:
+        """Return whether offsets ascend and cover every character that is no white space and is not left out."""
+        return all(
+            all(map(self._is_left_out, uncovered(text, encoding.offsets)))
+            for text, encoding in zip(texts, encodings, strict=True)
+        )
+
+    def _is_left_out(self, characters: str) -> bool:
+        """Return whether the last of one or two characters has no subword of its own, or is composed with the first."""
+        normalizer = self._backend.normalizer  # type: ignore[union-attr]
+        last = characters[-1:]
+        changed = normalizer is not None and last not in normalizer.normalize_str(characters)
+        return last != "" and (changed or not self._encode([last])[0].ids)
+
+    def _with_pairs(
+        self, split: Split, marks: NDArray[np.int64], middles: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> Split:
+        """Put special subwords between the texts of pairs, before the subwords `middles`: those of the words `marks`."""
+        pair = self.pair
+        count, sentence = len(pair.middle), np.searchsorted(split.indptr, marks, "right") - 1
+        at = np.repeat(middles, count)
+        ids = np.insert(split.ids, at, np.tile(np.array(pair.middle, np.int32), len(marks)))
+        start, stop = (np.insert(side, at, np.repeat(places, count)) for side in (split.start, split.stop))
+        bounds = split.bounds + count * np.searchsorted(sentence, np.arange(len(split.bounds)))
+        shift = count * np.searchsorted(marks, np.arange(len(split.first)))
+        first, last = split.first + shift, split.last + shift
+        first[marks] = middles + count * np.arange(len(marks))
+        last[marks] = first[marks] + count
+        types = self.pair_types(bounds, first[marks], last[marks])
+        return Split(ids, bounds, split.indptr, first, last, start, stop, types)
 
     def _find_specials(self) -> Specials:
-        """Find what is added around a few probe sentences; it must always be the same."""
-        words = [word for sentence in PROBES for word in sentence]
-        if self._backend is not None:
-            encodings = self._encode([[word] for word in words])
-            words = [word for word, encoding in zip(words, encodings, strict=True) if encoding.ids]
-        found = {self._specials_of(sentence) for sentence in (words[:1], words[1:2], words)}
+        """Find what is added around a few probes; it must always be the same."""
+        if self._backend is None:
+            words = [word for sentence in PROBES for word in sentence.words]
+            found = {self._specials_of_words(some) for some in (words[:1], words[1:2], words)}
+        else:
+            found = set(map(self._specials_of, TEXTS))
         if len(found) != 1:
             raise ModelError("the tokenizer's special subwords depend on the sentence; this is not supported")
         return found.pop()
 
-    def _specials_of(self, words: list[str]) -> Specials:
-        special: list[int] = []
-        if self._backend is not None:
-            encoding = self._backend.encode(
-                list(map(self._with_lead, words)), is_pretokenized=True, add_special_tokens=True
-            )
-            ids, types, special = encoding.ids, encoding.type_ids, encoding.special_tokens_mask
-            body = self._encode([words])[0].ids
-        else:
-            encoded = self._tokenizer(words, is_split_into_words=True, return_token_type_ids=True)
-            ids, types = encoded["input_ids"], encoded["token_type_ids"]
-            body = self._encode_slowly(words)
+    def _specials_of(self, text: str) -> Specials:
+        assert self._backend is not None
+        encoding = self._backend.encode(text, add_special_tokens=True)
+        special = encoding.special_tokens_mask
         start = special.index(0) if 0 in special else 0
-        while ids[start : start + len(body)] != body:
-            start += 1
-            if start > len(ids):
-                raise ModelError("the tokenizer changes a sentence's subwords when it adds special ones")
-        stop = start + len(body)
-        body_type = types[start] if body else 0
-        return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
+        return _around(encoding.ids, encoding.type_ids, self.ids(text), start)
+
+    def _specials_of_words(self, words: list[str]) -> Specials:
+        encoded = self._tokenizer(words, is_split_into_words=True, return_token_type_ids=True)
+        body = self._tokenizer(words, is_split_into_words=True, add_special_tokens=False)["input_ids"]
+        return _around(encoded["input_ids"], encoded["token_type_ids"], body, 0)
 
 
-def _belong_together(before: str, after: str) -> bool:
-    """Return whether two subwords are parts of one word: both have letters where they meet, or parts of a character."""
-    halves = "\ufffd"
-    return halves in before + after or (before[-1:].isalnum() and after[:1].isalnum())
+def _around(ids: list[int], types: list[int], body: list[int], start: int) -> Specials:
+    """Return what is around the subwords `body` in `ids`; there are none of them before `start`."""
+    while ids[start : start + len(body)] != body:
+        start += 1
+        if start > len(ids):
+            raise ModelError("the tokenizer changes a sentence's subwords when it adds special ones")
+    stop = start + len(body)
+    body_type = types[start] if body else 0
+    return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
 
 
-def _unmarked(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
-    return [[word.removeprefix(ATTACHED) for word in sentence] for sentence in sentences]
+_Member = tuple[int, int, int, Document | None]
 
 
-def _put_no_space(step: Any) -> None:
-    """Change the description of a tokenizer's step, and of the steps in it, so that it puts no space before a text."""
-    if isinstance(step, dict):
-        if step.get("type") == "Prepend":
-            step["prepend"] = ""
-        if "add_prefix_space" in step:
-            step["add_prefix_space"] = False
-        if "prepend_scheme" in step:
-            step["prepend_scheme"] = "never"
-        for part in step.values():
-            _put_no_space(part)
-    elif isinstance(step, list):
-        for part in step:
-            _put_no_space(part)
+def _texts(
+    sentences: Sequence[Sentence], scope: Scope, pairs: Mapping[int, int]
+) -> tuple[list[str], list[_Member], NDArray[np.int64]]:
+    """Return the texts that a tokenizer is given at a time, of which sentences each is, and the second ones of pairs.
 
-
-def _restore_space_before_words(backend: Any) -> str:
-    """Give pre-split words the space in front of them that byte-level BPE treats as part of their spelling.
-
-    A byte-level step that is alone can add the space itself. After another step it would add one to every part of a
-    word, so the returned string is to be put in front of each word instead.
+    Those are: the first and the last sentence, the character of the first with which the text begins, and the document
+    if that has ids. `pairs`: the numbers of sentences that are pairs, and the character between their texts.
     """
-    step = json.loads(backend.to_str()).get("pre_tokenizer") or {}
-    if step.get("type") == "ByteLevel":
-        backend.pre_tokenizer.add_prefix_space = True
-        return ""
-    nested = [step]
-    while nested:
-        step = nested.pop()
-        if step.get("type") == "ByteLevel":
-            return " "
-        nested += step.get("pretokenizers", [])
-    return ""
+    texts, members, seconds = list[str](), list[_Member](), list[int]()
+
+    def key(number: int) -> int:
+        document = sentences[number].document
+        together = document is not None and (scope == "document" or document.ids is not None) and number not in pairs
+        return id(document) if together else -1 - number
+
+    for same, group in groupby(range(len(sentences)), key):
+        first = last = next(group)
+        sentence = sentences[first]
+        if same >= 0:
+            parts = [sentence.text, *(sentences[last := number].text for number in group)]
+            texts.append("".join(parts))
+            given = sentence.document if sentence.document and sentence.document.ids is not None else None
+            members.append((first, last, 0, given))
+        elif first in pairs:
+            at = pairs[first]
+            texts += sentence.text[sentence.start : at], sentence.text[at + 1 : sentence.stop]
+            members += (first, last, sentence.start, None), (first, last, at + 1, None)
+            seconds.append(len(texts) - 1)
+        elif scope == "document":
+            texts.append(sentence.text)
+            members.append((first, last, 0, None))
+        else:
+            texts.append(str(sentence))
+            members.append((first, last, sentence.start, None))
+    return texts, members, np.array(seconds, np.int64)

@@ -16,12 +16,10 @@ from embstore.errors import InvalidValueError, quoted
 from embstore.probes.control import ControlTask
 from embstore.probes.edges.batches import EdgeSplit
 from embstore.probes.splits import SPLITS
-from embstore.spacing import spaced
 from embstore.store import Store
 
 Edges = str | os.PathLike[str] | Iterable[EdgeSentence]
 UNITS = ("word", "subword")
-N_TEXTS = 4096  # texts of a store in memory at a time
 
 
 @dataclass(frozen=True)
@@ -131,19 +129,16 @@ class _Found:
         listed = _with_targets(edges, what)
         stored = _Sentences(store, {" ".join(sentence.words) for sentence in listed})
         for sentence in listed:
-            start, position = stored.find(sentence.words, what)
+            begin, end = stored.find(sentence.words, what)
             for target in sentence.targets:
                 spans = [target.span1] if target.span2 is None else [target.span1, target.span2]
-                ends = [np.searchsorted(position, span).tolist() for span in spans]
-                if any(low == high for low, high in ends):
+                found = [(int(begin[first]), int(end[last - 1])) for first, last in spans]
+                if any(start >= stop for start, stop in found):
                     n_missing += 1
                     continue
-                n_partial += any(
-                    len(np.unique(position[low:high])) < stop - begin
-                    for (begin, stop), (low, high) in zip(spans, ends, strict=True)
-                )
+                n_partial += any((begin[slice(*span)] == end[slice(*span)]).any() for span in spans)
                 self.targets.append(target)
-                self._spans.append([(start + low, start + high) for low, high in ends])
+                self._spans.append(found)
             if len(self.targets) > self._first[-1]:
                 self.sentences.append(sentence)
                 self._first.append(len(self.targets))
@@ -209,22 +204,22 @@ class _Sentences:
         self._are_words = require_unit(store) == "word"
         self._form = cache(store.index.words.__getitem__)
         self._numbers: dict[str, int] = {}
-        for start in range(0, len(self._index.texts), N_TEXTS):
-            stop = min(start + N_TEXTS, len(self._index.texts))
-            for number, text in enumerate(self._index.texts.slice(start, stop), start):
-                if (words := spaced(text)) in texts:
-                    self._numbers.setdefault(words, number)
+        for number, words in enumerate(self._index.text.spaced(0, len(self._index.text))):
+            if words in texts:
+                self._numbers.setdefault(words, number)
 
-    def find(self, words: Sequence[str], what: str) -> tuple[int, NDArray[np.int32]]:
-        """Return the first row of a sentence, and the word of each of its rows, int32 [rows], ascending.
+    def find(self, words: Sequence[str], what: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows `[begin, end)` of each word of a sentence, int64 [words] each.
 
-        Raises InvalidValueError for a sentence that is not in the store, or that has other words there.
+        Words may share a subword. Raises InvalidValueError for a sentence that is not in the store, or that has other
+        words there.
         """
         text, index = " ".join(words), self._index
         advice = "give the store of these sentences, split into the same words"
         if text not in self._numbers:
             raise InvalidValueError(f"{what}: {quoted(text)} is not a sentence of {self._store.path}: {advice}")
-        start, stop = index.indptr[self._numbers[text] : self._numbers[text] + 2].tolist()
+        number = self._numbers[text]
+        start, stop = index.indptr[number : number + 2].tolist()
         position = np.asarray(index.position[start:stop])
         if (np.diff(position) < 0).any() or position[-1:].max(initial=-1) >= len(words):
             raise InvalidValueError(f"{what}: {quoted(text)}: the store's positions are not those of its words")
@@ -234,7 +229,13 @@ class _Sentences:
                 raise InvalidValueError(
                     f"{what}: word {place} of {quoted(text)} is {words[place]!r}, in the store {form!r}: {advice}"
                 )
-        return start, position
+        if index.subword is None:
+            rows, first, last = position, np.arange(len(words)), np.arange(1, len(words) + 1)
+        else:
+            own = slice(*index.text.word_indptr[number : number + 2].tolist())
+            rows, first = np.asarray(index.subword[start:stop]), index.text.word_subword[own]
+            last = first + index.text.word_subwords[own]
+        return start + np.searchsorted(rows, first), start + np.searchsorted(rows, last)
 
 
 def require_unit(store: Store) -> str:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from embstore.corpus.trees import Tree, tree_depths, tree_distances
 from embstore.errors import InvalidValueError, quoted
-from embstore.spacing import spaced
 from embstore.store import Store
 from embstore.store.reading.ahead import read_ahead
 
@@ -60,8 +59,9 @@ class SentenceFinder:
             )
         self.store = store
         self._numbers: dict[str, list[int]] = {}
-        for number, text in enumerate(store.index.texts):
-            self._numbers.setdefault(spaced(text), []).append(number)
+        text = store.index.text
+        for number, words in enumerate(text.spaced(0, len(text))):
+            self._numbers.setdefault(words, []).append(number)
 
     def treebank(self, trees: Sequence[Tree], *, split: str = "trees") -> Treebank:
         """Return the trees whose sentence is stored with a row for each word; raises InvalidValueError for none."""
