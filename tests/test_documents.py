@@ -21,15 +21,7 @@ import embstore as es
 from tests.documents import PAGES, Block, blocks, write_folder
 from tests.object_server import bucket_environment
 
-NEEDS = {
-    "models from a hub",
-    "a GPU",
-    "a cluster",
-    "a fresh machine",
-    "minutes",
-    "hours",
-    "sae-lens",
-}
+NEEDS = {"models from a hub", "a GPU", "a cluster", "a fresh machine", "minutes", "hours", "sae-lens"}
 
 
 def test_the_examples_are_found() -> None:

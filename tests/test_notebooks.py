@@ -46,11 +46,7 @@ def show(path: str) -> None:
 
 
 def test_there_are_three_without_outputs() -> None:
-    assert [path.stem for path in NOTEBOOKS] == [
-        "senses_in_a_novel",
-        "sparse_autoencoder",
-        "syntax_in_a_treebank",
-    ]
+    assert [path.stem for path in NOTEBOOKS] == ["senses_in_a_novel", "sparse_autoencoder", "syntax_in_a_treebank"]
     for path in NOTEBOOKS:
         notebook = json.loads(path.read_text("utf-8"))
         assert not [cell for cell in notebook["cells"] if cell.get("outputs") or cell.get("execution_count")]

@@ -47,7 +47,6 @@ def test_a_store_is_read_without_the_extras(tmp_path: Path) -> None:
     word = open_store(tmp_path / "store.zarr").index.words[0]
     arguments = [str(tmp_path / "store.zarr"), str(tmp_path / "copy.h5"), word]
     done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (
-        0,
-        'this needs the package torch: pip install "embstore[extract]"\n',
-    ), done.stderr
+    assert (done.returncode, done.stdout) == (0, 'this needs the package torch: pip install "embstore[extract]"\n'), (
+        done.stderr
+    )

@@ -139,10 +139,7 @@ def test_baselines_and_counts_need_no_model(plain: tuple[str, Plain], models: di
 
 
 def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> None:
-    options: dict[str, Any] = {
-        "model": models["bert"],
-        "statistics": ["shares", "entropy"],
-    }
+    options: dict[str, Any] = {"model": models["bert"], "statistics": ["shares", "entropy"]}
     whole = es.attention(SENTENCES[:4], **options).frame
     part = es.attention(SENTENCES[:4], layers=[-1, 1], heads=[2, 0], **options).frame
     assert part["layer"].unique().sort().to_list() == [1, 3]
@@ -240,14 +237,7 @@ def test_bad_input_is_one_line(options: dict[str, Any], says: str, models: dict[
 
 
 def test_the_order_of_results_is_fixed() -> None:
-    assert list(STATISTICS) == [
-        "shares",
-        "entropy",
-        "patterns",
-        "relations",
-        "trees",
-        "coreference",
-    ]
+    assert list(STATISTICS) == ["shares", "entropy", "patterns", "relations", "trees", "coreference"]
 
 
 def test_a_model_whose_batches_have_other_maps_is_refused(

@@ -38,7 +38,7 @@ def stores(folder: Work) -> None:
     write_list(folder / "train.tsv", train)
     write_list(folder / "test.tsv", test)
     write_list(folder / "lonely.tsv", {word: ["food"] for word in train} | {"word 0": ["place"]})
-    edges = edge_store.make(folder / "edges.zarr", sentences=40, layers=(0, 1, 3), planted=1)
+    edges = edge_store.make(folder / "edges.zarr", sentences=60, layers=(0, 1, 3), planted=1)
     edges.write(folder / "colours")
     trees = tree_store.make(folder / "trees.zarr", sentences=40)
     tree_store.make(folder / "narrow.zarr", sentences=40, width=16)
@@ -181,7 +181,7 @@ def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     ran = folder.run(*ask, "--seeds", "0,1", "--plot", "bits.svg", "--out", "bits.csv")
     assert ran.status == 0
     first, second = ran.err.splitlines()
-    assert first == "embstore: colours: train: blocks end at 1, 2, 3, 6, 12, 24 sentences"
+    assert first == "embstore: colours: train: blocks end at 1, 2, 4, 9, 18, 36 sentences"
     assert "all blocks: the last epoch (2) ended the training of 40 of 40 probes" in second
     lines = ran.out.splitlines()
     assert lines[0] == "code lengths in kbit, and how many times shorter than the uniform code"

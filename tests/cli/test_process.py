@@ -59,11 +59,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
-    number: signal.Signals,
-    long_corpus: Path,
-    tmp_path: Path,
-    run: Callable[..., Ran],
-    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, long_corpus: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()

@@ -17,11 +17,7 @@ from tests.cli.conftest import Work
         ("zhao2020 corpus.txt -m model", "context_windows = [0, 2]", "full"),
         ("zhao2020 corpus.txt -m model", "traces = 3", "traces is not a setting"),
         ("zhao2020 corpus.txt -m model", "", "train"),
-        (
-            "tenney2019 tasks -m model -m other/model",
-            "",
-            "'model' cannot name a file of its own: give NAME=MODEL",
-        ),
+        ("tenney2019 tasks -m model -m other/model", "", "'model' cannot name a file of its own: give NAME=MODEL"),
         ("tenney2019 tasks -m a:b", "", "'a:b' cannot name a file of its own: give NAME=MODEL"),
         ("zhao2020 corpus.txt -m model", 'kind = "letter"', "letter"),
         ("tenney2019 tasks -m =", "", "--model '=': '' cannot name"),

@@ -28,10 +28,7 @@ def test_idle_threads_sleep(run: Callable[..., Ran], variables: Callable[[], dic
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
 def test_what_the_user_has_set_stays(
-    run: Callable[..., Ran],
-    variables: Callable[[], dict[str, str]],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    run: Callable[..., Ran], variables: Callable[[], dict[str, str]], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "7")
     assert run("--version").status == 0

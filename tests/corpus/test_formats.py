@@ -61,12 +61,7 @@ def test_conllu(tmp_path: Path) -> None:
     first, second = map(plain, read(tmp_path, "a.conllu", text.replace("\n", "\r\n")))
     assert first == (
         ["ca", "n't"],
-        {
-            "upos": ["AUX", "PART"],
-            "xpos": ["MD", "RB"],
-            "lemma": ["can", "not"],
-            "deprel": ["aux", "advmod"],
-        },
+        {"upos": ["AUX", "PART"], "xpos": ["MD", "RB"], "lemma": ["can", "not"], "deprel": ["aux", "advmod"]},
         [],
     )
     assert second == (
@@ -134,11 +129,7 @@ def test_conll_takes_the_first_and_the_last_column(tmp_path: Path) -> None:
 def test_conll_columns_are_named(tmp_path: Path) -> None:
     text = "1\tNew York\tNNP\tB-LOC\n2\tis\tVBZ\tO\n"
     (found,) = read(tmp_path, "a.conll", text, columns="-,word,pos,ner")
-    assert plain(found) == (
-        ["New", "York", "is"],
-        {"pos": ["NNP", None, "VBZ"], "ner": ["B-LOC", None, "O"]},
-        [(0, 2)],
-    )
+    assert plain(found) == (["New", "York", "is"], {"pos": ["NNP", None, "VBZ"], "ner": ["B-LOC", None, "O"]}, [(0, 2)])
     assert plain(read(tmp_path, "b.conll", "a\nb\n", columns="word")[0]) == (["a", "b"], {}, [])
     (found,) = read(tmp_path, "c.conll", "a x y z\n", columns="word,pos,...")
     assert plain(found) == (["a"], {"pos": ["x"]}, [])
