@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -160,6 +161,11 @@ def test_linear_probes_are_shown_by_layer(folder: Work) -> None:
     place = lines.index("F1 of P(l) by layer, and of each layer alone")
     assert [line.split()[0] for line in lines[place + 2 :]] == ["0", "1", "3"]
     assert "alone" in lines[place + 1]
+    edge_store.make(folder / "few.zarr", sentences=40, layers=(0, 1), planted=1).write(folder / "few")
+    ran = folder.run("probe", "edges", "few.zarr", "few", *EDGES)
+    few = r"the expected layer is not determined: only [1-8] sentences differ between P\(0\) and P\(1\)"
+    assert ran.status == 0
+    assert re.fullmatch(f"embstore: few: dev: {few}\nembstore: few: test: {few}\n", ran.err)
 
 
 @pytest.mark.slow
