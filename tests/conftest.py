@@ -40,7 +40,7 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-LONGEST = ("test_ewt.py", "test_kills.py", "test_power.py", "test_full_disk.py")
+LONGEST = ("test_kills.py", "test_power.py", "test_full_disk.py")
 
 
 @pytest.hookimpl(tryfirst=True)

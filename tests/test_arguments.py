@@ -1,10 +1,11 @@
-"""Arguments of public functions that do not fit their annotations are refused in one line, before any work."""
+"""Arguments and settings that do not fit are refused in one line, before any work; the exit status of errors."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 from numpy.typing import ArrayLike
 
 import embstore as es
+from embstore import errors
 from embstore.arguments import Positive, Share, as_matrix, checked
+from embstore.config import Settings, config, settings
 from embstore.errors import InvalidValueError
 from tests.store_making import make_store
 
@@ -131,3 +134,82 @@ def test_ranges_and_choices(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         choose(**arguments)
     assert str(caught.value) == message
+
+
+FAILURES = {
+    "EmbstoreError",
+    "DeviceMemoryError",
+    "ExecutorError",
+    "MissingRowsError",
+    "NonFiniteError",
+    "StorageError",
+    "StoreBusyError",
+    "StoreDamagedError",
+}
+
+
+def test_each_exception_ends_the_command_with_its_status() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    ends = {kind.__name__: kind.exit_status for kind in kinds if issubclass(kind, errors.EmbstoreError)}
+    assert {name for name, status in ends.items() if status == 1} == FAILURES
+    assert set(ends.values()) == {1, 2}
+
+
+def test_a_bool_is_no_whole_number() -> None:
+    with pytest.raises(errors.InvalidValueError, match="x True is not allowed: give 0 or more"):
+        errors.check_whole("x", True, 0)
+
+
+def test_a_block_restores_what_held_before() -> None:
+    assert settings() == Settings()
+    with config(threads=2, memory="1GiB") as inside:
+        assert inside == settings() == Settings(threads=2, memory="1GiB")
+        assert inside.nbytes == 2**30
+        with config(device="cpu"):
+            assert settings() == Settings(device="cpu", threads=2, memory="1GiB")
+        assert settings() == inside
+    assert settings() == Settings()
+
+
+def test_without_a_block_settings_stay() -> None:
+    with config():
+        config(threads=3)
+        assert settings().threads == 3
+    assert settings() == Settings()
+
+
+def test_threads_do_not_change_the_settings_of_each_other() -> None:
+    first, second = Event(), Event()
+    seen = []
+
+    def block(threads: int, mine: Event, other: Event) -> None:
+        with config(threads=threads):
+            mine.set()
+            other.wait(10)
+            seen.append((threads, settings().threads))
+
+    workers = [Thread(target=block, args=(2, first, second)), Thread(target=block, args=(3, second, first))]
+    with config(memory="1GiB"):
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert settings() == Settings(memory="1GiB")
+    assert sorted(seen) == [(2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"thread": 2}, "unknown setting 'thread'; allowed are device, threads, memory, progress"),
+        ({"threads": 0}, "threads 0 is not allowed: give 1 to 1,024"),
+        ({"memory": "much"}, "memory 'much' is not a size: give bytes, or a number with a unit such as 500MB or 2GiB"),
+        ({"device": 1}, "device 1 is not allowed: give a name, such as cpu or cuda:0"),
+        ({"progress": "yes"}, "progress 'yes' is not allowed: give True, False or a function"),
+    ],
+)
+def test_a_wrong_setting_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        config(**changes)
+    assert str(caught.value) == message
+    assert settings() == Settings()

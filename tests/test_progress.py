@@ -1,4 +1,4 @@
-"""Progress bars and progress functions."""
+"""Progress bars and progress functions, and what notebooks show of results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ import re
 import sys
 from contextlib import redirect_stderr
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import polars as pl
 import pytest
 
+import embstore as es
 from embstore import progress
+from embstore.html import html_frame
 from embstore.progress import reporting
+from embstore.store import VerifyReport
+from embstore.store.check.verify import Fault
+from tests.store_making import make_store
 
 
 class Terminal(io.StringIO):
@@ -42,19 +49,12 @@ def test_a_terminal_shows_a_bar_without_colors() -> None:
     assert "extract" in text
     assert "4.00/10.0" in text
     assert "\x1b[3" not in text
+    assert "rows" not in shown(None, Terminal(), (10,)), "of short work"
 
 
-def test_a_pipe_shows_a_bar_on_request_only() -> None:
-    assert shown(None, io.StringIO()) == ""
+def test_a_pipe_shows_a_bar_on_request_only_and_a_terminal_unless_it_is_refused() -> None:
+    assert shown(None, io.StringIO()) == shown(False, Terminal()) == ""
     assert "rows/s" in shown(True, io.StringIO())
-
-
-def test_false_shows_no_bar() -> None:
-    assert shown(False, Terminal()) == ""
-
-
-def test_short_work_shows_no_bar() -> None:
-    assert "rows" not in shown(None, Terminal(), (10,))
 
 
 @pytest.mark.parametrize("config", [{"IPKernelApp": {}}, {}])
@@ -77,3 +77,30 @@ def test_a_function_is_called_with_what_is_done_and_the_total() -> None:
         report(2, 5)
         report(3)
     assert calls == [(1, None), (2, 5), (3, 5)]
+
+
+class Clusters:
+    def __repr__(self) -> str:
+        return "<Clusters of '<b>' in layer 1>"
+
+
+def test_a_result_is_shown_as_its_text_and_its_frame() -> None:
+    shown = html_frame(Clusters(), pl.DataFrame({"word": ["<b>"]}))
+    assert shown.startswith("<p>Clusters of &#x27;&lt;b&gt;&#x27; in layer 1</p><div>")
+    assert "<b>" not in shown
+
+
+def test_a_report_counts_in_words(tmp_path: Path) -> None:
+    report = VerifyReport(tmp_path, (Fault("commits", None, "torn"),), (), 1, 10)
+    assert repr(report).endswith(": 1 fault, 1 partition>")
+
+
+def test_results_in_a_terminal_are_a_line(tmp_path: Path) -> None:
+    make_store(tmp_path / "labels.zarr")
+    store = es.open(tmp_path / "labels.zarr")
+    found = es.analysis.knn_labels(store, "upos", layers=[0, 5], k=(1, 3))
+    count = found.frame["count"][0]
+    expected = f"KnnLabels of upos: {count:,} occurrences, leave-one-word-out, layers [0, 5], k [1, 3]"
+    assert repr(found) == f"<{expected}>"
+    assert found._repr_html_().startswith(f"<p>{expected}</p><div>")
+    assert repr(store.index).startswith(f"<Index of {store.n_rows:,} rows, ")

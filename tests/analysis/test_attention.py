@@ -139,10 +139,7 @@ def test_baselines_and_counts_need_no_model(plain: tuple[str, Plain], models: di
 
 
 def test_layers_and_heads_are_parts_of_the_whole(models: dict[str, Path]) -> None:
-    options: dict[str, Any] = {
-        "model": models["bert"],
-        "statistics": ["shares", "entropy"],
-    }
+    options: dict[str, Any] = {"model": models["bert"], "statistics": ["shares", "entropy"]}
     whole = es.attention(SENTENCES[:4], **options).frame
     part = es.attention(SENTENCES[:4], layers=[-1, 1], heads=[2, 0], **options).frame
     assert part["layer"].unique().sort().to_list() == [1, 3]
@@ -240,14 +237,7 @@ def test_bad_input_is_one_line(options: dict[str, Any], says: str, models: dict[
 
 
 def test_the_order_of_results_is_fixed() -> None:
-    assert list(STATISTICS) == [
-        "shares",
-        "entropy",
-        "patterns",
-        "relations",
-        "trees",
-        "coreference",
-    ]
+    assert list(STATISTICS) == ["shares", "entropy", "patterns", "relations", "trees", "coreference"]
 
 
 def test_a_model_whose_batches_have_other_maps_is_refused(
@@ -260,24 +250,26 @@ def test_a_model_whose_batches_have_other_maps_is_refused(
         es.attention(SENTENCES[:2], model=models["bert"])
 
 
-def test_a_mention_is_no_antecedent_of_one_with_the_same_last_word() -> None:
-    pairs = [((0, 3), (2, 3), ("1",)), ((4, 5), (2, 3), ("1",))]
-    sentence = EdgeSentence(["the", "old", "cat", "saw", "it"], [EdgeTarget(*pair) for pair in pairs])
-    guesses = {"nearest": 2, "head_match": -1, "string_match": 2}
-    assert _mentions(sentence) == (Mention(4, frozenset({2}), guesses),)
+# Words, two spans and the label of each pair, and the mention that is found, with what each rule guesses.
+MENTIONS: dict[str, tuple[str, list[Any], Mention]] = {
+    "one with the same last word is no antecedent": (
+        "the old cat saw it",
+        [((0, 3), (2, 3), ("1",)), ((4, 5), (2, 3), ("1",))],
+        Mention(4, frozenset({2}), {"nearest": 2, "head_match": -1, "string_match": 2}),
+    ),
+    "a mention around another does not come before it": (
+        "Eve saw the man with her dog there",
+        [((5, 6), (0, 1), ("1",)), ((5, 6), (2, 8), ("0",))],
+        Mention(5, frozenset({0}), {"nearest": 0, "head_match": -1, "string_match": 0}),
+    ),
+    "rules guess the nearest that is spelled alike": (
+        "The cat saw the old cat , a dog and the cat",
+        [((10, 12), (0, 2), ("1",)), ((10, 12), (3, 6), ("0",)), ((10, 12), (7, 9), ("0",))],
+        Mention(11, frozenset({1}), {"nearest": 8, "head_match": 5, "string_match": 1}),
+    ),
+}
 
 
-def test_a_mention_around_another_does_not_come_before_it() -> None:
-    words = ["Eve", "saw", "the", "man", "with", "her", "dog", "there"]
-    spans = [(0, 1), (2, 8), (5, 6)]
-    targets = [EdgeTarget(spans[2], spans[0], ("1",)), EdgeTarget(spans[2], spans[1], ("0",))]
-    (found,) = _mentions(EdgeSentence(words, targets))
-    assert found == Mention(5, frozenset({0}), {"nearest": 0, "head_match": -1, "string_match": 0})
-
-
-def test_rules_guess_the_nearest_mention_that_is_spelled_alike() -> None:
-    words = ["The", "cat", "saw", "the", "old", "cat", ",", "a", "dog", "and", "the", "cat"]
-    spans = [(0, 2), (3, 6), (7, 9), (10, 12)]
-    targets = [EdgeTarget(spans[3], other, ("1" if other == spans[0] else "0",)) for other in spans[:3]]
-    (found,) = _mentions(EdgeSentence(words, targets))
-    assert found == Mention(11, frozenset({1}), {"nearest": 8, "head_match": 5, "string_match": 1})
+@pytest.mark.parametrize(("words", "pairs", "found"), MENTIONS.values(), ids=MENTIONS)
+def test_mentions(words: str, pairs: list[Any], found: Mention) -> None:
+    assert _mentions(EdgeSentence(words.split(), [EdgeTarget(*pair) for pair in pairs])) == (found,)

@@ -19,13 +19,7 @@ import zarr
 import embstore as es
 from embstore.analysis.neighbors import index as index_module
 from embstore.analysis.neighbors.exact import Exclusion
-from embstore.analysis.neighbors.index import (
-    build_index,
-    folder_of,
-    list_indexes,
-    open_index,
-    remove_index,
-)
+from embstore.analysis.neighbors.index import build_index, folder_of, list_indexes, open_index, remove_index
 from embstore.errors import (
     InvalidValueError,
     MissingPackageError,
@@ -222,10 +216,7 @@ def test_a_store_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
         if done == total:
             rewritten(store.path)
 
-    with (
-        es.config(progress=write),
-        pytest.raises(SearchIndexError, match="changed while it was indexed: run"),
-    ):
+    with es.config(progress=write), pytest.raises(SearchIndexError, match="changed while it was indexed: run"):
         build_index(store, 3, kind="ivf")
     assert list_indexes(store) == []
     assert build_index(store, 3, kind="ivf").info.digest == store.digest

@@ -177,9 +177,7 @@ def test_sentences_of_the_same_words_are_one(tmp_path: Path) -> None:
 def test_of_a_selection_only_its_occurrences(store: Store) -> None:
     listed = occurrences()
     chosen = [row for row in range(len(listed)) if listed[row][0] in ("bank", "suit")]
-    found = knn_predictions(
-        store.select(words=["bank", "suit"]),
-    )
+    found = knn_predictions(store.select(words=["bank", "suit"]))
     assert set(found["occurrence"]) == {row for row in chosen if listed[row][1] is not None}
     assert set(found["nearest_word"]) == {"bank", "suit"}
 

@@ -114,10 +114,7 @@ def test_layers_where_nothing_varies_have_a_map(tmp_path: Path) -> None:
     assert project(made.store, layers=1).explained == pytest.approx((1.0, 0.0))
 
 
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [({"layers": 9}, "9"), ({"layers": [0, 2]}, "layer")],
-)
+@pytest.mark.parametrize(("given", "named"), [({"layers": 9}, "9"), ({"layers": [0, 2]}, "layer")])
 def test_wrong_arguments_are_named(made: Made, given: dict[str, Any], named: str) -> None:
     with pytest.raises(InvalidValueError, match=named):
         project(made.store, **given)

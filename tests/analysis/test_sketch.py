@@ -20,12 +20,7 @@ from embstore.analysis.neighbors.index import LayerSketch, build_index, find_ske
 from embstore.analysis.neighbors.sketch import SearchLimits
 from embstore.analysis.neighbors.sketch_codes import Codes, Layout, Rotation, Sketch, write_codes
 from embstore.analysis.neighbors.space import METRICS, ArrayVectors, Rows, Space
-from embstore.errors import (
-    EmbstoreWarning,
-    InvalidValueError,
-    NonFiniteError,
-    SearchIndexError,
-)
+from embstore.errors import EmbstoreWarning, InvalidValueError, NonFiniteError, SearchIndexError
 from tests.analysis.test_exact import brute, require_same
 from tests.analysis.word_store import write_words
 from tests.store.example import flip

@@ -12,12 +12,7 @@ import torch
 from embstore.analysis import words as words_module
 from embstore.analysis.geometry import spectra
 from embstore.analysis.geometry.moments import LayerMoments
-from embstore.analysis.geometry.spectra import (
-    MEV,
-    largest_eigenpairs,
-    sample_mev,
-    symmetric_product,
-)
+from embstore.analysis.geometry.spectra import MEV, largest_eigenpairs, sample_mev, symmetric_product
 from embstore.analysis.scan import selected
 from embstore.analysis.words import (
     Resources,
@@ -39,12 +34,7 @@ from tests.store_making import make_store
 
 
 def maximum_explainable_variance(
-    data: Store | Selection,
-    *,
-    layer: int,
-    types: object = None,
-    precision: str = "float32",
-    memory: int = 2**30,
+    data: Store | Selection, *, layer: int, types: object = None, precision: str = "float32", memory: int = 2**30
 ) -> np.ndarray:
     """Of each word, computed as in `geometry`."""
     selection = selected(data, layer)

@@ -159,11 +159,6 @@ def environment(**more: str) -> dict[str, str]:
 def run_process(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> Ran:
     """Run the real command in its own process."""
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        cwd=cwd,
-        env=env or environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [*COMMAND, *map(str, arguments)], cwd=cwd, env=env or environment(), capture_output=True, text=True, timeout=600
     )
     return Ran(done.returncode, done.stdout, done.stderr)

@@ -91,10 +91,7 @@ def test_cka_of_fewer_occurrences_than_features(work: Work) -> None:
 
 @pytest.mark.parametrize(
     ("command", "parts"),
-    [
-        ("cka store.zarr store.zarr", ["given twice"]),
-        ("cka store.zarr --plot nowhere/cka.png", ["nowhere"]),
-    ],
+    [("cka store.zarr store.zarr", ["given twice"]), ("cka store.zarr --plot nowhere/cka.png", ["nowhere"])],
 )
 def test_bad_input_of_cka_is_one_line(command: str, parts: list[str], work: Work) -> None:
     work.refuses(command, *parts)

@@ -1,4 +1,4 @@
-"""How what is typed becomes values: layers, seeds, and the files of settings."""
+"""How what is typed becomes values: layers, seeds, windows, and the files of settings."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
+import embstore as es
 from embstore.arguments import Range, checked
 from embstore.errors import InvalidValueError
 from embstore_cli.config import Config
@@ -146,3 +147,16 @@ def test_what_is_exported_is_checked_whatever_its_form(out: str, work: Work) -> 
     data = shard.read_bytes()
     shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
     work.refuses(f"export store.zarr {out}", "the rows of partition 0 of store.zarr were changed", status=1)
+
+
+@pytest.mark.parametrize("kind", ["context", "attention"])
+def test_a_window_is_recorded_and_named_in_the_plan(work: Work, kind: str) -> None:
+    ran = work.run(*f"extract corpus.txt y.h5 --model model --layers 1 --{kind}-window 3".split())
+    assert f"{kind} window" in ran.out
+    assert "3 words left and right" in ran.out
+    assert es.open(work / "y.h5").metadata.extraction[f"{kind}_window"] == 3
+
+
+def test_two_kinds_of_windows_exclude_each_other(work: Work) -> None:
+    both = "--context-window 2 --attention-window 3"
+    work.refuses(f"extract corpus.txt new.zarr --model model {both}", "context window 2 and attention window 3 exclude")

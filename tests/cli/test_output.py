@@ -44,9 +44,6 @@ def test_info_as_json(work: Work) -> None:
     assert described["path"] == "store.zarr"
     assert described["n_rows"] == described["n_committed_rows"] == 33
     assert described["model"]["architecture"] == "BertModel"
-
-
-def test_info_of_labels(work: Work) -> None:
     make_store(work / "labels.h5")
     assert valid(work.run("info", "labels.h5", "--json"), "info")["labels"] == {"upos": 3}
 
@@ -66,12 +63,6 @@ def test_a_condition_chooses_occurrences(work: Work) -> None:
     assert len(rows) == 1
     none = work.run("lookup", "store.zarr", "bank", "--where", "position > 99")
     assert (none.status, none.out.splitlines()[0]) == (0, "bank: 0 occurrences")
-
-
-def test_lookup_as_json_of_labels(work: Work) -> None:
-    made = make_store(work / "labels.zarr")
-    found = valid(work.run("lookup", "labels.zarr", "new york", "--json"), "lookup")
-    assert found == [row for row in made.table if row["word"] == "new york"]
 
 
 def test_verify_as_json(work: Work) -> None:
@@ -117,8 +108,10 @@ def test_lookup_fits_the_width(columns: int, work: Work, monkeypatch: pytest.Mon
         assert all(line[column:].startswith(arguments[1]) for line in rows), "the words are aligned in one column"
 
 
-def test_lookup_says_how_many_more_there_are(work: Work) -> None:
+def test_lookup_has_labels_and_says_how_many_more_there_are(work: Work) -> None:
     made = make_store(work / "labels.zarr")
+    found = valid(work.run("lookup", "labels.zarr", "new york", "--json"), "lookup")
+    assert found == [row for row in made.table if row["word"] == "new york"]
     count = sum(row["word"] == "bank" for row in made.table)
     ran = work.run("lookup", "labels.zarr", "bank", "-n", "3")
     assert ran.out.startswith(f"bank: {count} occurrences")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import polars as pl
@@ -38,7 +39,7 @@ def stores(folder: Work) -> None:
     write_list(folder / "train.tsv", train)
     write_list(folder / "test.tsv", test)
     write_list(folder / "lonely.tsv", {word: ["food"] for word in train} | {"word 0": ["place"]})
-    edges = edge_store.make(folder / "edges.zarr", sentences=40, layers=(0, 1, 3), planted=1)
+    edges = edge_store.make(folder / "edges.zarr", sentences=60, layers=(0, 1, 3), planted=1)
     edges.write(folder / "colours")
     trees = tree_store.make(folder / "trees.zarr", sentences=40)
     tree_store.make(folder / "narrow.zarr", sentences=40, width=16)
@@ -160,6 +161,11 @@ def test_linear_probes_are_shown_by_layer(folder: Work) -> None:
     place = lines.index("F1 of P(l) by layer, and of each layer alone")
     assert [line.split()[0] for line in lines[place + 2 :]] == ["0", "1", "3"]
     assert "alone" in lines[place + 1]
+    edge_store.make(folder / "few.zarr", sentences=40, layers=(0, 1), planted=1).write(folder / "few")
+    ran = folder.run("probe", "edges", "few.zarr", "few", *EDGES)
+    few = r"the expected layer is not determined: only [1-8] sentences differ between P\(0\) and P\(1\)"
+    assert ran.status == 0
+    assert re.fullmatch(f"embstore: few: dev: {few}\nembstore: few: test: {few}\n", ran.err)
 
 
 @pytest.mark.slow
@@ -181,7 +187,7 @@ def test_code_lengths_by_task_and_layer(folder: Work) -> None:
     ran = folder.run(*ask, "--seeds", "0,1", "--plot", "bits.svg", "--out", "bits.csv")
     assert ran.status == 0
     first, second = ran.err.splitlines()
-    assert first == "embstore: colours: train: blocks end at 1, 2, 3, 6, 12, 24 sentences"
+    assert first == "embstore: colours: train: blocks end at 1, 2, 4, 9, 18, 36 sentences"
     assert "all blocks: the last epoch (2) ended the training of 40 of 40 probes" in second
     lines = ran.out.splitlines()
     assert lines[0] == "code lengths in kbit, and how many times shorter than the uniform code"

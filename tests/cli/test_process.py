@@ -1,8 +1,9 @@
-"""What the command is as a process: its exit status, signals, closed pipes, full disks, terminals, start-up."""
+"""What the command is as a process: exit status, signals, pipes, start-up, threads; no corpus steers a terminal."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -20,7 +21,7 @@ import pytest
 
 import embstore as es
 from embstore_cli.main import Application
-from tests.cli.conftest import COMMAND, Ran, environment, run_process, settings
+from tests.cli.conftest import COMMAND, Ran, Work, environment, run_process, settings
 from tests.models import tiny
 
 HELD = (  # the command, which waits for long once the first words are encoded
@@ -59,11 +60,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_in_one_line_and_the_store_is_resumed(
-    number: signal.Signals,
-    long_corpus: Path,
-    tmp_path: Path,
-    run: Callable[..., Ran],
-    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, long_corpus: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -250,3 +247,71 @@ def test_bad_usage_is_reported_without_loading_anything_heavy(tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (2, "")
+
+
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, str]]:
+    """Unset the variables of OpenMP, until the test ends; returns those that are set when called."""
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "")  # restored at the end
+        monkeypatch.delenv(name)
+    return lambda: {name: os.environ[name] for name in VARIABLES if name in os.environ}
+
+
+def test_idle_threads_sleep(run: Callable[..., Ran], variables: Callable[[], dict[str, str]]) -> None:
+    assert run("--version").status == 0
+    assert variables() == {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}
+
+
+@pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
+def test_what_the_user_has_set_stays(
+    run: Callable[..., Ran], variables: Callable[[], dict[str, str]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "7")
+    assert run("--version").status == 0
+    assert variables() == {name: "7"}
+
+
+@pytest.mark.parametrize("threads", ["0", "1025", "many"])
+def test_bad_numbers_of_threads(work: Work, threads: str) -> None:
+    work.refuses(f"--threads {threads} extract corpus.txt x.zarr --model random:8", "threads", threads)
+
+
+STEERING = ["\x1b]0;pwned\x07", "b\x9b31mad", "\u202etxet", "\x1b[2J"]
+CONTROL = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "extract a.jsonl hostile.zarr --model random:4 --dry-run",
+        "extract a.jsonl hostile.zarr --model random:4 --json",
+        "info hostile.zarr",
+        "info hostile.zarr --json",
+        "lookup hostile.zarr bank",
+        "lookup hostile.zarr bank --json",
+        "neighbors hostile.zarr --row 0 --layers 0",
+        "neighbors hostile.zarr bank --layers 0",
+        "senses hostile.zarr bank --label tag",
+        "sql hostile.zarr select\u00a0*\u00a0from\u00a0occurrences",
+        "info \x1b]0;gone\x07.zarr",
+        "lookup hostile.zarr \x1b[2J",
+        "info --\x1b[2J",
+    ],
+)
+def test_nothing_that_is_printed_steers_the_terminal(work: Work, command: str) -> None:
+    words = ["the", "bank", *STEERING]
+    row = {"text": words, "tag": [word[::-1] for word in words], "au\x1bthor": STEERING[0]}
+    work.write("a.jsonl", "".join(json.dumps(row) + "\n" for _ in range(30)))
+    made = work.run(*["extract", "a.jsonl", "hostile.zarr", "--model", "random:4"])
+    assert (made.status, "\\x1b]0;pwned\\x07" in made.out) == (0, True), made.err
+    ran = work.run(*(part.replace("\u00a0", " ") for part in command.split(" ")))
+    for printed in (made.out, made.err, ran.out, ran.err):
+        assert not CONTROL.search(printed), printed
+    if not CONTROL.search(command):
+        assert ran.status == 0, ran.err
+    if command == "lookup hostile.zarr bank --json":
+        assert json.loads(ran.out)[0]["text"] == " ".join(words)

@@ -188,12 +188,13 @@ def test_an_unknown_device_is_refused(given: str) -> None:
 
 
 def test_workers_and_devices_that_do_not_fit() -> None:
-    with pytest.raises(InvalidValueError, match="3 workers do not fit 2 devices"):
-        Processes(3, devices=["cpu", "cpu"])
-    with pytest.raises(InvalidValueError, match="n_workers 0 is not allowed"):
-        Processes(0)
-    with pytest.raises(InvalidValueError, match="no device is given"):
-        Processes(devices=[])
+    for count, devices, message in (
+        (3, ["cpu", "cpu"], "3 workers do not fit 2 devices"),
+        (0, None, "n_workers 0 is not allowed"),
+        (None, [], "no device is given"),
+    ):
+        with pytest.raises(InvalidValueError, match=message):
+            Processes(count, devices=devices)
 
 
 def test_an_error_in_one_line() -> None:

@@ -63,16 +63,8 @@ BAD_FILES: dict[str, tuple[str, bytes | str, str]] = {
     "pse, empty word": ("a.pse", "@@-noun", "'@@-noun' is not a target"),
     "pse, comma in class": ("a.pse", "@york@-location, x", "'@york@-location,' is not a target"),
     "edge, no JSON": ("a.jsonl", EDGE % "" + '{"text": \n', "a.jsonl:2: not JSON"),
-    "edge, endless number": (
-        "a.jsonl",
-        EDGE % (SPAN % ("9" * 5000)),
-        "a.jsonl:1: a number of",
-    ),
-    "edge, long number": (
-        "a.jsonl",
-        EDGE % (SPAN % ("9" * 4000)),
-        "is not within the 2 words",
-    ),
+    "edge, endless number": ("a.jsonl", EDGE % (SPAN % ("9" * 5000)), "a.jsonl:1: a number of"),
+    "edge, long number": ("a.jsonl", EDGE % (SPAN % ("9" * 4000)), "is not within the 2 words"),
     "sts, endless score": ("a.tsv", f"s\t{'9' * 5000}\ta\tb\n", "a.tsv:1: the score (field 2)"),
     "edge, deep": ("a.jsonl", "[" * 200_000, "a.jsonl:1: JSON too deeply nested"),
     "edge, no text": ("a.jsonl", '{"targets": []}', 'a.jsonl:1: the key "text" is missing'),

@@ -1,4 +1,4 @@
-"""Every corpus format with its special cases, on small texts written here."""
+"""Every corpus format with its special cases, on small texts written here and on a real corpus."""
 
 from __future__ import annotations
 
@@ -61,12 +61,7 @@ def test_conllu(tmp_path: Path) -> None:
     first, second = map(plain, read(tmp_path, "a.conllu", text.replace("\n", "\r\n")))
     assert first == (
         ["ca", "n't"],
-        {
-            "upos": ["AUX", "PART"],
-            "xpos": ["MD", "RB"],
-            "lemma": ["can", "not"],
-            "deprel": ["aux", "advmod"],
-        },
+        {"upos": ["AUX", "PART"], "xpos": ["MD", "RB"], "lemma": ["can", "not"], "deprel": ["aux", "advmod"]},
         [],
     )
     assert second == (
@@ -134,11 +129,7 @@ def test_conll_takes_the_first_and_the_last_column(tmp_path: Path) -> None:
 def test_conll_columns_are_named(tmp_path: Path) -> None:
     text = "1\tNew York\tNNP\tB-LOC\n2\tis\tVBZ\tO\n"
     (found,) = read(tmp_path, "a.conll", text, columns="-,word,pos,ner")
-    assert plain(found) == (
-        ["New", "York", "is"],
-        {"pos": ["NNP", None, "VBZ"], "ner": ["B-LOC", None, "O"]},
-        [(0, 2)],
-    )
+    assert plain(found) == (["New", "York", "is"], {"pos": ["NNP", None, "VBZ"], "ner": ["B-LOC", None, "O"]}, [(0, 2)])
     assert plain(read(tmp_path, "b.conll", "a\nb\n", columns="word")[0]) == (["a", "b"], {}, [])
     (found,) = read(tmp_path, "c.conll", "a x y z\n", columns="word,pos,...")
     assert plain(found) == (["a"], {"pos": ["x"]}, [])
@@ -283,3 +274,20 @@ def test_word_classes(tmp_path: Path) -> None:
     assert read_word_classes(path) == read_word_classes(path, optional=True) == expected
     path.write_text("New York\n\nbank\n")
     assert read_word_classes(path, optional=True) == {"New York": {}, "bank": {}}
+
+
+@pytest.mark.parametrize(
+    ("part", "many"), [pytest.param("train", 12_544, marks=pytest.mark.slow), ("dev", 2_001), ("test", 2_077)]
+)
+def test_ewt(data: Path, part: str, many: int) -> None:
+    path = data / "ud-ewt" / f"en_ewt-ud-{part}.conllu"
+    found = list(open_corpus(path))
+    assert len(found) == many
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line[:1].isdigit()]
+    rows = [row for row in rows if row[0].isdigit()]
+    assert [word for s in found for word in s.words] == [row[1] for row in rows]
+    for column, name in {2: "lemma", 3: "upos", 4: "xpos", 7: "deprel"}.items():
+        labels = [label for s in found for label in s.labels[name]]
+        expected = [row[column] for row in rows]
+        different = [(a, b) for a, b in zip(labels, expected, strict=True) if a != b]
+        assert set(different) <= {(None, "_")}

@@ -87,8 +87,7 @@ def written(folder: Path, kind: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["jsonl", "ndjson", "jsonl.gz", "jsonl.zst", "parquet", "csv", "tsv", "rows", "polars", "lazy", "pandas"],
+    "kind", ["jsonl", "ndjson", "jsonl.gz", "jsonl.zst", "parquet", "csv", "tsv", "rows", "polars", "lazy", "pandas"]
 )
 def test_a_row_is_a_document_whose_columns_are_fields(kind: str, tmp_path: Path) -> None:
     corpus = open_corpus(written(tmp_path, kind))
@@ -182,11 +181,7 @@ def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
 
 
 BAD: dict[str, tuple[str, bytes | str, str]] = {
-    "missing column": (
-        "a.jsonl",
-        '{"text": "a"}\n{"body": "a"}\n',
-        "a.jsonl:2: there is no column 'text'",
-    ),
+    "missing column": ("a.jsonl", '{"text": "a"}\n{"body": "a"}\n', "a.jsonl:2: there is no column 'text'"),
     "text a number": ("a.jsonl", '{"text": 1}\n', "a.jsonl:1: text: 1 is neither a text, a list of words"),
     "surrogate": ("a.jsonl", '{"text": "a\\ud800"}\n', "a.jsonl:1: text: half of a surrogate pair"),
     "latin-1": ("a.jsonl", b'{"text": "caf\xe9"}\n', "a.jsonl:1: byte 0xe9 at offset 13 is not utf-8"),
@@ -194,20 +189,12 @@ BAD: dict[str, tuple[str, bytes | str, str]] = {
     "nested": ("a.jsonl", '{"text": "a", "x": [1, 2]}\n', "a.jsonl:1: x: [1, 2] is not one value"),
     "labels too few": ("a.jsonl", '{"text": ["a", "b"], "x": ["c"]}\n', "a.jsonl:1: x: 1 labels for 2 words"),
     "empty word": ("a.jsonl", '{"text": ["a", " "]}\n', "a.jsonl:1: word 1 is empty"),
-    "two names": (
-        "a.jsonl",
-        '{"text": "a", "x y": 1, "x_y": 2}\n',
-        "two columns have the same name: x y, x_y",
-    ),
+    "two names": ("a.jsonl", '{"text": "a", "x y": 1, "x_y": 2}\n', "two columns have the same name: x y, x_y"),
     "ragged": ("a.csv", "text,x\na,1\nb\n", "a.csv:3: 1 fields instead of 2, as in the header: ['b']"),
     "open quote": ("a.csv", 'text,x\n"a,1\nb,2\n', "a.csv:2: not CSV: unexpected end of data"),
     "no header": ("a.csv", ",\na,1\n", "a.csv:1: no header"),
     "same header": ("a.csv", "text,text\na,1\n", "a.csv:1: two columns have the same name: 'text,text'"),
-    "no text in CSV": (
-        "a.csv",
-        "a,b\nx,y\n",
-        'a.csv:2: name the column of the text with text="..."',
-    ),
+    "no text in CSV": ("a.csv", "a,b\nx,y\n", 'a.csv:2: name the column of the text with text="..."'),
     "header only": ("a.csv", "text,b\n", "no sentence in it (read as csv)"),
     "no Parquet": ("a.parquet", b"PAR1 nothing", "a.parquet: not a Parquet file that can be read"),
 }

@@ -319,10 +319,7 @@ def test_missing_rows(tmp_path: Path) -> None:
         ("select * from 'here.csv'", "file system operations are disabled"),
         ("select * from read_csv('here.csv')", "read_csv is not allowed in a query"),
         ("select * from enable_profiling(save_location='file.json')", "enable_profiling is not allowed"),
-        (
-            "select * from enable_logging(storage='file', storage_config={'path': 'x'})",
-            "enable_logging is not allowed",
-        ),
+        ("select * from enable_logging(storage='file', storage_config={'path': 'x'})", "enable_logging is not allowed"),
         ("select (select max(Success) from checkpoint())", "checkpoint is not allowed"),
         ("with a as (select * from query('select 1')) select * from a", "query is not allowed"),
         ("select list_transform([1], lambda x: system.main.write_log('x'))", "write_log is not allowed"),

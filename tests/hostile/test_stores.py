@@ -22,13 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import embstore as es
-from embstore.errors import (
-    EmbstoreError,
-    InvalidValueError,
-    StoreDamagedError,
-    StoreFormatError,
-    StoreNotFoundError,
-)
+from embstore.errors import EmbstoreError, InvalidValueError, StoreDamagedError, StoreFormatError, StoreNotFoundError
 from embstore.store import open_store, verify
 from embstore.store.metadata import parse
 from embstore.store.zarr.format import ABSENT, all_nodes

@@ -1,9 +1,10 @@
-"""ELMo against its published outputs, and against the biLM word by word."""
+"""ELMo against its published outputs and the biLM word by word; its damaged files, and its stores."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+import embstore as es
 from embstore.errors import ModelError
 from embstore.models import load_encoder
 from embstore.models.elmo.network import TimeMajor
+from embstore.store import StoreWriter
 from tests.models.oracle import REDUCE, gather, relative_error, word_spans
 from tests.models.tiny_elmo import PlainBiLm, save_elmo
+from tests.store.example import all_files
 
 SENTENCES = [
     ["The", "bank", "of", "the", "river"],
@@ -231,3 +235,119 @@ def test_published_names_of_files(folder):
     for name in ("options.json", "lm_weights.hdf5"):
         (folder / name).rename(folder / f"elmo_2x4096_512_2048cnn_2xhighway_{name.removeprefix('lm_')}")
     assert load_encoder(folder).info.architecture == "ELMo"
+
+
+def refused(folder: Path, match: str) -> None:
+    with pytest.raises(ModelError, match=match):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "match"),
+    [
+        ("lstm", "dim", None, "options.json' are not those of ELMo at lstm.dim: None is not of type 'integer'"),
+        ("lstm", "dim", 11, r"contain RNN_0/RNN/MultiRNNCell/Cell0/LSTMCell/W_0 as float32 \(12, 40\)"),
+        ("lstm", "n_layers", 3, "do not contain RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0"),
+        ("char_cnn", "filters", [[51, 2]], "have char_cnn.filters 51 wide; a word has 50 characters"),
+        ("char_cnn", "filters", [[1, 4], [2, 5], [4, 7]], r"contain CNN/W_cnn_2 as float32 .* \(1, 4, 3, 7\)"),
+    ],
+)
+def test_odd_options(folder, section, key, value, match):
+    options = json.loads((folder / "options.json").read_text("utf-8"))
+    options[section][key] = value
+    (folder / "options.json").write_text(json.dumps(options), "utf-8")
+    refused(folder, match)
+
+
+@pytest.mark.parametrize("name", ["char_embed", "CNN_high_1/b_carry", "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0"])
+@pytest.mark.parametrize(
+    ("value", "match"), [(np.nan, "NaN or infinity in"), (np.inf, "NaN or infinity in"), (None, "do not contain")]
+)
+def test_weights_that_are_no_numbers_or_missing(folder, name, value, match):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        if value is None:
+            del file[name]
+        else:
+            file[name][1] = value
+    refused(folder, f"lm_weights.hdf5' .*{match} {name}; ")
+
+
+def test_weights_beyond_the_compute_dtype(folder):
+    with h5py.File(folder / "lm_weights.hdf5", "r+") as file:
+        file["CNN_proj/W_proj"][0, 0] = 1e6
+    load_encoder(folder)
+    with pytest.raises(ModelError, match=r"contain values beyond 65504 in CNN_proj/W_proj; choose a wider"):
+        load_encoder(folder, compute_dtype="float16")
+
+
+@pytest.mark.parametrize("kept", [0, 100, 3000])
+def test_truncated_weights(folder, kept):
+    whole = (folder / "lm_weights.hdf5").read_bytes()
+    (folder / "lm_weights.hdf5").write_bytes(whole[:kept])
+    refused(folder, "weights .*lm_weights.hdf5' are damaged: .*; download them again")
+
+
+def test_files_that_are_missing_or_too_many(folder):
+    whole = (folder / "lm_weights.hdf5").read_bytes()
+    (folder / "other_weights.hdf5").write_bytes(whole)
+    refused(folder, r"has several \*weights.hdf5: lm_weights.hdf5, other_weights.hdf5; remove all but one")
+    (folder / "other_weights.hdf5").unlink()
+    (folder / "lm_weights.hdf5").unlink()
+    refused(folder, r"ELMo folder .* has no file \*weights.hdf5")
+    (folder / "lm_weights.hdf5").write_bytes(whole)
+    (folder / "options.json").unlink()
+    refused(folder, r"ELMo folder .* has no file \*options.json")
+
+
+@pytest.mark.parametrize("name", ["options.json", "lm_weights.hdf5"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_files_that_are_no_files(folder, name, make):
+    (folder / name).unlink()
+    make(folder / name)
+    refused(folder, f"{name}' is not a file")
+
+
+def corpus(path: Path, *, seed: int = 3) -> Path:
+    random = np.random.default_rng(seed)
+    words = np.array([word for sentence in SENTENCES for word in sentence if not word.isspace()])
+    lines = [" ".join(random.choice(words, size)) for size in random.integers(1, 15, 90)]
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("suffix", "unit"), [(".zarr", "word"), (".h5", "subword")])
+@pytest.mark.quick(1)
+def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
+    text = corpus(tmp_path / "corpus.txt")
+    lines = es.open_corpus(text, split="lines", words="spaces")
+    plan = es.plan(lines, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64))
+    store = es.extract(plan, tmp_path / f"store{suffix}")
+    assert plan.layout.n_partitions > 1
+    assert es.verify(store.path).ok
+    sentences = [line.split(" ") for line in text.read_text("utf-8").splitlines()]
+    assert [store.index.words[number] for number in store.index.type] == [word for words in sentences for word in words]
+    plain = PlainBiLm.open(folder)
+    expected = np.concatenate([plain.layers(words) for words in sentences], axis=1)
+    found = np.stack([store.vectors(np.arange(store.n_rows), layers=layer)[0] for layer in store.layers])
+    assert relative_error(found, expected) < 2e-5
+    assert (np.asarray(store.index.subwords) == 1).all()
+    assert store.metadata.model["architecture"] == "ELMo"
+    assert store.metadata.extraction["batching"] == "packed"
+
+
+@pytest.mark.parametrize("suffix", [".zarr", ".h5"])
+@pytest.mark.slow
+def test_a_missing_partition_comes_back_with_the_same_bytes(folder, tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
+    text, path = corpus(tmp_path / "corpus.txt"), tmp_path / f"s{suffix}"
+    for missing in ([], [1]):
+        if missing:
+            whole = all_files(path)
+            with StoreWriter(path) as writer:
+                writer.discard(missing)
+        made = es.plan(text, model=folder, options=es.ExtractionOptions(layers=[1, 2]), calibrate=False)
+        assert made.layout.n_partitions > 2
+        es.extract(made, path)
+    assert all_files(path) == whole

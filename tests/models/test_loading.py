@@ -1,4 +1,4 @@
-"""What cannot be loaded is refused in one line, and what can is described fully."""
+"""What cannot be loaded is refused in one line, what can is described fully; models before their training."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import embstore as es
-from embstore.errors import InvalidValueError, ModelError
-from embstore.models import load_encoder, model_kind
+from embstore.errors import InvalidValueError, ModelError, StorageError
+from embstore.models import load_encoder, model_kind, save_untrained
+from tests.models import tiny
 from tests.models.tiny import SENTENCES, save
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -275,3 +276,53 @@ def test_loading_is_silent_and_leaves_settings_alone(folder):
     edit_weights(folder, lambda tensors: tensors.pop("pooler.dense.weight"))
     ran = subprocess.run([sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=600)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
+
+
+def test_the_same_seed_draws_the_same_model_and_another_another(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    torch.manual_seed(5)
+    before = torch.rand(1)
+    torch.manual_seed(5)
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.readlink(f"/proc/self/fd/{file}")))
+    folders = [save_untrained(model, tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))]
+    assert torch.equal(torch.rand(1), before)  # the caller's numbers are as they were
+    assert {f"{tmp_path}/.2.new/{path.name}" for path in folders[2].iterdir()} | {str(tmp_path)} <= synced
+    assert len({path.stat().st_mode for path in folders[0].iterdir()}) == 1  # safetensors writes for the owner alone
+    first, again, other = (load_file(folder / "model.safetensors") for folder in folders)
+    trained = load_file(model / "model.safetensors")
+    name = next(name for name in first if name.endswith("attention.self.query.weight"))
+    assert set(first) == set(other)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not torch.equal(first[name], other[name])
+    assert not torch.equal(first[name], trained.get(name, trained.get(f"bert.{name}", other[name])))
+
+
+def test_it_extracts_with_the_tokenizer_of_the_model(model: Path, tmp_path: Path) -> None:
+    drawn = save_untrained(model, tmp_path / "drawn")
+    plans = [es.plan([["the", "cat", "sat"]], model=each, calibrate=False) for each in (model, drawn)]
+    assert plans[0].n_subwords == plans[1].n_subwords
+    assert plans[0].layout.layers == plans[1].layout.layers
+    assert plans[0].encoder.info.tokenizer_sha256 == plans[1].encoder.info.tokenizer_sha256
+    assert plans[0].encoder.info.weights_sha256 != plans[1].encoder.info.weights_sha256
+
+
+def test_what_is_no_model_is_refused_and_nothing_is_replaced(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model folder"):
+        save_untrained(tmp_path / "none", tmp_path / "out")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "notes.txt").write_text("mine")
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    for folder in (tmp_path / "kept", model):  # the second would be the trained model itself
+        with pytest.raises(StorageError, match="exists already"):
+            save_untrained(model, folder)
+    assert (tmp_path / "kept" / "notes.txt").read_text() == "mine"
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before

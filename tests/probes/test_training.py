@@ -1,4 +1,4 @@
-"""What all trainings share: settings, progress, early stopping, and the rules of scikit-learn."""
+"""What all trainings share: settings, sizes, progress, early stopping, and the rules of scikit-learn."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+import embstore as es
 from embstore.config import config
 from embstore.errors import InvalidValueError
-from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, split_words
+from embstore.probes import ClassProbe, EdgeProbe, StructuralProbe, Training, code_length, split_words
 from embstore.probes.training import Schedule, Trainer, train
 from tests.probes import class_store, edge_store, tree_store
 
@@ -108,3 +109,23 @@ def test_a_loss_is_better_only_by_more_than_the_least_gain(losses: list[float], 
     assert trained.epochs.tolist() == [best]
     assert trained.dev_loss.tolist() == [losses[best - 1]]
     assert trained.weights["epoch"].item() == best
+
+
+def test_sizes_beyond_the_memory_are_refused_before_anything_is_allocated(tmp_path: Path) -> None:
+    size = 2**31
+    classes = class_store.make(tmp_path / "class.zarr")
+    edges = edge_store.make(tmp_path / "edges.zarr", sentences=10, layers=(0, 1), planted=1)
+    trees = tree_store.make(tmp_path / "trees.zarr", sentences=10)
+    fast = es.probes.Training(epochs=1, patience=0)
+    words, train = split_words(*classes.lists), edges.splits["train"]
+    for fit in (
+        lambda: es.ClassProbe(kind="mlp", hidden_size=size, training=fast).fit(classes.store, words),
+        lambda: es.EdgeProbe(hidden_size=size, training=fast).fit(edges.store, train),
+        lambda: code_length(edges.store, train, probe=es.EdgeProbe(hidden_size=size, training=fast)),
+    ):
+        with pytest.raises(InvalidValueError, match="memory 4"):
+            fit()
+    large = es.probes.Training(epochs=1, batch_size=size, patience=0)  # no more than all examples
+    es.ClassProbe(training=large).fit(classes.store, words)
+    es.EdgeProbe(training=large, hidden_size=4).fit(edges.store, train)
+    es.StructuralProbe(training=large, rank=2).fit(trees.store, trees.trees)

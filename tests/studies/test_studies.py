@@ -264,11 +264,7 @@ def test_zhao(model: Path, tmp_path: Path) -> None:
         (tmp_path / f"{name}.tsv").write_text("\n".join(rows) + "\n")
     planted.folder(tmp_path / "pos", "pos", train=20, dev=10)
     settings = studies.Zhao2020.small(
-        epochs=3,
-        context_windows=(0, None),
-        tuning={"pos": tmp_path / "pos"},
-        tuning_sentences=20,
-        skipgram_size=12,
+        epochs=3, context_windows=(0, None), tuning={"pos": tmp_path / "pos"}, tuning_sentences=20, skipgram_size=12
     )
     study = run(settings, tmp_path / "corpus.txt", model, tmp_path / "out")
     train, test = (es.corpus.read_word_classes(tmp_path / f"{name}.tsv") for name in ("train", "test"))
