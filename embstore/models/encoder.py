@@ -159,11 +159,11 @@ class Encoder(ABC):
     added to a sentence. `causal`: whether a subword attends only to those before it. `masks_attention`: whether
     `attention_window` is supported. `special_ids`: the special subwords before and after a sentence. Spans may be those
     of special subwords: -1 is the last one before the sentence, the number of its subwords the first one after it.
-    `takes_pairs`: whether an empty word separates two texts. `has_vocabulary`: whether ids are the same in every process
-    (else they number words as they come, and only words are read). `reads_text`: whether the tokenizer is given the
-    text, by which it has the subwords of every word; else the words. `cls_place`: the position of [CLS], None without one:
-    negative before the sentence, else counted from the first special one after it. `device_map`: of a model that is on
-    several devices, else None.
+    `takes_pairs`: whether an empty word separates two texts. `has_vocabulary`: whether ids are the same in every
+    process (else they number words as they come, and only words are read). `reads_text`: whether the tokenizer is given
+    the text, by which it has the subwords of every word; else the words. `cls_place`: the position of [CLS], None
+    without one: negative before the sentence, else counted from the first special one after it. `device_map`: of a
+    model that is on several devices, else None.
     """
 
     info: ModelInfo

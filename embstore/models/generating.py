@@ -1,4 +1,4 @@
-"""Texts that a decoder generates, as a corpus whose subwords are those that it generated."""
+"""Texts that a decoder generates, as a corpus with the subwords that it was given and generated."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from embstore.corpus.formats.rows import is_chat
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import is_encodable
 from embstore.errors import InvalidValueError, ModelError, StorageError, quoted
-from embstore.models.checkpoint import Checkpoint, open_checkpoint, quiet, read_network, reason
+from embstore.models.checkpoint import Checkpoint, open_checkpoint, quiet, read_network
 from embstore.models.memory import memory_needed
 from embstore.models.placing import Place, own_dtype
+from embstore.models.transformer.chat import Chats
 from embstore.models.transformer.probing import longest_sentence
 from embstore.models.transformer.tokens import SubwordTokenizer
 from embstore.progress import reporting
@@ -55,10 +56,9 @@ def generate(
 ) -> Generated:
     """Continue prompts, and write prompts and continuations as a corpus of JSON lines for `extract`.
 
-    A line is a document of one sentence with the label column `part`, "prompt" or "generated", of its words. The model
-    reads exactly the subwords that it was given and generated: a word that its tokenizer would split into others is
-    broken into its subwords, and one without a spelling of its own, such as half a character, is its number. So one
-    pass of `extract` gives the states while generating, and that of the last subword, which generating never computes.
+    A line is a document: its text, the subwords of it that the model was given and generated, and spans with the label
+    `part`, "prompt" or "generated". These subwords are extracted, whatever others the text could have. So one pass of
+    `extract` gives the states while generating, and that of the last subword, which generating never computes.
 
     Parameters
     ----------
@@ -100,7 +100,8 @@ def generate(
         open_checkpoint(model, revision=revision),
         Place.of(settings().device),
     )
-    ids, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
+    texts, ids, subwords = _tokenized(rows, checkpoint, str(model), max_new_tokens)
+    prefix = list(subwords.specials.prefix)
     continued: list[list[int]] = []
     fits = memory_needed(f"the model {str(model)!r}", place.main)
     shown = reporting(settings().progress, total=len(rows), unit="texts", label="generate")
@@ -120,14 +121,16 @@ def generate(
         )
         for start in range(0, len(rows), batch_size):  # each batch has random numbers of its own
             torch.manual_seed(int(np.random.SeedSequence([seed, start]).generate_state(1, np.uint64)[0]))
-            continued += _continued(network, ids[start : start + batch_size], ends)
+            continued += _continued(network, [prefix + prompt for prompt in ids[start : start + batch_size]], ends)
             report(len(continued))
-    ids = [prompt[len(subwords.specials.prefix) :] for prompt in ids]
     with replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
-        for (_, fields), prompt, new in zip(rows, ids, continued, strict=True):
-            words, starts = subwords.words_of([*prompt, *new], cut=len(prompt))
-            parts = ["prompt" if start < len(prompt) else "generated" for start in starts]
-            file.write(json.dumps({**fields, "text": words, PART: parts}, ensure_ascii=False) + "\n")
+        for (_, fields), prompt, given, new in zip(rows, texts, ids, continued, strict=True):
+            before, whole = subwords.decode(given), subwords.decode([*given, *new])
+            text = prompt + (whole[len(before) :] if whole.startswith(before) else subwords.decode(new))
+            bounds = {"prompt": (0, len(prompt)), "generated": (len(prompt), len(text))}
+            spans = [{"start": start, "stop": stop, PART: part} for part, (start, stop) in bounds.items()]
+            row = {"text": text, "ids": [*given, *new], "spans": spans, **fields}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
     return Generated(path, len(rows), sum(map(len, ids)), sum(map(len, continued)))
 
 
@@ -141,7 +144,7 @@ def _rows(prompts: str | Path | Iterable[Prompt]) -> Iterator[tuple[Prompt, dict
             if name is None:
                 raise InvalidValueError(f"prompt {number} has no text, prompt or messages: {quoted(dict(prompt))}")
             single = (item for item in prompt.items() if item[1] is None or isinstance(item[1], str | int | float))
-            fields = {key: value for key, value in single if key not in (name, "text", PART)}
+            fields = {key: value for key, value in single if key not in (name, "text", "ids", "spans", PART)}
             prompt = prompt[name]
         if not (isinstance(prompt, str) and prompt) and not is_chat(prompt):
             raise InvalidValueError(f"prompt {number} is {quoted(prompt)}: give a text or a chat, not empty")
@@ -165,30 +168,30 @@ def _read(path: Path) -> Iterator[Prompt]:
 
 def _tokenized(
     rows: Sequence[tuple[Prompt, Any]], checkpoint: Checkpoint, name: str, new: int
-) -> tuple[list[list[int]], SubwordTokenizer]:
-    """Return the subwords of each prompt, special ones before it included, as the model's own tokenizer has them."""
+) -> tuple[list[str], list[list[int]], SubwordTokenizer]:
+    """Return the text of each prompt and its subwords, without the special ones that the tokenizer puts before it."""
     config, own = checkpoint.config.get_text_config(), checkpoint.tokenizer
-    given = []
+    subwords = SubwordTokenizer(own, vocabulary=config.vocab_size)
+    chats = Chats(own, subwords)
+    texts, given = [], []
     for number, (prompt, _) in enumerate(rows):
-        text = prompt
-        if not isinstance(prompt, str):
-            try:
-                text = own.apply_chat_template(list(prompt), tokenize=False, add_generation_prompt=True)
-            except Exception as error:
-                raise InvalidValueError(f"prompt {number} is a chat that {name!r} refuses: {reason(error)}") from None
-        given.append(own(text, add_special_tokens=False)["input_ids"])
-    subwords = SubwordTokenizer(own, vocabulary=config.vocab_size)  # changes the tokenizer
-    prefix = list(subwords.specials.prefix)
-    given = [[*prefix, *(ids[len(prefix) :] if prefix and ids[: len(prefix)] == prefix else ids)] for ids in given]
+        try:
+            text, ids = (
+                (prompt, subwords.ids(prompt)) if isinstance(prompt, str) else chats.text(list(prompt), prompt=True)
+            )
+        except InvalidValueError as error:
+            raise InvalidValueError(f"prompt {number}: {error}") from None
+        texts.append(text)
+        given.append(ids)
     limit = longest_sentence(config, own, subwords.specials, None)
     for number, ids in enumerate(given):
-        n_all = len(ids) - len(prefix) + new
-        if len(ids) == len(prefix) or (limit is not None and n_all > limit):
+        n_all = len(ids) + new
+        if not ids or (limit is not None and n_all > limit):
             raise InvalidValueError(
-                f"prompt {number} has {len(ids) - len(prefix):,} subwords, with {new:,} new ones {n_all:,}: {name!r} "
-                f"takes 1 to {limit or n_all:,}"
+                f"prompt {number} has {len(ids):,} subwords, with {new:,} new ones {n_all:,}: {name!r} takes 1 to "
+                f"{limit or n_all:,}"
             )
-    return given, subwords
+    return texts, given, subwords
 
 
 def _language_model(checkpoint: Checkpoint, place: Place, name: str) -> Any:

@@ -111,7 +111,7 @@ class Spelling:
 
     def _own(self, index: int, piece: str) -> bytes:
         if index in self._added:
-            return self._added[index].encode()
+            return str(self._added[index]).encode()
         if self._is_byte_level and all(character in self._alphabet for character in piece):
             return bytes(self._alphabet[character] for character in piece)
         if self._prefix:

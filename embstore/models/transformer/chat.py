@@ -77,8 +77,7 @@ class Chats:
 
     def _contents(self, messages: Sequence[Message], text: str) -> list[tuple[int, int, int]]:
         """Return the messages whose content is in the text, and where it begins and ends."""
-        contents = [message.get("content") for message in messages]
-        given = [(number, content) for number, content in enumerate(contents) if isinstance(content, str) and content]
+        given = _written(messages)
         key = tuple(str(message.get("role")) for message in messages)
         if len(given) < len(messages) or any(set(message) - {"role", "content"} for message in messages):
             markup = self._markup(messages)
@@ -102,8 +101,10 @@ class Chats:
 
     def _markup(self, messages: Sequence[Message]) -> list[str] | None:
         """Return what is written before, between and after the contents of messages; None if that is not known."""
-        given = [n for n, message in enumerate(messages) if isinstance(message.get("content"), str) and message["content"]]
-        marked = [{**m, "content": PLACEHOLDER.format(n)} if n in given else m for n, m in enumerate(messages)]
+        given = [number for number, _ in _written(messages)]
+        marked = list(messages)
+        for number in given:
+            marked[number] = {**messages[number], "content": PLACEHOLDER.format(number)}
         try:
             text = self._render(marked)
         except Exception:
@@ -135,3 +136,9 @@ class Chats:
             return []
         cut = self._cut([system], around[1], SYSTEM, roles[0]) or 0
         return [(begin, SYSTEM, "markup"), (end, SYSTEM, "content"), (end + cut, SYSTEM, "markup")]
+
+
+def _written(messages: Sequence[Message]) -> list[tuple[int, str]]:
+    """Return the messages whose content is a text, and that text."""
+    contents = [(number, message.get("content")) for number, message in enumerate(messages)]
+    return [(number, content) for number, content in contents if isinstance(content, str) and content]

@@ -22,7 +22,7 @@ LONGEST_CHECKED = 512  # subwords; longer only if attention slides
 LONGEST_SLIDING = 4096
 
 
-def window_mask(maker: InputMaker, words: NDArray[np.integer[Any]], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
+def window_mask(maker: InputMaker, words: NDArray[Any], reach: int) -> torch.Tensor | dict[str, torch.Tensor]:
     """Return the mask of one sentence for an attention window, written one subword at a time.
 
     `words`: int [n_subwords], the number of the word of each subword.
@@ -138,7 +138,8 @@ def with_long_sentences(network: Network, tokenized: Tokenized, longest: int | N
     source = tokenized if len(tokenized.ids) else network.tokenizer.tokenize(PROBES).tokenized
     spans = word_spans(source, None)
     lengths, start = spans.stop - spans.start, spans.start + source.bounds[spans.sentence]
-    all_ids, all_words = [tokenized.ids], [np.arange(len(tokenized.ids)) if tokenized.words is None else tokenized.words]
+    words = np.arange(len(tokenized.ids)) if tokenized.words is None else tokenized.words
+    all_ids, all_words = [tokenized.ids], [words]
     for number, wanted in enumerate(_long_lengths(network, longest)):
         word = number * 7 % len(lengths)  # begin at another word, so that no two long sentences are the same
         order = np.resize(np.roll(np.arange(len(lengths)), -word), len(lengths) * -(-wanted // int(lengths.sum())))

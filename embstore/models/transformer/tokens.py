@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.corpus.sentence import Document, Sentence
+from embstore.corpus.sentence import Sentence
 from embstore.errors import ModelError
 from embstore.models.batched import PROBES
 from embstore.models.encoder import By, Scope, Split, indptr, ragged_indices, word_characters
@@ -29,6 +29,7 @@ TEXTS = (
     "👩‍👩‍👧 ok 🙂🇩🇪, Привет мир! שלום עולם",
     "a\u00a0b\u3000c\u200bd 3 + 4 = 7; | x | y |",
 )
+Places = Sequence[Sequence[int]]  # the characters [start, stop) of each subword
 WORDS = 'give tokenize="words", by which each word is tokenized by itself'
 
 
@@ -210,7 +211,7 @@ class SubwordTokenizer:
         pairs = dict(zip(owners.tolist(), starts[marks].tolist(), strict=True))
         texts, members, seconds = _texts(sentences, scope, pairs)
         firsts, lasts, offsets, _ = zip(*members, strict=True) if members else ((), (), (), ())
-        ids, lengths, begin, end = self._characters(texts, {n: m[3].ids for n, m in enumerate(members) if m[3]})
+        ids, lengths, begin, end = self._characters(texts, {n: m[3] for n, m in enumerate(members) if m[3] is not None})
         base = pieces[np.array(firsts, np.int64)] + np.array(offsets, np.int64)
         begin, end = (side + np.repeat(base, lengths) for side in (begin, end))
 
@@ -230,8 +231,8 @@ class SubwordTokenizer:
         shift = np.repeat(pieces[:-1], np.diff(n_words))
         first = np.searchsorted(np.maximum.accumulate(end), starts + shift, "right")
         last = np.maximum(first, np.searchsorted(ordered, stops + shift, "left"))
-        begin, end = ((side - pieces[owner]).astype(np.int32) for side in (begin, end))
-        return Split(ids, bounds, n_words, first, last, begin, end), indptr(lengths)[seconds]
+        start, stop = ((side - pieces[owner]).astype(np.int32) for side in (begin, end))
+        return Split(ids, bounds, n_words, first, last, start, stop), indptr(lengths)[seconds]
 
     @cached_property
     def _blank(self) -> NDArray[np.int32]:
@@ -251,6 +252,7 @@ class SubwordTokenizer:
             self._aligns = self._aligns or not self._covers(texts, encodings)
             self._checked = True
         ids = [encoding.ids for encoding in encodings]
+        offsets: list[Places | None]
         if self._aligns:
             offsets = [self.spelling.places(text, each) for text, each in zip(texts, ids, strict=True)]
         else:
@@ -265,13 +267,11 @@ class SubwordTokenizer:
             raise ModelError(f"{what}, {texts[wrong[0]][:40]!r}: {WORDS}")
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         total = int(lengths.sum())
-        places = np.fromiter(chain.from_iterable(chain.from_iterable(offsets)), np.int64, 2 * total)
+        places = np.fromiter(chain.from_iterable(chain.from_iterable(filter(None, offsets))), np.int64, 2 * total)
         flat = np.fromiter(chain.from_iterable(ids), np.int32, total)
         return flat, lengths, places[::2], places[1::2]
 
-    def _own_places(
-        self, text: str, own: Sequence[int], ids: Sequence[int], offsets: Sequence[tuple[int, int]] | None
-    ) -> Sequence[Sequence[int]] | None:
+    def _own_places(self, text: str, own: Sequence[int], ids: Sequence[int], offsets: Places | None) -> Places | None:
         """Return the characters of the subwords that a document has; `ids`, `offsets`: those of the tokenizer.
 
         They are spelled as the text, or are first the same as those of the tokenizer, for a prompt that it normalizes.
@@ -304,7 +304,7 @@ class SubwordTokenizer:
     def _with_pairs(
         self, split: Split, marks: NDArray[np.int64], middles: NDArray[np.int64], places: NDArray[np.int64]
     ) -> Split:
-        """Put special subwords between the texts of pairs, before the subwords `middles`: those of the words `marks`."""
+        """Put the special subwords of the words `marks` between the texts of pairs, before the subwords `middles`."""
         pair = self.pair
         count, sentence = len(pair.middle), np.searchsorted(split.indptr, marks, "right") - 1
         at = np.repeat(middles, count)
@@ -353,7 +353,7 @@ def _around(ids: list[int], types: list[int], body: list[int], start: int) -> Sp
     return Specials(tuple(ids[:start]), tuple(ids[stop:]), tuple(types[:start]), body_type, tuple(types[stop:]))
 
 
-_Member = tuple[int, int, int, Document | None]
+_Member = tuple[int, int, int, Sequence[int] | None]
 
 
 def _texts(
@@ -361,8 +361,8 @@ def _texts(
 ) -> tuple[list[str], list[_Member], NDArray[np.int64]]:
     """Return the texts that a tokenizer is given at a time, of which sentences each is, and the second ones of pairs.
 
-    Those are: the first and the last sentence, the character of the first with which the text begins, and the document
-    if that has ids. `pairs`: the numbers of sentences that are pairs, and the character between their texts.
+    Those are: the first and the last sentence, the character of the first with which the text begins, and the ids of
+    the document if it has any. `pairs`: the numbers of sentences that are pairs, and the character between their texts.
     """
     texts, members, seconds = list[str](), list[_Member](), list[int]()
 
@@ -377,8 +377,7 @@ def _texts(
         if same >= 0:
             parts = [sentence.text, *(sentences[last := number].text for number in group)]
             texts.append("".join(parts))
-            given = sentence.document if sentence.document and sentence.document.ids is not None else None
-            members.append((first, last, 0, given))
+            members.append((first, last, 0, sentence.document.ids if sentence.document else None))
         elif first in pairs:
             at = pairs[first]
             texts += sentence.text[sentence.start : at], sentence.text[at + 1 : sentence.stop]
