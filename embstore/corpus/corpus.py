@@ -13,13 +13,13 @@ from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus.formats import FORMATS, common_format, has_format
-from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.base import Format, ReadOptions, WriteChat
 from embstore.corpus.formats.conll import parse_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
 from embstore.corpus.formats.rows import FILE, read_rows
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Sentence, distinct_sentences, read_items
+from embstore.corpus.sentence import Document, Sentence, distinct_sentences, read_items
 from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, quoted
 
@@ -45,11 +45,15 @@ class Corpus:
     format: str
     options: dict[str, Any]
     paths: tuple[Path, ...]
-    _read: Callable[[], Iterator[Sentence]] = field(repr=False)
+    _read: Callable[[WriteChat | None], Iterator[Sentence]] = field(repr=False)
 
     def __iter__(self) -> Iterator[Sentence]:
+        return self.sentences()
+
+    def sentences(self, write_chat: WriteChat | None = None) -> Iterator[Sentence]:
+        """Yield the sentences; `write_chat` makes the text of a list of messages, as the template of a model does."""
         steps = parse_normalize(self.options["normalize"])
-        sentences = self._read()
+        sentences = self._read(write_chat)
         is_empty = True
         for sentence in _normalized(sentences, steps) if steps else sentences:
             is_empty = False
@@ -155,12 +159,28 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
             word = function(word).replace(" ", "") or word
         return word
 
+    before: Document | None = None  # as it was read
+    document: Document | None = None
     for sentence in sentences:
-        yield replace(sentence, words=list(map(normalize, sentence.words)))
+        if sentence.document is not before:
+            before = document = sentence.document
+            if document is not None and document.text is not None:
+                document = Document(fields=document.fields)
+        words = list(map(normalize, sentence.words))
+        parts, starts, at, end = list[str](), list[int](), 0, 0  # `at`: in the new text; `end`: of the last word before
+        for old, new, start in zip(sentence.words, words, sentence.starts, strict=True):
+            starts.append(at + start - end)
+            parts += sentence.text[end:start], new
+            at, end = starts[-1] + len(new), start + len(old)
+        text = "".join(parts) + sentence.text[end:]
+        stop = sentence.stop + len(text) - len(sentence.text)
+        yield replace(sentence, words=words, document=document, text=text, starts=starts, stop=stop)
 
 
-def _read_files(form: Format, sources: Mapping[Path, str], options: dict[str, Any]) -> Iterator[Sentence]:
-    read_options = _read_options(options)
+def _read_files(
+    form: Format, sources: Mapping[Path, str], options: dict[str, Any], write_chat: WriteChat | None
+) -> Iterator[Sentence]:
+    read_options = replace(_read_options(options), write_chat=write_chat)
 
     def read(path: Path) -> Iterator[Sentence]:
         fields = {FILE: sources[path]} if len(sources) > 1 else {}
@@ -191,7 +211,7 @@ def _splitter(options: Mapping[str, Any]) -> Splitter:
 def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> Corpus:
     was_read = False
 
-    def read() -> Iterator[Sentence]:
+    def read(write_chat: WriteChat | None) -> Iterator[Sentence]:
         nonlocal was_read
         if was_read and iter(items) is items:
             raise CorpusError(
@@ -205,12 +225,13 @@ def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> C
         every = iterator if first is None else chain([first], iterator)
         if not isinstance(first, Mapping):
             _refuse(SENTENCES, **table)
-            return read_items(every, _splitter(options).sentences)
+            return read_items(every, _splitter(options).document)
 
         def error(number: int, message: str) -> CorpusError:
             return CorpusError(f"row {number}: {message}")
 
-        return read_rows(enumerate(every), _read_options(options | table), error=error, name="rows")
+        read_options = replace(_read_options(options | table), write_chat=write_chat)
+        return read_rows(enumerate(every), read_options, error=error, name="rows")
 
     return Corpus(SENTENCES, SENTENCES, options | table, (), read)
 

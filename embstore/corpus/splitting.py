@@ -89,12 +89,18 @@ class Splitter:
 
     def _with_spans(self, document: Document, apart: bool) -> Iterator[Sentence]:
         text, spans = document.text or "", document.spans
-        edges = sorted({0, len(text), *(at for span in spans if span.kind == "label" for at in (span.start, span.stop))})
+        edges = sorted(
+            {0, len(text), *(at for span in spans if span.kind == "label" for at in (span.start, span.stop))}
+        )
         given = sorted((span.start, span.stop) for span in spans if span.kind == "word")
         phrases = {(span.start, span.stop) for span in spans if span.kind == "target"}
         bounds = sorted((span.start, span.stop) for span in spans if span.kind == "sentence")
         if not bounds:
-            bounds = list(chain.from_iterable(starmap(partial(self._bounds, text), pairwise(edges if apart else edges[::len(edges) - 1]))))
+            bounds = list(
+                chain.from_iterable(
+                    starmap(partial(self._bounds, text), pairwise(edges if apart else edges[:: len(edges) - 1]))
+                )
+            )
         words, starts, sentences = list[str](), list[int](), list[tuple[int, int, int]]()
         before = 0
         for start, stop in bounds:

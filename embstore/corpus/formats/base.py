@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import FieldValue, Sentence
+from embstore.corpus.sentence import Document, FieldValue, Sentence
 from embstore.corpus.splitting import Splitter
+
+WriteChat = Callable[[Sequence[Mapping[str, Any]]], Document]
 
 
 @dataclass(frozen=True)
@@ -16,13 +19,15 @@ class ReadOptions:
 
     `splitter` turns text into sentences and words. `columns` names the columns of a CoNLL file, or those of a table to
     read (empty: all). `text`: the column of the text of a table, None to find it. `fields`: those of the documents of
-    the file.
+    the file. `write_chat`: makes the text of a list of messages, as the template of a model does, None for their
+    contents alone.
     """
 
     splitter: Splitter
     columns: tuple[str, ...] = ()
     text: str | None = None
     fields: Mapping[str, FieldValue] = field(default_factory=dict)
+    write_chat: WriteChat | None = None
 
 
 @dataclass(frozen=True)

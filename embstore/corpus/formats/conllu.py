@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Document, Sentence, sentence_of_forms, underscore_as_none
+from embstore.corpus.sentence import Document, Sentence, after_space, sentence_of_forms, underscore_as_none
 from embstore.errors import quoted
 
 N_COLUMNS = 10
@@ -17,21 +17,24 @@ NEWDOC_ID = "newdoc_id"  # the field with the id of a document
 NO_SPACE = "SpaceAfter=No"
 _RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 _NEWDOC = re.compile(r"#\s*newdoc(?:\s+id\s*=\s*(.*?))?\s*")
+_TEXT = re.compile(r"#\s*text\s*=(.*)")
 _EMPTY_NODE = re.compile(r"([0-9]{1,9})\.[1-9][0-9]*")
 
 
 def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield a sentence for each block of lines, with the label columns upos, xpos, lemma and deprel.
 
-    Words that follow a word with SpaceAfter=No are attached; so are those within a multiword range (1-2) whose words
-    spell it when they are joined, such as "don't". Empty nodes (1.1) are skipped. The lemma "_" is no label, unless the
-    word is "_" itself. A comment "# newdoc id = x" begins a document with the field newdoc_id; without any, each
-    sentence is a text of its own.
+    The text is that of the comment "# text = x", if the words are found in it in their order with nothing but white
+    space between. Else it is the words joined by one space, without one after a word with SpaceAfter=No and within a
+    multiword range (1-2) whose words spell it when they are joined, such as "don't". Empty nodes (1.1) are skipped. The
+    lemma "_" is no label, unless the word is "_" itself. A comment "# newdoc id = x" begins a document with the field
+    newdoc_id, whose sentences are divided by one space; without any, each sentence is a text of its own.
     """
     document = None
-    for newdoc, _, rows in _blocks(lines):
+    for (newdoc, text), _, rows in _blocks(lines):
+        follows = document is not None and newdoc is None
         if newdoc is not None:
-            document = Document({**options.fields, **({NEWDOC_ID: newdoc} if newdoc else {})})
+            document = Document(fields={**options.fields, **({NEWDOC_ID: newdoc} if newdoc else {})})
         attached = [at for at in range(1, len(rows)) if NO_SPACE in rows[at - 1][MISC].split("|")]
         _, forms, lemmas, upos, xpos, _, _, deprel, _, _ = zip(*rows, strict=True)
         labels = {
@@ -42,7 +45,8 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             ],
             "deprel": underscore_as_none(deprel),
         }
-        yield replace(sentence_of_forms(forms, labels, attached), document=document)
+        sentence = replace(sentence_of_forms(forms, labels, attached, text), document=document)
+        yield after_space(sentence) if follows else sentence
 
 
 def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
@@ -54,9 +58,13 @@ def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
         yield numbers, rows
 
 
-def _blocks(lines: Lines) -> Iterator[tuple[str | None, list[int], list[list[str]]]]:
-    """Yield what `word_blocks` does, each after the id of the document that it begins: "" for no id, None for none."""
+def _blocks(lines: Lines) -> Iterator[tuple[tuple[str | None, str | None], list[int], list[list[str]]]]:
+    """Yield what `word_blocks` does, each after two comments, the id of the document that it begins and its text.
+
+    The id is "" for a document without one; None stands for no comment.
+    """
     newdoc: str | None = None
+    text: str | None = None
     numbers: list[int] = []
     rows: list[list[str]] = []
     ranges: list[list[str]] = []
@@ -64,8 +72,8 @@ def _blocks(lines: Lines) -> Iterator[tuple[str | None, list[int], list[list[str
     for number, line in enumerate(lines, 1):
         if not line or line.isspace():
             if rows:
-                yield newdoc, numbers, _with_ranges(rows, ranges)
-                newdoc, numbers, rows, ranges, length = None, [], [], [], 0
+                yield (newdoc, text), numbers, _with_ranges(rows, ranges)
+                newdoc, text, numbers, rows, ranges, length = None, None, [], [], [], 0
         elif line[0] != "#":
             length = lines.sentence_length(number, length, line)
             row = line.split("\t")
@@ -85,8 +93,10 @@ def _blocks(lines: Lines) -> Iterator[tuple[str | None, list[int], list[list[str
                 ranges.append(row)
         elif match := _NEWDOC.fullmatch(line):
             newdoc = match[1] or ""
+        elif match := _TEXT.fullmatch(line):
+            text = match[1].strip()
     if rows:
-        yield newdoc, numbers, _with_ranges(rows, ranges)
+        yield (newdoc, text), numbers, _with_ranges(rows, ranges)
 
 
 def _with_ranges(rows: list[list[str]], ranges: Sequence[Sequence[str]]) -> list[list[str]]:

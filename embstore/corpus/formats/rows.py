@@ -11,13 +11,22 @@ from decimal import Decimal
 from typing import Any
 
 from embstore.corpus.formats.base import ReadOptions
-from embstore.corpus.sentence import Document, FieldValue, Sentence, check_sentence, is_encodable, sentence_of_forms
+from embstore.corpus.sentence import (
+    Document,
+    FieldValue,
+    Sentence,
+    Span,
+    check_document,
+    check_sentence,
+    is_encodable,
+    sentence_of_forms,
+)
 from embstore.errors import COLUMNS, CorpusError, EmbstoreWarning, InvalidValueError, quoted
-from embstore.spacing import ATTACHED
 
 Row = Mapping[str, Any]
 FILE = "file"  # the field with the path of a document's file
 DEFAULT_TEXT, CHAT = "text", "messages"
+SPANS, IDS = "spans", "ids"  # columns of a text: labels of its characters, and its subwords
 
 
 def read_rows(
@@ -77,36 +86,58 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
         others = {name: value for name, value in others.items() if name in options.columns}
     if _is_missing(text) or (isinstance(text, str | list | tuple) and not text):
         return []
-    if isinstance(text, str):
-        if not is_encodable(text):
-            raise InvalidValueError(f"{column}: half of a surrogate pair, not a character: {quoted(text)}")
-        sentences, labels = list(options.splitter.sentences(text)), set[str]()
-    elif is_chat(text):
-        sentences, labels = _chat(text, options), set()
-    elif _is_words(text):
-        labels = {name for name, value in others.items() if isinstance(value, list | tuple)}
-        sentences = [_labelled(list(text), {name: others[name] for name in others if name in labels})]
-    else:
+    if _is_words(text):
+        labels = {name: others.pop(name) for name in list(others) if isinstance(others[name], list | tuple)}
+        document = Document(fields=_fields(others, options.fields))
+        return [check_sentence(replace(_labelled(list(text), labels), document=document))]
+    if not isinstance(text, str) and not is_chat(text):
         raise InvalidValueError(f"{column}: {quoted(text)} is neither a text, a list of words nor a chat")
-    document = Document(_fields({name: others[name] for name in others if name not in labels}, options.fields))
-    return [check_sentence(replace(each, document=document)) for each in sentences]
+    if is_chat(text):
+        document = (options.write_chat or _contents)(_checked_chat(text))
+    else:
+        spans = _spans(others.pop(SPANS)) if _is_list_of(others.get(SPANS), Mapping) else ()
+        ids = others.pop(IDS) if _is_list_of(others.get(IDS), int) else None
+        document = Document(text, spans=spans, ids=ids)
+    document = check_document(replace(document, fields=_fields(others, options.fields)))
+    return list(options.splitter.document(document, apart=is_chat(text)))
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, kind) for each in value)
+
+
+def _spans(rows: Sequence[Row]) -> list[Span]:
+    """Return labelled spans of characters, which are given as {"start", "stop", and labels by their columns}."""
+    spans = []
+    for row in rows:
+        start, stop = row.get("start"), row.get("stop")
+        if type(start) is not int or type(stop) is not int:
+            raise InvalidValueError(f'{SPANS}: {quoted(row)} has no numbers "start" and "stop"')
+        labels = {field_name(name): value for name, value in row.items() if name not in ("start", "stop")}
+        spans.append(Span(start, stop, labels={k: None if _is_missing(v) else str(v) for k, v in labels.items()}))
+    return spans
 
 
 def is_chat(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(message, Mapping) for message in value)
+    return _is_list_of(value, Mapping)
 
 
-def _chat(messages: Sequence[Row], options: ReadOptions) -> list[Sentence]:
-    """Return the sentences of a list of messages, with the role of its message as a label of every word."""
-    sentences: list[Sentence] = []
+def _checked_chat(messages: Sequence[Row]) -> Sequence[Row]:
     for number, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         for key, value in (("role", role or None), ("content", "" if content is None else content)):
             if not isinstance(value, str) or not is_encodable(value):
                 raise InvalidValueError(f"message {number}: {key} is {quoted(value)}, not a text")
-        for sentence in options.splitter.sentences(content or ""):
-            sentences.append(replace(sentence, labels={"role": [role] * len(sentence.words)}))
-    return sentences
+    return messages
+
+
+def _contents(messages: Sequence[Row]) -> Document:
+    """Return the contents of messages, divided by a line feed, with the role of each as a label."""
+    texts, spans, at = [message.get("content") or "" for message in messages], [], 0
+    for message, text in zip(messages, texts, strict=True):
+        spans.append(Span(at, at + len(text), labels={"role": message["role"]}))
+        at += len(text) + 1
+    return Document("\n".join(texts), spans=spans)
 
 
 def _labelled(words: list[str], columns: Row) -> Sentence:
@@ -115,14 +146,13 @@ def _labelled(words: list[str], columns: Row) -> Sentence:
             raise InvalidValueError(f"{name}: {len(values)} labels for {len(words)} words; {_LEAVE_OUT}")
         if nested := [value for value in values if isinstance(value, list | tuple | Mapping)]:
             raise InvalidValueError(f"{name}: {quoted(nested[0])} is no label of a word; {_LEAVE_OUT}")
-    if empty := [at for at, word in enumerate(words) if not word.removeprefix(ATTACHED).strip(" ")]:
+    if empty := [at for at, word in enumerate(words) if not word.strip(" ")]:
         raise InvalidValueError(f"word {empty[0]} is empty")
     spelled = {
         field_name(name): [None if _is_missing(value) else str(value) for value in values]
         for name, values in columns.items()
     }
-    attached = [at for at, word in enumerate(words) if at and word.startswith(ATTACHED)]
-    return sentence_of_forms([word.removeprefix(ATTACHED) for word in words], spelled, attached)
+    return sentence_of_forms(words, spelled)
 
 
 _LEAVE_OUT = 'name the columns to read, without it, such as columns="author,year"'

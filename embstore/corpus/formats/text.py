@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines, finite_number
-from embstore.corpus.sentence import PAIR, Document, Sentence, sentence_pair
+from embstore.corpus.sentence import Document, Sentence, sentence_pair
 from embstore.errors import quoted
 
 
 def read_text(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of running text; the file is one document."""
-    return options.splitter.read(lines.texts(), Document(options.fields))
+    return options.splitter.read(lines.texts(), Document(fields=options.fields))
 
 
 def read_sts(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
@@ -58,13 +58,10 @@ def read_pairs(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
         pair = []
         for side, text in enumerate(fields[-2:], 1):
             sentence = options.splitter.sentence(text)
-            if sentence is None or PAIR in sentence.words:
-                what = "has no word" if sentence is None else f"has the word {PAIR}, which separates pairs"
-                raise lines.error(number, f"sentence {side} {what}: {quoted(line)}")
+            if sentence is None:
+                raise lines.error(number, f"sentence {side} has no word: {quoted(line)}")
             pair.append(sentence)
-        first, second = pair
-        attached = [*first.attached, *(len(first.words) + 1 + position for position in second.attached)]
-        yield replace(sentence_pair(first.words, second.words, {"label": label}), attached=attached)
+        yield sentence_pair(pair[0], pair[1], {"label": label})
 
 
 TEXT = Format("text", (".txt", ".text"), read_text, split="sentences", words="punctuation")
