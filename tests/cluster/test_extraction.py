@@ -69,7 +69,7 @@ def test_threads_write_the_same_bytes(
 def test_a_part_has_the_passages_of_the_whole_index(
     monkeypatch: pytest.MonkeyPatch, unit: str, window: int | None
 ) -> None:
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 300)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_SUBWORDS", 90)
     plan = make_plan(many(120), unit=unit, context_window=window)
     rows: list[np.ndarray] = []
     for partition in range(plan.layout.n_partitions):

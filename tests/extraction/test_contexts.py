@@ -170,11 +170,12 @@ def test_every_row_has_words_before_it() -> None:
     plan = plan_of(sentences, model=encoder, context="document", min_left=4, keep=Keep(words=frozenset(WORDS)))
     index, contexts = plan.index, plan.index.contexts
     assert contexts is not None
-    subword = index.text.subword_indptr[index.sentence] + index.position  # a word is one
-    context = np.searchsorted(contexts.indptr, np.arange(len(subword)), "right") - 1
+    text, word = index.text, index.word_indptr[index.sentence] + index.position
+    context = np.searchsorted(contexts.indptr, np.arange(len(word)), "right") - 1
     first = index.word_indptr[np.searchsorted(index.document, index.document[index.sentence])]
-    assert (contexts.start[context] <= np.maximum(first, subword - 4)).all()
-    assert (subword < contexts.stop[context]).all()
+    begins = np.repeat(text.subword_indptr[:-1], np.diff(text.word_indptr)) + text.word_subword
+    assert (contexts.start[context] <= begins[np.maximum(first, word - 4)]).all()
+    assert (begins[word] + text.word_subwords[word] <= contexts.stop[context]).all()
     assert plan.as_json()["subwords_run_again"] >= 4 * (len(contexts.start) - 3)
     assert plan_of(corpus([3], [4]), model=encoder, context="document").index.contexts is None
     assert plan_of(corpus([3, 4]), model=encoder).index.contexts is None
@@ -287,8 +288,8 @@ def test_pairs_are_given_whole(tmp_path: Path) -> None:
     long = sentence_pair(Sentence(["abc"] * 20), Sentence(["abc"] * 9))
     plan = plan_of([long, Sentence(["abc"] * 30)], model=encoder)
     assert plan.index.contexts is not None
-    assert plan.index.contexts.stop.tolist()[0] == 30
-    assert [drop.count for drop in plan.metadata.dropped] == [6]
+    assert plan.index.contexts.stop.tolist()[0] == 24
+    assert [drop.count for drop in plan.metadata.dropped] == [5]
 
 
 def test_some_rows_keep_their_contexts() -> None:

@@ -49,7 +49,8 @@ def sentences(words: int = 30) -> list[Sentence]:
 
 def read(corpus: list[Sentence], **keep: Any) -> tuple[Index, str]:
     spool, encoder = Spool(), FakeEncoder()
-    found = survey(corpus, encoder, ExtractionOptions(), limit=99, spool=spool, report=lambda n: None)
+    read = es.open_corpus(corpus)
+    found = survey(read, encoder, ExtractionOptions(), limit=99, spool=spool, report=lambda n: None)
     options = ExtractionOptions(keep=es.corpus.Keep(**keep))
     index, _ = make_index(found, options=options, encoder=encoder, limit=99, overlap=Overlap())
     assert not list(index_faults(index, len(index.type)))
@@ -135,8 +136,8 @@ def test_bad_documents_are_refused_in_one_line() -> None:
     for sentence, message in [
         (Sentence(["a"], {}, (), Document(fields={"year": [1]})), "document 0 has the field 'year' [1]: a value is text"),
         (Sentence(["a"], {"year": ["x"]}, (), Document(fields={"year": 1})), "'year' is both a label column and a field"),
-        (Sentence(["a"], {}, (), Document(fields={"a/b": 1})), "field of documents 'a/b'"),
-        (Sentence(["a"], {}, (), Document(fields={"word": 1})), "field of documents 'word': every occurrence table has one"),
+        (Sentence(["a"], {}, (), Document(fields={"a/b": 1})), "column 'a/b': a name is made of letters"),
+        (Sentence(["a"], {}, (), Document(fields={"word": 1})), "column 'word': every occurrence table has one"),
     ]:
         with pytest.raises(CorpusError) as caught:
             read([sentence])

@@ -58,7 +58,7 @@ class CallEncoder(FakeEncoder):
         **_: Any,
     ) -> Iterator[Pooled]:
         self.calls.append(len(spans.sentence))
-        ids = tokenized.ids[tokenized.sentence_bounds[spans.sentence] + spans.start].astype(np.float64)
+        ids = tokenized.ids[tokenized.bounds[spans.sentence] + spans.start].astype(np.float64)
         words = " ".join(self.spellings(tokenized.ids.tolist()))
         shift = sum(words.encode()) % 1009 + len(spans.start) / 1024
         features = np.arange(1, HIDDEN_SIZE + 1)
@@ -133,7 +133,7 @@ def test_any_partitions_that_are_missing_come_back_with_the_same_bytes(
 def test_of_a_group_only_the_passages_with_missing_rows_are_encoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 2000)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_SUBWORDS", 500)
     path, plan = tmp_path / "s.zarr", grouped()
     es.extract(plan, path)
     bytes_before, calls = all_files(path), plan.encoder.calls  # type: ignore[attr-defined]

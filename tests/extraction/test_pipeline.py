@@ -61,7 +61,7 @@ def rows_of(store: Store) -> list[Row]:
             Row(
                 form=index.words[int(index.type[row])],
                 source=int(index.source[sentence]),
-                text=index.texts[sentence],
+                text=index.text[sentence],
                 position=int(index.position[row]),
                 subwords=int(index.subwords[row]),
                 labels=labels,
@@ -115,7 +115,7 @@ def test_every_word_has_a_row_or_a_reason(tmp_path: Path) -> None:
     assert dropped == {"no subword": 3, "not chosen": units - 3 - 3}
     lines = [line.split(maxsplit=3) for line in repr(plan).splitlines() if line.startswith("dropped ")]
     assert [each[1:3] for each in lines] == [["3", "no"], [str(units - 6), "not"]]
-    assert store.index.texts[0] == "the bank of the river"
+    assert store.index.text[0] == "the bank of the river"
     assert store.index.source.tolist() == [0, 1, 4]
     examples = plan.metadata.dropped[0].examples
     assert examples[0] == "'~' (sentence 2, position 0)"
@@ -176,7 +176,7 @@ def small_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.quick(1)
 def test_partitions_meet_inside_sentences(tmp_path: Path, unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small_partitions(monkeypatch)
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 500)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_SUBWORDS", 150)
     sentences = many(200)
     plan, store = extracted(tmp_path / "s.zarr", sentences, unit=unit)
     assert plan.layout.n_partitions >= 4

@@ -42,7 +42,7 @@ def index_of(
 
 
 def surveyed(unit: str) -> tuple[Survey, FakeEncoder]:
-    """Sentences of which some are empty, and whose words have no piece, one or several."""
+    """Sentences whose words have no piece, one or several."""
     random = np.random.default_rng(5)
     words = np.array(["bank", "river", "a", "~", "evening", "Constantinople", "der", "so"])
     sentences = []
@@ -52,7 +52,8 @@ def surveyed(unit: str) -> tuple[Survey, FakeEncoder]:
         tags = random.choice(np.array(["NOUN", "VERB", ""]), len(chosen)).tolist()
         sentences.append(Sentence(chosen, {"tag": [tag or None for tag in tags]}, document=documents[number // 7]))
     encoder, options = FakeEncoder(), ExtractionOptions(unit=unit)
-    return survey(sentences, encoder, options, limit=24, spool=Spool(), report=lambda n_sentences: None), encoder
+    corpus = es.open_corpus([sentence for sentence in sentences if sentence.words])
+    return survey(corpus, encoder, options, limit=24, spool=Spool(), report=lambda n_sentences: None), encoder
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])
@@ -75,9 +76,11 @@ def test_any_block_gives_the_same_index(keep: Keep, unit: str, context: str, mon
             np.testing.assert_array_equal(column, expected[name], err_msg=name)
 
 
-def test_a_tokenizer_that_changes_after_the_plan_is_noticed(tmp_path: Path) -> None:
+def test_a_model_whose_words_change_after_the_plan_is_noticed(tmp_path: Path) -> None:
     encoder = FakeEncoder()
+    encoder.has_vocabulary = False
     plan = plan_of([Sentence(["bank", "extraordinary"])], model=encoder)
+    assert plan.index.text.ids.tolist() == [-1] * 7
     encoder.pieces = lambda word: [word]  # type: ignore[method-assign]
-    with pytest.raises(StoreDamagedError, match=r"row 0 .* has 1 subwords, the index says 2: .* tokenizer has changed"):
+    with pytest.raises(StoreDamagedError, match=r"sentences 0 to 0 have 2 subwords, the index says 7: .* has changed"):
         es.extract(plan, tmp_path / "s.zarr")

@@ -15,7 +15,6 @@ import embstore as es
 from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.executors import Processes
-from embstore.spacing import split_marked
 from embstore.store import Index
 from embstore.store import where as where_module
 from embstore.store.where import rows_where
@@ -105,7 +104,7 @@ def test_the_rows_are_those_that_select_finds(unit: str, context: str, tmp_path:
 
 def plain(index: Index, name: str) -> list[Any]:
     """Return a column of an index, worked out one occurrence at a time."""
-    n_words = [len(split_marked(text)) for text in index.texts]
+    n_words = [len(index.text.words(number)) for number in range(len(index.text))]
     starts, sentences = np.cumsum([0, *n_words]), index.sentence.tolist()
     documents = index.document_of(np.arange(len(n_words))).tolist()
     names = list(index.own_labels["tag"].names)
@@ -119,7 +118,8 @@ def plain(index: Index, name: str) -> list[Any]:
         begin = next(at + 1 for at in range(row, -2, -1) if at < 0 or runs[at] != runs[row])
         end = next(at for at in range(row, len(runs) + 1) if at == len(runs) or runs[at] != runs[row])
         context = None if index.contexts is None else int(index.contexts.of_rows(np.array([row]))[0])
-        given = starts[[sentence, sentence + 1]]
+        given = index.text.subword_indptr[[sentence, sentence + 1]]
+        subword = int(given[0] + index.text.word_subword[word])
         if context is not None:
             assert index.contexts is not None
             given = np.array([index.contexts.start[context], index.contexts.stop[context]])
@@ -128,8 +128,8 @@ def plain(index: Index, name: str) -> list[Any]:
             "from_end": n_words[sentence] - int(index.position[row]) - width,
             "document_position": word - first,
             "document_from_end": last - word - width,
-            "context_position": word - given[0],
-            "context_from_end": given[1] - word - width,
+            "context_position": subword - given[0],
+            "context_from_end": given[1] - subword - int(index.subwords[row]),
             "tag_position": row - begin,
             "tag_from_end": end - row - 1,
         }[name])  # fmt: skip
@@ -199,8 +199,7 @@ def test_a_decoder_runs_nothing_after_the_last_chosen_word(name: str, context: s
     np.testing.assert_allclose(store.select().vectors(), expected.vectors(), atol=1e-5 * scale)
     needed = 0
     for number, words in enumerate(texts):
-        tokenized = model.tokenize([words])
-        needed += int(tokenized.word_indptr[2 if number % 2 else 4])
+        needed += int(model.tokenize([Sentence(words)]).last[1 if number % 2 else 3])
     assert n_run == made.estimate.subwords_to_run == needed < made.n_subwords
     assert made.estimate.counted
 
@@ -312,7 +311,7 @@ def test_it_is_recorded_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_phrase_ends_with_its_last_word(tmp_path: Path) -> None:
     made = make_store(tmp_path / "store.zarr")
-    store, n_words = made.store, made.store.index.texts.n_words()
+    store, n_words = made.store, np.diff(made.store.index.word_indptr)
     phrases = [row for row in made.table if row["word"] == "new york"]
     assert phrases
     for row in phrases:

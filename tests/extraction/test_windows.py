@@ -16,8 +16,8 @@ import torch
 import embstore as es
 from embstore.corpus import Sentence
 from embstore.errors import InvalidValueError, ModelError, StoreMismatchError
-from embstore.extraction.windows import Targets, cut_windows
-from embstore.models.encoder import Encoder, Tokenized
+from embstore.extraction.windows import Places, Targets, cut_windows
+from embstore.models.encoder import Encoder, Split, Tokenized
 from embstore.store import Store
 from tests.extraction.fake import FakeEncoder, span_vector
 from tests.extraction.plans import counted, plan_of
@@ -47,12 +47,28 @@ class Scene:
     plain: PlainScript
     passes: dict[Any, Any] = field(default_factory=dict)
 
-    def masked(self, words: Sequence[str], reach: int) -> tuple[Any, list[int | None]]:
-        """All layers of a sentence, [layer, subword, feature], under an attention window made pair by pair."""
-        key = (tuple(words), reach)
+    def split(self, sentence: Sentence) -> Split:
+        """The subwords of a sentence; their exactness is tested elsewhere."""
+        return self.encoder.tokenize([sentence])
+
+    def states(self, ids: Sequence[int]) -> np.ndarray:
+        """All layers of subwords, [layer, subword, feature], without the special ones around them."""
+        key = tuple(ids)
         if key not in self.passes:
-            encoding = self.plain.tokenizer.encode(list(words), is_pretokenized=True)
-            owners = list(encoding.word_ids)
+            before, after = self.encoder.special_ids
+            given = torch.tensor([[*before, *ids, *after]])
+            options = {"attention_mask": torch.ones_like(given), "output_hidden_states": True}
+            with torch.inference_mode():
+                states = self.plain.model(input_ids=given, **options).hidden_states
+            self.passes[key] = torch.cat(states).numpy()[:, len(before) : len(before) + len(ids)]
+        return self.passes[key]
+
+    def masked(self, sentence: Sentence, reach: int) -> np.ndarray:
+        """All layers of a sentence, [layer, subword, feature], under an attention window made pair by pair."""
+        key = (str(sentence), reach)
+        if key not in self.passes:
+            split, (before, after) = self.split(sentence), self.encoder.special_ids
+            owners = [*[None] * len(before), *split.words.tolist(), *[None] * len(after)]
             causal = type(self.plain.model).__name__ in ("GPT2Model", "MixtralModel", "Qwen2MoeModel")
             mask = torch.full((1, 1, len(owners), len(owners)), torch.finfo(torch.float32).min)
             for query, word in enumerate(owners):
@@ -60,12 +76,10 @@ class Scene:
                     near = word is not None and other is not None and abs(word - other) <= reach
                     if (other is None or near) and not (causal and key_place > query):
                         mask[0, 0, query, key_place] = 0
-            inputs = {"input_ids": torch.tensor([encoding.ids]), "attention_mask": mask}
-            if self.plain.takes_types:
-                inputs["token_type_ids"] = torch.tensor([encoding.type_ids])
+            ids = torch.tensor([[*before, *split.ids.tolist(), *after]])
             with torch.inference_mode():
-                states = self.plain.model(**inputs, output_hidden_states=True).hidden_states
-            self.passes[key] = torch.cat(states).numpy(), owners
+                states = self.plain.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states
+            self.passes[key] = torch.cat(states).numpy()[:, len(before) : len(owners) - len(after)]
         return self.passes[key]
 
 
@@ -86,14 +100,14 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], 
     torch.set_num_threads(before)
 
 
-def occurrences(store: Store) -> list[tuple[list[str], int, int]]:
-    """Of each row the words of its sentence, and its first word and the one after its last."""
+def occurrences(store: Store) -> list[tuple[Sentence, int, int]]:
+    """Of each row its sentence, and its first word and the one after its last."""
     index = store.index
     found = []
     for row in range(store.n_rows):
         first = int(index.position[row])
         width = index.words[int(index.type[row])].count(" ") + 1
-        found.append((index.texts[int(index.sentence[row])].split(" "), first, first + width))
+        found.append((index.text.sentence(int(index.sentence[row])), first, first + width))
     return found
 
 
@@ -119,9 +133,12 @@ def test_a_context_window_is_a_pass_over_the_truncated_words(
         store = es.extract(plan, tmp_path / f"x{width}{suffix}")
         assert any(stop - start > 1 for _, start, stop in occurrences(store))
         expected = []
-        for words, start, stop in occurrences(store):
-            first, last = (0, len(words)) if width is None else (max(0, start - width), min(len(words), stop + width))
-            expected.append(used.plain.span(words[first:last], start - first, stop - first, "mean"))
+        for sentence, start, stop in occurrences(store):
+            split, n = used.split(sentence), len(sentence.words)
+            first, last = (0, n) if width is None else (max(0, start - width), min(n, stop + width))
+            begin = int(split.first[first])
+            states = used.states(split.ids[begin : split.last[last - 1]].tolist())
+            expected.append(states[:, split.first[start] - begin : split.last[stop - 1] - begin].mean(1))
         assert relative(vectors_of(store), np.stack(expected, axis=1)) < 2e-5
         assert store.metadata.extraction["context_window"] == width
 
@@ -163,10 +180,9 @@ def test_an_attention_window_is_a_pass_with_the_mask_written_by_hand(
         plan.metadata.extraction["batching"] = batching  # type: ignore[index]  # what one without packing would get
         store = es.extract(plan, tmp_path / f"x{reach}.zarr")
         expected = []
-        for words, start, stop in occurrences(store):
-            states, owners = used.masked(words, reach)
-            places = [place for place, word in enumerate(owners) if word is not None and start <= word < stop]
-            expected.append(np.stack([layer[places].mean(axis=0) for layer in states]))
+        for sentence, start, stop in occurrences(store):
+            split = used.split(sentence)
+            expected.append(used.masked(sentence, reach)[:, split.first[start] : split.last[stop - 1]].mean(1))
         assert relative(vectors_of(store), np.stack(expected, axis=1)) < 2e-5
         assert store.metadata.extraction["attention_window"] == reach
 
@@ -193,35 +209,42 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
                 index.position[row - 1],
             )
             run = run + 1 if again else 0
-            text, first = index.texts[int(index.sentence[row])].split(" "), int(index.position[row])
+            text, first = index.text.words(int(index.sentence[row])), int(index.position[row])
             stop = first + index.words[int(index.type[row])].count(" ") + 1
             if unit == "subword":  # of a target of two words there are subwords in both
                 stop = first + (2 if text[first : first + 2] == ["new", "york"] else 1)
             pieces = [encoder.pieces(word) for word in text]
             ends = np.cumsum([0, *map(len, pieces)])
             flat = [piece for word in pieces for piece in word]
-            contexts, words = index.contexts, index.word_indptr[index.sentence[row]]
+            contexts, before = index.contexts, index.text.subword_indptr[index.sentence[row]]
             assert contexts is not None
             own = np.searchsorted(contexts.indptr, row, "right") - 1
-            low, high = contexts.start[own] - words, contexts.stop[own] - words
-            left, right = (low, high) if width is None else (max(low, first - width), min(high, stop + width))
-            assert ends[high] - ends[low] <= limit
-            seen = flat[ends[left] : ends[right]]
-            start, end = (run, run + 1) if unit == "subword" else (0, ends[stop] - ends[first])
-            shift = ends[first] - ends[left]
+            low, high = int(contexts.start[own] - before), int(contexts.stop[own] - before)
+            inside = [at for at in range(len(text)) if low <= ends[at] and ends[at + 1] <= high]
+            left, right = low, high
+            if width is not None:
+                left = ends[max(inside[0], first - width)]
+                right = ends[min(inside[-1] + 1, stop + width)]
+            assert high - low <= limit
+            start, end = (run, run + 1) if unit == "subword" else (0, int(index.subwords[row]))
+            start, end = int(ends[first] + start), int(ends[first] + end)
+            left, right = min(left, start), max(right, end)
+            seen = flat[left:right]
             expected = [
-                span_vector(seen, int(shift + start), int(shift + end), layer=layer, pooling="mean")
-                for layer in range(3)
+                span_vector(seen, start - left, end - left, layer=layer, pooling="mean") for layer in range(3)
             ]
             np.testing.assert_array_equal(vectors[:, row], np.stack(expected))
 
 
-@pytest.mark.parametrize(("second", "n_windows"), [([0, 2, 3, 4], 2), ([0, 2, 4, 4], 1)])
-def test_windows_are_equal_if_their_subwords_and_words_are(second: list[int], n_windows: int) -> None:
-    two = Tokenized(np.array([5, 6, 5, 6], np.int32), np.array(second), np.array([0, 1, 3]))
-    words = [np.array(each) for each in ([0, 1], [0, 0], [2, 1], [0, 1], [1, 2])]
-    tokenized, _, _ = cut_windows(two, Targets(*words), 9, causal=False)
-    assert len(tokenized.sentence_indptr) - 1 == n_windows
+@pytest.mark.parametrize(("ids", "n_windows"), [([5, 6, 5, 6], 1), ([5, 6, 6, 5], 2)])
+def test_windows_are_equal_if_their_subwords_are(ids: list[int], n_windows: int) -> None:
+    """Whatever the words are that the subwords are of: one, or two of one subword each."""
+    two = Tokenized(np.array(ids, np.int32), np.array([0, 2, 4]))
+    targets = Targets(*(np.array(each) for each in ([0, 1], [0, 0], [2, 1], [0, 1], [1, 2])))
+    places, begins = Places(np.array([0, 2, 3]), np.array([2, 3, 4])), np.array([0, 2])
+    tokenized, spans, _ = cut_windows(two, targets, 9, places, begins, causal=False)
+    assert len(tokenized) == n_windows
+    assert (spans.stop - spans.start).tolist() == ([1, 2] if n_windows == 1 else [2, 1])
 
 
 @pytest.mark.parametrize("name", ["xlnet", "deberta_v2"])
@@ -242,7 +265,8 @@ def test_a_model_that_does_not_respect_a_mask_of_pairs_is_refused(scene: Callabl
 def test_other_architectures_bear_attention_windows(tmp_path: Path, scene: Callable[[str], Scene], name: str) -> None:
     used, reach = scene(name), 2
     words = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"]
-    split = np.diff(used.encoder.tokenize([words]).word_indptr)
+    made = used.encoder.tokenize([Sentence(words)])
+    split = made.last - made.first
     alike = words[int(np.flatnonzero(split[:-1] == split[-1])[0])]  # so that nothing moves
     sentences = [words, [*words[:-1], alike]]
     plan = plan_of(sentences, model=used.encoder, dtype="float32", attention_window=reach)
@@ -261,17 +285,15 @@ def test_what_is_run_is_every_different_window_once(
     used = scene(kind)
     plan = plan_of([*CORPUS, *CORPUS[:4]], model=used.encoder, dtype="float32", context_window=width)
     store, n_run = counted(plan, tmp_path / "x.zarr")
-    distinct: dict[Any, tuple[str, ...]] = {}  # for a causal model the longest window that begins at a place
-    for row, (words, start, stop) in enumerate(occurrences(store)):
-        first, last = max(0, start - width), min(len(words), stop + width)
-        if kind == "gpt2":
-            key = (int(store.index.sentence[row]), first)
-            distinct[key] = max(distinct.get(key, ()), tuple(words[first:stop]), key=len)
-        else:
-            distinct[tuple(words[first:last])] = tuple(words[first:last])
-    tokenized = used.encoder.tokenize([list(words) for words in distinct.values()])
-    runs = np.split(tokenized.ids, tokenized.word_indptr[tokenized.sentence_indptr[1:-1]])
-    different = {run.tobytes(): len(run) for run in runs}
+    distinct: dict[Any, tuple[int, ...]] = {}  # for a causal model the longest window that begins at a place
+    for row, (sentence, start, stop) in enumerate(occurrences(store)):
+        split = used.split(sentence)
+        first, last = max(0, start - width), min(len(sentence.words), stop + width)
+        end = stop if kind == "gpt2" else last
+        ids = tuple(split.ids[split.first[first] : split.last[end - 1]].tolist())
+        key = (int(store.index.sentence[row]), first) if kind == "gpt2" else ids
+        distinct[key] = max(distinct.get(key, ()), ids, key=len)
+    different = {ids: len(ids) for ids in distinct.values()}
     assert n_run == plan.estimate.subwords_to_run == sum(different.values())
     assert plan.estimate.counted
 
