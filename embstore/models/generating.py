@@ -167,7 +167,7 @@ def _read(path: Path) -> Iterator[Prompt]:
 
 
 def _tokenized(
-    rows: Sequence[tuple[Prompt, Any]], checkpoint: Checkpoint, name: str, new: int
+    rows: Sequence[tuple[Any, Any]], checkpoint: Checkpoint, name: str, new: int
 ) -> tuple[list[str], list[list[int]], SubwordTokenizer]:
     """Return the text of each prompt and its subwords, without the special ones that the tokenizer puts before it."""
     config, own = checkpoint.config.get_text_config(), checkpoint.tokenizer
@@ -176,9 +176,8 @@ def _tokenized(
     texts, given = [], []
     for number, (prompt, _) in enumerate(rows):
         try:
-            text, ids = (
-                (prompt, subwords.ids(prompt)) if isinstance(prompt, str) else chats.text(list(prompt), prompt=True)
-            )
+            is_text = isinstance(prompt, str)
+            text, ids = (prompt, subwords.ids(prompt)) if is_text else chats.text(prompt, prompt=True)
         except InvalidValueError as error:
             raise InvalidValueError(f"prompt {number}: {error}") from None
         texts.append(text)
