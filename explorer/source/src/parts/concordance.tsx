@@ -52,4 +52,4 @@ export function Quote({ of, left, right }: Line) {
 }
 
 /** A text in one line, with a sign for each line break. */
-export const inLine = (text: string) => text.replace(/\r\n?|\n/g, "↵");
+export const inLine = (text: string) => text.split(/\r\n?|\n/).flatMap((line, at) => (at ? [<i class="break" key={at}>↵</i>, line] : [line]));

@@ -13,6 +13,9 @@ import { Arcs } from "../sentence/arcs";
 import type { Arrays } from "../safetensors";
 import { useQuery } from "../use_query";
 
+const NONE = "-"; // no label has this name
+const MOST = 60; // characters of what has its label below, which is in one line
+
 interface SentenceAnswer {
   sentence: number;
   sentences: number;
@@ -82,26 +85,24 @@ function SentenceView() {
 function Text({ of: one }: { of: SentenceAnswer }) {
   const { values, go } = useApp();
   const names = Object.keys(one.labels);
-  const label = values.label && names.includes(values.label) ? values.label : names.includes("upos") ? "upos" : names[0];
+  const chosen = values.label && [NONE, ...names].includes(values.label) ? values.label : names.includes("upos") ? "upos" : names[0];
+  const label = chosen === NONE ? undefined : chosen;
   return (
     <section aria-label="Text">
       {names.length > 0 && (
         <label class="field"><span>Label</span>
-          <select value={label} onChange={(event) => go({ label: event.currentTarget.value }, { replace: true })}>
+          <select value={chosen} onChange={(event) => go({ label: event.currentTarget.value }, { replace: true })}>
+            <option value={NONE}>none</option>
             {names.map((name) => <option key={name} value={name}>{name}</option>)}
           </select>
         </label>
       )}
       <p class="sentence-text" dir="auto">
-        {one.rows.map((row, place) => (
-          <Fragment key={row}>
-            {one.gaps[place]}
-            <ruby>
-              <Link to={{ view: "neighbors", row, word: null, text: null, offset: null }} class={String(row) === values.row ? "chosen" : undefined} title={`Neighbours of row ${row}`}>{one.forms[place]}</Link>
-              {label && <rt>{one.labels[label]![place]}</rt>}
-            </ruby>
-          </Fragment>
-        ))}
+        {one.rows.map((row, place) => {
+          const to = { view: "neighbors", row, word: null, text: null, offset: null };
+          const link = <Link to={to} class={String(row) === values.row ? "chosen" : undefined} title={`Neighbours of row ${row}`}>{one.forms[place]}</Link>;
+          return <Fragment key={row}>{one.gaps[place]}{label && one.forms[place]!.length <= MOST ? <ruby>{link}<rt>{one.labels[label]![place]}</rt></ruby> : link}</Fragment>;
+        })}
         {one.gaps[one.rows.length]}
       </p>
     </section>
