@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore.errors import InvalidValueError, MissingRowsError, StoreDamagedError, quoted
-from embstore.store.arrays import committed
+from embstore.store.arrays import committed, frozen_kind
 from embstore.store.backend import Reader, open_reader
 from embstore.store.check.consistency import column_faults
 from embstore.store.conditions import row_numbers
@@ -32,7 +33,9 @@ from embstore.store.reading.rows import (
 )
 from embstore.store.storage.files import REPAIR_HINT, crc32c
 from embstore.store.storage.location import ObjectPath
+from embstore.store.text import REQUIRED
 
+LATE = ("words/", "subwords/")  # columns of a large remote store that many queries do without
 CHECKED_NBYTES = 2**24  # an index of up to this size is checked for consistency when it is first used
 
 Verify = Literal["lazy"] | None
@@ -124,18 +127,18 @@ class FileSource:
     @cached_property
     def index(self) -> Index:
         """The index with the labels that are stored; see `Store.index`."""
-        names = sorted(self.reader.arrays)
-        self.reader.fetch_columns(names)
-        columns = {name: self._column(name) for name in names}
+        arrays = self.reader.arrays
+        nbytes = sum(math.prod(array.shape) * frozen_kind(name)[0].itemsize for name, array in arrays.items())
+        is_checked = bool(self.verify) or nbytes <= CHECKED_NBYTES
+        now = [name for name in sorted(arrays) if is_checked or not self.is_remote or not name.startswith(LATE)]
+        self.reader.fetch_columns(now)
+        columns = _Columns({name: self._column(name) for name in now}, self.reader)
         try:
             index = Index(columns, self.metadata.fields)
-            (
-                index.arrays(),
-                index.text.columns(),
-                index.by_type,
-                index.fields,
-            )  # raise KeyError for one that is not there
-            if self.verify or sum(column.nbytes for column in columns.values()) <= CHECKED_NBYTES:
+            len(index.words), index.own_labels, index.by_type, index.fields  # raise KeyError for one that is not there
+            for name in REQUIRED:
+                arrays[name]
+            if is_checked:
                 for fault in column_faults(columns, self.metadata):
                     raise StoreDamagedError(f"the index of {self.path} is damaged: {fault}; {REPAIR_HINT}")
         except KeyError as error:
@@ -202,6 +205,26 @@ class FileSource:
     def sequential(self, array: str, layer: int, stop: int) -> SequentialReader:
         """Return what reads ascending rows of a stored array."""
         return SequentialReader(self._snapshot, array, self._positions[layer], stop)
+
+
+class _Columns(Mapping[str, NDArray[Any]]):
+    """The columns of a store, of which those of words and subwords may be read when one of them is first used."""
+
+    def __init__(self, read: dict[str, NDArray[Any]], reader: Reader) -> None:
+        self._read, self._reader = read, reader
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._read and name in self._reader.arrays:
+            late = [each for each in self if each not in self._read]
+            self._reader.fetch_columns(late)
+            self._read |= {each: self._reader.column(each) for each in late}
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._reader.arrays))
+
+    def __len__(self) -> int:
+        return len(self._reader.arrays)
 
 
 def _reopened(path: Path | ObjectPath, verify: Verify, site: str) -> FileSource:

@@ -29,6 +29,7 @@ TEXT_COLUMNS = {
     "subword_stop": "subwords/stop",
 }
 OPTIONAL = ("subword_start", "subword_stop")
+REQUIRED = [path for name, path in TEXT_COLUMNS.items() if name not in OPTIONAL]
 PIECES = "sentences/text"
 SPACED_BLOCK = 1024  # sentences whose characters are put in order together: about 2 MB
 NO_ID = -1  # of a subword of a model without a vocabulary

@@ -18,7 +18,7 @@ from embstore.errors import (
     StoreNotFoundError,
     UnfinishedStoreWarning,
 )
-from embstore.store import Store, open_store, verify
+from embstore.store import Store, open_store, source, verify
 from embstore.store.storage import files
 from embstore.store.vectors import float32_of_bfloat16
 from embstore.store.zarr import remote
@@ -121,7 +121,7 @@ def test_long_runs_are_cut() -> None:
     assert runs_of(np.zeros(5, np.int64), 2048, 0) == [(0, 5)]
 
 
-def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> None:
+def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload(bucket, example(rows=5000, partition_rows=512), tmp_path)
     bucket.proxy.reset()
     far = open_store(f"{bucket.url}/{KEY}")
@@ -135,8 +135,12 @@ def test_opening_and_a_word_ask_for_little(bucket: Bucket, tmp_path: Path) -> No
         "zarr.json",
     ]
     bucket.proxy.reset()
+    monkeypatch.setattr(source, "CHECKED_NBYTES", 0)
     rows = far.index.rows_of(0)
-    assert len(bucket.proxy.requests) == 19, "each column once"
+    assert len(bucket.proxy.requests) == 23, "each column once, but for those of words and subwords"
+    bucket.proxy.reset()
+    assert far.index.text.words(0)[0] == "wörd"
+    assert len(bucket.proxy.requests) == 5
     bucket.proxy.reset()
     far.vectors(rows[:1], layers=0)[0]
     assert len(bucket.proxy.requests) == 3, "an index, whether the store is still the one opened, and a row"

@@ -100,7 +100,7 @@ def test_what_cannot_be_created_leaves_nothing(tmp_path: Path) -> None:
         ({"sentence": index.sentence[::-1]}, "occurrences/sentence does not ascend"),
         ({"position": index.position - 1}, "occurrences/position holds"),
         ({"indptr": index.indptr + 1}, "sentences/indptr does not give"),
-        ({"source": index.source[1:]}, "do not fit the number of sentences"),
+        ({"source": index.source[1:]}, "sentences/source does not fit the number of sentences"),
         ({"words": Strings(np.array([0, 1]), np.array([255], np.uint8))}, "types/form_bytes is not UTF-8"),
         ({"words": Strings(np.array([0, 1, 2]), np.frombuffer("é".encode(), np.uint8))}, "middle of a character"),
         ({"words": Strings(np.array([0, 9]), np.zeros(3, np.uint8))}, "types/form_offsets does not ascend"),
