@@ -183,9 +183,9 @@ def is_encodable(text: str) -> bool:
 def check_text(text: str) -> None:
     """Raise InvalidValueError for a text that has half of a surrogate pair or a NUL."""
     if not is_encodable(text):
-        raise InvalidValueError(f"half of a surrogate pair, not a character: {quoted(text)}")
+        raise InvalidValueError(f"text: half of a surrogate pair, not a character: {quoted(text)}")
     if "\0" in text:
-        raise InvalidValueError(f"a NUL character, which no text has: remove it: {quoted(text)}")
+        raise InvalidValueError(f"text: a NUL character, which no text has: {quoted(text)}")
 
 
 def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sentence]]) -> Iterator[Sentence]:

@@ -7,14 +7,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise, starmap
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
-from embstore.corpus.sentence import Document, Sentence, check_sentence
+from embstore.corpus.sentence import Document, Kind, Sentence, check_sentence
 from embstore.errors import InvalidValueError, quoted
 
 SPLITS = ("sentences", "lines")
@@ -32,6 +32,7 @@ SEGMENTERS = {  # languages without spaces, or that spaCy leaves to a package, a
 _RUN = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 _SINGLE_SPACED = re.compile(r"\S+(?:\s\S+)*")
 _WHITE = re.compile(r"\s")
+_PLAIN = re.compile("([A-Za-z]+)([,;!?]?)")
 _LETTER = r"[^\W\d_]"
 _CLOSING = "\"'”’»)]*_"
 
@@ -89,18 +90,13 @@ class Splitter:
 
     def _with_spans(self, document: Document, apart: bool) -> Iterator[Sentence]:
         text, spans = document.text or "", document.spans
-        edges = sorted(
-            {0, len(text), *(at for span in spans if span.kind == "label" for at in (span.start, span.stop))}
-        )
-        given = sorted((span.start, span.stop) for span in spans if span.kind == "word")
-        phrases = {(span.start, span.stop) for span in spans if span.kind == "target"}
-        bounds = sorted((span.start, span.stop) for span in spans if span.kind == "sentence")
+        of_kind = {kind: [(span.start, span.stop) for span in spans if span.kind == kind] for kind in get_args(Kind)}
+        edges = sorted({0, len(text), *chain.from_iterable(of_kind["label"])})
+        given, phrases = sorted(of_kind["word"]), set(of_kind["target"])
+        bounds = sorted(of_kind["sentence"])
         if not bounds:
-            bounds = list(
-                chain.from_iterable(
-                    starmap(partial(self._bounds, text), pairwise(edges if apart else edges[:: len(edges) - 1]))
-                )
-            )
+            parts = pairwise(edges) if apart else [(0, len(text))]
+            bounds = [each for start, stop in parts for each in self._bounds(text, start, stop)]
         words, starts, sentences = list[str](), list[int](), list[tuple[int, int, int]]()
         before = 0
         for start, stop in bounds:
@@ -108,10 +104,10 @@ class Splitter:
                 raise InvalidValueError(f"two sentences overlap at character {start} of the text")
             before, first = start, len(words)
             if given:
-                parts = given[bisect_left(given, (start,)) : bisect_left(given, (stop,))]
+                inside = given[bisect_left(given, (start,)) : bisect_left(given, (stop,))]
             else:
-                parts = list(pairwise([start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]))
-            for at, end in parts:
+                inside = list(pairwise([start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]))
+            for at, end in inside:
                 own, places = replace(self, words="spaces")._words(text[at:end]) if given else self._words(text[at:end])
                 if given and (at < before or end > stop or not own):
                     raise InvalidValueError(
@@ -128,17 +124,17 @@ class Splitter:
             before = stop
         stops = [at + len(word) for at, word in zip(starts, words, strict=True)]
 
-        def inside(start: int, stop: int) -> tuple[int, int]:
+        def words_in(start: int, stop: int) -> tuple[int, int]:
             """Return which words have a character of a span."""
             return bisect_right(stops, start), bisect_left(starts, stop)
 
         labels: dict[str, list[str | None]] = {name: [None] * len(words) for span in spans for name in span.labels}
         for span in reversed(spans):
-            first, last = inside(span.start, span.stop)
+            first, last = words_in(span.start, span.stop)
             for name, label in span.labels.items():
                 if span.start < span.stop:
                     labels[name][first:last] = [label] * (last - first)
-        targets = sorted(starmap(inside, phrases))
+        targets = sorted(starmap(words_in, phrases))
         ends = [start for start, _, _ in sentences[1:]] + [len(text)]
         n_words = [first for _, _, first in sentences[1:]] + [len(words)]
         for number, (start, stop, first) in enumerate(sentences):
@@ -317,11 +313,12 @@ class _Runs(dict[str, tuple[Sequence[str], Sequence[int]]]):
         if len(self) >= MAX_RUNS:
             self.clear()
             self.tokenizer = _rules(self.language)  # it remembers words, too
-        if self.language == "en" and run.isascii() and run.isalpha() and run not in self.tokenizer.rules:
-            words = [run]  # no rule of English is about letters alone
+        plain = _PLAIN.fullmatch(run) if self.language == "en" and run not in self.tokenizer.rules else None
+        if plain:  # no rule of English is about letters alone, and these marks are always words
+            words = [run] if plain[1] == run else [*self[plain[1]][0], plain[2]]
         else:
             words = [token.text for part in _short_runs(run) for token in self.tokenizer(part)]
-        self[run] = split = words, [*map(len, words[:-1]), len(words[-1]) + 1]
+        self[run] = split = tuple(words), (*map(len, words[:-1]), len(words[-1]) + 1)
         return split
 
 
