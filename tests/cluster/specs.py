@@ -29,8 +29,7 @@ class FaultyEncoder(FakeEncoder):
     folder = Path()
 
     def encode(self, tokenized: Any, spans: Any, **options: Any) -> Iterator[Pooled]:
-        ids = {number for piece, number in self._pieces.items() if self.word and piece == self.word}
-        if ids & set(tokenized.ids.tolist()) and first(self.folder / self.fault):
+        if self.word and self.word in self.spellings(tokenized.ids.tolist()) and first(self.folder / self.fault):
             if self.fault == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(60)

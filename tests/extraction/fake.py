@@ -16,7 +16,7 @@ from embstore.models.encoder import Encoder, ModelInfo, Pooled, Pooling, Spans, 
 HIDDEN_SIZE = 8
 SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
 LAYERS = 3
-PIECES: dict[str, int] = {}  # the vocabulary of all encoders here, which grows
+BITS = 10  # of a character in the id of its piece, which is the same in every process
 
 
 class FakeEncoder(Encoder):
@@ -58,11 +58,11 @@ class FakeEncoder(Encoder):
         ids, first, last, places = list[int](), list[int](), list[int](), list[tuple[int, int]]()
         bounds, indptr = [0], [0]
         for sentence in sentences:
-            for word, at in zip(sentence.words, sentence.starts, strict=True):
+            for word, begin in zip(sentence.words, sentence.starts, strict=True):
                 pieces = self.pieces(word)
                 first.append(len(ids))
-                ids += [PIECES.setdefault(piece, len(PIECES)) for piece in pieces]
-                places += [(at, at + len(word))] * len(pieces)
+                ids += [piece_id(piece) for piece in pieces]
+                places += [(begin, begin + len(word))] * len(pieces)
                 last.append(len(ids))
             bounds.append(len(ids))
             indptr.append(len(first))
@@ -71,11 +71,10 @@ class FakeEncoder(Encoder):
         return Split(np.array(ids, np.int32), *numbers, start, stop)
 
     def subword_text(self, index: int) -> str:
-        return list(PIECES)[index]
+        return "".join(chr(index >> shift & 2**BITS - 1) for shift in (0, BITS, 2 * BITS)).rstrip("\0")
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
-        names = list(PIECES)
-        return [names[number] for number in ids]
+        return [self.subword_text(number) for number in ids]
 
     def encode(
         self,
@@ -118,6 +117,11 @@ class FakeEncoder(Encoder):
 
     def projected_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         return 1 << 20
+
+
+def piece_id(piece: str) -> int:
+    """The number of a piece of three characters; another one may have it, if they are beyond Latin and Greek."""
+    return sum(ord(each) % 2**BITS << BITS * at for at, each in enumerate(piece[:3]))
 
 
 def site_vectors(vectors: np.ndarray, site: str) -> np.ndarray:

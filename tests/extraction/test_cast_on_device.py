@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import embstore as es
+from embstore.corpus import Sentence
 from embstore.errors import NonFiniteError
 from embstore.extraction.cast import Cast
 from embstore.models import load_encoder
@@ -35,7 +36,7 @@ def spoil(folder: Path) -> Callable[[float, str], TransformerEncoder]:
 
     def made(value: float, compute_dtype: str) -> TransformerEncoder:
         encoder = load_encoder(folder, compute_dtype=compute_dtype)
-        zebra = encoder.tokenize([["zebra"]]).ids.tolist()
+        zebra = encoder.tokenize([Sentence(["zebra"])]).ids.tolist()
         seen: list[torch.Tensor] = []
         encoder.network.fast_tap.model.embeddings.register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
