@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Literal, get_args
 
 from embstore.corpus.lines import MAX_SENTENCE
@@ -108,26 +108,36 @@ def sentence_pair(first: Sentence, second: Sentence, labels: Mapping[str, str | 
 def sentence_of_forms(
     forms: Sequence[str],
     labels: Mapping[str, Sequence[str | None]],
-    attached: Collection[int] = (),
+    attached: Sequence[int] = (),
     text: str | None = None,
+    document: Document | None = None,
+    space: str = "",
 ) -> Sentence:
     """Make a sentence of forms with one label each; a form with spaces becomes a target of several words.
 
     Its text is `text`, if that is the forms in their order with nothing but white space between; else the forms joined
-    by one space, without one before the forms that are `attached`.
+    by one space, without one before the forms that are `attached`. `space` divides it from the sentence before.
     """
-    words, spans = split_forms(forms)
-    spread: dict[str, list[str | None]] = {name: [None] * len(words) for name in labels}
-    for name, column in labels.items():
-        for (start, _), label in zip(spans, column, strict=True):
-            spread[name][start] = label
-    targets = [(start, stop) for start, stop in spans if stop > start + 1]
-    starts = None if text is None else _places(text, words)
+    words: Sequence[str] = forms
+    targets: list[tuple[int, int]] = []
+    if " " in "".join(forms):
+        words, spans = split_forms(forms)
+        spread: dict[str, list[str | None]] = {name: [None] * len(words) for name in labels}
+        for name, column in labels.items():
+            for (start, _), label in zip(spans, column, strict=True):
+                spread[name][start] = label
+        labels, attached = spread, [spans[form][0] for form in attached]
+        targets = [(start, stop) for start, stop in spans if stop > start + 1]
+    gaps = [" "] * len(words)
+    gaps[:1] = [space]
+    for at in attached:
+        gaps[at] = ""
+    built = "".join(chain.from_iterable(zip(gaps, words, strict=True)))
+    starts = None if text is None or space + text == built else _places(space + text, words)
     if text is None or starts is None:
-        glued = {0, *(spans[form][0] for form in attached)}
-        text = "".join(word if at in glued else f" {word}" for at, word in enumerate(words))
-        starts = _places(text, words)
-    return Sentence(words, spread, targets, text=text, starts=starts or ())
+        text = built[len(space) :]
+        starts = list(accumulate(map(operator.add, map(len, gaps), [0, *map(len, words[:-1])])))
+    return Sentence(words, labels, targets, document, space + text, starts, len(space))
 
 
 def _places(text: str, words: Sequence[str]) -> list[int] | None:
@@ -141,17 +151,6 @@ def _places(text: str, words: Sequence[str]) -> list[int] | None:
         starts.append(at)
         at += len(word)
     return None if text[at:].strip() else starts
-
-
-def after_space(sentence: Sentence) -> Sentence:
-    """Return a sentence whose piece begins with one more space, which divides it from the sentence before."""
-    return replace(
-        sentence,
-        text=f" {sentence.text}",
-        starts=[at + 1 for at in sentence.starts],
-        start=sentence.start + 1,
-        stop=sentence.stop + 1,
-    )
 
 
 def split_forms(forms: Sequence[str]) -> tuple[list[str], list[tuple[int, int]]]:
@@ -204,8 +203,10 @@ def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sente
                 if document is not None and not follows:
                     check_document(document)
                 before = document
-                is_built = document is not None and document.text is None and item.text == " ".join(item.words)
-                yield after_space(sentence) if follows and is_built else sentence
+                if follows and document and document.text is None and item.text == " ".join(item.words):
+                    starts = [at + 1 for at in item.starts]
+                    sentence = replace(item, text=f" {item.text}", starts=starts, start=1, stop=len(item.text) + 1)
+                yield sentence
                 continue
             before = None
             if isinstance(item, str | Document):

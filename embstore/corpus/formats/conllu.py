@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Document, Sentence, after_space, sentence_of_forms, underscore_as_none
+from embstore.corpus.sentence import Document, Sentence, sentence_of_forms, underscore_as_none
 from embstore.errors import quoted
 
 N_COLUMNS = 10
@@ -45,8 +44,7 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
             ],
             "deprel": underscore_as_none(deprel),
         }
-        sentence = replace(sentence_of_forms(forms, labels, attached, text), document=document)
-        yield after_space(sentence) if follows else sentence
+        yield sentence_of_forms(forms, labels, attached, text, document, " " if follows else "")
 
 
 def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
