@@ -66,7 +66,7 @@ def sentences_of(seed: int = 0) -> list[Sentence]:
         words = tuple(WORDS[i] for i in rng.integers(0, len(WORDS), rng.integers(1, 9)))
         labels = {"pos": tuple(None if word == "of" else word[:1] for word in words)} if number % 3 else {}
         if number % 4 == 0 or number in CUTS:
-            document = Document({"year": 1800 + number, "place": "ab"[number % 2]})
+            document = Document(fields={"year": 1800 + number, "place": "ab"[number % 2]})
         made.append(Sentence(words=words, labels=labels, document=document))
     return made
 
@@ -309,7 +309,7 @@ def test_labels_and_fields_of_some_members(tmp_path: Path) -> None:
     paths = []
     for number, (fields, labels) in enumerate(given):
         paths.append(tmp_path / f"{number}.zarr")
-        document = Document(fields) if fields else None
+        document = Document(fields=fields) if fields else None
         extract(paths[-1], [Sentence(words=("bank",), labels=labels, document=document)])
     table = es.open(paths).table(columns=["year", "by", "pos", "tag", "member", "document"])
     assert table["year"].to_list() == [1900.0, 1900.5, None, None]
@@ -759,7 +759,7 @@ def test_appends_take_the_options_of_the_store(tmp_path: Path) -> None:
 @pytest.mark.quick(1)
 def test_contexts_are_those_of_the_one_store(context: str, tmp_path: Path) -> None:
     """Of documents in blocks, and of sentences of which only one member has one that is too long for the model."""
-    sentences = [*SENTENCES[:60], Sentence(tuple(WORDS * 6), document=Document({"year": 1}))]
+    sentences = [*SENTENCES[:60], Sentence(tuple(WORDS * 6), document=Document(fields={"year": 1}))]
     parts = [sentences[:40], sentences[40:]]
     paths = [tmp_path / "a.zarr", tmp_path / "b.zarr"]
     for path, part in zip(paths, parts, strict=True):
