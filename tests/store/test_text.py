@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from embstore.store import Index, Labels, Strings, Text, create_store
 from embstore.store.check.consistency import index_faults
 from embstore.store.index import SPECIAL, Contexts
 from embstore.store.where import rows_where
+from tests.documents import blocks
 from tests.store.example import SUFFIXES, example
 
 Span = tuple[int, int]
@@ -167,6 +169,7 @@ def index_of(pieces: list[Piece], rows: list[Row], unit: str, draw: random.Rando
     )
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "format.md"
 UNITS = pytest.mark.parametrize("unit", ["word", "phrase", "special", "subword"])
 DRAWS = given(draw=st.randoms(use_true_random=False), in_contexts=st.booleans())
 
@@ -253,6 +256,27 @@ def test_a_part_has_the_text_of_its_sentences(unit: str, draw: random.Random, in
     tables = (index.to_dicts(chosen), part.to_dicts(np.arange(len(chosen))))
     left, right = ([{k: v for k, v in row.items() if k not in renumbered} for row in table] for table in tables)
     assert left == right
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.filterwarnings("ignore::embstore.errors.UnfinishedStoreWarning")
+def test_the_page_reads_the_text_with_zarr_or_h5py_alone(suffix: str, has_documents: bool, tmp_path: Path) -> None:
+    (code,) = [block.code for block in blocks(PAGE) if "sentences/word_indptr" in block.code]
+    draw, path = random.Random(1), tmp_path / f"s{suffix}"
+    pieces = pieces_of(draw)
+    rows = rows_of(draw, pieces, "word")
+    index = index_of(pieces, rows, "word", draw, in_contexts=False)
+    index = index if has_documents else index.changed(document=None)
+    create_store(path, metadata=replace(example(labels=False).metadata, n_rows=len(rows)), index=index)
+    opened = f"zarr.open_group({str(path)!r})" if suffix == ".zarr" else f"h5py.File({str(path)!r})"
+    for number, row in enumerate(rows):
+        found: dict[str, object] = {"h5py": h5py}
+        exec(code.replace('zarr.open_group("demo.zarr", mode="r"), 17', f"{opened}, {number}"), found)
+        own = pieces[row.sentence]
+        document = "".join(piece.text for piece in pieces) if has_documents else own.text
+        assert (found["word"], found["sentence"]) == (row.form, own.text[slice(*own.own)])
+        assert found["document"] == document
 
 
 @UNITS
