@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import transformers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, pre_tokenizers
 
-from embstore.models.encoder import Spans, Tokenized
+from embstore.corpus.sentence import Sentence
+from embstore.models.encoder import Encoder, Spans, Tokenized
 
 REDUCE = {
     "mean": lambda rows: rows.mean(axis=0),
@@ -64,7 +66,22 @@ class PlainScript:
         return np.stack([REDUCE[pooling](layer[places]) for layer in states])
 
 
-def word_spans(tokenized: Tokenized, *, width: int = 1) -> tuple[Spans, list[tuple[int, int]]]:
+@dataclass(frozen=True)
+class Words(Tokenized):
+    """Also where the subwords of each word begin and end, and the words of each sentence."""
+
+    word_indptr: NDArray[np.int64] = field(kw_only=True)
+    sentence_indptr: NDArray[np.int64] = field(kw_only=True)
+
+
+def tokenize(encoder: Encoder, sentences: Sequence[Sequence[str]]) -> Words:
+    """Split sentences of words, each by itself, as `PlainScript` does."""
+    split = encoder.tokenize(list(map(Sentence, sentences)), by="words")
+    bounds = {"word_indptr": np.append(split.first, len(split.ids)), "sentence_indptr": split.indptr}
+    return Words(split.ids, split.bounds, split.words, split.types, **bounds)
+
+
+def word_spans(tokenized: Words, *, width: int = 1) -> tuple[Spans, list[tuple[int, int]]]:
     """Return a span for every run of `width` words that has subwords, and its sentence and first word."""
     sentences, starts, stops, names = [], [], [], []
     for sentence in range(len(tokenized.sentence_indptr) - 1):

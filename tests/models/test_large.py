@@ -18,7 +18,7 @@ from embstore.models import load_encoder, placing
 from embstore.models.placing import Place, own_dtype
 from embstore.models.transformer import network
 from tests.fake_devices import fake_devices
-from tests.models.oracle import PlainScript, gather, relative_error, word_spans
+from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
 from tests.models.tiny import DECODERS, SENTENCES, save
 
 LAYERS = (0, 1, 2, 3)
@@ -31,7 +31,7 @@ FULL_WINDOWS = {"falcon_h1", "recurrent_gemma", "rwkv"}  # accept a window that 
 
 def encoded(encoder, layers=LAYERS, **options):
     """Check an encoder and return the vectors of the words of SENTENCES."""
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     spans, names = word_spans(tokenized)
     encoder.self_check(tokenized, layers=layers, pooling="mean", **options)
     passes = encoder.encode(tokenized, spans, layers=layers, pooling="mean", batch_subwords=256, **options)

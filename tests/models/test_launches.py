@@ -18,6 +18,7 @@ from embstore.models.batched import word_spans
 from embstore.models.transformer import varlen
 from embstore.store.layout import Layout
 from tests.models import tiny
+from tests.models.oracle import tokenize
 from tests.played_cuda import GPU, played_cuda
 
 LAYERS = (0, 1, 2, 3)
@@ -84,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cost(encoder: Any, batching: str) -> tuple[Cost, int]:
     """Return the cost of one batch, and how many events it makes."""
-    tokenized = encoder.tokenize(tiny.SENTENCES[:1] * 3 if batching == "equal" else tiny.SENTENCES[:3])
+    tokenized = tokenize(encoder, tiny.SENTENCES[:1] * 3 if batching == "equal" else tiny.SENTENCES[:3])
     spans = word_spans(tokenized, encoder.info.max_subwords)
     with played_cuda() as played, torch.inference_mode():
         model = encoder.network.model

@@ -24,7 +24,7 @@ from embstore.models.running import RunningBatch, launched
 from embstore.models.transformer import encoder as transformer
 from embstore.models.transformer.encoder import TransformerEncoder
 from tests.extraction.plans import plan_of
-from tests.models.oracle import gather, relative_error, word_spans
+from tests.models.oracle import gather, relative_error, tokenize, word_spans
 from tests.models.tiny import SENTENCES, random_sentences, save
 
 GIB = 2**30
@@ -64,14 +64,14 @@ def sentences():
 @pytest.fixture(scope="module")
 def expected(folder):
     encoder = load_encoder(folder)
-    tokenized = encoder.tokenize(sentences())
+    tokenized = tokenize(encoder, sentences())
     return encoder.plain_vectors(tokenized, word_spans(tokenized)[0], layers=(0, 3), pooling="mean")
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
 @pytest.mark.quick(1)
 def test_split_batches_contain_every_row_once(encoder, expected, batching):
-    tokenized = encoder.tokenize(sentences())
+    tokenized = tokenize(encoder, sentences())
     spans, _ = word_spans(tokenized)
     longest = int(np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).max()) + 2
     memory = SmallMemory(encoder, longest + 3)
@@ -87,7 +87,7 @@ def test_split_batches_contain_every_row_once(encoder, expected, batching):
 
 
 def test_the_size_that_fits_is_remembered(encoder):
-    tokenized = encoder.tokenize(sentences())
+    tokenized = tokenize(encoder, sentences())
     spans, _ = word_spans(tokenized)
     memory = SmallMemory(encoder, 300)
     options = {"layers": (3,), "pooling": "mean", "batch_subwords": 512}
@@ -102,7 +102,7 @@ def test_the_size_that_fits_is_remembered(encoder):
 
 
 def test_one_sentence_that_does_not_fit_is_named(encoder):
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     spans, _ = word_spans(tokenized)
     longest = int(np.diff(tokenized.word_indptr[tokenized.sentence_indptr]).max()) + 2
     SmallMemory(encoder, longest - 1)
@@ -147,7 +147,7 @@ def test_a_batching_that_needs_too_much_memory_is_skipped(encoder):
     model.forward = of_rows
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+        encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean")
     assert encoder.batching == "padded"
     assert encoder.runner.max_positions is None
 
@@ -155,7 +155,7 @@ def test_a_batching_that_needs_too_much_memory_is_skipped(encoder):
 def test_a_self_check_without_memory_is_one_line(encoder):
     SmallMemory(encoder, 0)
     with pytest.raises(DeviceMemoryError, match=r"the self-check of .* does not fit into the memory of cpu"):
-        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+        encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_vectors_on_a_device_are_freed_before_the_next_batch(encoder, monkeypatc
         return run(*given)
 
     monkeypatch.setattr(encoder, "_run", checked)
-    tokenized = encoder.tokenize(SENTENCES * 20)
+    tokenized = tokenize(encoder, SENTENCES * 20)
     given = {"layers": (0, 3), "pooling": "mean", "batch_subwords": 128, "on_device": True}
     for pooled in encoder.encode(tokenized, word_spans(tokenized)[0], **given):
         seen.append(weakref.ref(pooled.vectors))

@@ -11,7 +11,7 @@ from embstore.models import batched, load_encoder
 from embstore.models.batched import word_spans
 from embstore.models.encoder import Pooled
 from embstore.models.transformer.encoder import TransformerEncoder
-from tests.models.oracle import gather
+from tests.models.oracle import gather, tokenize
 from tests.models.tiny import ARCHITECTURES, DECODERS, SENTENCES, save
 
 NAMES = [*ARCHITECTURES, *(name for name in DECODERS if name not in ("llama64", "falcon_h1"))]
@@ -39,7 +39,7 @@ def test_every_dtype_and_batching(name, tmp_path, monkeypatch):
     monkeypatch.setattr(TransformerEncoder, "choices_vary", True)  # as on a GPU, all batchings are tried
     monkeypatch.setattr(batched, "fastest", lambda names, run: names[0])
     exact = load_encoder(save(name, tmp_path))
-    tokenized = exact.tokenize(SENTENCES)
+    tokenized = tokenize(exact, SENTENCES)
     spans, options = word_spans(tokenized, None), {"layers": LAYERS, "pooling": "mean"}
     right = exact.plain_vectors(tokenized, spans, **options)
     for dtype, bound in BOUND.items():

@@ -22,7 +22,7 @@ from embstore.models.transformer.inputs import additive
 from embstore.models.transformer.layers import PackedLinear
 from embstore.models.transformer.selfcheck import require_own_mask
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, pinned_backends
-from tests.models.oracle import PlainScript, gather, relative_error, word_spans
+from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
 from tests.models.tiny import ARCHITECTURES, SENTENCES, save
 
 GAINS_BY_PACKING = layers.gains_by_packing  # before the fixture of all tests
@@ -100,7 +100,7 @@ def slide(inputs, reach=40):
 @pytest.mark.quick(2)
 def test_the_first_exact_batching_is_chosen(encoder, change, chosen):
     meddle(encoder, change)
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
     assert encoder.batching == chosen
     spans, _ = word_spans(tokenized)
@@ -120,7 +120,7 @@ def test_why_a_batching_is_refused_is_in_the_plan_and_the_error(encoder):
         "the batching packed is not used: it fails (a mask of two dimensions is needed)",
     ]
     with pytest.raises(ModelError, match=r"reproduces .*: packed fails \(a mask of two dimensions is needed\)$"):
-        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean", batching="packed")
+        encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean", batching="packed")
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, getattr(torch, "AcceleratorError", RuntimeError)])
@@ -136,7 +136,7 @@ def test_a_gpu_that_has_failed_is_reported_at_once(encoder, kind):
 
     meddle(encoder, fail)
     with pytest.raises(ModelError, match=r"^the self-check of .* ended the use of cpu: CUDA error: .* encountered; "):
-        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+        encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean")
     assert len(tried) == 1
 
 
@@ -171,7 +171,7 @@ def test_a_massive_value_hides_no_wrong_vector(tmp_path, batching, dtype):
     """Of one inner layer, each vector is compared by its own length, not by the largest value of the layer."""
     encoder = massive(tmp_path, dtype)
     options = {"layers": (2,), "pooling": "mean", "batching": batching}
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, **options) < TOLERANCE[encoder.dtype] / 2
     assert encoder.plain_vectors(tokenized, word_spans(tokenized)[0], layers=(2,), pooling="mean").max() > 1000
     meddle(encoder, leak)
@@ -184,17 +184,17 @@ def test_a_massive_value_hides_no_wrong_vector(tmp_path, batching, dtype):
 def test_a_massive_value_hides_no_wrong_mask_of_windows(tmp_path, dtype):
     encoder = massive(tmp_path, dtype)
     options = {"layers": (2,), "pooling": "mean", "attention_window": 2}
-    encoder.self_check(encoder.tokenize(SENTENCES), **options)
+    encoder.self_check(tokenize(encoder, SENTENCES), **options)
     encoder.network.inputs = replace(encoder.network.inputs, causal=False)
     with pytest.raises(ModelError, match=r"an attention window wider than the sentence changes layer 1 of"):
-        require_own_mask(encoder.network, encoder.tokenize(SENTENCES))
+        require_own_mask(encoder.network, tokenize(encoder, SENTENCES))
 
 
 @pytest.mark.parametrize("reach", [20, 40, 150])
 @pytest.mark.quick(1)
 def test_one_short_sentence_is_enough_to_find_a_fault(encoder, reach):
     meddle(encoder, lambda inputs: slide(inputs, reach))
-    encoder.self_check(encoder.tokenize([["cat"]]), layers=(3,), pooling="mean")
+    encoder.self_check(tokenize(encoder, [["cat"]]), layers=(3,), pooling="mean")
     assert encoder.batching == "padded"
 
 
@@ -207,18 +207,18 @@ def test_no_sentence_longer_than_those_of_the_extraction_is_checked(encoder, mon
     monkeypatch.setattr(
         encoder, "plain_states", lambda *given: lengths.append(len(plain_states(*given)[0])) or plain_states(*given)
     )
-    encoder.self_check(encoder.tokenize([["cat"]]), layers=(3,), pooling="mean", longest=longest)
+    encoder.self_check(tokenize(encoder, [["cat"]]), layers=(3,), pooling="mean", longest=longest)
     assert encoder.batching == chosen
     assert max(lengths) == (longest or encoder.info.max_subwords)
 
 
 def test_sentences_without_words(encoder):
-    assert encoder.self_check(encoder.tokenize([[], ["\u200b"]]), layers=(3,), pooling="mean") < 2e-5
-    assert encoder.self_check(encoder.tokenize([]), layers=(3,), pooling="mean") < 2e-5
+    assert encoder.self_check(tokenize(encoder, [[], ["\u200b"]]), layers=(3,), pooling="mean") < 2e-5
+    assert encoder.self_check(tokenize(encoder, []), layers=(3,), pooling="mean") < 2e-5
 
 
 def test_a_model_that_no_batching_reproduces_is_refused(encoder):
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     encoder.self_check(tokenized, layers=(3,), pooling="mean")
     calls = []
 
@@ -239,7 +239,7 @@ def test_wrong_packed_weights_are_dropped(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
     packed = [module for module in encoder.network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
     packed[1].register_forward_hook(lambda module, args, output: output * 1.001)
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, layers=(3,), pooling="mean") < 2e-5
     assert encoder.batching == "varlen"
     assert encoder.network.packed_nbytes == 0
@@ -272,7 +272,7 @@ def test_weights_are_packed_where_the_cpu_gains(tmp_path, monkeypatch, capabilit
 
 
 def test_the_plain_pass_runs_the_stock_model(encoder):
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     encoder.self_check(tokenized, layers=(3,), pooling="mean")
     network = encoder.network
     assert not any(isinstance(module, PackedLinear) for module in network.model.modules())
@@ -284,11 +284,11 @@ def test_hidden_states_that_are_not_finite_are_refused(encoder):
     with torch.no_grad():
         encoder.network.model.embeddings.word_embeddings.weight[:] = 3e38
     with pytest.raises(ModelError, match=r"layer 0 .* not finite in float32"):
-        encoder.self_check(encoder.tokenize(SENTENCES), layers=(0,), pooling="mean")
+        encoder.self_check(tokenize(encoder, SENTENCES), layers=(0,), pooling="mean")
 
 
 def test_the_plain_pass_is_that_of_a_plain_script(encoder, tmp_path):
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     spans, names = word_spans(tokenized)
     script = PlainScript.open(tmp_path)
     for pooling in ("mean", "first", "last", "max"):
@@ -354,7 +354,7 @@ def test_a_wrong_mask_of_windows_is_found_without_that_mask(tmp_path, name, wron
     encoder = load_encoder(save(name, tmp_path))
     encoder.network.inputs = replace(encoder.network.inputs, **wrong)
     with pytest.raises(ModelError, match=r"an attention window wider than the sentence changes layer 1 of"):
-        encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean", attention_window=2)
+        encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean", attention_window=2)
 
 
 def test_an_activation_of_several_layers_stays(tmp_path):
@@ -407,7 +407,7 @@ def test_a_gpu_chooses_the_fastest_exact_batching_and_measures_it_once(encoder, 
 
     monkeypatch.setattr(encoder, "encode", spy)
     monkeypatch.setattr(batched, "wait", timed.append)
-    tokenized, options = encoder.tokenize(SENTENCES), {"layers": (0, 3), "pooling": "mean", "batch_subwords": 150}
+    tokenized, options = tokenize(encoder, SENTENCES), {"layers": (0, 3), "pooling": "mean", "batch_subwords": 150}
     encoder.self_check(tokenized, **options)
     assert (encoder.batching, given) == ("varlen", []), "a CPU takes the first exact one, whatever its speed"
     monkeypatch.setattr(transformer.TransformerEncoder, "choices_vary", True)
@@ -416,7 +416,7 @@ def test_a_gpu_chooses_the_fastest_exact_batching_and_measures_it_once(encoder, 
         assert encoder.batching == "padded"
     assert given == [("varlen", "packed", "padded", "equal")], "measured once"
     assert timed.count((True, 150)) == timed.count(encoder.device) == 4, "timed as an extraction runs them"
-    encoder.self_check(encoder.tokenize([SENTENCES[0] * 4]), **options)
+    encoder.self_check(tokenize(encoder, [SENTENCES[0] * 4]), **options)
     assert len(given) == 2, "measured again for sentences of other lengths"
     meddle(encoder, ignore_packing)
     encoder.self_check(tokenized, **options)
@@ -436,7 +436,7 @@ def test_passes_on_a_gpu_use_no_backend_that_builds_graphs(encoder, monkeypatch)
     encoder.network.model.register_forward_pre_hook(lambda *_: seen.append(inside()))
     monkeypatch.setattr(transformer, "pinned_backends", lambda device: pinned_backends(torch.device("cuda")))
     encoder.drop_fast_layers()
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     spans, _ = word_spans(tokenized)
     list(encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=64))
     n_batches = len(seen)

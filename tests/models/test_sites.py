@@ -16,6 +16,7 @@ from embstore.errors import ModelError
 from embstore.models import load_encoder
 from embstore.models.encoder import Spans, Tokenized
 from tests.models import tiny
+from tests.models.oracle import tokenize
 from tests.models.tiny import KEYS, SENTENCES, byte_level, random_sentences, save
 
 SITES = ("residual", "attention_output", "head_output", "mlp_output", "query", "key", "value")
@@ -123,13 +124,13 @@ class Case:
         self.name, self.plain = name, Plain(name, folder)
         self.encoder = load_encoder(folder)
         self.sentences = [sentence for sentence in (*SENTENCES, *random_sentences(9, seed=1)) if sentence]
-        self.tokenized = self.encoder.tokenize(self.sentences)
+        self.tokenized = tokenize(self.encoder, self.sentences)
         every = {"layers": range(4), "pooling": "mean", "sites": SITES}
         assert self.encoder.self_check(self.tokenized, **every) < 2e-5
 
     def subwords(self) -> Spans:
         """A span for each subword."""
-        lengths = np.diff(self.tokenized.sentence_bounds)
+        lengths = np.diff(self.tokenized.bounds)
         start = np.concatenate([np.arange(length) for length in lengths])
         return Spans(np.repeat(np.arange(len(lengths)), lengths), start, start + 1)
 
@@ -145,7 +146,7 @@ class Case:
 
     def expected(self, sentence: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The plain sites of the subwords of a sentence, and the attention among them."""
-        begin, end = self.tokenized.sentence_bounds[sentence : sentence + 2]
+        begin, end = self.tokenized.bounds[sentence : sentence + 2]
         specials = self.encoder.network.tokenizer.specials
         ids = np.array([*specials.prefix, *self.tokenized.ids[begin:end], *specials.suffix], np.int64)
         own = slice(len(specials.prefix), len(specials.prefix) + end - begin)
@@ -182,7 +183,7 @@ def test_sites_are_those_of_a_plain_run(case: Case, how: str) -> None:
     found = case.encode(spans, how)
     assert tuple(found) == SITES
     assert {len(vectors) for vectors in found.values()} == {3, 4}
-    bounds = case.tokenized.sentence_bounds
+    bounds = case.tokenized.bounds
     for sentence in range(len(case.sentences)):
         expected, weights = case.expected(sentence)
         for site, states in expected.items():
@@ -229,7 +230,7 @@ def test_the_output_of_each_block_follows_from_its_sites(case: Case) -> None:
 
 
 def test_words_are_pooled_alike_at_all_sites(case: Case) -> None:
-    single, bounds = case.encode(case.subwords(), "packed"), case.tokenized.sentence_bounds
+    single, bounds = case.encode(case.subwords(), "packed"), case.tokenized.bounds
     stop = int(bounds[1])
     whole = case.encode(Spans(np.array([0]), np.array([0]), np.array([stop])), "packed")
     for site in SITES:
@@ -275,4 +276,4 @@ def test_vectors_without_context_have_no_other_site() -> None:
     encoder = load_encoder("random:5")
     with pytest.raises(ModelError, match="no site value: only the site residual"):
         encoder.site_sizes(["value"])
-    assert isinstance(encoder.tokenize([["a"]]), Tokenized)
+    assert isinstance(tokenize(encoder, [["a"]]), Tokenized)

@@ -22,7 +22,7 @@ from embstore.vectors import WordVectors, write_vectors
 from embstore.vectors.word_vectors import RandomVectors
 from tests.extraction.plans import plan_of
 from tests.models import tiny
-from tests.models.oracle import REDUCE, PlainScript, gather, word_spans
+from tests.models.oracle import REDUCE, PlainScript, gather, tokenize, word_spans
 
 DIMENSIONS = 6
 WORDS = ("the", "bank", "Bank", "of", "river", "new", "los_angeles", "São", "new_york")
@@ -130,7 +130,7 @@ def test_a_store_of_word_vectors(file: Path, tmp_path: Path, missing: Any, bag: 
 def test_batches_change_nothing(file: Path, batch_subwords: int, bag: bool, missing: Any) -> None:
     encoder = vector_encoder(file, missing=missing)
     encoder = bag_encoder(encoder) if bag else encoder
-    tokenized = encoder.tokenize([sentence.words for sentence in SENTENCES])
+    tokenized = tokenize(encoder, [sentence.words for sentence in SENTENCES])
     spans, places = word_spans(tokenized)
     known = [vector_of(word, missing) is not None for sentence in SENTENCES for word in sentence.words]
     assert len(places) == sum(known)
@@ -196,7 +196,7 @@ def test_a_models_own_subwords(bert: Path, pooling: str) -> None:
     weight = plain.model.get_input_embeddings().weight.detach().numpy()
     sentences = [list(sentence) for sentence in tiny.SENTENCES[:6]]
     encoder = load_encoder(f"subwords:{bert}")
-    tokenized = encoder.tokenize(sentences)
+    tokenized = tokenize(encoder, sentences)
     for width in (1, 2):
         spans, places = word_spans(tokenized, width=width)
         passes = encoder.encode(tokenized, spans, layers=[0], pooling=pooling, batch_subwords=50)
@@ -235,7 +235,7 @@ def test_identities_of_encoders(file: Path, bert: Path) -> None:
         encoder.use_batching(encoder.batching)
         with pytest.raises(InvalidValueError, match="batching 'padded'"):
             encoder.use_batching("padded")
-        tokenized = encoder.tokenize([["the", "bank", "unseen"], ["of"]])
+        tokenized = tokenize(encoder, [["the", "bank", "unseen"], ["of"]])
         assert encoder.self_check(tokenized, layers=[0], pooling="mean") <= 2e-6
         assert encoder.projected_nbytes(n_features=8, batch_subwords=10) > 0
         with pytest.raises(InvalidValueError, match="has layers 0 to 0"):
@@ -248,7 +248,7 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
 
     def check() -> float:
         encoder = bag_encoder(vector_encoder(file)) if bag else vector_encoder(file)
-        tokenized = encoder.tokenize([["the", "bank", "of"], ["river", "unseen"]])
+        tokenized = tokenize(encoder, [["the", "bank", "of"], ["river", "unseen"]])
         return encoder.self_check(tokenized, layers=[0], pooling="mean")
 
     assert check() < 2e-6
@@ -268,11 +268,11 @@ def test_the_self_check_finds_wrong_vectors(file: Path, bag: bool, monkeypatch: 
 def test_half_precision(file: Path, tmp_path: Path) -> None:
     small = WordVectors(("a", "b"), np.array([[1.1, 2], [3, 4]], np.float32))
     encoder = vector_encoder(small, compute_dtype="float16")
-    tokenized = encoder.tokenize([["a", "b", "a"]])
+    tokenized = tokenize(encoder, [["a", "b", "a"]])
     assert encoder.self_check(tokenized, layers=[0], pooling="mean") < 1e-3
     large = vector_encoder(WordVectors(("a",), np.array([[1e6]], np.float32)), compute_dtype="float16")
     with pytest.raises(ModelError, match="'a' has numbers beyond float16"):
-        large.self_check(large.tokenize([["a"]]), layers=[0], pooling="mean")
+        large.self_check(tokenize(large, [["a"]]), layers=[0], pooling="mean")
 
 
 def test_names_of_models(file: Path, bert: Path, tmp_path: Path) -> None:

@@ -1,24 +1,252 @@
-"""Composed words against the tokenizer's own encoding of whole sentences."""
+"""Subwords of texts against the tokenizer itself, and those of words against a search character by character."""
 
 from __future__ import annotations
 
 import json
-import re
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
+from embstore.corpus.sentence import Document, Sentence, sentence_pair
 from embstore.errors import ModelError
-from embstore.models.elmo.words import WordNumbers
-from embstore.models.transformer import tokens
+from embstore.models.encoder import Split
+from embstore.models.transformer import presplit
 from embstore.models.transformer.tokens import SubwordTokenizer
-from embstore.spacing import marked_words
+from tests.models.texts import SHAPES, cut, kinds_of_text, tokenizer_of
 from tests.models.tiny import SENTENCES, byte_level, random_sentences, unigram, wordpiece
+
+TEXTS = ("novel", "python", "markdown", "arithmetic", "chinese", "emoji")
+QUICK = [pytest.param(name, marks=pytest.mark.slow) if name in ("gpt2", "smollm2") else name for name in SHAPES]
+PROMPTS = [
+    start + end
+    for start in ("Q: 3+4=?\nA", "def f(x):\n  return")
+    for end in ("", " ", ":", ": ", ":\n", "\n\n  ", "\t", " x ", "…", "日")
+]
+
+
+def subject_of(tokenizer: Any) -> SubwordTokenizer:
+    return SubwordTokenizer(tokenizer, vocabulary=60_000)
+
+
+def places_of(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ids of a text, and the characters of each subword without white space before it."""
+    encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    places = []
+    for token, (start, stop) in zip(encoding.tokens, encoding.offsets, strict=True):
+        own = start
+        while own < stop and text[own].isspace():
+            own += 1
+        places.append((start, start) if own == stop or not token.strip("▁") else (own, stop))
+    return encoding.ids, places
+
+
+def plainly(tokenizer: Any, sentences: list[Sentence], scope: str) -> tuple[list[Any], list[list[int]]]:
+    """Return the subwords of each sentence, with their characters in its text, and those of each word."""
+    own: list[Any] = [[] for _ in sentences]
+    words: list[list[int]] = []
+    begins = np.cumsum([0, *(len(sentence.text) for sentence in sentences)]).tolist()
+    texts = [str(sentence) for sentence in sentences]
+    bases = [begin + sentence.start for begin, sentence in zip(begins, sentences, strict=False)]
+    if scope == "document":
+        texts, bases = ["".join(sentence.text for sentence in sentences)], [0]
+    every: list[tuple[int, int]] = []
+    for number, (text, base) in enumerate(zip(texts, bases, strict=True)):
+        for index, (start, stop) in zip(*places_of(tokenizer, text), strict=True):
+            every.append((base + start, base + stop))
+            sentence = (
+                number if scope == "sentence" else max(n for n in range(len(begins)) if begins[n] <= base + start)
+            )
+            own[sentence].append((index, base + start - begins[sentence], base + stop - begins[sentence]))
+    for begin, sentence in zip(begins, sentences, strict=False):
+        for word, at in zip(sentence.words, sentence.starts, strict=True):
+            first, last = begin + at, begin + at + len(word)
+            words.append([n for n, (start, stop) in enumerate(every) if start < last and stop > first])
+    return own, words
+
+
+def rows_of(split: Split) -> list[list[tuple[int, ...]]]:
+    rows = list(zip(split.ids.tolist(), split.start.tolist(), split.stop.tolist(), strict=True))
+    return [rows[start:stop] for start, stop in pairwise(split.bounds.tolist())]
+
+
+def words_of(split: Split) -> list[list[int]]:
+    return [list(range(*bounds)) for bounds in zip(split.first.tolist(), split.last.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", QUICK)
+def test_texts_have_the_subwords_of_the_tokenizer(name, text, data):
+    """Also at the ends of sentences, whatever stands there, and as far as they can be found by their bytes alone."""
+    tokenizer, text = tokenizer_of(name, data), kinds_of_text(data)[text][:2500]
+    subject = subject_of(tokenizer)
+    sentences = cut(text, seed=1)
+    assert "".join(sentence.text for sentence in sentences) == text
+    for scope in ("sentence", "document"):
+        split = subject.tokenize(sentences, scope=scope)
+        own, words = plainly(tokenizer, sentences, scope)
+        assert rows_of(split) == own
+        assert words_of(split) == words
+    assert split.ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+    parts = subject.tokenize(sentences[:3]), subject.tokenize(sentences[3:])
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), subject.tokenize(sentences).ids)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_prompts_and_special_tokens(name, data):
+    """A prompt ends where it ends, and special tokens in a text are special subwords."""
+    tokenizer = tokenizer_of(name, data)
+    subject = subject_of(tokenizer)
+    before, after = subject.specials.prefix, subject.specials.suffix
+    for prompt in [*PROMPTS, "a <mask> b</s>\n[SEP] <|im_start|>user\nok"]:
+        split = subject.tokenize([Sentence([prompt.strip()], text=prompt, starts=[0])])
+        assert [*before, *split.ids, *after] == tokenizer(prompt)["input_ids"]
+        assert subject.ids(prompt) == split.ids.tolist()
+
+
+class Broken:
+    """The fast form of a tokenizer, whose offsets are changed."""
+
+    def __init__(self, backend: Tokenizer, change: Any) -> None:
+        self._backend, self._change = backend, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def __deepcopy__(self, memo: Any) -> Tokenizer:
+        return self._backend
+
+    def encode_batch(self, texts: list[str], **options: Any) -> list[Any]:
+        made = self._backend.encode_batch(texts, **options)
+        return [Encoded(each.ids, self._change(each.tokens, each.offsets)) for each in made]
+
+
+class Encoded:
+    def __init__(self, ids: list[int], offsets: list[tuple[int, int]]) -> None:
+        self.ids, self.offsets = ids, offsets
+
+
+def outer(backend: Any, tokenizer: Any) -> Any:
+    class Outer:
+        model_input_names = ("input_ids",)
+        backend_tokenizer = backend
+        get_vocab = staticmethod(tokenizer.get_vocab)
+
+    return Outer()
+
+
+def empty(tokens: list[str], offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """As those of Llama 3 were for words that are in the vocabulary."""
+    return [
+        (start, start) if token.isalpha() else (start, stop)
+        for token, (start, stop) in zip(tokens, offsets, strict=True)
+    ]
+
+
+def shifted(tokens: list[str], offsets: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """As those of XLM-R are for spaces, and on the next word."""
+    return [
+        (start + 1, stop + 1) if token == "▁" else (start, stop)
+        for token, (start, stop) in zip(tokens, offsets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("name", "change"), [("roberta", empty), ("llama", empty), ("llama", shifted)])
+def test_wrong_offsets_are_replaced(name, change, text, data):
+    tokenizer, text = tokenizer_of(name, data), kinds_of_text(data)[text][:1500]
+    subject = subject_of(outer(Broken(tokenizer.backend_tokenizer, change), tokenizer))
+    sentences = cut(text, seed=2)
+    for scope in ("sentence", "document"):
+        split, right = (each.tokenize(sentences, scope=scope) for each in (subject, subject_of(tokenizer)))
+        assert split.ids.tolist() == right.ids.tolist()
+        assert words_of(split) == words_of(right)
+        some = right.stop > right.start
+        assert np.array_equal(split.start[some], right.start[some])
+
+
+def test_a_tokenizer_that_cannot_be_aligned_is_refused(data):
+    """One that replaces quotes by others, and whose offsets are wrong."""
+    tokenizer = tokenizer_of("albert", data)
+    subject = subject_of(outer(Broken(tokenizer.backend_tokenizer, empty), tokenizer))
+    sentence = Sentence(["``", "a", "``"])
+    with pytest.raises(ModelError, match=r"which characters its subwords have.*'`` a ``': give tokenize=\"words\""):
+        subject.tokenize([sentence])
+    (words,) = ids_of_words(subject, [["``", "a", "``"]])
+    assert list(map(len, words)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["roberta", "qwen", "llama", "t5", "wordpiece uncased"])
+def test_a_document_keeps_its_subwords(name, data):
+    """Here those of its parts, cut anywhere but at the ends of words for tokenizers that begin words otherwise."""
+    tokenizer = tokenizer_of(name, data)
+    subject = subject_of(tokenizer)
+    text = kinds_of_text(data)["novel"][:800] + " 日本語 🙂 <|im_end|>"
+    rng = np.random.default_rng(0)
+    levels = name in ("roberta", "qwen")
+    ends = sorted({*rng.integers(1, len(text), 90).tolist(), len(text)}) if levels else [len(text)]
+    ids = list(chain(*(subject.ids(text[start:stop]) for start, stop in pairwise([0, *ends]))))
+    if levels:  # also halves of characters, as a model may generate them
+        ids += subject.ids("日")[:1]
+        text += "\ufffd"
+    sentences = cut(text, seed=3, document=Document(text, ids=ids))
+    for scope in ("sentence", "document"):
+        split = subject.tokenize([Sentence(["a"]), *sentences, Sentence(["b"])], scope=scope)
+        own = slice(split.bounds[1], split.bounds[-2])
+        assert split.ids[own].tolist() == ids
+        joined = "".join(sentence.text for sentence in sentences)
+        begins = np.cumsum([0, *(len(sentence.text) for sentence in sentences)])
+        base = np.repeat(begins[:-1], np.diff(split.bounds[1:-1]))
+        for index, start, stop in zip(ids, split.start[own] + base, split.stop[own] + base, strict=True):
+            spelled = subject.decode([index]).strip().lstrip("#")
+            if "\ufffd" not in spelled and spelled != "[UNK]":
+                assert joined[start:stop].strip().lower() == spelled.lower()
+    other = Document("other", ids=ids)
+    with pytest.raises(ModelError, match=r"^the ids of a document are not subwords of its text, 'other'"):
+        subject.tokenize([Sentence(["other"], document=other)])
+
+
+@pytest.mark.parametrize("name", ["wordpiece cased", "roberta", "llama"])
+def test_pairs_are_two_texts(name, data):
+    tokenizer = tokenizer_of(name, data)
+    subject = subject_of(tokenizer)
+    document = Document("The cat.  It (sat) on\tit.")
+    first, second = (Sentence(text.split(), text=text, starts=[0, 4]) for text in ("The cat. ", "It  sat…"))
+    pair = sentence_pair(first, second)
+    encoding = tokenizer.backend_tokenizer.encode(str(first), str(second))
+    before, after = len(subject.specials.prefix), len(subject.specials.suffix)
+    for scope in ("sentence", "document"):
+        split = subject.tokenize([first, pair, *cut(document.text, seed=0, document=document), pair], scope=scope)
+        for number in (1, -2):
+            own = slice(*split.bounds[number:][:2].tolist()) if number > 0 else slice(*split.bounds[-2:].tolist())
+            assert split.ids[own].tolist() == encoding.ids[before : len(encoding.ids) - after]
+            assert split.types[own].tolist() == encoding.type_ids[before : len(encoding.ids) - after]
+        word = split.indptr[1] + 2
+        assert split.last[word] - split.first[word] == len(subject.pair.middle)
+        own = split.start[split.first[word + 1]], split.stop[split.last[word + 1] - 1]
+        assert pair.text[own[0] : own[1]] == "It"
+    by_words = subject.tokenize([pair], by="words")
+    inside = slice(int(by_words.first[2]), int(by_words.last[2]))
+    assert by_words.ids[inside].tolist() == list(subject.pair.middle)
+    assert by_words.bounds.tolist() == [0, len(by_words.ids)]
+
+
+def test_where_a_text_may_be_cut(data):
+    subject = subject_of(tokenizer_of("qwen", data))
+    text = "The elephants.\n\nIt"
+    cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
+    exact = [subject.cut_is_exact(*parts) for parts in cuts]
+    assert exact == [subject.ids(left) + subject.ids(right) == subject.ids(text) for left, right in cuts]
+    assert set(exact) == {True, False}
+    assert not subject_of(tokenizer_of("llama", data)).cut_is_exact("The cat.", " It"), "each text begins with a space"
+
+
+# Words, each by itself, against the tokenizer's own encoding of sentences that are split into words.
 
 KINDS = {"wordpiece": wordpiece, "byte_level": byte_level, "unigram": lambda: unigram("$A </s>", "</s>")}
 
@@ -41,23 +269,24 @@ def reference(kind: str, sentence: list[str]) -> list[list[int]]:
     return words
 
 
-def words_of(tokenized, sentence: int) -> list[list[int]]:
-    first, last = tokenized.sentence_indptr[sentence : sentence + 2]
-    bounds = tokenized.word_indptr[first : last + 1]
-    return [tokenized.ids[start:stop].tolist() for start, stop in pairwise(bounds)]
+def ids_of_words(subject: SubwordTokenizer, sentences: list[list[str]]) -> list[list[list[int]]]:
+    split = subject.tokenize(list(map(Sentence, sentences)), by="words")
+    assert split.ids.dtype == np.int32
+    words = [split.ids[start:stop].tolist() for start, stop in zip(split.first, split.last, strict=True)]
+    return [words[start:stop] for start, stop in pairwise(split.indptr.tolist())]
+
+
+def check_words(kind: str, sentences: list[list[str]]) -> None:
+    subject = SubwordTokenizer(wrap(KINDS[kind]()), vocabulary=400)
+    expected = [reference(kind, sentence) if sentence else [] for sentence in sentences]
+    assert ids_of_words(subject, sentences) == ids_of_words(subject, sentences) == expected, "cold and warm"
+    assert subject.words.mode == "words"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_are_split_as_in_whole_sentences(kind):
-    subject = SubwordTokenizer(wrap(KINDS[kind]()), vocabulary=400)
-    sentences = [*SENTENCES, [], *random_sentences(40, seed=3), ["\u200b", "a\u00ada", "z" * 60, "[CLS]", "</s>", "🙂"]]
-    for _ in range(2):  # cold and warm
-        tokenized = subject.tokenize(sentences)
-        assert tokenized.ids.dtype == np.int32
-        assert tokenized.word_indptr.dtype == tokenized.sentence_indptr.dtype == np.int64
-        for number, sentence in enumerate(sentences):
-            assert words_of(tokenized, number) == (reference(kind, sentence) if sentence else [])
-    assert subject.mode == "words"
+    odd = ["\u200b", "a\u00ada", "z" * 60, "[CLS]", "</s>", "🙂"]
+    check_words(kind, [*SENTENCES, [], *random_sentences(40, seed=3), odd])
 
 
 @pytest.mark.slow
@@ -65,30 +294,30 @@ def test_words_are_split_as_in_whole_sentences(kind):
 @given(st.lists(st.lists(st.text(min_size=1, max_size=12).filter(lambda w: " " not in w), max_size=6), max_size=6))
 def test_any_words_are_split_as_in_whole_sentences(sentences):
     for kind in KINDS:
-        subject = _subject(kind)
-        sentences = [[w.encode("utf-8", "ignore").decode() or "a" for w in sentence] for sentence in sentences]
-        tokenized = subject.tokenize(sentences)
+        check_words(kind, [[w.encode("utf-8", "ignore").decode() or "a" for w in words] for words in sentences])
+
+
+def test_characters_of_words_by_themselves(data):
+    """Of a byte-level tokenizer that is given the space before a word in front of it."""
+    subject = subject_of(tokenizer_of("qwen", data))
+    for kind in ("novel", "chinese"):
+        sentences = cut(kinds_of_text(data)[kind][:900], seed=1)
+        split = subject.tokenize(sentences, by="words")
+        own = np.searchsorted(split.bounds, split.first, "right") - 1
         for number, sentence in enumerate(sentences):
-            assert words_of(tokenized, number) == (reference(kind, sentence) if sentence else [])
-
-
-_subjects: dict[str, SubwordTokenizer] = {}
-
-
-def _subject(kind: str) -> SubwordTokenizer:
-    if kind not in _subjects:
-        _subjects[kind] = SubwordTokenizer(wrap(KINDS[kind]()), vocabulary=400)
-    return _subjects[kind]
+            for place, word in enumerate(range(*split.indptr[number : number + 2].tolist())):
+                assert own[word] == number
+                first, last, at = split.first[word], split.last[word], sentence.starts[place]
+                assert (split.start[first], split.stop[last - 1]) == (at, at + len(sentence.words[place]))
 
 
 def test_the_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(tokens, "MAX_CACHED_WORDS", 30)
+    monkeypatch.setattr(presplit, "MAX_CACHED_WORDS", 30)
     subject = SubwordTokenizer(wrap(wordpiece()), vocabulary=400)
     for seed in range(20):
         sentences = [[f"{word}{seed}" for word in sentence] for sentence in random_sentences(2, seed=seed)]
-        tokenized = subject.tokenize(sentences)
-        assert words_of(tokenized, 0) == reference("wordpiece", sentences[0])
-    assert len(subject._table._index) < 200
+        assert ids_of_words(subject, sentences)[0] == reference("wordpiece", sentences[0])
+    assert len(subject.words._table._index) < 200
 
 
 def test_specials_of_every_template():
@@ -124,14 +353,15 @@ class FirstWordDiffers:
 
 
 def test_the_first_word_may_be_split_differently():
+    """By a slow tokenizer, which is given words even when the text is asked for."""
     tokenizer = FirstWordDiffers()
     subject = SubwordTokenizer(tokenizer, vocabulary=400)
-    assert subject.mode == "first"
+    assert (subject.words.mode, subject.reads_text) == ("first", False)
     sentences = [["cat", "sat", "cat"], [], ["cat"], ["sat", "sat"]]
-    tokenized = subject.tokenize(sentences)
-    for number, sentence in enumerate(sentences):
+    for words, sentence in zip(ids_of_words(subject, sentences), sentences, strict=True):
         expected = tokenizer(sentence, is_split_into_words=True, add_special_tokens=False)["input_ids"]
-        assert list(chain.from_iterable(words_of(tokenized, number))) == expected
+        assert list(chain.from_iterable(words)) == expected
+    assert subject.tokenize([Sentence(["cat"])]).ids.tolist() == list(chain(*ids_of_words(subject, [["cat"]])[0]))
     assert subject.specials.prefix == (1,)
 
 
@@ -139,9 +369,9 @@ def test_a_slow_tokenizer_splits_words_one_by_one():
     tokenizer = FirstWordDiffers()
     tokenizer.joined = True
     subject = SubwordTokenizer(tokenizer, vocabulary=400)
-    assert subject.mode == "words"
-    tokenized = subject.tokenize([["the", "the"]])
-    assert words_of(tokenized, 0)[0] == words_of(tokenized, 0)[1]
+    assert subject.words.mode == "words"
+    (words,) = ids_of_words(subject, [["the", "the"]])
+    assert words[0] == words[1]
 
 
 class _NeighborsMatter:
@@ -153,26 +383,26 @@ class _NeighborsMatter:
     def __getattr__(self, name):
         return getattr(self._inner, name)
 
+    def __deepcopy__(self, memo):
+        return self
+
     def encode(self, sentence, **options):
-        marked = [
-            word + ("x" if number and sentence[number - 1] != "a" else "") for number, word in enumerate(sentence)
-        ]
-        return self._inner.encode(marked, **options)
+        if options.get("is_pretokenized"):
+            sentence = [
+                word + ("x" if number and sentence[number - 1] != "a" else "") for number, word in enumerate(sentence)
+            ]
+        return self._inner.encode(sentence, **options)
 
     def encode_batch(self, sentences, **options):
         return [self.encode(sentence, **options) for sentence in sentences]
 
 
 def test_words_that_depend_on_neighbors_are_split_in_their_sentences():
-    class Outer:
-        model_input_names = ("input_ids",)
-        backend_tokenizer = _NeighborsMatter(wordpiece())
-
-    subject = SubwordTokenizer(Outer(), vocabulary=400)
-    assert subject.mode == "sentences"
-    tokenized = subject.tokenize([["cat", "cat"], ["a", "cat"]])
-    assert words_of(tokenized, 0) == [reference("wordpiece", ["cat"])[0], reference("wordpiece", ["catx"])[0]]
-    assert words_of(tokenized, 1)[1] == reference("wordpiece", ["cat"])[0]
+    subject = SubwordTokenizer(outer(_NeighborsMatter(wordpiece()), wrap(wordpiece())), vocabulary=400)
+    assert subject.words.mode == "sentences"
+    first, second = ids_of_words(subject, [["cat", "cat"], ["a", "cat"]])
+    assert first == [reference("wordpiece", ["cat"])[0], reference("wordpiece", ["catx"])[0]]
+    assert second[1] == reference("wordpiece", ["cat"])[0]
 
 
 def test_the_hash_follows_the_vocabulary_and_not_truncation():
@@ -194,8 +424,6 @@ def test_a_tokenizer_of_another_model_is_refused():
 
 def test_split_pattern_before_byte_level_keeps_the_space_before_a_word():
     """As in Llama 3 and Qwen: a regular expression splits first, and would prefix every part of a word."""
-    from tokenizers import Regex, trainers
-
     pattern = Regex(r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -209,62 +437,4 @@ def test_split_pattern_before_byte_level_keeps_the_space_before_a_word():
     subject = SubwordTokenizer(wrap(tokenizer), vocabulary=400)
     sentence = ["She", "didn't", "deposit", "1,234", "dollars", "at", "the", "bank", "."]
     raw = tokenizer.encode(" " + " ".join(sentence), add_special_tokens=False).ids
-    assert subject.tokenize([sentence]).ids.tolist() == raw
-
-
-def gpt2(folder) -> transformers.GPT2Tokenizer:
-    return transformers.GPT2Tokenizer(
-        vocab=json.loads((folder / "encoder.json").read_text("utf-8")),
-        merges=[tuple(line.split(" ")) for line in (folder / "vocab.bpe").read_text("utf-8").split("\n")[1:] if line],
-    )
-
-
-def metaspace(scheme: str) -> Tokenizer:
-    """The tokenizer of T5, of newer ("first") or older ("normalizer") Llamas."""
-    tokenizer = unigram("$A </s>", "</s>")
-    if scheme == "normalizer":
-        steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Sequence(steps), None
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=scheme != "first")
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
-NATURAL = ["The light, he said, was (or not).", "Why? No: the bank was steep; banks lend money.", "a, b, the bank."]
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "byte_level", "always", "first", "normalizer"])
-def test_attached_words_have_the_subwords_of_running_text(kind, data):
-    """Where each word is whole pre-tokens: punctuation marks in a row are one word here, since GPT-2 groups them."""
-    if kind == "gpt2":
-        tokenizer = gpt2(data / "gpt2-tokenizer")
-    else:
-        tokenizer = wrap(byte_level() if kind == "byte_level" else metaspace(kind))
-    subject = SubwordTokenizer(tokenizer, vocabulary=50257)
-    space = " " if kind in ("gpt2", "byte_level") else ""  # the first word is split as any other
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    if space:
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    sentences = [[re.findall(r"\w+|[^\w\s]+", part) for part in text.split(" ")] for text in NATURAL]
-    for _ in range(2):  # cold and warm
-        for text, parts in zip(NATURAL, sentences, strict=True):
-            words = [word for part in parts for word in part]
-            starts = set(np.cumsum([0, *map(len, parts)]).tolist())
-            marked = marked_words(words, [at for at in range(len(words)) if at not in starts])
-            expected = backend.encode(space + text, add_special_tokens=False).ids
-            assert subject.tokenize([marked]).ids.tolist() == expected
-            assert subject.tokenize([words]).ids.tolist() != expected, "the mark decides"
-
-
-def test_wordpiece_and_static_words_are_the_same_when_attached():
-    subject = SubwordTokenizer(wrap(wordpiece()), vocabulary=400)
-    numbers = WordNumbers()
-    words = ["the", "bank", "the", "."]
-    for tokenize in (subject.tokenize, numbers.tokenize):
-        plain, marked = (tokenize([given]) for given in (words, marked_words(words, [2, 3])))
-        assert plain.ids.tolist() == marked.ids.tolist()
-        assert plain.word_indptr.tolist() == marked.word_indptr.tolist()
-    assert numbers.word(int(numbers.tokenize([["\x1fnew"]]).ids[0])) == "new"
-    assert numbers.tokenize([["new"]]).ids.tolist() == numbers.tokenize([["\x1fnew"]]).ids.tolist()
+    assert list(chain(*ids_of_words(subject, [sentence])[0])) == raw

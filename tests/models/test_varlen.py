@@ -11,7 +11,7 @@ import torch
 from embstore.models import load_encoder
 from embstore.models.transformer import varlen
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, accepts_sentence_bounds, attend
-from tests.models.oracle import gather, relative_error, word_spans
+from tests.models.oracle import gather, relative_error, tokenize, word_spans
 from tests.models.tiny import SENTENCES, save
 
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ def test_without_a_kernel_cuda_does_not_attend_end_to_end(encoder, monkeypatch):
     """A call for each length and layer would be the slowest of all batchings; the plan says why it is another one."""
     monkeypatch.setattr(varlen, "_fused_kernel", lambda: by_loops)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    encoder.self_check(encoder.tokenize(SENTENCES), layers=(3,), pooling="mean")
+    encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean")
     why = "no kernel attends end to end with 8 features of torch.float32 on cpu"
     assert (encoder.batching, encoder.refused) == ("packed", {"varlen": f"fails ({why})"})
     half = {features: [state.half() for state in states(4, features=features)] for features in (8, 12)}
@@ -151,7 +151,7 @@ def test_it_is_first_and_makes_no_mask(encoder, monkeypatch):
     encoder.network.fast_tap.model.embeddings.register_forward_hook(
         lambda module, args, output: shapes.append(output.shape)
     )
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
     assert encoder.batching == "varlen"
     assert encoder.network.fast_tap.model.config._attn_implementation == "sdpa"

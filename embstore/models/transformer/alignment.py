@@ -25,17 +25,16 @@ def are_spaces(text: str) -> NDArray[np.bool_]:
     return spaces
 
 
-def uncovered(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Yield the characters that no subword has, each after the one before it, and "" if offsets do not ascend."""
+def uncovered(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """Yield the characters that no subword has but white space, or -1 if offsets do not ascend."""
     places = np.array(offsets, np.int64).reshape(-1, 2)
     if np.any(np.diff(places, axis=0) < 0) or np.any(places[:, 1] < places[:, 0]) or np.any(places > len(text)):
-        yield ""
+        yield -1
         return
     depth = np.zeros(len(text) + 1, np.int64)
     np.add.at(depth, places[:, 0], 1)
     np.add.at(depth, places[:, 1], -1)
-    for at in np.flatnonzero((np.cumsum(depth)[:-1] == 0) & ~are_spaces(text)).tolist():
-        yield text[max(0, at - 1) : at + 1]
+    yield from np.flatnonzero((np.cumsum(depth)[:-1] == 0) & ~are_spaces(text)).tolist()
 
 
 class Spelling:
@@ -59,7 +58,7 @@ class Spelling:
         spelled, places = _decoded(b"".join(pieces))
         owner = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
         plain = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        normal = [self._normal(character) for character in text] if self._backend.normalizer is not None else list(text)
+        normal = list(map(self._normal, text))
         of_normal = np.repeat(np.arange(len(text)), [len(part) for part in normal])
         normalized = np.frombuffer("".join(normal).encode("utf-32-le", "surrogatepass"), np.uint32)
         for wanted, of, skips in (
@@ -83,8 +82,13 @@ class Spelling:
                 return list(zip(np.where(begin < 0, end, begin).tolist(), end.tolist(), strict=True))
         return None
 
-    def _normal(self, character: str) -> str:
-        return str(self._backend.normalizer.normalize_str(character)).replace("▁", " ")
+    def normal_size(self, text: str) -> int:
+        """Return the number of characters of a normalized text that are not the space before a word."""
+        return len(self._normal(text).replace(" ", ""))
+
+    def _normal(self, text: str) -> str:
+        normalizer = self._backend.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text)).replace("▁", " ")
 
     @cached_property
     def _alphabet(self) -> dict[str, int]:

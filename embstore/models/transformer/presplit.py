@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -69,7 +70,7 @@ class WordSplitter:
         self._special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:  # a copy, because it is changed
-            self._backend = type(self._backend).from_str(self._backend.to_str())
+            self._backend = copy.deepcopy(self._backend)
             self._lead = _restore_space_before_words(self._backend)
         self._table = _WordTable(self._split_single)
         self._first: _WordTable | None = None

@@ -290,16 +290,14 @@ class SubwordTokenizer:
     def _covers(self, texts: Sequence[str], encodings: Sequence[Any]) -> bool:
         """Return whether offsets ascend and cover every character that is no white space and is not left out."""
         return all(
-            all(map(self._is_left_out, uncovered(text, encoding.offsets)))
+            all(at >= 0 and self._is_left_out(text, at) for at in uncovered(text, encoding.offsets))
             for text, encoding in zip(texts, encodings, strict=True)
         )
 
-    def _is_left_out(self, characters: str) -> bool:
-        """Return whether the last of one or two characters has no subword of its own, or is composed with the first."""
-        normalizer = self._backend.normalizer  # type: ignore[union-attr]
-        last = characters[-1:]
-        changed = normalizer is not None and last not in normalizer.normalize_str(characters)
-        return last != "" and (changed or not self._encode([last])[0].ids)
+    def _is_left_out(self, text: str, at: int) -> bool:
+        """Return whether a character has no subword of its own, or the normalizer joins it with its neighbors."""
+        size, near = self.spelling.normal_size, text[max(0, at - 2) : at + 3]
+        return not size(text[at]) or size(near) < sum(map(size, near)) or not self.ids(text[at])
 
     def _with_pairs(
         self, split: Split, marks: NDArray[np.int64], middles: NDArray[np.int64], places: NDArray[np.int64]
