@@ -407,8 +407,9 @@ def test_no_store_is_made_inside_of_another(tmp_path: Path) -> None:
     [
         (b"", StoreDamagedError, "is not JSON"),
         (b'{"zarr_format": 3, "node_type": "group"}', StoreFormatError, "no attribute 'embstore'"),
-        (b'{"attributes": {"embstore": {"format_version": 1}}}', StoreDamagedError, "was changed"),
-        (b'{"attributes": {"embstore": {"format_version": 2}}}', StoreFormatError, "upgrade embstore"),
+        (b'{"attributes": {"embstore": {"format_version": 2}}}', StoreDamagedError, "was changed"),
+        (b'{"attributes": {"embstore": {"format_version": 1}}}', StoreFormatError, "extract its corpus again"),
+        (b'{"attributes": {"embstore": {"format_version": 3}}}', StoreFormatError, "upgrade embstore"),
     ],
 )
 def test_roots(tmp_path: Path, root: bytes, kind: type[EmbstoreError], message: str) -> None:

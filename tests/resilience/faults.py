@@ -25,6 +25,9 @@ COLUMNS = (
     *(f"occurrences/{name}" for name in ("type", "sentence", "position", "subwords", "labels/class", "labels/upos")),
     *(f"types/{name}" for name in ("form_offsets", "form_bytes", "indptr", "occurrences")),
     *(f"sentences/{name}" for name in ("text_offsets", "text_bytes", "indptr", "source")),
+    "sentences/word_indptr",
+    "words/start",
+    "subwords/id",
     *(f"labels/{column}/{name}" for column in ("class", "upos") for name in ("name_offsets", "name_bytes")),
 )
 CHUNK_NBYTES = 256 * 8 * 4  # rows, features, bytes of a float32

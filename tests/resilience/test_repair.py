@@ -209,7 +209,7 @@ def test_a_store_of_a_newer_format_is_left_alone(tmp_path: Path, suffix: str, mo
     with monkeypatch.context() as patch:
         patch.setattr("embstore.store.metadata.FORMAT_VERSION", 2)
         plan = make_plan()
-        es.extract(replace(plan, metadata=replace(plan.metadata, format_version=2)), path)
+        es.extract(replace(plan, metadata=replace(plan.metadata, format_version=3)), path)
     before = tree(path)
     with pytest.raises(StoreFormatError, match=r"newer than 1.*upgrade embstore"):
         es.extract(make_plan(), path, repair=True)
