@@ -106,7 +106,7 @@ class Plan:
             lines.append(
                 f"{n_runs:,} types are runs of a script without spaces: language=zh (ja, th) finds their words"
             )
-        marked = sum(word[-1] in '.,;:!?"”’)' and any(map(str.isalpha, word)) for word in types)
+        marked = sum(word[-1:] in '.,;:!?"”’)' and any(map(str.isalpha, word)) for word in types)
         if options.get("words") == "spaces" and 10 * marked > len(types):
             share = f"{marked / len(types):.0%} of the types end in a punctuation mark"
             lines.append(f"{share}: words=punctuation (--words punctuation) separates them")
