@@ -128,8 +128,7 @@ def sentence_of_forms(
                 spread[name][start] = label
         labels, attached = spread, [spans[form][0] for form in attached]
         targets = [(start, stop) for start, stop in spans if stop > start + 1]
-    gaps = [" "] * len(words)
-    gaps[:1] = [space]
+    gaps = [space, *[" "] * (len(words) - 1)][: len(words)]
     for at in attached:
         gaps[at] = ""
     built = "".join(chain.from_iterable(zip(gaps, words, strict=True)))

@@ -91,7 +91,7 @@ class Splitter:
     def _with_spans(self, document: Document, apart: bool) -> Iterator[Sentence]:
         text, spans = document.text or "", document.spans
         of_kind = {kind: [(span.start, span.stop) for span in spans if span.kind == kind] for kind in get_args(Kind)}
-        edges = sorted({0, len(text), *chain.from_iterable(of_kind["label"])})
+        edges = sorted({0, len(text), *chain.from_iterable(span for span in of_kind["label"] if span[0] < span[1])})
         given, phrases = sorted(of_kind["word"]), set(of_kind["target"])
         bounds = sorted(of_kind["sentence"])
         if not bounds:
@@ -374,5 +374,5 @@ def _rules(language: str) -> Any:
         suffixes = [*(nlp.Defaults.suffixes or ()), rf"(?<={_LETTER})--+"]
         nlp.tokenizer.prefix_search = spacy.util.compile_prefix_regex(prefixes).search
         nlp.tokenizer.suffix_search = spacy.util.compile_suffix_regex(suffixes).search
-    nlp.vocab.lex_attr_getters = {}  # the shape, case and so on of each word take as long as splitting
+    cast(Any, nlp.vocab).lex_attr_getters = {}  # the shape, case and so on of each word take as long as splitting
     return nlp.tokenizer

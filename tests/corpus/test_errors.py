@@ -15,6 +15,7 @@ import zstandard
 
 from embstore.corpus import Sentence, open_corpus, read_edges, read_word_classes
 from embstore.corpus.lines import read_word_list
+from embstore.corpus.sentence import Document
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError
 from tests.privileges import reachable_folder, without_privileges
 
@@ -185,6 +186,17 @@ BAD_SENTENCES: dict[str, tuple[Any, str]] = {
     "column with a slash": ([Sentence(["a"], {"x/y": ["z"]})], "label column 'x/y'"),
     "target of one word": ([Sentence(["a", "b"], {}, [(0, 1)])], "target (0, 1)"),
     "target out of the sentence": ([Sentence(["a", "b"], {}, [(1, 3)])], "target (1, 3)"),
+    "two pairs": ([Sentence(["a", "", "b", "", "c"])], "sentence 0: word 1 is ''"),
+    "pair of one": ([Sentence(["a", ""])], "sentence 0: word 1 is ''"),
+    "starts too few": ([Sentence(["a", "b"], text="a b", starts=[0])], "starts: they are not where the 2 words begin"),
+    "starts elsewhere": ([Sentence(["a", "b"], text="a b", starts=[0, 1])], "starts: they are not where"),
+    "words that overlap": ([Sentence(["ab", "b"], text="ab", starts=[0, 1])], "starts: a word begins before"),
+    "starts backwards": ([Sentence(["b", "a"], text="a b", starts=[2, 0])], "starts: a word begins before"),
+    "start in a word": ([Sentence(["ab"], text="ab", starts=[0], start=1)], "start 1, stop 2: these characters"),
+    "stop after the text": ([Sentence(["ab"], text="ab", starts=[0], stop=3)], "start 0, stop 3: these characters"),
+    "spans without text": ([Document(ids=[1])], "sentence 0: a document with spans or ids and without the text"),
+    "ids below 0": ([Document("a", ids=[-1])], "sentence 0: ids: they are not all numbers"),
+    "NUL": ([["a\0"]], "sentence 0: text: a NUL character"),
     "targets that overlap": ([Sentence(["a", "b", "c"], {}, [(0, 2), (1, 3)])], "target (1, 3)"),
 }
 

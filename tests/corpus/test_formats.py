@@ -9,6 +9,7 @@ import pytest
 
 from embstore.corpus import Sentence, open_corpus, read_word_classes
 from embstore.corpus.lines import read_word_list
+from embstore.corpus.sentence import Document
 
 
 def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
@@ -46,7 +47,7 @@ def test_text_of_a_sentence_a_line(tmp_path: Path) -> None:
     found = read(tmp_path, "a.txt", text, **LINES)
     expected = [["One", "two", "three", "four"], ["five", "six", "seven"], ["\u200b", "last"]]
     assert words(found) == expected
-    assert all(not sentence.labels and not sentence.targets and not sentence.attached for sentence in found)
+    assert all(not sentence.labels and not sentence.targets for sentence in found)
     assert len({sentence.document for sentence in found}) == 1
     assert words(read(tmp_path, "a.txt", "a\u2028b\x85c\x0cd", **LINES)) == [["a", "b", "c", "d"]]
 
@@ -81,14 +82,30 @@ def test_conllu_words_without_a_space_before_them_are_attached(tmp_path: Path) -
     (tmp_path / "a.conllu").write_text("\n".join(lines) + "\n\n")
     (sentence,) = open_corpus(tmp_path / "a.conllu")
     assert sentence.words == ["He", ",", "do", "n't", ",", "de", "le", "New", "York", "."]
-    assert sentence.attached == [1, 3, 4, 9], "a range whose words do not spell it has spaces in it, and after it"
+    assert sentence.text == "He, don't, de le New York.", "a range whose words do not spell it has spaces in and after"
 
 
 def test_conllu_annotation_whose_name_ends_in_spaceafter_says_nothing_of_the_space(tmp_path: Path) -> None:
     rows = ["1\tBut" + "\t_" * 7 + "\tCorrectSpaceAfter=No", "2\tso" + "\t_" * 7 + "\tX=1|SpaceAfter=No"]
     (tmp_path / "a.conllu").write_text("\n".join([*rows, "3\t." + "\t_" * 8]))
     (sentence,) = open_corpus(tmp_path / "a.conllu")
-    assert sentence.attached == [2]
+    assert sentence.text == "But so."
+
+
+def test_conllu_text_is_that_of_its_comment_if_it_has_the_words(tmp_path: Path) -> None:
+    blocks = ["# text =  New \u00a0York is\tnot... ", "#text=New York isn't", "# text = New Yorkisnot ...", ""]
+    block = conllu("1 New~York a X X x", "2 is a X X x", "3 not a X X x", "4 ... a X X x")
+    found = read(tmp_path, "a.conllu", "# newdoc\n" + "".join(f"{each}\n{block}\n" for each in blocks))
+    assert [str(each) for each in found] == [
+        "New \u00a0York is\tnot...",
+        "New York is not ...",
+        "New Yorkisnot ...",
+        "New York is not ...",
+    ]
+    assert [each.text for each in found] == [str(found[0]), *(f" {each}" for each in found[1:])]
+    for each in found:
+        assert [each.text[at : at + len(word)] for at, word in zip(each.starts, each.words, strict=True)] == each.words
+        assert each.words == ["New", "York", "is", "not", "..."]
 
 
 def test_conllu_newdoc_begins_a_document(tmp_path: Path) -> None:
@@ -185,7 +202,29 @@ def test_sts(tmp_path: Path) -> None:
         ),
         (["No", "."], {"set": ["MSRpar"] * 2, "score": ["4.400"] * 2, "side": ["2"] * 2}, []),
     ]
+    assert [(each.text, str(each)) for each in found] == [('"Don\'t," he said.',) * 2, ("No.",) * 2]
     assert words(read(tmp_path, "a.tsv", "s\t0\ta b.\tc", words="spaces")) == [["a", "b."], ["c"]]
+
+
+def test_a_pair_is_two_texts_with_an_empty_word_between(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, "a.pairs", "1\t  He  left.\t No. \n")
+    assert found.words == ["He", "left", ".", "", "No", "."]
+    assert found.labels == {"label": [*["1"] * 3, None, *["1"] * 2], "side": [*["1"] * 3, None, *["2"] * 2]}
+    assert (found.text, found.starts) == ("He  left.\nNo.", [0, 4, 8, 9, 10, 12])
+    assert list(open_corpus([found])) == [found]
+
+
+def test_sentences_of_one_document_are_divided_by_a_space() -> None:
+    own = Document()
+    given = [Sentence(["a", "b"], document=own), Sentence(["c"], document=own), Sentence(["d"], document=Document())]
+    found = list(open_corpus(given))
+    assert [(each.text, each.starts, str(each)) for each in found] == [
+        ("a b", [0, 2], "a b"),
+        (" c", [1], "c"),
+        ("d", [0], "d"),
+    ]
+    pieces = [Sentence(["a"], {}, (), own, "\ta,", [1], 1, 2), Sentence(["b"], {}, (), own, " b\n", [1], 0)]
+    assert list(open_corpus(pieces)) == pieces
 
 
 def test_python_sentences() -> None:
@@ -231,6 +270,14 @@ def test_words_are_kept_as_written_unless_normalized(normalize: str | None, expe
     assert list(found.words) == expected
     assert found.labels == given.labels
     assert found.targets == given.targets
+    assert found.text == " ".join(expected)
+    spaced = Sentence(["ﬁ", "İs"], {}, (), Document(" «ﬁ  İs»\n"), " «ﬁ  İs»\n", [2, 5], 1, 8)
+    (found,) = open_corpus([spaced], normalize=normalize)
+    first, second = found.words
+    assert found.text == f" «{first}  {second}»\n"
+    assert [found.text[at:] for at in found.starts] == [f"{first}  {second}»\n", f"{second}»\n"]
+    assert str(found) == f"«{first}  {second}»"
+    assert (found.document is spaced.document) == (normalize in (None, "none"))
 
 
 def test_a_folder_and_a_list_of_files_are_read_in_order(tmp_path: Path) -> None:

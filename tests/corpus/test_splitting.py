@@ -1,4 +1,4 @@
-"""Running text: paragraphs, sentences, words, and the words that follow without white space."""
+"""Running text: paragraphs, sentences and words, which are slices of the text as it was read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embstore.corpus import Sentence, open_corpus, splitting
-from embstore.corpus.sentence import Document
+from embstore.corpus.sentence import Document, Span
 from embstore.corpus.splitting import Splitter, ends_sentence, is_wrapped
-from embstore.errors import InvalidValueError
+from embstore.errors import CorpusError, InvalidValueError
 
 PLAIN = Splitter()
 PROSE = (
@@ -26,9 +27,10 @@ PROSE = (
 
 
 def shown(sentence: Sentence) -> str:
-    """The words, with "|" before those that are attached and a space before the others."""
-    attached = set(sentence.attached)
-    return "".join(f"{'|' if at in attached else ' '}{word}" for at, word in enumerate(sentence.words)).lstrip()
+    """The words, with "|" before those that follow another without white space and a space before the others."""
+    stops = {at + len(word) for at, word in zip(sentence.starts, sentence.words, strict=True)}
+    words = zip(sentence.starts, sentence.words, strict=True)
+    return "".join(f"{'|' if at in stops else ' '}{word}" for at, word in words).lstrip()
 
 
 def read(folder: Path, text: str, **options: str) -> list[str]:
@@ -64,24 +66,28 @@ TEXTS = st.text(
 
 
 @given(TEXTS, st.sampled_from(["sentences", "lines"]), st.sampled_from(["punctuation", "spaces"]), st.integers(1, 9))
-def test_no_character_is_lost_and_white_space_says_what_is_attached(
-    text: str, split: str, words: str, size: int
-) -> None:
-    """However a file's text is cut into blocks, the words are its characters, in order."""
-    splitter = Splitter(split, words)
-    found = list(splitter.read(text[at : at + size] for at in range(0, len(text), size)))
-    assert found == list(splitter.sentences(text, found[0].document if found else None))
-    joined = "".join(word for sentence in found for word in sentence.words)
-    assert joined == "".join(text.split())
-    before = 0
-    for sentence in found:
-        for position, word in enumerate(sentence.words):
-            at = text.index(word, before)  # nothing but white space is left out
-            assert not text[before:at].strip()
+def test_no_character_is_lost(text: str, split: str, words: str, size: int) -> None:
+    """However a file's text is cut into blocks, the words are its characters, in order, and the pieces its text."""
+    splitter, document = Splitter(split, words), Document()
+    found = list(splitter.read((text[at : at + size] for at in range(0, len(text), size)), document))
+    whole = list(splitter.sentences(text))
+    assert [replace(each, document=None) for each in found] == [replace(each, document=None) for each in whole]
+    assert "".join(sentence.text for sentence in found) == (text if text.strip() else "")
+    assert "".join(word for sentence in found for word in sentence.words) == "".join(text.split())
+    for number, sentence in enumerate(found):
+        before = sentence.start
+        for at, word in zip(sentence.starts, sentence.words, strict=True):
+            assert sentence.text[at : at + len(word)] == word
+            assert not sentence.text[before:at].strip()  # nothing but white space is left out
             assert not re.search(r"\s", word)
-            if position:
-                assert (position in sentence.attached) == (at == before)
             before = at + len(word)
+        assert not sentence.text[: sentence.start].strip()
+        assert not sentence.text[sentence.stop :].strip()
+        if split == "sentences":
+            assert str(sentence) == str(sentence).strip()
+        else:
+            assert str(sentence) in re.split(r"\r?\n|\r\Z", text)
+        assert sentence.start == 0 or number == 0
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -133,6 +139,7 @@ def test_a_document_is_a_file_or_a_string(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["sentences", "lines"])
 def test_a_huge_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
     monkeypatch.setattr(splitting, "MAX_PIECE", 300)
+    assert max(len(each.text) for each in Splitter(split).sentences("a b. " * 999 + "\n" + "a b " * 999)) <= 600
     numbered = [f"w{number}" for number in range(2_000)]
     (tmp_path / "a.txt").write_text(" ".join(numbered))
     found = list(open_corpus(tmp_path / "a.txt", split=split))
@@ -154,7 +161,7 @@ def test_pieces_of_a_file_are_all_that_is_held(monkeypatch: pytest.MonkeyPatch) 
             n_given += 1
             yield PROSE
 
-    found = PLAIN.read(blocks())
+    found = PLAIN.read(blocks(), Document())
     next(found)
     assert n_given < 12
 
@@ -164,7 +171,7 @@ def test_a_run_without_white_space_is_cut() -> None:
     (found,) = PLAIN.sentences(f"a {run}b c")
     assert "".join(found.words) == f"a{run}bc"
     assert shown(found).count(" ") == 2
-    assert max(map(len, Splitter().sentence("x" * 1_201).words)) == splitting.MAX_WORD  # type: ignore[union-attr]
+    assert max(map(len, Splitter().sentence("é" * 1_201).words)) == splitting.MAX_WORD  # type: ignore[union-attr]
 
 
 def test_languages() -> None:
@@ -199,3 +206,101 @@ def test_one_long_line_is_not_the_width() -> None:
 def test_quotes_and_brackets_follow_the_end_of_a_sentence() -> None:
     assert ends_sentence('He said: "Stop!") ')
     assert not ends_sentence('He said "stop" ')
+
+
+HOSTILE = [
+    "a\r\nb.\r\n\r\nC d.\r\n",
+    "\n \n\t First.  \n\n\n Second\there.\n",
+    "\ufeffA mark. e\u0301te\u0301 \u0301x.",
+    "שלום, עולם. \u202eمرحبا\u202c؟ \U0001f469\u200d\U0001f52c!",
+    "a\x0cb\x0b\x1c\x1d\x85c\u2028d\u2029e\u00a0f\u3000",
+    "x" * 2**20,
+    "(" * 2**20 + " a",
+    "if x:\n    return  1\n\n\tpass",
+    "one\rtwo\r\r\n\r",
+]
+
+
+@pytest.mark.parametrize("options", [{}, {"words": "spaces"}, {"split": "lines"}])
+@pytest.mark.parametrize("number", range(len(HOSTILE)))
+def test_pieces_of_a_document_are_its_text(number: int, options: dict[str, str], tmp_path: Path) -> None:
+    text = HOSTILE[number]
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    for source in (tmp_path / "a.txt", [text], [Document(text)], [{"text": text}]):
+        found = list(open_corpus(source, **options))
+        assert "".join(each.text for each in found) == (
+            text.removeprefix("\ufeff") if isinstance(source, Path) else text
+        )
+        assert len({each.document for each in found}) == 1
+    for half in ("a\ud800", "a\0b"):
+        with pytest.raises(CorpusError, match=r"text: (half of a surrogate|a NUL)"):
+            list(open_corpus([text + half], **options))
+
+
+def test_a_line_is_a_sentence_with_its_white_space() -> None:
+    found = list(Splitter("lines", "spaces").sentences("\n  def f():\r\n\n    return 1  \n\n"))
+    assert [str(each) for each in found] == ["  def f():", "    return 1  "]
+    assert [(each.text, each.start) for each in found] == [("\n  def f():\r\n\n", 1), ("    return 1  \n\n", 0)]
+
+
+def test_words_of_a_text_are_those_of_spacy(data: Path) -> None:
+    """Each run of characters without white space has the words that it has in its text."""
+    files = sorted((data / "litbank").glob("*.txt"))[:2]
+    text = "".join(file.read_text()[:200_000] for file in files) + " Mr.? can't! Im, XD; cannot, A. (:-)) a--b."
+    tokenizer = splitting._rules("en")
+    for sentence in PLAIN.sentences(text):
+        whole = " ".join(str(sentence).split())
+        assert sentence.words == [token.text for token in tokenizer(whole) if not token.text.isspace()]
+
+
+def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [each.words for each in PLAIN.sentences(PROSE)]
+    monkeypatch.setattr(splitting, "MAX_RUNS", 30)
+    splitting._tokenizer.cache_clear()
+    assert [each.words for _ in range(2) for each in PLAIN.sentences(PROSE)] == expected * 2
+    splitting._tokenizer.cache_clear()
+
+
+def test_spans_of_a_document() -> None:
+    text = " New York-based Ann saw.\nIt was  old.<|end|> "
+    spans = [
+        Span(1, 9, "target"),
+        Span(1, 9, labels={"ner": "LOC"}),
+        Span(text.index("<"), len(text), labels={"part": "markup", "ner": "x"}),
+        Span(9, 24, labels={"ner": "after"}),
+        Span(4, 4, labels={"ner": "empty"}),
+    ]
+    first, second, third = PLAIN.document(Document(text, spans=spans))
+    assert first.words == ["New", "York", "-based", "Ann", "saw", "."]
+    assert first.labels["ner"] == ["LOC", "LOC", *["after"] * 4]
+    assert (first.targets, first.text, str(first)) == ([(0, 2)], text[:25], text[1:24])
+    assert (second.words, str(second)) == (["It", "was", "old", "."], "It was  old.")
+    assert third.labels == {"ner": ["x"] * 3, "part": ["markup"] * 3}
+    assert "".join(each.text for each in (first, second, third)) == text
+    for split in ("sentences", "lines"):
+        assert "".join(each.text for each in Splitter(split).document(Document(text, spans=spans), apart=True)) == text
+    given = [Span(10, 25, "sentence"), Span(1, 9, "sentence"), Span(1, 9, "word"), Span(16, 19, "word")]
+    first, second = PLAIN.document(Document(text, spans=given))
+    assert (first.words, first.targets, first.text, str(first)) == (["New", "York"], [(0, 2)], text[:10], text[1:9])
+    assert (second.words, second.text, str(second)) == (["Ann"], text[10:], text[10:25])
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([Span(0, 9)], r"span of a label \[0, 9\): it is not within the 6 characters"),
+        ([Span(2, 2, "word")], r"span of a word \[2, 2\)"),
+        ([Span(0, 1, "phrase")], r"span of a 'phrase': allowed are sentence, word"),  # type: ignore[arg-type]
+        ([Span(0, 4, "sentence"), Span(3, 5, "sentence")], "two sentences overlap at character 3"),
+        ([Span(0, 3, "word"), Span(2, 4, "word")], "word 'd ' at character 2 of the text: it is white space, or"),
+        ([Span(0, 2, "sentence"), Span(1, 3, "word")], "word 'nd' at character 1"),
+        ([Span(0, 1, labels={"x": 1})], "label column 'x': 1 is neither text"),  # type: ignore[dict-item]
+        ([Span(0, 6, "target"), Span(1, 6, "target"), Span(0, 1, "word"), Span(1, 3, "word")], r"target \(0, 2\)|one"),
+    ],
+)
+def test_bad_spans(spans: list[Span], expected: str) -> None:
+    if expected.endswith("|one"):  # two phrases of the same words are one
+        assert next(iter(open_corpus([Document("and so", spans=spans)]))).targets == [(0, 2)]
+        return
+    with pytest.raises(CorpusError, match=f"^sentence 0: {expected}"):
+        list(open_corpus([Document("and so", spans=spans)]))

@@ -6,7 +6,7 @@ import gzip
 import json
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from embstore.corpus import Sentence, open_corpus
+from embstore.corpus.sentence import Document, Span
 from embstore.errors import CorpusError, EmbstoreWarning, InvalidValueError
 from tests.corpus.test_errors import complaint
 
@@ -31,15 +32,13 @@ def jsonl(rows: Iterable[Any]) -> str:
 
 
 def documents(corpus: Iterable[Sentence]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the text and the fields of each document, with the sentences of one document joined."""
+    """Return the text and the fields of each document."""
     found: list[tuple[Any, str, dict[str, Any]]] = []
     for sentence in corpus:
         assert sentence.document is not None
-        text = sentence.words[0]
-        for at, word in enumerate(sentence.words[1:], 1):
-            text += word if at in sentence.attached else " " + word
+        text = sentence.text
         if found and found[-1][0] is sentence.document:
-            text = f"{found.pop()[1]} {text}"
+            text = found.pop()[1] + text
         found.append((sentence.document, text, dict(sentence.document.fields)))
     return [(text, fields) for _, text, fields in found]
 
@@ -93,7 +92,7 @@ def test_a_row_is_a_document_whose_columns_are_fields(kind: str, tmp_path: Path)
     corpus = open_corpus(written(tmp_path, kind))
     for _ in range(2):
         found = documents(corpus)
-        assert [text.replace(" ", "") for text, _ in found] == ["Thebankwasclosed.", "Ariver,abank."]
+        assert [text for text, _ in found] == [row["text"] for row in ROWS]
         fields = [dict(row) for _, row in found]
         if kind in ("csv", "tsv"):  # without a type for true and false
             assert [row.pop("draft") for row in fields] == ["true", "false"]
@@ -168,7 +167,7 @@ def test_csv_quotes_and_kinds(tmp_path: Path) -> None:
         "utf-8",
     )
     found = documents(open_corpus(path, split="lines", words="spaces"))
-    assert found[0][0] == 'one, "two" three'
+    assert found[0][0] == 'one, "two"\nthree'
     assert len(found[2][0].split()) == 40_000
     fields = [fields for _, fields in found]
     assert fields[0] == {"n": 1, "x": 1.0, "zip": "007", "mixed": "1", "empty": None}
@@ -262,6 +261,8 @@ def test_messages_are_text_with_the_role_of_each_word(tmp_path: Path) -> None:
     pl.DataFrame({"messages": [CHAT], "id": ["x"]}).write_parquet(path)
     sentences = list(open_corpus(path))
     assert {sentence.document for sentence in sentences} == {sentences[0].document}
+    assert "".join(each.text for each in sentences) == "No. The bank, was old.\n\nRivers flow."
+    assert [each.document and each.document.fields for each in sentences] == [{"id": "x"}] * len(sentences)
     words = [(word, role) for each in sentences for word, role in zip(each.words, each.labels["role"], strict=True)]
     assert [word for word, role in words if role == "user"] == ["No", ".", "The", "bank", ",", "was", "old", "."]
     assert [word for word, role in words if role == "assistant"] == ["Rivers", "flow", "."]
@@ -277,3 +278,48 @@ def test_messages_are_text_with_the_role_of_each_word(tmp_path: Path) -> None:
 )
 def test_bad_chats(messages: Any, options: dict[str, Any], expected: str) -> None:
     assert expected in complaint(lambda: list(open_corpus([{"messages": messages, "x": None}], **options)))
+
+
+def test_a_chat_is_the_text_that_a_template_writes() -> None:
+    def write(messages: Sequence[Mapping[str, Any]]) -> Document:
+        text, spans = "", []
+        for message in messages:
+            for part, more in {"markup": f"<|{message['role']}|>", "content": message["content"] or ""}.items():
+                spans.append(Span(len(text), len(text) + len(more), labels={"role": message["role"], "part": part}))
+                text += more
+        return Document(text, spans=spans)
+
+    corpus = open_corpus([{"messages": CHAT, "id": 7}])
+    found = list(corpus.sentences(write))
+    text = "<|user|>No. The bank, was old.<|assistant|><|assistant|>Rivers flow."
+    assert "".join(each.text for each in found) == text
+    assert [str(each) for each in found if "content" in each.labels["part"]] == [
+        "No.",
+        "The bank, was old.",
+        "Rivers flow.",
+    ]
+    assert all(len(set(each.labels["part"])) == 1 for each in found)
+    assert found[0].document is not None
+    assert (found[0].document.text, found[0].document.fields) == (text, {"id": 7})
+    assert len(list(corpus)) == 3
+
+
+def test_spans_and_ids_of_a_table(tmp_path: Path) -> None:
+    text = "Once upon a time there was."
+    row = {"text": text, "ids": [7, 0, 9], "year": 1}
+    row["spans"] = [{"start": 0, "stop": 13, "part": "prompt"}, {"start": 13, "stop": 27, "part": None, "a b": 3}]
+    (tmp_path / "a.jsonl").write_text(jsonl([row, {"text": "b", "spans": None, "ids": []}]))
+    pl.DataFrame([row]).write_parquet(tmp_path / "a.parquet")
+    for source in (tmp_path / "a.jsonl", tmp_path / "a.parquet", [row]):
+        first = next(iter(open_corpus(source)))
+        assert first.words[3:5] == ["t", "ime"]
+        assert first.labels == {"part": [*["prompt"] * 4, *[None] * 4], "a_b": [*[None] * 4, *["3"] * 4]}
+        document = first.document
+        assert document is not None
+        assert (document.text, list(document.ids or ()), document.fields) == (text, [7, 0, 9], {"year": 1})
+    for spans, expected in (
+        ([{"start": 0}], "row 0: spans: {'start': 0} has no numbers"),
+        ([{"start": 0, "stop": 28}], "row 0: span of a label [0, 28): it is not within the 27 characters"),
+    ):
+        assert expected in complaint(lambda spans=spans: list(open_corpus([{"text": text, "spans": spans}])))  # type: ignore[misc]
+    assert documents(open_corpus([{"text": "a", "ids": 3, "spans": "x"}])) == [("a", {"ids": 3, "spans": "x"})]
