@@ -58,7 +58,8 @@ def generate(
 
     A line is a document: its text, the subwords of it that the model was given and generated, and spans with the label
     `part`, "prompt" or "generated". These subwords are extracted, whatever others the text could have. So one pass of
-    `extract` gives the states while generating, and that of the last subword, which generating never computes.
+    `extract` with the context "document" gives the states while generating, and that of the last subword, which
+    generating never computes.
 
     Parameters
     ----------

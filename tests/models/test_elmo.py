@@ -319,7 +319,7 @@ def corpus(path: Path, *, seed: int = 3) -> Path:
 @pytest.mark.quick(1)
 def test_a_store_holds_the_vectors_of_the_plain_model(folder, tmp_path, suffix, unit, monkeypatch):
     monkeypatch.setattr("embstore.store.layout.SHARD_NBYTES", 1)
-    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_NBYTES", 700)
+    monkeypatch.setattr("embstore.extraction.partition.PASSAGE_SUBWORDS", 150)
     text = corpus(tmp_path / "corpus.txt")
     lines = es.open_corpus(text, split="lines", words="spaces")
     plan = es.plan(lines, model=folder, options=es.ExtractionOptions(dtype="float32", unit=unit, batch_subwords=64))

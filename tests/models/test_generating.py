@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import torch
 import transformers
 
 import embstore as es
+from embstore.corpus.sentence import Document
 from embstore.errors import InvalidValueError, ModelError, StorageError
 from embstore.models import generate, generating, load_encoder
-from embstore.spacing import marked_words
 from tests.extraction.plans import plan_of
 from tests.models import tiny
 from tests.models.oracle import relative_error
+from tests.models.texts import cut
 
 KINDS: dict[str, Any] = {"llama": transformers.LlamaForCausalLM, "gpt2": transformers.GPT2LMHeadModel}
 PROMPTS = ["The cat sat on the", "Rivers flow to  the sea\n\n;", "the bank", "日本"]
@@ -66,16 +66,19 @@ def test_states_are_those_while_generating(model, tmp_path):
     made = generate(PROMPTS, tmp_path / "made.jsonl", model=model, max_new_tokens=24, batch_size=3)
     corpus = es.open_corpus(made.path)
     encoder = load_encoder(model)
-    options = {"unit": "subword", "dtype": "float32"}
+    options = {"unit": "subword", "dtype": "float32", "context": "document"}
     store = es.extract(plan_of(corpus, model=encoder, **options), tmp_path / "made.zarr")
     vectors = store.select().vectors()
     generated = store.select(where="part == 'generated'")
-    assert len(generated) == made.subwords
+    n_blank = sum(
+        not encoder.tokenizer.decode(row["ids"][at:][:1]).strip() for row in rows_of(made.path) for at in range(-24, 0)
+    )
+    assert len(generated) == made.subwords - n_blank, "white space has no labels"
     rows = 0
     assert made.texts == len(PROMPTS)
     for number, prompt in enumerate(PROMPTS):
         ids, states = plainly(model, prompt, 24)
-        own = encoder.tokenize([[*corpus_words(made.path)[number]]]).ids.tolist()
+        own = ids_of(encoder, made.path)[number]
         assert own == ids[encoder.n_before :]
         mine = vectors[:, rows : rows + len(own)]
         rows += len(own)
@@ -83,8 +86,14 @@ def test_states_are_those_while_generating(model, tmp_path):
     assert rows == store.n_rows == made.prompt_subwords + made.subwords
 
 
-def corpus_words(path: Path) -> list[list[str]]:
-    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def ids_of(encoder: Any, path: Path) -> list[list[int]]:
+    """Return the subwords of each text, cut into sentences and words anywhere."""
+    documents = [Document(row["text"], ids=row["ids"]) for row in rows_of(path)]
+    return [encoder.tokenize(cut(each.text, seed=0, document=each)).ids.tolist() for each in documents]
 
 
 @pytest.mark.slow
@@ -104,14 +113,13 @@ def test_sampled_texts_are_given_back_and_reproduced(model, tmp_path, monkeypatc
         found.clear()
         path = generate(PROMPTS * 2, tmp_path / f"{len(texts)}.jsonl", seed=seed, **options).path
         texts.append(path.read_bytes())
-        own = encoder.tokenize(list(map(marked, es.open_corpus(path))))
-        bounds = pairwise(own.sentence_bounds)
-        assert [own.ids[start:stop].tolist() for start, stop in bounds] == [each[encoder.n_before :] for each in found]
+        assert ids_of(encoder, path) == [each[encoder.n_before :] for each in found]
+        for row, prompt in zip(rows_of(path), PROMPTS * 2, strict=True):
+            (first, last), text = row["spans"], row["text"]
+            assert text.startswith(prompt)
+            assert first == {"start": 0, "stop": len(prompt), "part": "prompt"}
+            assert last == {"start": len(prompt), "stop": len(text), "part": "generated"}
     assert texts[0] == texts[1] != texts[2]
-
-
-def marked(sentence) -> list[str]:
-    return list(marked_words(sentence.words, sentence.attached))
 
 
 def test_a_text_ends_with_what_ends_it(tmp_path):
@@ -122,8 +130,7 @@ def test_a_text_ends_with_what_ends_it(tmp_path):
     config.save_pretrained(folder)
     made = generate(PROMPTS[:1], tmp_path / "made.jsonl", model=folder, max_new_tokens=6)
     assert made.subwords == new.index(new[3]) + 1
-    (words,) = corpus_words(made.path)
-    assert load_encoder(folder).tokenize([words]).ids.tolist() == ids[: len(ids) - 6 + made.subwords]
+    assert ids_of(load_encoder(folder), made.path) == [ids[: len(ids) - 6 + made.subwords]]
 
 
 def test_prompts_of_a_file_with_fields_and_chats(model, tmp_path):
@@ -133,31 +140,32 @@ def test_prompts_of_a_file_with_fields_and_chats(model, tmp_path):
     path = tmp_path / "prompts.jsonl"
     rows = [{"prompt": "the cat", "year": 1900, "list": [1]}, {"messages": chat}]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    with pytest.raises(InvalidValueError, match=r"^prompt 1 is a chat that '.*' refuses: .*chat_template"):
+    with pytest.raises(
+        InvalidValueError, match=r"^prompt 1: the model's chat template refuses the chat: .*chat_template"
+    ):
         generate(path, tmp_path / "made.jsonl", model=model, max_new_tokens=3)
     own = tmp_path / "own"
     shutil.copytree(model, own)
     tokenizer.save_pretrained(own)
     made = generate(path, tmp_path / "made.jsonl", model=own, max_new_tokens=3)
-    first, second = es.open_corpus(made.path)
-    assert dict(first.document.fields) == {"year": 1900}
-    assert first.labels["part"][-1] == "generated"
+    first, second = rows_of(made.path)
+    assert {name for name in first if name not in ("text", "ids", "spans")} == {"year"}
+    assert set(second) == {"text", "ids", "spans"}
     encoder = load_encoder(own)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    given = backend.encode("<s>user\nthe bank</s>\n<s>assistant\n", add_special_tokens=False).ids
-    mine = encoder.tokenize([marked(second)]).ids.tolist()
+    text = "<s>user\nthe bank</s>\n<s>assistant\n"
+    given = backend.encode(text, add_special_tokens=False).ids
+    mine = ids_of(encoder, made.path)[1]
     assert mine[:-3] == given[encoder.n_before :]  # Llama's tokenizer puts the first <s> there itself
-    part = list(second.labels["part"])
-    assert part == sorted(part, reverse=True)
-    assert set(part) == {"prompt", "generated"}
+    assert second["text"].startswith(text.removeprefix("<s>" * encoder.n_before))
 
 
-def test_a_word_of_another_tokenizer_is_refused(model, tmp_path):
+def test_subwords_of_another_tokenizer_are_refused(model, tmp_path):
     made = generate(["日本"], tmp_path / "made.jsonl", model=model, max_new_tokens=3)
     other = load_encoder(tiny.save("bert", tmp_path / "bert"))
-    with pytest.raises(ModelError, match=r"^the word '␟.*' is a subword of another tokenizer: take the model that gen"):
+    with pytest.raises(ModelError, match=r"^the ids of a document are not subwords of its text, '日本"):
         plan_of(es.open_corpus(made.path), model=other)
 
 

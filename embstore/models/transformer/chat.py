@@ -64,16 +64,20 @@ class Chats:
         """Return where each part of the text of a chat ends, and its role and kind."""
         roles = [str(message.get("role")) for message in messages]
         parts: list[tuple[int, str, str]] = []
-        at = before = 0
-        for number, begin, end in self._contents(messages, text):
+        at, before = 0, -1
+        for number, begin, end in [*self._contents(messages, text), (len(messages), len(text), len(text))]:
             markup = text[at:begin]
             if not parts:
                 parts += self._added(messages, roles, markup)
-            elif (cut := self._cut(messages[: before + 1], markup, roles[before], roles[number])) is not None:
-                parts.append((at + cut, roles[before], "markup"))
-            parts += (begin, roles[number], "markup"), (end, roles[number], "content")
+            elif number < len(messages):
+                cut = self._cut(messages[: before + 1], markup, roles[before], roles[number])
+                parts.append((at + (cut or 0), roles[before], "markup"))
+            for empty in range(before + 1, number):  # messages without content
+                parts.append((self._end(messages[: empty + 1], text, begin), roles[empty], "markup"))
+            role = roles[min(number, len(roles) - 1)]
+            parts += (begin, role, "markup"), (end, role, "content")
             at, before = end, number
-        return [*parts, (len(text), roles[-1], "markup")]
+        return parts
 
     def _contents(self, messages: Sequence[Message], text: str) -> list[tuple[int, int, int]]:
         """Return the messages whose content is in the text, and where it begins and ends."""
@@ -122,6 +126,14 @@ class Chats:
             own = self._markup(messages)
             self._cuts[key] = len(own[-1]) if own is not None and markup.startswith(own[-1]) else None
         return self._cuts[key]
+
+    def _end(self, messages: Sequence[Message], text: str, limit: int) -> int:
+        """Return where the last of these messages ends in the text of a longer chat; 0 if that is not known."""
+        try:
+            own, _ = self.text(messages)
+        except InvalidValueError:
+            return 0
+        return len(own) if len(own) <= limit and text.startswith(own) else 0
 
     def _added(self, messages: Sequence[Message], roles: Sequence[str], markup: str) -> list[tuple[int, str, str]]:
         """Return the parts of the message "system" that a template adds, in the markup before the first message."""
