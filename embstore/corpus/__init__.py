@@ -6,16 +6,18 @@ from embstore.corpus.formats import FORMATS
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.corpus.formats.pse import read_word_classes
 from embstore.corpus.keep import Keep
-from embstore.corpus.sentence import Sentence
+from embstore.corpus.sentence import Document, Sentence, Span
 from embstore.corpus.trees import Tree, read_trees
 
 __all__ = [
     "FORMATS",
     "Corpus",
+    "Document",
     "EdgeSentence",
     "EdgeTarget",
     "Keep",
     "Sentence",
+    "Span",
     "Tree",
     "derivable_tasks",
     "derived_edges",

@@ -10,7 +10,7 @@ from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Document, FieldValue, Sentence
 from embstore.corpus.splitting import Splitter
 
-WriteChat = Callable[[Sequence[Mapping[str, Any]]], Document]
+WriteChat = Callable[[Sequence[Mapping[str, Any]]], Document | None]
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,8 @@ def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
     if not isinstance(text, str) and not is_chat(text):
         raise InvalidValueError(f"{column}: {quoted(text)} is neither a text, a list of words nor a chat")
     if is_chat(text):
-        document = (options.write_chat or _contents)(_checked_chat(text))
+        messages = _checked_chat(text)
+        document = (options.write_chat and options.write_chat(messages)) or _contents(messages)
     else:
         spans = _spans(others.pop(SPANS)) if _is_list_of(others.get(SPANS), Mapping) else ()
         ids = others.pop(IDS) if _is_list_of(others.get(IDS), int) else None
