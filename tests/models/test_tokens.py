@@ -37,8 +37,14 @@ def subject_of(tokenizer: Any) -> SubwordTokenizer:
 def places_of(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the ids of a text, and the characters of each subword without white space before it."""
     encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
-    places = []
-    for token, (start, stop) in zip(encoding.tokens, encoding.offsets, strict=True):
+    places, offsets = [], encoding.offsets
+    if isinstance(
+        tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel
+    ):  # a character of a token is a byte
+        owner = [at for at, character in enumerate(text) for _ in character.encode()]
+        ends = np.cumsum([len(token) for token in encoding.tokens]).tolist()
+        offsets = [(owner[begin], owner[end - 1] + 1) for begin, end in pairwise([0, *ends])]
+    for token, (start, stop) in zip(encoding.tokens, offsets, strict=True):
         own = start
         while own < stop and text[own].isspace():
             own += 1

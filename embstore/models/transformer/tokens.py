@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import processors
 
 from embstore.corpus.sentence import Sentence
 from embstore.errors import ModelError
@@ -83,6 +84,10 @@ class SubwordTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
+            last: Any = self._backend.post_processor
+            for step in last if isinstance(last, processors.Sequence) else [last]:
+                if getattr(step, "trim_offsets", False):  # which leaves out where white space is
+                    step.trim_offsets = False
             self._aligns = not self._covers(TEXTS, self._encode(TEXTS))
         self._check_ids(self.words.split(PROBES)[0][:, 0] if self._backend is None else self._flat_ids(TEXTS))
         self.specials = self._find_specials()
@@ -212,8 +217,8 @@ class SubwordTokenizer:
         texts, members, seconds = _texts(sentences, scope, pairs)
         firsts, lasts, offsets, _ = zip(*members, strict=True) if members else ((), (), (), ())
         ids, lengths, begin, end = self._characters(texts, {n: m[3] for n, m in enumerate(members) if m[3] is not None})
-        base = pieces[np.array(firsts, np.int64)] + np.array(offsets, np.int64)
-        begin, end = (side + np.repeat(base, lengths) for side in (begin, end))
+        base = np.repeat(pieces[np.array(firsts, np.int64)] + np.array(offsets, np.int64), lengths)
+        begin, end = begin + base, end + base
 
         blank = np.isin(ids, self._blank)
         spaces = are_spaces("".join(sentence.text for sentence in sentences))
@@ -322,7 +327,7 @@ class SubwordTokenizer:
             words = [word for sentence in PROBES for word in sentence.words]
             found = {self._specials_of_words(some) for some in (words[:1], words[1:2], words)}
         else:
-            found = set(map(self._specials_of, TEXTS))
+            found = set(map(self._specials_of, list(filter(self.ids, TEXTS)) or TEXTS[:1]))
         if len(found) != 1:
             raise ModelError("the tokenizer's special subwords depend on the sentence; this is not supported")
         return found.pop()
