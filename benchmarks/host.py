@@ -111,6 +111,7 @@ class MeasuredError(Exception):
 
 def launches(encoder: Any, layers: list[int]) -> float:
     """Return the seconds of a batch of one sentence, and of launching its operators on a GPU."""
+    from embstore.corpus import Sentence
     from embstore.models.batched import word_spans
     from embstore.models.transformer import varlen
 
@@ -120,7 +121,7 @@ def launches(encoder: Any, layers: list[int]) -> float:
     transformers.AttentionInterface.register(varlen.NAME, attend)  # the kernel of CUDA, as one operator
     encoder.drop_fast_layers()
     encoder.use_batching("varlen")
-    tokenized = encoder.tokenize([["a", "bababababa"]])
+    tokenized = encoder.tokenize([Sentence(["a", "bababababa"])]).tokenized
     spans = word_spans(tokenized, None)
 
     def once() -> None:

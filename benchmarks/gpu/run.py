@@ -138,7 +138,8 @@ def correctness(setting: Setting) -> dict[str, Any]:
 
 def passes(setting: Setting, encoder: Any, batches: int) -> tuple[Any, Callable[[Sequence[int]], None]]:
     """Return subwords for some batches, and what encodes them and leaves the vectors on the device."""
-    tokenized = encoder.tokenize(setting.sentences(batches * setting.batch // (1 if setting.tiny else 25)))
+    sentences = setting.sentences(batches * setting.batch // (1 if setting.tiny else 25))
+    tokenized = encoder.tokenize(list(map(es.corpus.Sentence, sentences))).tokenized
     spans = word_spans(tokenized, encoder.info.max_subwords)
 
     def run(layers: Sequence[int]) -> None:
@@ -155,7 +156,7 @@ def forward(setting: Setting) -> dict[str, Any]:
     for shape, batches in ((setting.encoder_shape, 6), (setting.decoder_shape, 2)):
         encoder = setting.encoder(shape, "bfloat16" if shape == setting.decoder_shape else "auto")
         tokenized, run = passes(setting, encoder, batches)
-        words, last = int(tokenized.sentence_indptr[-1]), encoder.info.num_hidden_layers
+        words, last = 1 + int(tokenized.words[-1]), encoder.info.num_hidden_layers
         rates, failed = {}, {}
         for batching in encoder.candidate_batchings():
             if batching == "equal":  # its batches are small: it is for context windows
@@ -168,7 +169,7 @@ def forward(setting: Setting) -> dict[str, Any]:
             print(f"{shape}: {rates} {failed}", file=sys.stderr)
         best = max(rates, key=rates.__getitem__)
         encoder.use_batching(best)
-        flops = encoder.forward_flops(np.diff(tokenized.sentence_bounds) + encoder.n_specials, layers=[last])
+        flops = encoder.forward_flops(np.diff(tokenized.bounds) + encoder.n_specials, layers=[last])
         case = {"words_per_second, last layer": rates, "failed": failed, "batching": best,
                 "flops_per_second": flops * rates[best] / words,
                 "words_per_second, all layers": words / setting.best(partial(run, range(last + 1))),

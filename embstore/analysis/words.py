@@ -91,8 +91,8 @@ def all_types(data: Store | Selection) -> NDArray[np.int64]:
 def distinct_contexts(data: Store | Selection) -> NDArray[np.int64]:
     """Count the different sentences that each type occurs in; int64 [n_types], 0 for a type that is not selected.
 
-    Sentences that differ in white space alone count once. Rows count whether they are written yet or not. Memory does not grow with
-    the rows: sentences are read in blocks, the same ones one after the other.
+    Sentences that differ in white space alone count once. Rows count whether they are written yet or not. Memory does
+    not grow with the rows: sentences are read in blocks, the same ones one after the other.
     """
     store, rows = _store_and_rows(data)
     index, n_types = store.index, len(store.index.words)

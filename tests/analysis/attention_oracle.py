@@ -19,18 +19,18 @@ Key = tuple[str, str]
 
 
 def maps_of(model: Any, tokenizer: Any, words: Sequence[str]) -> tuple[NDArray[np.float64], list[int | None]]:
-    """Return the maps of a sentence, [layer, head, query, key], and the word of each subword."""
-    inputs = tokenizer(list(words), is_split_into_words=True, return_tensors="pt", padding=False, truncation=False)
+    """Return the maps of a sentence, [layer, head, query, key], and the word of each subword, None for white space."""
+    text = " ".join(words)
+    inputs = tokenizer(text, return_tensors="pt", padding=False, truncation=False, return_offsets_mapping=True)
+    places = inputs.pop("offset_mapping")[0].tolist()
     with torch.no_grad():
         maps = model(**inputs, output_attentions=True).attentions
-    return torch.cat(maps).double().numpy(), inputs.word_ids()
+    owners = [text[:end].count(" ") if text[start:end].strip() else None for start, end in places]
+    return torch.cat(maps).double().numpy(), owners
 
 
 def load(folder: Path) -> tuple[Any, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    step = tokenizer.backend_tokenizer.pre_tokenizer
-    if hasattr(step, "add_prefix_space"):
-        step.add_prefix_space = True
     return transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval(), tokenizer
 
 

@@ -211,6 +211,9 @@ def test_the_maps_of_one_sentence(models: dict[str, Path]) -> None:
     assert shown.subwords[-1] == "[SEP]"
     assert len(shown.subwords) == maps.shape[-1]
     np.testing.assert_allclose(shown.values, maps[[0, 2]][:, [2]], atol=1e-5)
+    text = "  The cat,\n\tdidn't  sit. "
+    expected = Plain(models["gpt2"], specials=(0, 0), causal=True).tokenizer(text, truncation=False).tokens()
+    assert sentence_attention(text, model=models["gpt2"], layers=1).subwords == tuple(expected)
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,19 @@ import transformers
 
 import embstore as es
 from embstore.analysis.attention import compare, shares
+from embstore.analysis.attention.annotated import Annotated
 from embstore.analysis.attention.compare import attention_similarity
 from embstore.analysis.attention.maps import Maps, Shape, Tokens, read_maps
 from embstore.analysis.attention.measure import STATISTICS, Pass, Reader
 from embstore.analysis.attention.shares import PATTERNS, Entropy, Patterns
 from embstore.analysis.attention.syntax import arborescences, plain_arborescence
 from embstore.config import config
-from embstore.corpus.sentence import sentence_pair
+from embstore.corpus.sentence import Sentence, sentence_pair
 from embstore.errors import EmbstoreError
+from embstore.models.batching import Batch
+from embstore.models.encoder import Split
 from embstore.models.transformer.attention import load_attention_model
+from embstore.models.transformer.tokens import Specials
 from tests.analysis.attention_oracle import arborescence as oracle_arborescence
 from tests.analysis.test_attention import SENTENCES, trees, write_conllu
 from tests.extraction.test_pairs import PAIRED, model
@@ -76,6 +80,20 @@ def test_words_are_sums_to_and_means_from_their_subwords() -> None:
     assert maps.most_attended[0, 2, 1] == -1
 
 
+def test_a_subword_belongs_to_all_its_words_and_white_space_to_none() -> None:
+    sentence = Sentence(["x", ",", '"', "y", "...", "z"], text='x,"  y...z', starts=[0, 1, 2, 5, 6, 9])  # x ," _ y... z
+    first, last = np.array([0, 1, 1, 3, 3, 4]), np.array([1, 2, 2, 4, 4, 5])
+    bounds = np.array([0, 5])
+    split = Split(np.zeros(5, np.int32), bounds, np.array([0, 6]), first, last, *np.zeros((2, 5), np.int32))
+    batch, zero = Batch(*np.zeros((3, 1), np.int64), shape=(1, 6)), np.zeros(1, np.int64)
+    given = [Annotated(sentence, np.arange(7))], zero, split, batch, np.array([5])
+    tokens = Tokens(*given, Specials((7,), (), (0,), 0, ()), torch.device("cpu"))
+    assert tokens.members[0].tolist() == [
+        [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0], [0] * 6, [0, 0, 0, 1, 1, 0], [0, 0, 0, 0, 0, 1],
+    ]  # fmt: skip
+    assert [np.flatnonzero(kind[0]).tolist() for kind in tokens.kinds.values()] == [[0], [], [2], []]
+
+
 def made_map(name: str, n: int, first: int) -> np.ndarray:
     """A map of `n` positions of a pattern; `first`: those of the first sentence."""
     made = np.full((n, n), 0.2 / n)
@@ -126,7 +144,7 @@ def test_pairs_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder, share, least = model("bert", tmp_path / "model"), 0.15, 0.01
     monkeypatch.setattr(shares, "SHARE", share)  # maps of random weights have no pattern of .5
     monkeypatch.setattr(shares, "LEAST", least)
-    corpus = [sentence_pair(*pair) for pair in PAIRED]
+    corpus = [sentence_pair(*map(Sentence, pair)) for pair in PAIRED]
     frame = es.attention(corpus, model=folder, statistics=["shares", "patterns", "entropy"]).frame
     sums: dict[str, Any] = {}
     counts: dict[str, int] = {}
@@ -187,7 +205,7 @@ def test_no_statistic_grows_with_the_corpus(tmp_path: Path) -> None:
 
 def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
     network = load_attention_model(model("bert", tmp_path / "model"), device=torch.device("cpu"))
-    reader = Reader(es.open_corpus([sentence_pair(["the", "cat"], ["a", "mat", "."])]), network)
+    reader = Reader(es.open_corpus([sentence_pair(Sentence(["the", "cat"]), Sentence(["a", "mat", "."]))]), network)
     (tokens, _, inputs), *_ = reader.batches(100)
     assert isinstance(tokens, Tokens)
     assert tokens.n_words.tolist() == [5]
@@ -236,18 +254,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int) -> np.ndarray:
     """Return one cosine per layer and head over all weights of all sentences."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(first)
-    split = tokenizer.backend_tokenizer.pre_tokenizer
-    if hasattr(split, "add_prefix_space"):  # byte-level: split words keep the space before them
-        split.add_prefix_space = True
     weights: list[list[np.ndarray]] = []
     for folder in (first, second):
         model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
         parts = []
         for sentence in sentences:
-            inputs = tokenizer(
-                sentence, is_split_into_words=True, return_tensors="pt", padding=False, truncation=True,
-                max_length=max_length,
-            )  # fmt: skip
+            text, options = " ".join(sentence), {"return_tensors": "pt", "padding": False, "truncation": True}
+            inputs = tokenizer(text, max_length=max_length, **options)
             with torch.no_grad():
                 maps = model(**inputs, output_attentions=True).attentions
             parts.append(np.stack([layer[0].double().numpy().reshape(layer.shape[1], -1) for layer in maps]))

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 import embstore as es
+from embstore.analysis.neighbors.find import encode_word, mark_words
 from embstore.analysis.neighbors.space import Space
+from embstore.corpus.sentence import Document, Span
 from embstore.errors import InvalidValueError, ModelError
 from embstore.vectors import WordVectors
 from tests.models import tiny
@@ -132,6 +135,25 @@ def test_a_word_in_a_new_sentence_is_encoded_as_the_store_was(store: es.Store, m
     assert found["score"][0] == pytest.approx(1, abs=1e-6)
     assert found["query"].to_list() == [0, 0]
     assert es.neighbors(store, "the [bank] closed", k=1)["rank"].to_list() == [1]  # where it was before
+
+
+@pytest.mark.parametrize(("tokenize", "pooling"), [("text", "mean"), ("text", "first"), ("words", "max")])
+def test_words_of_a_text_are_encoded_as_they_are_stored(tokenize: Any, pooling: Any, tmp_path: Path) -> None:
+    text = '"No,"  she  said, ("never," and\nso on),\tdidn\'t she?"  No,"...'
+    folder, trainer = tiny.save("gpt2", tmp_path / "m"), trainers.BpeTrainer(vocab_size=290, show_progress=False)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator([text] * 9, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    corpus = es.open_corpus([Document(text, spans=[Span(0, len(text), "sentence")])], words="punctuation")
+    options = es.ExtractionOptions(tokenize=tokenize, pooling=pooling, dtype="float32")
+    store = es.extract(es.plan(corpus, model=folder, options=options, calibrate=False), tmp_path / "s.zarr")
+    assert (store.metadata.corpus["shared_subwords"] > 1) == (tokenize == "text")
+    vectors = store.vectors(np.arange(store.n_rows))
+    assert len(set(zip(*store.index.spans(np.arange(store.n_rows)), strict=True))) == store.n_rows > 12
+    for row, marked in enumerate(mark_words(store, np.arange(store.n_rows))):
+        found = encode_word(store, marked, layers=store.layers, model=folder)
+        np.testing.assert_allclose(found, vectors[:, row], atol=1e-5)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")

@@ -68,6 +68,7 @@ def write_rows(
     rows = len(types)
     sentence = np.arange(rows, dtype=np.int64) // sentence_words
     sentences = int(sentence[-1]) + 1
+    texts = [f"text number {number}" for number in range(sentences)] if texts is None else texts
     stored, values, center = encoded(vectors.astype(np.float32), dtype)
     metadata = Metadata(
         n_rows=rows,
@@ -85,7 +86,7 @@ def write_rows(
         position=(np.arange(rows) % sentence_words).astype(np.int32),
         subwords=np.ones(rows, np.int16),
         words=Strings.of(names),
-        text=Text.of_words([["text", "number", f"{n}"] for n in range(sentences)] if texts is None else map(str.split, texts)),
+        text=Text.of_words(map(str.split, texts)),
         indptr=np.minimum(np.arange(sentences + 1) * sentence_words, rows).astype(np.int64),
         source=np.arange(sentences, dtype=np.int64),
         labels=dict(labels or {}),

@@ -133,7 +133,7 @@ def write_store(
         subwords=np.ones(len(placed), np.int16),
         words=Strings.of(distinct),
         text=text,
-        subword=None if a_word == 1 else np.array([2 * place + at % 2 for at, (_, place) in enumerate(placed)], np.int32),
+        subword=None if a_word == 1 else (2 * position + np.arange(len(position)) % 2).astype(np.int32),
         indptr=np.searchsorted(sentence, np.arange(len(words) + 1)).astype(np.int64),
         source=np.arange(len(words), dtype=np.int64),
     )

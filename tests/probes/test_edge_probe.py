@@ -141,6 +141,17 @@ def test_spans_are_joined_by_the_positions_of_words(tmp_path: Path) -> None:
     )
 
 
+def test_a_span_has_the_subwords_that_its_words_share_and_no_white_space_around(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "a.zarr", [list("abcd")], np.zeros((1, 8, 2), np.float32), (0,), unit="subword")
+    vars(store.index.text)["word_subword"] = np.array([0, 1, 3, 6])
+    vars(store.index.text)["word_subwords"] = np.array([2, 3, 1, 2])  # subwords 4 and 5 are white space
+    spans = [(0, 1), (1, 2), (2, 3), (0, 3), (2, 4), (3, 4)]
+    targets = [EdgeTarget(span, None, ("xy"[span[0] % 2],)) for span in spans]
+    task = join_task(store, [EdgeSentence(list("abcd"), targets)])
+    assert task.train.spans[0].tolist() == [[0, 2], [1, 4], [3, 4], [0, 4], [3, 8], [6, 8]]
+    assert task.notes == ()
+
+
 def test_other_stores_are_noted_or_refused(tmp_path: Path) -> None:
     made = make(tmp_path / "made.zarr", sentences=20, layers=(0, 1, 3), planted=1)
     probe, test = fit(made, Training(epochs=1)), made.splits["test"]

@@ -114,7 +114,8 @@ class Tokens:
             spelled = sentence.forms
             others[0, row, : len(forms)] = [any(map(str.isalnum, spelled[form])) for form in forms]
             others[1, row, : len(forms)] = [spelled[form] not in STOPS for form in forms]
-        marks, stops = (self._inside.any(2) & ~(self._inside & other[:, None]).any(2) for other in others)
+        some = self._inside.any(2)
+        marks, stops = (np.asarray(some & ~(self._inside & other[:, None]).any(2)) for other in others)
         return {"cls": before, "sep": after, "punctuation": marks, "period_comma": stops}
 
     @cached_property

@@ -322,8 +322,8 @@ def sentence_attention(
     Raises InvalidValueError for a sentence without subwords, for layers and heads that do not exist, and ModelError for
     a model without attention weights.
     """
-    is_text = isinstance(sentence, str)
-    item = Document(sentence, spans=[Span(0, len(sentence), "sentence")]) if is_text else Sentence(list(sentence))
+    whole = [Span(0, len(sentence), "sentence")]
+    item = Document(sentence, spans=whole) if isinstance(sentence, str) else Sentence(list(sentence))
     network = load_attention_model(model, device=choose_device(settings().device))
     collected = _Collected()
     measured = Pass(network, [collected], layers=layers, heads=heads)

@@ -340,16 +340,11 @@ def _sentence_and_position(text: str, options: Mapping[str, Any]) -> tuple[Sente
     if len(marked) != 2:
         raise InvalidValueError(f"{len(marked) // 2} words of the text are in [brackets]: put one there")
     word, plain = marked[0].strip(), "".join((before, *marked))
-    start = plain.index(word, len(before))
-    stop = start + len(word)
-    sides = [(0, start, "outside"), (start, stop, "marked"), (stop, len(plain), "outside")]
-    spans = [Span(start, stop, labels={side: side}) for start, stop, side in sides if start < stop]
-    how = {name: options.get(name) for name in ("language", "normalize")}
-    document = Document(plain, spans=[Span(0, len(plain), "sentence"), *spans])
-    (sentence,) = open_corpus([document], words=options.get("words", "spaces"), **how)
-    none = [None] * len(sentence.words)
-    inside, outside = (sentence.labels.get(side, none) for side in ("marked", "outside"))
-    positions = [position for position, label in enumerate(inside) if label]
-    if len(positions) != 1 or outside[positions[0]]:
+    place = plain.index(word, len(before)), word
+    document = Document(plain, spans=[Span(0, len(plain), "sentence")])
+    how = {"words": options.get("words", "spaces"), "language": options.get("language")}
+    (sentence,) = open_corpus([document], **how)
+    if place not in zip(sentence.starts, sentence.words, strict=True):
         raise InvalidValueError(f"[{word}] is not one word as the store splits sentences: mark one word")
-    return sentence, positions[0]
+    (normal,) = open_corpus([document], normalize=options.get("normalize"), **how)  # word by word
+    return normal, sentence.starts.index(place[0])

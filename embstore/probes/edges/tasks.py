@@ -230,11 +230,11 @@ class _Sentences:
                     f"{what}: word {place} of {quoted(text)} is {words[place]!r}, in the store {form!r}: {advice}"
                 )
         if index.subword is None:
-            rows, first, last = position, np.arange(len(words)), np.arange(1, len(words) + 1)
-        else:
-            own = slice(*index.text.word_indptr[number : number + 2].tolist())
-            rows, first = np.asarray(index.subword[start:stop]), index.text.word_subword[own]
-            last = first + index.text.word_subwords[own]
+            places = np.arange(len(words) + 1)
+            return start + np.searchsorted(position, places[:-1]), start + np.searchsorted(position, places[1:])
+        own = slice(*index.text.word_indptr[number : number + 2].tolist())
+        rows, first = np.asarray(index.subword[start:stop]), index.text.word_subword[own]
+        last = first + index.text.word_subwords[own]
         return start + np.searchsorted(rows, first), start + np.searchsorted(rows, last)
 
 
