@@ -281,7 +281,9 @@ def merged_metadata(stores: Sequence[Source]) -> Metadata:
         dropped[each.reason] = Dropped(each.reason, before.count + each.count, examples)
     digest = hashlib.sha256(" ".join(each.fingerprint for each in every).encode()).hexdigest()
     names = list(dict.fromkeys(str(each.corpus["name"]) for each in every))
-    sums = {name: sum(int(each.corpus.get(name, 0)) for each in every) for name in ("n_sentences", "n_words")}
+    counted = ("n_sentences", "n_words", "shared_subwords")
+    known = [name for name in counted if any(name in each.corpus for each in every)]
+    sums = {name: sum(int(each.corpus.get(name, 0)) for each in every) for name in known}
     return replace(
         first,
         n_rows=n_rows,

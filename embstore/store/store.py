@@ -450,9 +450,10 @@ class Selection:
 
         Columns: `occurrence` (the row), `word`, `sentence` (a position in `index.text`), `position` of the (first)
         word in the sentence, `subwords` (how many were pooled), `source` (the number of the sentence in the corpus),
-        `document` (its number), the fields of documents, the label columns, and `text` (the sentence, its words joined
-        by one space where the corpus has one). Words, labels and fields of text are Polars enumerations; other fields
-        have their own type. `columns`: only these. Raises InvalidValueError for a column that does not exist.
+        `document` (its number), `start` and `stop` (the characters of the word in the text), the fields of documents,
+        the label columns, and `text` (the sentence, as it was written). Words, labels and fields of text are Polars
+        enumerations; other fields have their own type. `columns`: only these. Raises InvalidValueError for a column
+        that does not exist.
         """
         from embstore.store.table import occurrence_table
 
@@ -484,7 +485,7 @@ class Selection:
         return self.store.index.to_dicts(self.rows)
 
     def concordance(self) -> list[tuple[str, str, str]]:
-        """Return for each row its sentence as it is read, in three parts: before the word, the word, after it."""
+        """Return for each row its sentence as it was written, in three parts: before the word, the word, after it."""
         self.store.source.require_current(columns=True)
         return self.store.index.concordance(self.rows)
 

@@ -190,40 +190,32 @@ def _text_faults(index: Index, n_rows: int) -> Iterator[str]:
         if indptr[0] != 0 or indptr[-1] != total or not _ascends(indptr):
             yield f"sentences/{name}_indptr does not ascend from 0 to the number of {name}s"
             return
-    if not _are_spans(text.start, text.stop, lengths):
-        yield "sentences/start and sentences/stop are not characters of sentences/text"
-        return
-    columns = {"words": (text.word_indptr, text.word_start, text.word_stop)}
+    columns = {
+        "sentences": (np.arange(len(text) + 1), text.start, text.stop),
+        "words": (text.word_indptr, text.word_start, text.word_stop),
+    }
     if text.subword_start is not None and text.subword_stop is not None and index.subword is not None:
         columns["subwords"] = (text.subword_indptr, text.subword_start, text.subword_stop)
-        counts, is_special = np.diff(text.subword_indptr), SPECIAL in index.labels
-        both = zip(_blocks(index.subword), _blocks(index.sentence), strict=True)
-        if not is_special and any((own >= counts[sentence]).any() for own, sentence in both):
+        counts, both = np.diff(text.subword_indptr), zip(_blocks(index.subword), _blocks(index.sentence), strict=True)
+        if SPECIAL not in index.labels and any((own >= counts[sentence]).any() for own, sentence in both):
             yield "occurrences/subword points beyond the subwords of the sentence"
     for name, (indptr, starts, stops) in columns.items():
         for first, start, stop in zip(count(0, _BLOCK), _blocks(starts), _blocks(stops)):
-            sentence = np.searchsorted(indptr, np.arange(first, first + len(start)), "right") - 1
-            least = start if name == "subwords" else stop  # a subword may go on in the next sentence
-            if (start < 0).any() or (stop < start).any() or (least > lengths[sentence]).any():
+            own = slice(first, first + len(start))
+            sentence = np.searchsorted(indptr, np.arange(own.start, own.stop), "right") - 1
+            most = start if name == "subwords" else stop  # a subword may go on in the next sentence
+            if (start < 0).any() or (stop < start).any() or (most > lengths[sentence]).any():
                 yield f"{name}/start and {name}/stop are not characters of sentences/text"
                 break
+            if name == "words" and ((np.diff(start) < 0) & (np.diff(sentence) == 0)).any():
+                yield "words/start does not ascend in each sentence"
+                break
             if name == "words":
-                if ((np.diff(start) < 0) & (np.diff(sentence) == 0)).any():
-                    yield "words/start does not ascend in each sentence"
-                own = slice(first, first + len(start))
                 begin = text.subword_indptr[sentence] + text.word_subword[own]
                 after = begin + text.word_subwords[own]
                 if (begin < 0).any() or (after > text.subword_indptr[sentence + 1]).any():
                     yield "words/subword and words/subwords are not subwords of the sentences"
                     break
-
-
-def _are_spans(starts: NDArray[np.int32], stops: NDArray[np.int32], lengths: NDArray[np.int64]) -> bool:
-    """Return whether all are `0 <= start <= stop <= length`."""
-    blocks = zip(_blocks(starts), _blocks(stops), _blocks(lengths), strict=True)
-    return all(
-        (start >= 0).all() and (start <= stop).all() and (stop <= length).all() for start, stop, length in blocks
-    )
 
 
 def _strings_faults(name: str, strings: Strings) -> Iterator[str]:
