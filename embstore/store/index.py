@@ -506,7 +506,7 @@ def rows_by_type(
 
 
 class IndexBuilder:
-    """Builds the index of a store in which every word of every sentence has a row.
+    """Builds the index of a store in which every word or phrase of every sentence has a row.
 
     Sentences are added in corpus order; about 8 bytes a word and the text are held in memory.
     """
@@ -532,27 +532,31 @@ class IndexBuilder:
         return digest.hexdigest()
 
     def add(self, number: int, words: Sequence[str]) -> None:
-        """Add a sentence of at least one word, whose text is the words joined by a space; `number`: in the corpus."""
-        types = self._types
+        """Add a sentence of at least one word or phrase, joined by a space in its text; `number`: in the corpus."""
+        types, text = self._types, " ".join(words)
         self._type.extend([types.setdefault(word, len(types)) for word in words])
-        self._lengths.extend(map(len, words))
-        self._counts.append(len(words))
+        parts = text.split(" ")
+        self._lengths.extend(map(len, parts))
+        self._counts.append(len(parts))
         self._source.append(number)
-        self._text += " ".join(words).encode()
+        self._text += text.encode()
         self._ends.append(len(self._text))
 
     def build(self) -> Index:
         """Return the index of the sentences added; a word is one subword without an id."""
-        counts = np.frombuffer(self._counts, np.int64)
         pieces = Strings(np.frombuffer(self._ends, np.int64), np.frombuffer(self._text, np.uint8))
-        text = Text.of_joined(pieces, counts, np.frombuffer(self._lengths, np.int32))
+        counts, lengths = np.frombuffer(self._counts, np.int64), np.frombuffer(self._lengths, np.int32)
+        text, words, types = Text.of_joined(pieces, counts, lengths), Strings.of(self._types), self._type
+        sizes = words.n_words()[np.frombuffer(types, np.int32)]
+        begins = np.cumsum(sizes) - sizes
+        sentence = np.searchsorted(text.word_indptr, begins, "right") - 1
         return Index.of(
-            type=np.frombuffer(self._type, np.int32),
-            sentence=np.repeat(np.arange(len(counts)), counts),
-            position=text.word_subword,
-            subwords=text.word_subwords,
-            words=Strings.of(self._types),
+            type=np.frombuffer(types, np.int32),
+            sentence=sentence,
+            position=(begins - text.word_indptr[sentence]).astype(np.int32),
+            subwords=sizes.astype(np.int16),
+            words=words,
             text=text,
-            indptr=text.word_indptr,
+            indptr=np.searchsorted(begins, text.word_indptr),
             source=np.frombuffer(self._source, np.int64),
         )

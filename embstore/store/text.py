@@ -147,7 +147,7 @@ class Text:
         return [text.split(" ") for text in self.spaced(first, last)]
 
     def spaced(self, first: int, last: int) -> Iterator[str]:
-        """Yield the words of each of the sentences `[first, last)`, joined by one space, by which sentences are found."""
+        """Yield the words of each of the sentences `[first, last)` joined by one space, by which they are found."""
         for block in range(first, last, SPACED_BLOCK):
             bounds = self.word_indptr[block : min(block + SPACED_BLOCK, last) + 1]
             pieces, some = self.pieces.slice(block, block + len(bounds) - 1), slice(int(bounds[0]), int(bounds[-1]))

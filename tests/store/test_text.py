@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import embstore as es
 from embstore.store import Index, Labels, Strings, Text, create_store
 from embstore.store.check.consistency import index_faults
-from embstore.store.index import SPECIAL, Contexts
+from embstore.store.index import SPECIAL, Contexts, IndexBuilder
 from embstore.store.where import rows_where
 from tests.documents import blocks
 from tests.store.example import SUFFIXES, example
@@ -221,6 +221,20 @@ def test_rows_are_spans_of_the_text(unit: str, draw: random.Random, in_contexts:
         for value in set(expected):
             found = np.concatenate([*rows_where(index, f"{name} = {value}", block_rows=5)])
             assert found.tolist() == [row for row, own in enumerate(expected) if own == value]
+
+
+@given(sentences=st.lists(st.lists(st.sampled_from(["a", "字é b", "", "x  y"]), min_size=1), max_size=9))
+def test_built_sentences_are_words_and_phrases_joined_by_spaces(sentences: list[list[str]]) -> None:
+    builder = IndexBuilder()
+    for number, forms in enumerate(sentences):
+        builder.add(number, forms)
+    index, rows = builder.build(), [form for forms in sentences for form in forms]
+    assert list(index.text) == [" ".join(forms) for forms in sentences]
+    assert index.text.words_of(0, len(sentences)) == [" ".join(forms).split(" ") for forms in sentences]
+    assert [text[a:b] for text, a, b in zip(map(index.text.__getitem__, index.sentence.tolist()),
+            *index.spans(np.arange(len(rows))), strict=True)] == rows  # fmt: skip
+    assert [index.words[number] for number in index.type.tolist()] == rows
+    assert list(index_faults(index, len(rows))) == []
 
 
 @UNITS
