@@ -29,8 +29,8 @@ SEGMENTERS = {  # languages without spaces, or that spaCy leaves to a package, a
     "vi": "pyvi",
     "zh": "jieba",
 }
-_RUN = re.compile(rf"\S{{{MAX_WORD + 1},}}")
-_SINGLE_SPACED = re.compile(r"\S+(?:\s\S+)*")
+_RUN = re.compile(r"\S+")
+_LONG_RUN = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 _WHITE = re.compile(r"\s")
 _PLAIN = re.compile("([A-Za-z]+)([,;!?]?)")
 _LETTER = r"[^\W\d_]"
@@ -94,9 +94,14 @@ class Splitter:
         edges = sorted({0, len(text), *chain.from_iterable(span for span in of_kind["label"] if span[0] < span[1])})
         given, phrases = sorted(of_kind["word"]), set(of_kind["target"])
         bounds = sorted(of_kind["sentence"])
-        if not bounds:
-            parts = pairwise(edges) if apart else [(0, len(text))]
-            bounds = [each for start, stop in parts for each in self._bounds(text, start, stop)]
+        if not bounds:  # those that the text is split into; one goes on where a word or a target does
+            whole = sorted([*given, *phrases])
+            reach = list(accumulate((stop for _, stop in whole), max, initial=0))
+            for begin, end in pairwise(edges) if apart else [(0, len(text))]:
+                for start, stop in self._bounds(text, begin, end):
+                    if bounds and reach[bisect_left(whole, (start,))] > start:
+                        start = bounds.pop()[0]
+                    bounds.append((start, stop))
         words, starts, sentences = list[str](), list[int](), list[tuple[int, int, int]]()
         before = 0
         for start, stop in bounds:
@@ -134,21 +139,24 @@ class Splitter:
             for name, label in span.labels.items():
                 if span.start < span.stop:
                     labels[name][first:last] = [label] * (last - first)
-        targets = sorted(starmap(words_in, phrases))
+        targets = sorted((at, end) for at, end in starmap(words_in, phrases) if end > at + 1)
         ends = [start for start, _, _ in sentences[1:]] + [len(text)]
         n_words = [first for _, _, first in sentences[1:]] + [len(words)]
         for number, (start, stop, first) in enumerate(sentences):
-            at, last = start if number else 0, n_words[number]
+            begin, last = start if number else 0, n_words[number]
             yield check_sentence(
                 Sentence(
                     words[first:last],
                     {name: column[first:last] for name, column in labels.items()},
-                    [(a - first, b - first) for a, b in targets if first <= a < last and b > a + 1],
+                    [
+                        (at - first, end - first)
+                        for at, end in targets[bisect_left(targets, (first,)) : bisect_left(targets, (last,))]
+                    ],
                     document,
-                    text[at : ends[number]],
-                    [each - at for each in starts[first:last]],
-                    start - at,
-                    stop - at,
+                    text[begin : ends[number]],
+                    [at - begin for at in starts[first:last]],
+                    start - begin,
+                    stop - begin,
                 )
             )
 
@@ -202,23 +210,20 @@ class Splitter:
         if not runs:
             return [], []
         if self.words == "spaces":
-            words, steps = runs, [len(run) + 1 for run in runs]
+            split: list[tuple[Sequence[str], Sequence[int]]] = [((run,), (len(run) + 1,)) for run in runs]
         else:
             tokenizer = _tokenizer(self.language)
             if not isinstance(tokenizer, _Runs):
                 return _located(tokenizer, text)
             split = list(map(tokenizer.__getitem__, runs))
-            words = [word for run, _ in split for word in run]
-            steps = [step for _, run in split for step in run]
-        *starts, stop = accumulate(steps, initial=len(text) - len(text.lstrip()))
+        words = [word for run, _ in split for word in run]
+        *starts, stop = accumulate([step for _, run in split for step in run], initial=len(text) - len(text.lstrip()))
         if stop == len(text.rstrip()) + 1:  # one character of white space between any two runs
             return words, starts
-        words, starts = [], []
-        for part in _SINGLE_SPACED.finditer(text):
-            own, places = self._words(part[0])
-            words += own
-            starts += [part.start() + at for at in places]
-        return words, starts
+        places = map(re.Match.start, _RUN.finditer(text))
+        return words, [
+            at for place, (_, steps) in zip(places, split, strict=True) for at in accumulate(steps[:-1], initial=place)
+        ]
 
 
 def check_language(language: str) -> None:
@@ -338,7 +343,7 @@ def _located(tokenizer: Any, text: str) -> tuple[list[str], list[int]]:
 def _short_runs(text: str) -> Iterator[str]:
     """Cut a text so that no run without white space is longer than MAX_WORD."""
     start = 0
-    for run in _RUN.finditer(text):
+    for run in _LONG_RUN.finditer(text):
         for cut in range(run.start() + MAX_WORD, run.end(), MAX_WORD):
             yield text[start:cut]
             start = cut
