@@ -212,6 +212,12 @@ def test_a_document_keeps_its_subwords(name, data):
             spelled = subject.decode([index]).strip().lstrip("#")
             if "\ufffd" not in spelled and spelled != "[UNK]":
                 assert joined[start:stop].strip().lower() == spelled.lower()
+    if name == "qwen":  # a prompt that the tokenizer normalizes, and what is generated from there on
+        prompt = "e\u0301te\u0301, e\u0301"
+        ids = [*subject.ids(prompt), *subject.ids("t"), *subject.ids("e a")]
+        split = subject.tokenize([Sentence(["e"], document=Document(ids=ids), text=prompt + "te a", starts=[0])])
+        assert split.ids.tolist() == ids
+        assert (prompt + "te a")[split.start[-1] : split.stop[-1]] == "a"
     other = Document("other", ids=ids)
     with pytest.raises(ModelError, match=r"^the ids of a document are not subwords of its text, 'other'"):
         subject.tokenize([Sentence(["other"], document=other)])

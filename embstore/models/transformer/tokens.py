@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, groupby
@@ -84,8 +84,9 @@ class SubwordTokenizer:
         if self._backend is not None:
             self._backend.no_truncation()
             self._backend.no_padding()
-            last: Any = self._backend.post_processor
-            for step in last if isinstance(last, processors.Sequence) else [last]:
+            last = self._backend.post_processor
+            steps: Any = last if isinstance(last, processors.Sequence) else [last]
+            for step in steps:
                 if getattr(step, "trim_offsets", False):  # which leaves out where white space is
                     step.trim_offsets = False
             self._aligns = not self._covers(TEXTS, self._encode(TEXTS))
@@ -256,41 +257,39 @@ class SubwordTokenizer:
         if not self._checked and texts:
             self._aligns = self._aligns or not self._covers(texts, encodings)
             self._checked = True
-        ids = [encoding.ids for encoding in encodings]
-        offsets: list[Places | None]
-        if self._aligns:
-            offsets = [self.spelling.places(text, each) for text, each in zip(texts, ids, strict=True)]
-        else:
-            offsets = [encoding.offsets for encoding in encodings]
-        for number, own in given.items():
-            offsets[number] = self._own_places(texts[number], own, ids[number], offsets[number])
-            ids[number] = own
-        if wrong := [number for number, places in enumerate(offsets) if places is None]:
-            what = "the tokenizer does not say which characters its subwords have, nor are they spelled as the text"
-            if wrong[0] in given:
-                what = "the ids of a document are not subwords of its text"
-            raise ModelError(f"{what}, {texts[wrong[0]][:40]!r}: {WORDS}")
+        offsets: Iterable[Places] = (encoding.offsets for encoding in encodings)
+        if self._aligns or given:
+            offsets = [
+                self._places(text, each, given.get(number))
+                for number, (text, each) in enumerate(zip(texts, encodings, strict=True))
+            ]
+        ids = [given.get(number, encoding.ids) for number, encoding in enumerate(encodings)]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         total = int(lengths.sum())
-        places = np.fromiter(chain.from_iterable(chain.from_iterable(filter(None, offsets))), np.int64, 2 * total)
+        places = np.fromiter(chain.from_iterable(chain.from_iterable(offsets)), np.int64, 2 * total)
         flat = np.fromiter(chain.from_iterable(ids), np.int32, total)
         return flat, lengths, places[::2], places[1::2]
 
-    def _own_places(self, text: str, own: Sequence[int], ids: Sequence[int], offsets: Places | None) -> Places | None:
-        """Return the characters of the subwords that a document has; `ids`, `offsets`: those of the tokenizer.
+    def _places(self, text: str, encoding: Any, own: Sequence[int] | None) -> Places:
+        """Return the characters of the subwords of a text: of those that it has by itself, or of `own`.
 
-        They are spelled as the text, or are first the same as those of the tokenizer, for a prompt that it normalizes.
+        Where offsets are right, and `own` are first the tokenizer's, these have its offsets: those of a prompt, which
+        it may have normalized.
         """
-        if (places := self.spelling.places(text, own)) is not None or offsets is None:
-            return places
-        same = 0
-        while same < min(len(own), len(ids)) and own[same] == ids[same]:
-            same += 1
-        for cut in range(same, max(0, same - 8), -1):  # a subword shares its characters with few others
-            at = offsets[cut - 1][1]
-            if (rest := self.spelling.places(text[at:], own[cut:])) is not None:
+        offsets: Places = [] if self._aligns else encoding.offsets
+        if own is None and not self._aligns:
+            return offsets
+        ids = encoding.ids if own is None else own
+        pairs = enumerate(zip(ids, encoding.ids, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), min(len(ids), len(encoding.ids)))
+        for cut in (0, *range(min(same, len(offsets)), max(0, same - 8), -1)):  # a subword shares characters with few
+            at = offsets[cut - 1][1] if cut else 0
+            if (rest := self.spelling.places(text[at:], ids[cut:])) is not None:
                 return [*offsets[:cut], *((start + at, stop + at) for start, stop in rest)]
-        return None
+        what = "the tokenizer does not say which characters its subwords have, nor are they spelled as the text"
+        if own is not None:
+            what = "the ids of a document are not subwords of its text"
+        raise ModelError(f"{what}, {text[:40]!r}: {WORDS}")
 
     def _covers(self, texts: Sequence[str], encodings: Sequence[Any]) -> bool:
         """Return whether offsets ascend and cover every character that is no white space and is not left out."""
