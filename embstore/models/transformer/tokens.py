@@ -283,7 +283,7 @@ class SubwordTokenizer:
         pairs = enumerate(zip(ids, encoding.ids, strict=False))
         same = next((at for at, (one, other) in pairs if one != other), min(len(ids), len(encoding.ids)))
         for cut in (0, *range(min(same, len(offsets)), max(0, same - 8), -1)):  # a subword shares characters with few
-            at = offsets[cut - 1][1] if cut else 0
+            at = 0 if not cut else offsets[cut][0] if cut < len(offsets) else len(text)
             if (rest := self.spelling.places(text[at:], ids[cut:])) is not None:
                 return [*offsets[:cut], *((start + at, stop + at) for start, stop in rest)]
         what = "the tokenizer does not say which characters its subwords have, nor are they spelled as the text"
