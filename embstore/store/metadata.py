@@ -176,7 +176,7 @@ def parse(fields: object, *, path: str) -> tuple[Metadata, dict[str, StoredArray
         )
     if version < FORMAT_VERSION:
         raise StoreFormatError(
-            f"{path} has store format {version}, which is not read any more: extract its corpus again"
+            f"{path} has store format {version}, which is not read any more: remove it and extract its corpus again"
         )
     if version > FORMAT_VERSION:
         raise StoreFormatError(

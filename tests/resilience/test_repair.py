@@ -203,15 +203,20 @@ def test_what_is_no_store_is_left_alone(tmp_path: Path, suffix: str, kind: str, 
     assert [item.name for item in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize(
+    ("version", "reason"), [(3, "newer than 2.*upgrade embstore"), (1, "extract its corpus again")]
+)
 @pytest.mark.parametrize("suffix", BACKENDS)
-def test_a_store_of_a_newer_format_is_left_alone(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_of_another_format_is_left_alone(
+    tmp_path: Path, suffix: str, version: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / f"store{suffix}"
     with monkeypatch.context() as patch:
-        patch.setattr("embstore.store.metadata.FORMAT_VERSION", 2)
+        patch.setattr("embstore.store.metadata.FORMAT_VERSION", version)
         plan = make_plan()
-        es.extract(replace(plan, metadata=replace(plan.metadata, format_version=3)), path)
+        es.extract(replace(plan, metadata=replace(plan.metadata, format_version=version)), path)
     before = tree(path)
-    with pytest.raises(StoreFormatError, match=r"newer than 1.*upgrade embstore"):
+    with pytest.raises(StoreFormatError, match=reason):
         es.extract(make_plan(), path, repair=True)
     assert tree(path) == before
 
