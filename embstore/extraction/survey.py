@@ -326,14 +326,15 @@ def _survey_block(
     has_pairs = any(PAIR in sentence.words for sentence in block)
     if has_pairs:
         _check_pairs(block, encoder, options)
-    split = encoder.tokenize(block, scope=options.scope, by=options.tokenize)
-    words = _words(split, owned=options.pooling in ("first", "last"))
-    content.n_shared += _n_shared(split)
+    split, n_shared = _placed(
+        encoder.tokenize(block, scope=options.scope, by=options.tokenize), owned=options.pooling in ("first", "last")
+    )
+    content.n_shared += n_shared
     if options.unit == "sentence":
         units = _Units.of_sentences(split, limit)
     else:
-        units = (_Units.of_subwords if options.unit == "subword" else _Units.of_words)(block, split, words)
-    _spool_text(content, block, split, words, options)
+        units = (_Units.of_subwords if options.unit == "subword" else _Units.of_words)(block, split)
+    _spool_text(content, block, split, options)
     content.documents.add([sentence.document for sentence in block], content.spool)
     forms = _forms(block, units, split, encoder)
     sizes = units.stop - units.start
@@ -375,30 +376,19 @@ def _survey_block(
     content.n_words += int(split.indptr[-1])
 
 
-@dataclass(frozen=True)
-class _Words:
-    """The subwords `[first, last)` of the words of a block, counted over the block; none of an empty one."""
+def _placed(split: Split, *, owned: bool) -> tuple[Split, int]:
+    """Put each word without a subword where the word before ends; also returns how many subwords words share.
 
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-
-
-def _words(split: Split, *, owned: bool) -> _Words:
-    """Return the subwords of each word, with `owned` those that begin in it; a word without any is at one's place."""
-    last = np.where(split.last > split.first, split.last, 0)
-    before = np.maximum.accumulate(np.append(0, last))[:-1]
-    has_some = (split.last > np.maximum(split.first, before)) if owned else split.last > split.first
-    first = np.where(has_some, np.maximum(split.first, before) if owned else split.first, before)
-    return _Words(first, np.where(has_some, split.last, first))
-
-
-def _n_shared(split: Split) -> int:
-    """Return how many subwords two words share."""
+    `owned`: words have only the subwords that begin in them.
+    """
     some = split.last > split.first
-    first, last = split.first[some], split.last[some]
-    before = np.maximum.accumulate(np.append(0, last))[:-1]
-    shared = before > first
-    return len(np.unique(ragged_indices(first[shared], (np.minimum(before, last) - first)[shared])))
+    before = np.maximum.accumulate(np.append(0, np.where(some, split.last, 0)))[:-1]
+    shared = np.where(some, np.minimum(before, split.last) - split.first, 0).clip(0)
+    n_shared = len(np.unique(ragged_indices(split.first, shared)))
+    first = np.maximum(split.first, before) if owned else split.first
+    some &= split.last > first
+    first = np.where(some, first, before)
+    return replace(split, first=first, last=np.where(some, split.last, first)), n_shared
 
 
 @dataclass(frozen=True)
@@ -427,24 +417,23 @@ class _Units:
         return cls(split.indptr[some], some, zeros, zeros, stop, n_words[some], zeros.astype(bool))
 
     @classmethod
-    def of_words(cls, block: Sequence[Sentence], split: Split, words: _Words) -> _Units:
+    def of_words(cls, block: Sequence[Sentence], split: Split) -> _Units:
         """Return a unit for each word or phrase."""
         first = np.flatnonzero(_heads(block, split.indptr) == np.arange(split.indptr[-1]))
         after = np.append(first[1:], split.indptr[-1])
-        of_word = np.repeat(np.arange(len(block)), np.diff(split.indptr))
-        numbers = of_word[first]
+        numbers = np.repeat(np.arange(len(block)), np.diff(split.indptr))[first]
         return cls(
             first_word=first,
             sentence=numbers,
             position=first - split.indptr[numbers],
-            start=words.first[first] - split.bounds[numbers],
-            stop=words.last[after - 1] - split.bounds[numbers],
+            start=split.first[first] - split.bounds[numbers],
+            stop=split.last[after - 1] - split.bounds[numbers],
             n_words=after - first,
             in_pair=_lengths(block)[first] == 0,
         )
 
     @classmethod
-    def of_subwords(cls, block: Sequence[Sentence], split: Split, words: _Words) -> _Units:
+    def of_subwords(cls, block: Sequence[Sentence], split: Split) -> _Units:
         """Return a unit for each subword, of the word in which it begins; white space has the word before it."""
         number = np.arange(len(split.ids))
         sentence = np.repeat(np.arange(len(block)), np.diff(split.bounds))
@@ -538,9 +527,7 @@ def _forms(block: Sequence[Sentence], units: _Units, split: Split, encoder: Enco
     return forms
 
 
-def _spool_text(
-    content: Survey, block: Sequence[Sentence], split: Split, words: _Words, options: ExtractionOptions
-) -> None:
+def _spool_text(content: Survey, block: Sequence[Sentence], split: Split, options: ExtractionOptions) -> None:
     spool = content.spool
     pieces = [sentence.text.encode() for sentence in block]
     joined = b"".join(pieces)
@@ -556,8 +543,8 @@ def _spool_text(
         ("n_subwords", np.diff(split.bounds).astype(np.int32)),
         ("word/start", starts),
         ("word/stop", stops),
-        ("word/subword", (words.first - base).astype(np.int32)),
-        ("word/subwords", np.minimum(words.last - words.first, MAX_POOLED).astype(np.int16)),
+        ("word/subword", (split.first - base).astype(np.int32)),
+        ("word/subwords", np.minimum(split.last - split.first, MAX_POOLED).astype(np.int16)),
         ("ids", split.ids),
         *([("subword/start", split.start), ("subword/stop", split.stop)] if options.unit == "subword" else []),
     ):

@@ -85,8 +85,9 @@ def test_words_have_the_states_of_the_text(name: str, kind: str, data: Path, dec
     assert [text[start:stop] for start, stop in words] == table["word"].to_list()
     assert len(starts) > 1
     expected = plain_rows(folder, text, words, BLOCK)
-    apart = np.abs(store.select().vectors() - expected).max((1, 2)) / np.abs(expected).max((1, 2))
-    assert apart.max() < 2e-5
+    # Rounding is relative to the largest value so far in the residual stream: later layers may cancel it.
+    scale = np.maximum.accumulate(np.abs(expected).max((1, 2)))
+    assert (np.abs(store.select().vectors() - expected).max((1, 2)) / scale).max() < 2e-5
 
 
 @pytest.mark.parametrize("context", ["sentence", "document", 40])
