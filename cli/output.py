@@ -173,29 +173,22 @@ def concordance(rows: Sequence[Mapping[str, Any]], parts: Sequence[Parts], *, wi
     def in_line(text: str) -> str:
         return visible(re.sub(r"\r\n?|\n", "↵", text).expandtabs(4))
 
-    found = zip(rows, parts, strict=True)  # white space has no word but a form
-    parts = [(in_line(before), in_line(word or row["word"]), in_line(after)) for row, (before, word, after) in found]
     labels = [name for name in (rows[0] if rows else ()) if name not in COLUMNS and any(row[name] for row in rows)]
     labels = labels[: width // WIDTH_OF_A_LABEL]
-    columns = [
+    lines = [
         {
             "row": f"{row['occurrence']:,}",
-            "word": word,
+            "left context": in_line(before).rstrip(),
+            "word": in_line(word or row["word"]),  # white space has a form alone
+            "right context": in_line(after).lstrip(),
             **{name: kept(str(row[name] or ""), MAX_LABEL) for name in labels},
         }
-        for row, (_, word, _) in zip(rows, parts, strict=True)
+        for row, (before, word, after) in zip(rows, parts, strict=True)
     ]
-    taken = sum(
-        max(cell_len(line[name]) for line in [{name: name}, *columns]) + GAP for name in ("row", "word", *labels)
-    )
+    names = ("row", "word", *labels)
+    taken = sum(max(cell_len(line[name]) for line in [{name: name}, *lines]) + GAP for name in names)
     free = max(0, width - taken - GAP)
-    return [
-        {
-            "row": line.pop("row"),
-            "left context": kept(before.rstrip()[::-1], free // 2)[::-1],
-            "word": line.pop("word"),
-            "right context": kept(after.lstrip(), free - free // 2),
-            **line,
-        }
-        for line, (before, _, after) in zip(columns, parts, strict=True)
-    ]
+    for line in lines:
+        line["left context"] = kept(line["left context"][::-1], free // 2)[::-1]
+        line["right context"] = kept(line["right context"], free - free // 2)
+    return lines

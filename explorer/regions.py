@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embstore.analysis import marker_words, marking
-from embstore.store import Store
+from embstore.analysis import contexts, marker_words, marking
 from embstore_explorer.stores import Explored
 
 GRID = 96  # cells along each axis
@@ -17,7 +16,7 @@ BLOCK = 2**18  # points at a time
 MAX_REGIONS = 24
 LEAST_POINTS, LEAST_SHARE = 8, 0.004
 CONTEXT_ROWS, NAMED_ROWS = 20_000, 400_000  # occurrences whose sentences, and whose words, are read for names
-N_WORDS, AROUND = 3, 5  # words of a name, and those on each side of an occurrence that may be in it
+N_WORDS = 3  # of a name
 COMMON, MUCH = 200, 0.1  # of the words the 200th part, the commonest, name only regions of which they are this share
 
 
@@ -88,7 +87,7 @@ def name_groups(
     step = max(1, -(-len(rows) // limit))
     rows, codes = rows[::step], np.asarray(codes[::step], np.int64)
     if by_context:
-        found = marker_words(_contexts(store, rows), codes.tolist(), n_groups, count=N_WORDS)
+        found = marker_words(list(contexts(store, rows)), codes.tolist(), n_groups, count=N_WORDS)
         return [", ".join(words) for words in found]
     types, items = np.unique(store.index.type[rows], return_inverse=True)
     inside, n_items = codes >= 0, len(types)
@@ -103,14 +102,3 @@ def name_groups(
         most = [int(own.argmax())] if own.any() else []
         names.append(", ".join(words[number] for number in (apt or best or most)[:N_WORDS]))
     return names
-
-
-def _contexts(store: Store, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
-    """Return the words within five of each occurrence, without it and without their case."""
-    index, contexts = store.index, []
-    for row in rows.tolist():
-        words = [word.strip().casefold() for word in index.text.words(int(index.sentence[row]))]
-        first = int(index.position[row])
-        last = first + 1 + index.words[int(index.type[row])].count(" ")
-        contexts.append((*words[max(0, first - AROUND) : max(0, first)], *words[last : last + AROUND]))
-    return contexts

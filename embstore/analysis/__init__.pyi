@@ -15,6 +15,7 @@ from .neighbors.index import open_index as open_index
 from .neighbors.index import remove_index as remove_index
 from .neighbors.labels import knn_labels as knn_labels
 from .neighbors.labels import labelled_occurrences as labelled_occurrences
+from .neighbors.markers import contexts as contexts
 from .neighbors.markers import marker_words as marker_words
 from .neighbors.markers import marking as marking
 from .neighbors.senses import Clusters as Clusters

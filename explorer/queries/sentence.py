@@ -37,21 +37,23 @@ def sentence(asked: Asked, *, store: Number = 0, sentence: Row | None = None, ro
         sentence = int(one.store.index.sentence[one.store.select(rows=[row]).rows[0]])
     number = 0 if sentence is None else sentence
     words, stored, _ = _words(one.store, number)
-    text, end, gaps, found = one.store.index.text[number], 0, [], []
-    for each in one.store.select(rows=stored).to_dicts():
-        if end <= each["start"] < each["stop"]:
-            gaps.append(text[end : each["start"]])
-            found.append(each)
-            end = each["stop"]
+    text, end, gaps, shown = one.store.index.text[number], 0, [], []
+    for occurrence in one.store.select(rows=stored).to_dicts():
+        if end <= occurrence["start"] < occurrence["stop"]:
+            gaps.append(text[end : occurrence["start"]])
+            shown.append(occurrence)
+            end = occurrence["stop"]
     return {
         "sentence": number,
         "sentences": len(one.store.index.text),
         "text": text,
         "words": words,
         "gaps": [*gaps, text[end:]],
-        "forms": [text[each["start"] : each["stop"]] for each in found],
-        "rows": [each["occurrence"] for each in found],
-        "labels": {name: [each[name] for each in found] for name in (own["name"] for own in columns(one.store))},
+        "forms": [text[occurrence["start"] : occurrence["stop"]] for occurrence in shown],
+        "rows": [occurrence["occurrence"] for occurrence in shown],
+        "labels": {
+            column["name"]: [occurrence[column["name"]] for occurrence in shown] for column in columns(one.store)
+        },
         "layers": list(one.store.layers),
         "probes": [{"name": name, "kind": each.kind} for name, each in one.probes.items()],
         "attention": one.can_encode,

@@ -254,15 +254,15 @@ def _nearby(asked: Asked, store: Store, rows: NDArray[np.int64], side: str) -> t
     index = store.index
     sentences, inverse = np.unique(index.sentence[rows], return_inverse=True)
     known: defaultdict[str, int] = defaultdict(lambda: len(known))
-    tokens, ends = array("q"), array("q", [0])
+    tokens = array("q")
     for number, sentence in enumerate(sentences.tolist()):
         if number % 10_000 == 0:
             asked.report(number, len(sentences))
         tokens.extend([known[each.casefold()] for each in index.text.words(sentence)])
-        ends.append(len(tokens))
     ranks = np.empty(len(known), np.int64)
     ranks[[known[each] for each in sorted(known)]] = np.arange(len(known))
-    first, last = (np.frombuffer(ends, np.int64)[inverse + each] for each in (0, 1))
+    last = np.cumsum(lengths := np.diff(index.text.word_indptr)[sentences])[inverse]
+    first = last - lengths[inverse]
     position = np.asarray(index.position[rows], np.int64)
     if side == "left":
         return ranks[np.frombuffer(tokens, np.int64)], np.clip(first + position, first, last) - 1, first - 1

@@ -27,11 +27,9 @@ export interface Occurrence {
   sentence: number;
   position: number;
   left: string;
-  /** As it is written there. */
   word: string;
   right: string;
-  /** By which it is found. */
-  form: string;
+  form: string; // by which the word is found
   labels: Record<string, string | number | null>;
 }
 

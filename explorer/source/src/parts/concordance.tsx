@@ -42,10 +42,8 @@ export function Concordance<T extends Occurrence>({ rows, columns = [], extra = 
   return <Table label={label} columns={all} rows={rows} id={(row) => row.row} />;
 }
 
-interface Line { of: Occurrence; left: number; right: number }
-
 /** An occurrence in its text, in one line with at most so many characters on each side. */
-export function Quote({ of, left, right }: Line) {
+export function Quote({ of, left, right }: { of: Occurrence; left: number; right: number }) {
   const end = of.left.slice(-left);
   const before = end.length < of.left.length ? `…${end.slice(Math.max(0, end.search(/\s/)))}` : end;
   return <bdi>{inLine(before)}<b>{inLine(of.word)}</b>{inLine(of.right.slice(0, right))}</bdi>;
