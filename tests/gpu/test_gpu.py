@@ -26,6 +26,7 @@ from embstore.errors import SmallerBatchesWarning
 from embstore.models.batched import word_spans
 from embstore.models.transformer import inputs, varlen
 from tests.models import tiny
+from tests.models.oracle import tokenize
 from tests.probes import class_store, edge_store, tree_store
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def load(folder: Path, dtype: str, *, device: str) -> Any:
 
 def encoded(encoder: Any, batching: str) -> NDArray[np.float64]:
     """Return the vectors of all words of the sentences, [layer, word, feature]; the host does not wait in a batch."""
-    tokenized = encoder.tokenize(SENTENCES)
+    tokenized = tokenize(encoder, SENTENCES)
     spans = word_spans(tokenized, encoder.info.max_subwords)
     encoder.use_batching(batching)
     options: dict[str, Any] = {"layers": range(4), "pooling": "mean", "batch_subwords": 1 << 16, "on_device": True}
@@ -95,7 +96,7 @@ def test_vectors_are_as_exact_as_those_of_a_cpu(device: str, name: str, dtype: s
     expected = encoded(load(model(name), "float32", device="cpu"), "equal")
     allowed = 1e-4 + 2 * apart(encoded(load(model(name), dtype, device="cpu"), "equal"), expected)
     encoder = load(model(name), dtype, device=device)
-    encoder.self_check(encoder.tokenize(SENTENCES), layers=range(4), pooling="mean")
+    encoder.self_check(tokenize(encoder, SENTENCES), layers=range(4), pooling="mean")
     print(f"{name}, {dtype}: {encoder.batching} was chosen, refused were {encoder.refused}")
     for batching in sorted(set(encoder.candidate_batchings()) - set(encoder.refused)):
         difference = apart(encoded(encoder, batching), expected)
@@ -116,7 +117,7 @@ def test_a_broken_mask_is_refused_next_to_a_massive_value(
         monkeypatch.setattr(inputs.InputMaker, "mask", lambda self, owners, *more: mask(self, owners * 0 + 1, *more))
         one = classmethod(lambda cls, lengths, **more: of(lengths.sum(keepdims=True), **more))
         monkeypatch.setattr(varlen.SentenceBounds, "of", one)
-    encoder.self_check(encoder.tokenize(SENTENCES), layers=[2], pooling="mean")
+    encoder.self_check(tokenize(encoder, SENTENCES), layers=[2], pooling="mean")
     print(f"{dtype}: {encoder.batching}, refused were {encoder.refused}")
     assert (encoder.batching in ("padded", "equal")) == is_broken
 
