@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from urllib.parse import urlencode
 import pytest
 
 import embstore as es
-from embstore.corpus import Sentence
+from embstore.corpus import Document, Sentence, Span
 from tests.models import tiny
 
 ARGUMENTS = [
@@ -56,7 +55,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def _sentences() -> list[Sentence]:
+def _sentences() -> list[Sentence | Document]:
     nouns = {"bank", "river", "cat", "mat", "sea", "money", HOSTILE}
     written = [
         *tiny.SENTENCES,
@@ -67,9 +66,7 @@ def _sentences() -> list[Sentence]:
     ]
     tags = {**dict.fromkeys(nouns, "NOUN"), "w7": "it's"}  # a label with a quote
     sentences = [Sentence(words, {"upos": [tags.get(word, "X") for word in words]}) for words in written]
-    words = re.findall(r"\w+|[^\w\s]", WRITTEN)
-    starts = [found.start() for found in re.finditer(r"\w+|[^\w\s]", WRITTEN)]
-    return [*sentences, Sentence(words, text=WRITTEN, starts=starts)]
+    return [*sentences, Document(WRITTEN, spans=[Span(0, len(WRITTEN), "sentence")])]
 
 
 @pytest.fixture(scope="session")
