@@ -151,7 +151,7 @@ def test_what_is_not_run_has_commands_options_and_names_that_exist(block: Block)
 # Options of other programs of which the pages speak: allennlp, embedding-atlas, npm, pip, ray, Slurm, tensorboard.
 OTHERS = re.compile(
     "--(all|average|top|use-sentence-keys|output|x|y|neighbors|no-deps|head|address|block|disable-usage-stats"
-    "|gpus-per-node|nodes|ntasks|ntasks-per-node|requeue|logdir|python)"
+    "|gpus-per-node|nodes|ntasks|ntasks-per-node|requeue|logdir|python|tiny)"
 )
 
 

@@ -13,9 +13,10 @@ import polars as pl
 import pytest
 
 import embstore as es
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store
+from embstore.store import Labels, Store, Strings, Text
 from embstore_explorer import report as report_of
 from embstore_explorer.reports.sections import SECTIONS, _best_probe, _clusterings
+from tests.probes.class_store import write_rows
 from tests.probes.edge_store import write_store
 from tests.store_making import make_store
 
@@ -39,23 +40,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     second = np.flatnonzero(rows == 0)[::2]
     vectors[:, second] -= 2 * centers[:, [0]]
     text = Text.of_words([words[number] for number in sentence] for sentence in types)
-    index = Index.of(
+    return write_rows(
+        tmp_path_factory.mktemp("report") / "<hostile>.zarr", vectors, (0, 1, 2), partition_rows=2048, model="<model>",
         type=rows, sentence=np.repeat(np.arange(300), 6), position=np.tile(np.arange(6, dtype=np.int32), 300),
-        subwords=np.ones(count, np.int16), words=Strings.of(words), text=text,
-        indptr=np.arange(0, count + 1, 6), source=np.arange(300),
+        words=Strings.of(words), text=text,
         labels={"<b>tag": Labels((rows % 3).astype(np.int32), Strings.of(["<i>A", "B", "C"]))},
     )  # fmt: skip
-    path = tmp_path_factory.mktemp("report") / "<hostile>.zarr"
-    metadata = Metadata(
-        n_rows=count, layers=(0, 1, 2), hidden_size=size, dtype="float32", partition_rows=2048,
-        model={"name": "<model>", "architecture": "none"}, corpus={"name": "none", "sha256": "0" * 64},
-        extraction={"unit": "word", "pooling": "mean"},
-    )  # fmt: skip
-    create_store(path, metadata=metadata, index=index)
-    with StoreWriter(path) as writer:
-        writer.write(0, {"hidden_states": vectors.astype(np.float32)})
-        writer.finish()
-    return es.open(path)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
+from embstore.store import Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
+from tests.probes.class_store import index_of
 from tests.store.example import encoded
 
 
@@ -67,8 +68,7 @@ def write_rows(
     """Write occurrences in their order: `types` [row] among the words `names`, `vectors` [layer, row, feature]."""
     rows = len(types)
     sentence = np.arange(rows, dtype=np.int64) // sentence_words
-    sentences = int(sentence[-1]) + 1
-    texts = [f"text number {number}" for number in range(sentences)] if texts is None else texts
+    texts = [f"text number {number}" for number in range(int(sentence[-1]) + 1)] if texts is None else texts
     stored, values, center = encoded(vectors.astype(np.float32), dtype)
     metadata = Metadata(
         n_rows=rows,
@@ -80,15 +80,12 @@ def write_rows(
         corpus={"name": "none"},
         extraction={"unit": "word", "pooling": "mean"},
     )
-    index = Index.of(
+    index = index_of(
         type=types.astype(np.int32),
         sentence=sentence,
         position=(np.arange(rows) % sentence_words).astype(np.int32),
-        subwords=np.ones(rows, np.int16),
         words=Strings.of(names),
         text=Text.of_words(map(str.split, texts)),
-        indptr=np.minimum(np.arange(sentences + 1) * sentence_words, rows).astype(np.int64),
-        source=np.arange(sentences, dtype=np.int64),
         labels=dict(labels or {}),
     )
     create_store(path, metadata=metadata, index=index, center=center)

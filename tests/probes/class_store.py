@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,32 +36,40 @@ class Made:
 
 def write_rows(
     path: Path,
-    index: Index,
     vectors: np.ndarray,
     layers: tuple[int, ...],
-    dtype: str,
-    unit: str,
+    dtype: str = "float32",
+    unit: str = "word",
     *,
     partition_rows: int = 256,
+    model: str = "none",
+    **columns: Any,
 ) -> Store:
-    """Write a store of `vectors` [layer, row, feature]."""
+    """Write a store of `vectors` [layer, row, feature]; `columns`: of its index, as of `index_of`."""
     metadata = Metadata(
         n_rows=vectors.shape[1],
         layers=layers,
         hidden_size=vectors.shape[2],
         dtype=dtype,
         partition_rows=partition_rows,
-        model={"name": "none", "architecture": "none"},
+        model={"name": model, "architecture": "none"},
         corpus={"name": "none", "sha256": "0" * 64},
         extraction={"unit": unit, "pooling": "mean"},
     )
-    create_store(path, metadata=metadata, index=index)
+    create_store(path, metadata=metadata, index=index_of(**columns))
     with StoreWriter(path) as writer:
         for partition in writer.missing():
             start, stop = metadata.layout.span(partition)
             writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop], dtype)})
         writer.finish()
     return open_store(path)
+
+
+def index_of(*, sentence: np.ndarray, text: Text, **columns: Any) -> Index:
+    """The index of rows of one subword each."""
+    bounds = np.searchsorted(sentence, np.arange(len(text) + 1)).astype(np.int64)
+    columns |= {"subwords": np.ones(len(sentence), np.int16), "source": np.arange(len(text), dtype=np.int64)}
+    return Index.of(sentence=sentence.astype(np.int64), text=text, indptr=bounds, **columns)
 
 
 def make(
@@ -89,21 +98,16 @@ def make(
     if planted is not None:
         places = 3 * np.random.default_rng(seed).normal(size=(len(CLASSES) + 1, width))
         vectors[layers.index(planted)] += places[codes].astype(np.float32)
-    sentence = np.arange(count, dtype=np.int64) // 3
-    sentences = int(sentence[-1]) + 1
-    index = Index.of(
-        type=types,
-        sentence=sentence,
-        position=(np.arange(count) % 3).astype(np.int32),
-        subwords=np.ones(count, np.int16),
-        words=Strings.of([f"word {number}" for number in range(words)]),
-        text=Text.of_words([["text", f"{number}"] for number in range(sentences)]),
-        indptr=np.minimum(np.arange(sentences + 1) * 3, count).astype(np.int64),
-        source=np.arange(sentences, dtype=np.int64),
-        labels={"class": Labels(codes, Strings.of(CLASSES))} if labelled else {},
-    )
+    columns = {
+        "type": types,
+        "sentence": np.arange(count) // 3,
+        "position": (np.arange(count) % 3).astype(np.int32),
+        "words": Strings.of([f"word {number}" for number in range(words)]),
+        "text": Text.of_words([["text", f"{number}"] for number in range((count + 2) // 3)]),
+        "labels": {"class": Labels(codes, Strings.of(CLASSES))} if labelled else {},
+    }
     return Made(
-        write_rows(path, index, vectors, layers, dtype, "word"),
+        write_rows(path, vectors, layers, dtype, **columns),
         [f"word {number}" for number in types.tolist()],
         ["" if code < 0 else CLASSES[code] for code in codes.tolist()],
         vectors.astype(dtype).astype(np.float32),

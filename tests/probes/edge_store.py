@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
-from embstore.store import Index, Store, Strings, Text
-from embstore.store.text import OPTIONAL
+from embstore.store import Store, Strings, Text
 from tests.probes.class_store import write_rows
 
 LABELS = ("red", "green", "blue")
@@ -122,19 +121,15 @@ def write_store(
     forms = [words[number][place] + ("#" if unit == "subword" else "") for number, place in placed]
     distinct, text = sorted(set(forms)), Text.of_words(words)
     if unit == "subword":
-        twice = {"word_subword": text.word_subword * 2, "word_subwords": text.word_subwords * 2}
-        own = {"subword_indptr": text.subword_indptr * 2, "ids": np.repeat(text.ids, 2)}
-        own |= {name: np.repeat(getattr(text, f"word_{name[8:]}"), 2) for name in OPTIONAL}
-        text = replace(text, **twice, **own)
-    index = Index.of(
-        type=np.array([distinct.index(form) for form in forms], np.int32),
-        sentence=sentence.astype(np.int64),
-        position=position.astype(np.int32),
-        subwords=np.ones(len(placed), np.int16),
-        words=Strings.of(distinct),
-        text=text,
-        subword=None if a_word == 1 else (2 * position + np.arange(len(position)) % 2).astype(np.int32),
-        indptr=np.searchsorted(sentence, np.arange(len(words) + 1)).astype(np.int64),
-        source=np.arange(len(words), dtype=np.int64),
-    )
-    return write_rows(path, index, vectors, layers, dtype, unit, partition_rows=partition_rows)
+        twice = {name: getattr(text, name) * 2 for name in ("word_subword", "word_subwords", "subword_indptr")}
+        ids, start, stop = (np.repeat(column, 2) for column in (text.ids, text.word_start, text.word_stop))
+        text = replace(text, ids=ids, subword_start=start, subword_stop=stop, **twice)
+    columns = {
+        "type": np.array([distinct.index(form) for form in forms], np.int32),
+        "sentence": sentence,
+        "position": position.astype(np.int32),
+        "words": Strings.of(distinct),
+        "text": text,
+        "subword": None if a_word == 1 else (2 * position + np.arange(len(position)) % 2).astype(np.int32),
+    }
+    return write_rows(path, vectors, layers, dtype, unit, partition_rows=partition_rows, **columns)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from embstore.corpus.trees import Tree, ancestry
-from embstore.store import Index, Store, Strings, Text
+from embstore.store import Store, Strings, Text
 from tests.probes.class_store import write_rows
 
 PLANTED, SHUFFLED, NOISE = 3, 4, 0
@@ -89,17 +89,14 @@ def write_store(
     places = {word: number for number, word in enumerate(words)}
     sentence = np.array([number for number, _, _ in table], np.int64)
     sizes = [np.cumsum([0] + [word.count(" ") + 1 for word in tree.words]) for tree in trees]
-    index = Index.of(
-        type=np.array([places[word] for _, _, word in table], np.int32),
-        sentence=sentence,
-        position=np.array([sizes[number][place] for number, place, _ in table], np.int32),
-        subwords=np.ones(len(table), np.int16),
-        words=Strings.of(words),
-        text=Text.of_words([" ".join(tree.words).split(" ") for tree in trees]),
-        indptr=np.searchsorted(sentence, np.arange(len(trees) + 1)).astype(np.int64),
-        source=np.arange(len(trees), dtype=np.int64),
-    )
-    return write_rows(path, index, vectors, layers, dtype, unit)
+    columns = {
+        "type": np.array([places[word] for _, _, word in table], np.int32),
+        "sentence": sentence,
+        "position": np.array([sizes[number][place] for number, place, _ in table], np.int32),
+        "words": Strings.of(words),
+        "text": Text.of_words([" ".join(tree.words).split(" ") for tree in trees]),
+    }
+    return write_rows(path, vectors, layers, dtype, unit, **columns)
 
 
 def conllu(trees: Sequence[Tree]) -> str:
