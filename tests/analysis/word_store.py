@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embstore.store import Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
-from tests.probes.class_store import index_of
+from embstore.store import Labels, Store, Strings, Text
+from tests.probes.class_store import write_rows as write_store
 from tests.store.example import encoded
 
 
@@ -66,41 +66,18 @@ def write_rows(
     labels: Mapping[str, Labels] | None = None,
 ) -> Written:
     """Write occurrences in their order: `types` [row] among the words `names`, `vectors` [layer, row, feature]."""
-    rows = len(types)
-    sentence = np.arange(rows, dtype=np.int64) // sentence_words
-    texts = [f"text number {number}" for number in range(int(sentence[-1]) + 1)] if texts is None else texts
-    stored, values, center = encoded(vectors.astype(np.float32), dtype)
-    metadata = Metadata(
-        n_rows=rows,
-        layers=layers,
-        hidden_size=vectors.shape[2],
-        dtype=dtype,
-        partition_rows=256,
-        model={"name": "none"},
-        corpus={"name": "none"},
-        extraction={"unit": "word", "pooling": "mean"},
-    )
-    index = index_of(
-        type=types.astype(np.int32),
-        sentence=sentence,
-        position=(np.arange(rows) % sentence_words).astype(np.int32),
-        words=Strings.of(names),
-        text=Text.of_words(map(str.split, texts)),
-        labels=dict(labels or {}),
-    )
-    create_store(path, metadata=metadata, index=index, center=center)
-    with StoreWriter(path) as writer:
-        for partition in writer.missing()[: None if written else -1]:
-            start, stop = metadata.layout.span(partition)
-            writer.write(
-                partition, {name: np.ascontiguousarray(array[:, start:stop]) for name, array in stored.items()}
-            )
-        if written:
-            writer.finish()
+    rows = np.arange(len(types))
+    texts = texts or [f"text number {number}" for number in range(rows[-1] // sentence_words + 1)]
+    store = write_store(
+        path, vectors, layers, dtype, written=written,
+        type=types.astype(np.int32), sentence=rows // sentence_words, position=(rows % sentence_words).astype(np.int32),
+        words=Strings.of(names), text=Text.of_words(map(str.split, texts)), labels=dict(labels or {}),
+    )  # fmt: skip
+    _, values, _ = encoded(vectors.astype(np.float32), dtype)
     places: dict[str, list[int]] = {name: [] for name in names}
     for row, number in enumerate(types.tolist()):
         places[names[number]].append(row)
-    return Written(open_store(path), places, np.asarray(values, np.float64))
+    return Written(store, places, np.asarray(values, np.float64))
 
 
 def write_senses(path: Path, listed: list[tuple[str, str | None, list[float]]], *, sentence: int = 3) -> Store:

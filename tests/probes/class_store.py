@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from embstore.store import Index, Labels, Metadata, Store, StoreWriter, Strings, Text, create_store, open_store
+from tests.store.example import encoded
 
 CLASSES = ("animal", "food", "place")
 
@@ -43,9 +44,15 @@ def write_rows(
     *,
     partition_rows: int = 256,
     model: str = "none",
+    written: bool = True,
     **columns: Any,
 ) -> Store:
-    """Write a store of `vectors` [layer, row, feature]; `columns`: of its index, as of `index_of`."""
+    """Write a store of `vectors` [layer, row, feature], all or not `written`; `columns`: of its index."""
+    sentence, text = columns["sentence"], columns["text"]
+    columns |= {"subwords": np.ones(len(sentence), np.int16), "source": np.arange(len(text), dtype=np.int64)}
+    bounds = np.searchsorted(sentence, np.arange(len(text) + 1)).astype(np.int64)
+    index = Index.of(**{**columns, "sentence": sentence.astype(np.int64), "indptr": bounds})
+    stored, _, center = encoded(vectors.astype(np.float32), dtype)
     metadata = Metadata(
         n_rows=vectors.shape[1],
         layers=layers,
@@ -56,20 +63,14 @@ def write_rows(
         corpus={"name": "none", "sha256": "0" * 64},
         extraction={"unit": unit, "pooling": "mean"},
     )
-    create_store(path, metadata=metadata, index=index_of(**columns))
+    create_store(path, metadata=metadata, index=index, center=center)
     with StoreWriter(path) as writer:
-        for partition in writer.missing():
-            start, stop = metadata.layout.span(partition)
-            writer.write(partition, {"hidden_states": np.ascontiguousarray(vectors[:, start:stop], dtype)})
-        writer.finish()
+        for partition in writer.missing()[: None if written else -1]:
+            rows = slice(*metadata.layout.span(partition))
+            writer.write(partition, {name: np.ascontiguousarray(array[:, rows]) for name, array in stored.items()})
+        if written:
+            writer.finish()
     return open_store(path)
-
-
-def index_of(*, sentence: np.ndarray, text: Text, **columns: Any) -> Index:
-    """The index of rows of one subword each."""
-    bounds = np.searchsorted(sentence, np.arange(len(text) + 1)).astype(np.int64)
-    columns |= {"subwords": np.ones(len(sentence), np.int16), "source": np.arange(len(text), dtype=np.int64)}
-    return Index.of(sentence=sentence.astype(np.int64), text=text, indptr=bounds, **columns)
 
 
 def make(
