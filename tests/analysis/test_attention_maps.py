@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import embstore as es
 from embstore.analysis.attention import compare, shares
@@ -29,6 +28,7 @@ from embstore.models.encoder import Split
 from embstore.models.transformer.attention import load_attention_model
 from embstore.models.transformer.tokens import Specials
 from tests.analysis.attention_oracle import arborescence as oracle_arborescence
+from tests.analysis.attention_oracle import load
 from tests.analysis.test_attention import SENTENCES, trees, write_conllu
 from tests.extraction.test_pairs import PAIRED, model
 from tests.models import tiny
@@ -129,11 +129,9 @@ def test_made_maps_have_their_pattern(is_pair: bool) -> None:
 
 
 def pair_maps(folder: Path, first: list[str], second: list[str]) -> tuple[np.ndarray, np.ndarray, list[Any]]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    given = tokenizer(first, second, is_split_into_words=True, return_tensors="pt")
-    network = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    network, tokenizer = load(folder)
+    texts, options = (" ".join(first), " ".join(second)), {"truncation": False, "padding": False}
+    given = tokenizer(*texts, return_tensors="pt", **options)
     with torch.no_grad():
         maps = torch.cat(network(**given, output_attentions=True).attentions).double().numpy()
     return maps, given["token_type_ids"][0].numpy(), given.sequence_ids(0)
@@ -253,19 +251,15 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int) -> np.ndarray:
     """Return one cosine per layer and head over all weights of all sentences."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(first)
-    weights: list[list[np.ndarray]] = []
-    for folder in (first, second):
-        model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-        parts = []
-        for sentence in sentences:
-            text, options = " ".join(sentence), {"return_tensors": "pt", "padding": False, "truncation": True}
-            inputs = tokenizer(text, max_length=max_length, **options)
-            with torch.no_grad():
-                maps = model(**inputs, output_attentions=True).attentions
-            parts.append(np.stack([layer[0].double().numpy().reshape(layer.shape[1], -1) for layer in maps]))
-        weights.append(parts)
-    a, b = (np.concatenate(parts, axis=-1) for parts in weights)
+    weights = []
+    options: dict[str, Any] = {"max_length": max_length, "truncation": True, "padding": False, "return_tensors": "pt"}
+    for model, tokenizer in map(load, (first, second)):
+        with torch.no_grad():
+            maps = [
+                model(**tokenizer(" ".join(each), **options), output_attentions=True).attentions for each in sentences
+            ]
+        weights.append(np.concatenate([torch.cat(each).double().flatten(2).numpy() for each in maps], axis=-1))
+    a, b = weights
     result: np.ndarray = (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
     return result
 
