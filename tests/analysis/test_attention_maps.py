@@ -253,11 +253,10 @@ def slow(first: Path, second: Path, sentences: list[list[str]], max_length: int)
     """Return one cosine per layer and head over all weights of all sentences."""
     weights = []
     options: dict[str, Any] = {"max_length": max_length, "truncation": True, "padding": False, "return_tensors": "pt"}
-    for model, tokenizer in map(load, (first, second)):
+    for network, tokenizer in map(load, (first, second)):
         with torch.no_grad():
-            maps = [
-                model(**tokenizer(" ".join(each), **options), output_attentions=True).attentions for each in sentences
-            ]
+            given = (tokenizer(" ".join(sentence), **options) for sentence in sentences)
+            maps = [network(**each, output_attentions=True).attentions for each in given]
         weights.append(np.concatenate([torch.cat(each).double().flatten(2).numpy() for each in maps], axis=-1))
     a, b = weights
     result: np.ndarray = (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
