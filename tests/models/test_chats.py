@@ -54,18 +54,18 @@ def test_chats_are_those_of_the_template(name, template, chat, data):
 
     spans = [(text[span.start : span.stop], span.labels["role"], span.labels["part"]) for span in document.spans]
     assert "".join(part for part, _, _ in spans) == text
-    added = [("You are helpful.", "system")] if template == "chatml" and CHATS[chat][0][0] != "system" else []
     strips = template in ("llama 3", "plain")
     contents = [(content.strip() if strips else content, role) for role, content in CHATS[chat]]
-    assert [(part, role) for part, role, kind in spans if kind == "content"] == added + contents
+    assert [(part, role) for part, role, kind in spans if kind == "content"] == contents
     if template in ("chatml", "zephyr", "llama 3"):  # markup is that of the message around whose content it stands
         for part, role, kind in spans:
             named = [other for other in ("system", "user", "assistant") if other in part]
             assert kind == "content" or named in ([], [role])
         roles = [role for _, role, kind in spans if kind == "markup"]
         assert len(roles) >= 2 * len(messages)
-    if template == "llama 3" and CHATS[chat][0][0] != "system":
+    if template in ("llama 3", "chatml") and CHATS[chat][0][0] != "system":
         assert spans[0][1:] == ("system", "markup")
+        assert template == "llama 3" or spans[0][0] == "<|im_start|>system\nYou are helpful.<|im_end|>\n"
 
 
 def test_what_a_template_refuses_and_what_has_no_text(data):
@@ -97,5 +97,9 @@ def test_what_a_template_refuses_and_what_has_no_text(data):
         ("<assistant>call f(2)", "assistant", "markup"),
         ("<tool>", "tool", "markup"),
         ("4", "tool", "content"),
-        ("<assistant>It is 4", "assistant", "markup"),  # what the template changes is its own
+        ("<assistant>", "assistant", "markup"),
+        ("It is 4", "assistant", "markup"),  # what the template changes is its own
     ]
+    tokenizer.chat_template = LOOP + "{{ message.content }}{{ message.content|length }}" + END
+    document = Chats(tokenizer, subwords).write(messages[:1])
+    assert [(span.start, span.stop, span.labels) for span in document.spans] == [(0, 3, {"part": "markup"})]

@@ -16,7 +16,6 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from embstore.corpus.sentence import Document, Sentence, sentence_pair
 from embstore.errors import ModelError
 from embstore.models.encoder import Split
-from embstore.models.transformer import presplit
 from embstore.models.transformer.tokens import SubwordTokenizer
 from tests.models.texts import SHAPES, cut, kinds_of_text, tokenizer_of
 from tests.models.tiny import SENTENCES, byte_level, random_sentences, unigram, wordpiece
@@ -291,8 +290,7 @@ def ids_of_words(subject: SubwordTokenizer, sentences: list[list[str]]) -> list[
 def check_words(kind: str, sentences: list[list[str]]) -> None:
     subject = SubwordTokenizer(wrap(KINDS[kind]()), vocabulary=400)
     expected = [reference(kind, sentence) if sentence else [] for sentence in sentences]
-    assert ids_of_words(subject, sentences) == ids_of_words(subject, sentences) == expected, "cold and warm"
-    assert subject.words.mode == "words"
+    assert ids_of_words(subject, sentences) == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -323,15 +321,6 @@ def test_characters_of_words_by_themselves(data):
                 assert (split.start[first], split.stop[last - 1]) == (at, at + len(sentence.words[place]))
 
 
-def test_the_cache_is_bounded(monkeypatch):
-    monkeypatch.setattr(presplit, "MAX_CACHED_WORDS", 30)
-    subject = SubwordTokenizer(wrap(wordpiece()), vocabulary=400)
-    for seed in range(20):
-        sentences = [[f"{word}{seed}" for word in sentence] for sentence in random_sentences(2, seed=seed)]
-        assert ids_of_words(subject, sentences)[0] == reference("wordpiece", sentences[0])
-    assert len(subject.words._table._index) < 200
-
-
 def test_specials_of_every_template():
     assert SubwordTokenizer(wrap(byte_level()), vocabulary=400).specials.count == 0
     bert = SubwordTokenizer(wrap(wordpiece()), vocabulary=400).specials
@@ -342,19 +331,15 @@ def test_specials_of_every_template():
     assert (xlnet.suffix, xlnet.suffix_types, xlnet.body_type) == ((4, 5), (0, 2), 0)
 
 
-class FirstWordDiffers:
-    """A tokenizer without a fast backend that spells the first word of a sentence in its own way."""
+class Slow:
+    """A tokenizer without a fast form."""
 
     model_input_names = ("input_ids",)
-    joined = False  # whether words change their neighbors
 
     def __call__(self, words, *, is_split_into_words, add_special_tokens=True, return_token_type_ids=False):
         ids = [1] if add_special_tokens else []
-        for number, word in enumerate(words):
-            lead = 10 if number == 0 else 20
-            if self.joined and number and words[number - 1] == "the":
-                lead = 30
-            ids += [lead, *(100 + ord(letter) % 50 for letter in word)]
+        for word in words:
+            ids += [20, *(100 + ord(letter) % 50 for letter in word)]
         return {"input_ids": ids, "token_type_ids": [0] * len(ids)}
 
     def get_vocab(self):
@@ -364,57 +349,18 @@ class FirstWordDiffers:
         return str(index)
 
 
-def test_the_first_word_may_be_split_differently():
-    """By a slow tokenizer, which is given words even when the text is asked for."""
-    tokenizer = FirstWordDiffers()
+def test_a_slow_tokenizer_splits_words_even_when_the_text_is_asked_for():
+    tokenizer = Slow()
     subject = SubwordTokenizer(tokenizer, vocabulary=400)
-    assert (subject.words.mode, subject.reads_text) == ("first", False)
+    assert (subject.reads_text, subject.specials.prefix) == (False, (1,))
     sentences = [["cat", "sat", "cat"], [], ["cat"], ["sat", "sat"]]
     for words, sentence in zip(ids_of_words(subject, sentences), sentences, strict=True):
-        expected = tokenizer(sentence, is_split_into_words=True, add_special_tokens=False)["input_ids"]
-        assert list(chain.from_iterable(words)) == expected
-    assert subject.tokenize([Sentence(["cat"])]).ids.tolist() == list(chain(*ids_of_words(subject, [["cat"]])[0]))
-    assert subject.specials.prefix == (1,)
-
-
-def test_a_slow_tokenizer_splits_words_one_by_one():
-    tokenizer = FirstWordDiffers()
-    tokenizer.joined = True
-    subject = SubwordTokenizer(tokenizer, vocabulary=400)
-    assert subject.words.mode == "words"
-    (words,) = ids_of_words(subject, [["the", "the"]])
-    assert words[0] == words[1]
-
-
-class _NeighborsMatter:
-    """A fast backend whose subwords of a word depend on the word before it."""
-
-    def __init__(self, inner):
-        self._inner = inner
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def encode(self, sentence, **options):
-        if options.get("is_pretokenized"):
-            sentence = [
-                word + ("x" if number and sentence[number - 1] != "a" else "") for number, word in enumerate(sentence)
-            ]
-        return self._inner.encode(sentence, **options)
-
-    def encode_batch(self, sentences, **options):
-        return [self.encode(sentence, **options) for sentence in sentences]
-
-
-def test_words_that_depend_on_neighbors_are_split_in_their_sentences():
-    subject = SubwordTokenizer(outer(_NeighborsMatter(wordpiece()), wrap(wordpiece())), vocabulary=400)
-    assert subject.words.mode == "sentences"
-    first, second = ids_of_words(subject, [["cat", "cat"], ["a", "cat"]])
-    assert first == [reference("wordpiece", ["cat"])[0], reference("wordpiece", ["catx"])[0]]
-    assert second[1] == reference("wordpiece", ["cat"])[0]
+        assert words == [
+            tokenizer([word], is_split_into_words=True, add_special_tokens=False)["input_ids"] for word in sentence
+        ]
+    split = subject.tokenize([Sentence(["cat", "a"])])
+    assert split.ids.tolist() == list(chain(*ids_of_words(subject, [["cat", "a"]])[0]))
+    assert (split.start.tolist(), split.stop.tolist()) == ([0] * 4 + [4] * 2, [3] * 4 + [5] * 2)
 
 
 def test_the_hash_follows_the_vocabulary_and_not_truncation():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from embstore.corpus.sentence import Document, Span
@@ -13,8 +15,14 @@ from embstore.models.transformer.tokens import SubwordTokenizer
 
 PLACEHOLDER = "\ue000{}\ue000"  # stands for the content of a message, to see what is written around it
 SYSTEM = "system"
+MAX_LAYOUTS = 1 << 10
 
 Message = Mapping[str, Any]
+
+
+# The numbers of the messages whose content a template writes, and what it writes before, between and after these
+# contents: parts of the text and the roles of their messages.
+_Layout = tuple[list[int], list[list[tuple[str, str]]]]
 
 
 class Chats:
@@ -23,21 +31,26 @@ class Chats:
     def __init__(self, tokenizer: Any, subwords: SubwordTokenizer) -> None:
         self._tokenizer, self._subwords = tokenizer, subwords
         self.exists = bool(getattr(tokenizer, "chat_template", None))
-        self._markup_of: dict[tuple[str, ...], list[str] | None] = {}
-        self._cuts: dict[tuple[str, ...], int | None] = {}
+        self._layouts: dict[str, _Layout] = {}  # by what messages have besides their contents
 
     def write(self, messages: Sequence[Message]) -> Document:
         """Return a chat as a text with the labels `role` and `part`, "content" or "markup".
 
-        Markup has the role of its message, "system" where the template adds one. Raises InvalidValueError for a chat
-        that the template refuses.
+        Markup has the role of its message, "system" what the template adds before the first one. Where the template
+        writes a chat otherwise than one with other contents, all of it is markup without a role. Raises
+        InvalidValueError for a chat that the template refuses.
         """
         text, ids = self.text(messages)
-        spans, at = [], 0
-        for end, role, part in self._parts(messages, text):
-            if end > at:
-                spans.append(Span(at, end, labels={"role": role, "part": part}))
-                at = end
+        whole = self._render(messages)
+        begin = len(whole) - len(text)
+        parts = self._parts(messages, whole)
+        if sum(len(part) for part, _ in parts) < len(whole):
+            parts = [(whole, {"part": "markup"})]
+        at, spans = -begin, list[Span]()
+        for part, labels in parts:
+            at, first = at + len(part), max(at, 0)
+            if at > first:
+                spans.append(Span(first, at, labels=labels))
         return Document(text, spans=spans, ids=None if self._subwords.ids(text) == ids else ids)
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False) -> tuple[str, list[int]]:
@@ -60,97 +73,64 @@ class Chats:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
         return str(text)
 
-    def _parts(self, messages: Sequence[Message], text: str) -> list[tuple[int, str, str]]:
-        """Return where each part of the text of a chat ends, and its role and kind."""
-        roles = [str(message.get("role")) for message in messages]
-        parts: list[tuple[int, str, str]] = []
-        at, before = 0, -1
-        for number, begin, end in [*self._contents(messages, text), (len(messages), len(text), len(text))]:
-            markup = text[at:begin]
-            if not parts:
-                parts += self._added(messages, roles, markup)
-            elif number < len(messages):
-                cut = self._cut(messages[: before + 1], markup, roles[before], roles[number])
-                parts.append((at + (cut or 0), roles[before], "markup"))
-            for empty in range(before + 1, number):  # messages without content
-                parts.append((self._end(messages[: empty + 1], text, begin), roles[empty], "markup"))
-            role = roles[min(number, len(roles) - 1)]
-            parts += (begin, role, "markup"), (end, role, "content")
-            at, before = end, number
+    def _parts(self, messages: Sequence[Message], text: str) -> list[tuple[str, dict[str, str | None]]]:
+        """Return the parts of the text of a chat with their labels, as far as it is written as with other contents."""
+        marked = [
+            {**message, "content": PLACEHOLDER.format(number)} if message.get("content") else message
+            for number, message in enumerate(messages)
+        ]
+        if (key := repr(marked)) not in self._layouts:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = self._layout(marked)
+        written, between = self._layouts[key]
+        at, parts = 0, list[tuple[str, dict[str, str | None]]]()
+        for place, markup in enumerate(between):
+            after = "".join(part for part, _ in markup)
+            if place:
+                message = messages[written[place - 1]]
+                content, kind = str(message["content"]), "content"
+                forms = (content, content.strip(), content.rstrip(), content.lstrip())
+                own = next((form for form in forms if text.startswith(form + after, at)), None)
+                if own is None:  # what the template changes is its own
+                    end = len(text) - len(after) if place == len(written) else text.find(after, at)
+                    own, kind = text[at:end], "markup"
+                parts.append((own, {"role": str(message.get("role")), "part": kind}))
+                at += len(own)
+            if not text.startswith(after, at):
+                break
+            parts += [(part, {"role": role, "part": "markup"}) for part, role in markup]
+            at += len(after)
         return parts
 
-    def _contents(self, messages: Sequence[Message], text: str) -> list[tuple[int, int, int]]:
-        """Return the messages whose content is in the text, and where it begins and ends."""
-        given = _written(messages)
-        key = tuple(str(message.get("role")) for message in messages)
-        if len(given) < len(messages) or any(set(message) - {"role", "content"} for message in messages):
-            markup = self._markup(messages)
-        elif (markup := self._markup_of.get(key)) is None:
-            markup = self._markup_of[key] = self._markup(messages)
-        for around in (markup, None):  # what is written around the contents; else they are searched for
-            found, at = [], 0
-            for place, (number, content) in enumerate(given):
-                for own in dict.fromkeys((content, content.strip(), content.rstrip(), content.lstrip())):
-                    if around is None:
-                        begin = text.find(own, at) if own else -1
-                    else:
-                        fits = text.startswith(around[place] + own + around[place + 1], at)
-                        begin = at + len(around[place]) if fits else -1
-                    if begin >= 0:
-                        found.append((number, begin, at := begin + len(own)))
-                        break
-            if around is not None and len(found) == len(given) and text[at:] == around[-1]:
-                break
-        return found
+    def _layout(self, marked: Sequence[Message]) -> _Layout:
+        """Return how messages are written whose contents are placeholders."""
+        whole = self._try(marked)
+        places = list(re.finditer(PLACEHOLDER.format("([0-9]+)"), whole))
+        system = {"role": SYSTEM, "content": PLACEHOLDER}
+        with_system = self._try([system, *marked])
+        rest = with_system[self._length([system], with_system) :]
+        bounds = [0, len(whole) - len(rest) if rest and whole.endswith(rest) else 0]  # between messages
+        ends = {int(place[1]): place.end() for place in places}
+        for number in range(len(marked)):
+            bounds.append(max(bounds[-1], self._length(marked[: number + 1], whole) or ends.get(number, 0)))
+        bounds[-1] = len(whole)
+        roles = [SYSTEM, *(str(message.get("role")) for message in marked)]
+        edges = [0, *(edge for place in places for edge in place.span()), len(whole)]
+        between = []
+        for begin, end in zip(edges[::2], edges[1::2], strict=True):
+            cuts = sorted({begin, end, *(bound for bound in bounds if begin < bound < end)})
+            between.append([(whole[at:to], roles[bisect_right(bounds, at) - 1]) for at, to in pairwise(cuts)])
+        return [int(place[1]) for place in places], between
 
-    def _markup(self, messages: Sequence[Message]) -> list[str] | None:
-        """Return what is written before, between and after the contents of messages; None if that is not known."""
-        given = [number for number, _ in _written(messages)]
-        marked = list(messages)
-        for number in given:
-            marked[number] = {**messages[number], "content": PLACEHOLDER.format(number)}
+    def _length(self, messages: Sequence[Message], whole: str) -> int:
+        """Return how much of the text of a longer chat these messages are; 0 if that is not known."""
+        alone = self._try(messages)
+        return len(alone) if whole.startswith(alone) else 0
+
+    def _try(self, messages: Sequence[Message]) -> str:
+        """Return the text of messages, none if the template refuses them."""
         try:
-            text = self._render(marked)
+            return self._render(messages)
         except Exception:
-            return None
-        parts = re.split(PLACEHOLDER.format("([0-9]+)"), text)
-        if list(map(int, parts[1::2])) != given:
-            return None
-        begin = "".join(map(self._subwords.subword_text, self._subwords.specials.prefix))
-        return [parts[0].removeprefix(begin), *parts[2::2]]
-
-    def _cut(self, messages: Sequence[Message], markup: str, role: str, following: str) -> int | None:
-        """Return how much of the markup between two messages ends the first; None if that is not known."""
-        key = (markup, role, following)
-        if key not in self._cuts:
-            own = self._markup(messages)
-            self._cuts[key] = len(own[-1]) if own is not None and markup.startswith(own[-1]) else None
-        return self._cuts[key]
-
-    def _end(self, messages: Sequence[Message], text: str, limit: int) -> int:
-        """Return where the last of these messages ends in the text of a longer chat; 0 if that is not known."""
-        try:
-            own, _ = self.text(messages)
-        except InvalidValueError:
-            return 0
-        return len(own) if len(own) <= limit and text.startswith(own) else 0
-
-    def _added(self, messages: Sequence[Message], roles: Sequence[str], markup: str) -> list[tuple[int, str, str]]:
-        """Return the parts of the message "system" that a template adds, in the markup before the first message."""
-        if roles[0] == SYSTEM:
-            return []
-        system = {"role": SYSTEM, "content": "x"}
-        around = self._markup([system, *messages])
-        if around is None or not (markup.startswith(around[0]) and markup.endswith(around[1])):
-            return []
-        begin, end = len(around[0]), len(markup) - len(around[1])
-        if end < begin or (end == begin and SYSTEM not in around[0]):
-            return []
-        cut = self._cut([system], around[1], SYSTEM, roles[0]) or 0
-        return [(begin, SYSTEM, "markup"), (end, SYSTEM, "content"), (end + cut, SYSTEM, "markup")]
-
-
-def _written(messages: Sequence[Message]) -> list[tuple[int, str]]:
-    """Return the messages whose content is a text, and that text."""
-    contents = [(number, message.get("content")) for number, message in enumerate(messages)]
-    return [(number, content) for number, content in contents if isinstance(content, str) and content]
+            return ""

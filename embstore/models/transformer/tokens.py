@@ -90,7 +90,7 @@ class SubwordTokenizer:
                 if getattr(step, "trim_offsets", False):  # which leaves out where white space is
                     step.trim_offsets = False
             self._aligns = not self._covers(TEXTS, self._encode(TEXTS))
-        self._check_ids(self.words.split(PROBES)[0][:, 0] if self._backend is None else self._flat_ids(TEXTS))
+        self._check_ids(self.words.split(PROBES)[0] if self._backend is None else self._flat_ids(TEXTS))
         self.specials = self._find_specials()
         self.takes_types = "token_type_ids" in getattr(tokenizer, "model_input_names", ())
 
@@ -194,10 +194,10 @@ class SubwordTokenizer:
     def _split_words(
         self, sentences: Sequence[Sentence], n_words: NDArray[np.int64], starts: NDArray[np.int64]
     ) -> Split:
-        rows, lengths = self.words.split(sentences)
+        ids, lengths, *places = self.words.split(sentences)
         bounds = indptr(lengths)
-        begin, end = (rows[:, column] + np.repeat(starts, lengths).astype(np.int32) for column in (1, 2))
-        return Split(np.ascontiguousarray(rows[:, 0]), bounds[n_words], n_words, bounds[:-1], bounds[1:], begin, end)
+        begin, end = ((place + np.repeat(starts, lengths)).astype(np.int32) for place in places)
+        return Split(ids, bounds[n_words], n_words, bounds[:-1], bounds[1:], begin, end)
 
     def _split_text(
         self,
