@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.kernels.plain import rank_rows as rank_rows
+
 def limit_target(most: int) -> int:
     """Use at most version 0 (plain C), 1 (AVX2) or 2 (AVX-512) of the kernels; return the version in use."""
 
@@ -143,14 +145,6 @@ def score_pairs(
     scores: NDArray[np.float64],
 ) -> None:
     """Score queries `owners` (at unit length for the cosine) with vectors `numbers`, pair by pair in float64."""
-
-def rank_rows(
-    scores: NDArray[np.float64], rows: NDArray[np.int64], k: int, ascending: bool
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The k best of each line of scores and rows [q, c]: rows and scores [q, k], best first, equal scores by row.
-
-    A row of -1 or a score of NaN counts as none; -1 and NaN where there are no more. `ascending`: lower is better.
-    """
 
 def add_cosines(
     vectors: NDArray[np.int8],

@@ -5,7 +5,7 @@ from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObjec
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-import numpy as np
+from embstore.kernels.plain import rank_rows as rank_rows
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -84,14 +84,6 @@ cdef extern from "kernels.h" nogil:
     void c_score_pairs "score_pairs" (
         const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
         const int64_t *owners, const int64_t *numbers, double *scores
-    )
-    ctypedef struct ranked_t:
-        double key
-        int64_t row
-    int64_t ranked_count(int64_t k, int64_t count)
-    void c_rank_rows "rank_rows" (
-        const double *scores, const int64_t *rows, int64_t n, int64_t count, int64_t k, int ascending, ranked_t *ranked,
-        int64_t *best_rows, double *best_scores
     )
     int64_t add_cosines_float(const cosines_t *sums)
     int64_t add_cosines_double(const cosines_t *sums)
@@ -378,31 +370,6 @@ def score_pairs(
         c_score_pairs(
             &vectors[0, 0], kind, size, metric, &queries[0, 0], n_pairs, &owners[0], &numbers[0], &scores[0]
         )
-
-
-def rank_rows(const double[:, ::1] scores, const int64_t[:, ::1] rows, int64_t k, bint ascending):
-    cdef int64_t n = scores.shape[0], count = scores.shape[1]
-    cdef ranked_t *ranked
-    if (rows.shape[0], rows.shape[1]) != (n, count) or k < 1:
-        raise ValueError("the shapes of the arguments do not fit")
-    best_rows, best_scores = np.empty((n, k), np.int64), np.empty((n, k))
-    cdef int64_t[:, ::1] into_rows = best_rows
-    cdef double[:, ::1] into_scores = best_scores
-    if not n:
-        return best_rows, best_scores
-    if not count:
-        best_rows.fill(-1)
-        best_scores.fill(np.nan)
-        return best_rows, best_scores
-    ranked = <ranked_t *>malloc(2 * ranked_count(k, count) * sizeof(ranked_t))
-    if ranked == NULL:
-        raise MemoryError
-    with nogil:
-        c_rank_rows(
-            &scores[0, 0], &rows[0, 0], n, count, k, ascending, ranked, &into_rows[0, 0], &into_scores[0, 0]
-        )
-    free(ranked)
-    return best_rows, best_scores
 
 
 ctypedef fused real:

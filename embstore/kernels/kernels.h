@@ -128,20 +128,6 @@ void score_pairs(
     const void *vectors, int kind, int64_t size, int metric, const double *queries, int64_t n_pairs,
     const int64_t *owners, const int64_t *numbers, double *scores);
 
-/* A row and its key: the lower, the better. */
-typedef struct {
-    double key;
-    int64_t row;
-} ranked_t;
-
-/* Of each line of `scores` [n, count] with their `rows` (-1 for none, which any other row may not be twice), write the
-   k best rows and their scores, best first and equal scores by row; -1 and NaN where there are no more. NaN is no score.
-   `ranked` has place for twice as many as ranked_count says. */
-int64_t ranked_count(int64_t k, int64_t count);
-void rank_rows(
-    const double *scores, const int64_t *rows, int64_t n, int64_t count, int64_t k, int ascending, ranked_t *ranked,
-    int64_t *best_rows, double *best_scores);
-
 /* Sums of unit vectors by word, by sentence and in all; what is of the type of the arithmetic is void. */
 typedef struct {
     int64_t size, n;

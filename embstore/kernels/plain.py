@@ -211,6 +211,11 @@ def score_pairs(
 def rank_rows(
     scores: NDArray[np.float64], rows: NDArray[np.int64], k: int, ascending: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The k best of each line of scores and rows [q, c]: rows and scores [q, k], best first, equal scores by row.
+
+    A row of -1 or a score of NaN counts as none; -1 and NaN where there are no more. `ascending`: lower is better. The
+    compiled kernels use this too.
+    """
     if scores.shape != rows.shape or k < 1:
         raise ValueError("the shapes of the arguments do not fit")
     is_row = (rows >= 0) & ~np.isnan(scores)
