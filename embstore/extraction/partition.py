@@ -263,7 +263,7 @@ class Part:
                 )
         if options.numbered:
             places = self._places
-            words = words_of_subwords(places.first, places.last, int(bounds[-1]))[base : bounds[last]]
+            words = words_of_subwords(places.first, places.last, bounds, text.word_indptr)[base : bounds[last]]
         if len(pairs := text.pairs):
             places = self._places
             types = encoder.pair_types(bounds, places.first[pairs], places.last[pairs])

@@ -99,7 +99,7 @@ class Split:
     @property
     def words(self) -> NDArray[np.int64]:
         """The number of the word of each subword, int64 [n_subwords]: the last one that begins there or before."""
-        return words_of_subwords(self.first, self.last, len(self.ids))
+        return words_of_subwords(self.first, self.last, self.bounds, self.indptr)
 
 
 def word_characters(
@@ -116,12 +116,17 @@ def word_characters(
     return bounds, starts, starts + lengths
 
 
-def words_of_subwords(first: NDArray[np.int64], last: NDArray[np.int64], n_subwords: int) -> NDArray[np.int64]:
-    """Return the number of the word of each subword: that in which it begins, or the one before; int64 [n_subwords]."""
-    numbers = np.zeros(n_subwords, np.int64)
+def words_of_subwords(
+    first: NDArray[np.int64], last: NDArray[np.int64], bounds: NDArray[np.int64], indptr: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return the number of the word of each subword: that in which it begins, or the one before; int64 [n_subwords].
+
+    Those before the first word of their sentence have this one. The arguments are as in `Split`.
+    """
+    numbers = np.zeros(bounds[-1], np.int64)
     some = np.flatnonzero(last > first)[::-1]  # of words that begin with the same subword the first one has it
     numbers[first[some]] = some
-    return np.maximum.accumulate(numbers)
+    return np.maximum(np.maximum.accumulate(numbers), np.repeat(indptr[:-1], np.diff(bounds)))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ HIDDEN_SIZE = 8
 SIZES = {"residual": HIDDEN_SIZE, "query": 6, "value": 2}
 LAYERS = 3
 BITS = 10  # of a character in the id of its piece, which is the same in every process
+CODES = {ord(each): 1 + at for at, each in enumerate("—–”“’‘…日本語")}  # of characters that have more bits
 
 
 class FakeEncoder(Encoder):
@@ -71,7 +72,8 @@ class FakeEncoder(Encoder):
         return Split(np.array(ids, np.int32), *numbers, start, stop)
 
     def subword_text(self, index: int) -> str:
-        return "".join(chr(index >> shift & 2**BITS - 1) for shift in (0, BITS, 2 * BITS)).rstrip("\0")
+        text = "".join(chr(index >> shift & 2**BITS - 1) for shift in (0, BITS, 2 * BITS)).rstrip("\0")
+        return text.translate({code: point for point, code in CODES.items()})
 
     def spellings(self, ids: Sequence[int]) -> list[str]:
         return [self.subword_text(number) for number in ids]
@@ -121,7 +123,8 @@ class FakeEncoder(Encoder):
 
 def piece_id(piece: str) -> int:
     """The number of a piece of three characters; another one may have it, if they are beyond Latin and Greek."""
-    return sum(ord(each) % 2**BITS << BITS * at for at, each in enumerate(piece[:3]))
+    points = [CODES.get(ord(each), ord(each)) for each in piece[:3]]
+    return sum(point % 2**BITS << BITS * at for at, point in enumerate(points))
 
 
 def site_vectors(vectors: np.ndarray, site: str) -> np.ndarray:
