@@ -7,23 +7,25 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import chain
+from hashlib import blake2b
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from embstore.arguments import checked
 from embstore.corpus.formats import FORMATS, common_format, has_format
-from embstore.corpus.formats.base import Format, ReadOptions, WriteChat
-from embstore.corpus.formats.conll import parse_columns
+from embstore.corpus.formats.base import TABLE_OPTIONS, TEXT_OPTIONS, Format, ReadOptions, WriteChat
+from embstore.corpus.formats.conll import CONLL, check_columns
 from embstore.corpus.formats.edge import EDGE
 from embstore.corpus.formats.parquet import rows_of_table
 from embstore.corpus.formats.rows import FILE, read_rows
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Document, Sentence, distinct_sentences, read_items
+from embstore.corpus.sentence import Document, Sentence, read_items
 from embstore.corpus.splitting import SPLITS, WORDS, Splitter, check_language
 from embstore.errors import CorpusError, CorpusNotFoundError, InvalidValueError, quoted
 
 SENTENCES = "sentences"
+ALLOWED = {"split": SPLITS, "words": WORDS}
 NORMALIZATIONS: dict[str, Callable[[str], str]] = {
     "nfc": lambda word: unicodedata.normalize("NFC", word),
     "nfkc": lambda word: unicodedata.normalize("NFKC", word),
@@ -112,29 +114,57 @@ def open_corpus(
     CorpusNotFoundError, CorpusError
         For a missing path, and for files of unknown or different formats.
     """
-    splitting = {"split": split, "words": words, "language": language}
-    given = {"format": format, **splitting, "normalize": normalize, "columns": columns, "text": text}
+    given = {"split": split, "words": words, "language": language, "columns": columns, "text": text}
+    given |= {"normalize": normalize}
     if isinstance(source, Corpus):
-        for name, value in given.items():
+        for name, value in {"format": format, **given}.items():
             if value is not None:
                 raise InvalidValueError(f"{name}: a Corpus has its options already; give them where it is opened")
         return source
-    steps = ",".join(parse_normalize(normalize)) or None
     paths = _paths(source, format)
     if paths is None:
-        options = {**_splitting(FORMATS["text"], **splitting), "normalize": steps}
-        return _open_items(source, options, _table_options(columns, text))
+        return _open_items(source, _options(SENTENCES, TABLE_OPTIONS, given))
     files = _files(paths, format)
     if format and format not in FORMATS:
         raise InvalidValueError(f"format: {quoted(format)} is not one of {', '.join(FORMATS)}")
     form = FORMATS[format] if format else common_format(files)
-    options = {"normalize": steps, **_splitting(form, **splitting)}
-    options |= _columns_of(form, columns, text)
+    options = _options(form.name, form.options, given)
     tasks = dict.fromkeys(file.parent.name for file in files if file not in paths and file.parent not in paths)
     if form is EDGE and tasks:
         options["tasks"] = list(tasks)
     name = (paths[0].name or str(paths[0])) + (f" and {len(paths) - 1} more" if len(paths) > 1 else "")
     return Corpus(name, form.name, options, files, partial(_read_files, form, _sources(paths, files), options))
+
+
+def _options(form: str, defaults: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a format, checked, with the defaults of those that are not given."""
+    options: dict[str, Any] = {"normalize": ",".join(parse_normalize(given["normalize"])) or None}
+    for name, value in given.items():
+        if value is not None and name not in options and name not in defaults:
+            raise InvalidValueError(f"{name}: {quoted(value)} has no meaning for the format {form}")
+    for name, default in defaults.items():
+        value = given.get(name)
+        if value is None:
+            value = default
+        elif name == "language" and value != "en":
+            check_language(value)
+        elif name in ALLOWED and value not in ALLOWED[name]:
+            raise InvalidValueError(f"{name}: {quoted(value)} is not one of {', '.join(ALLOWED[name])}")
+        elif name == "columns":
+            names = _names(value)
+            if form == CONLL.name:
+                check_columns(names)
+            value = ",".join(names)
+        if value is not None:
+            options[name] = value
+    return options
+
+
+def _names(columns: str | Sequence[str]) -> list[str]:
+    names = columns.split(",") if isinstance(columns, str) else columns
+    if not (isinstance(names, Sequence) and all(isinstance(name, str) and name.strip() for name in names)):
+        raise InvalidValueError(f"columns: {quoted(columns)} are not names of columns, such as author,year")
+    return [name.strip() for name in names]
 
 
 def parse_normalize(normalize: str | None) -> tuple[str, ...]:
@@ -180,14 +210,19 @@ def _normalized(sentences: Iterable[Sentence], steps: tuple[str, ...]) -> Iterat
 def _read_files(
     form: Format, sources: Mapping[Path, str], options: dict[str, Any], write_chat: WriteChat | None
 ) -> Iterator[Sentence]:
-    read_options = replace(_read_options(options), write_chat=write_chat)
-
-    def read(path: Path) -> Iterator[Sentence]:
-        fields = {FILE: sources[path]} if len(sources) > 1 else {}
-        return form.read(Lines(path), replace(read_options, fields=fields))
-
-    sentences = chain.from_iterable(map(read, sources))
-    yield from distinct_sentences(each.words for each in sentences) if "tasks" in options else sentences
+    read_options = _read_options(options, write_chat)
+    seen: set[bytes] = set()
+    for path, name in sources.items():
+        fields = {FILE: name} if len(sources) > 1 else {}
+        sentences = form.read(Lines(path), replace(read_options, fields=fields))
+        if "tasks" not in options:
+            yield from sentences
+            continue
+        for words in (sentence.words for sentence in sentences):
+            key = blake2b(" ".join(words).encode(), digest_size=16).digest()
+            if key not in seen:
+                seen.add(key)
+                yield Sentence(words)
 
 
 def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
@@ -196,19 +231,16 @@ def _sources(paths: Sequence[Path], files: Sequence[Path]) -> dict[Path, str]:
     return {file: os.fsencode(os.path.relpath(file, folder)).decode("utf-8", "replace") for file in files}
 
 
-def _read_options(options: Mapping[str, Any]) -> ReadOptions:
+def _read_options(options: Mapping[str, Any], write_chat: WriteChat | None) -> ReadOptions:
     return ReadOptions(
-        splitter=_splitter(options),
+        Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options}),
         columns=tuple(filter(None, (options.get("columns") or "").split(","))),
         text=options.get("text"),
+        write_chat=write_chat,
     )
 
 
-def _splitter(options: Mapping[str, Any]) -> Splitter:
-    return Splitter(**{name: options[name] for name in ("split", "words", "language") if name in options})
-
-
-def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> Corpus:
+def _open_items(items: Any, options: dict[str, Any]) -> Corpus:
     was_read = False
 
     def read(write_chat: WriteChat | None) -> Iterator[Sentence]:
@@ -221,39 +253,19 @@ def _open_items(items: Any, options: dict[str, Any], table: dict[str, str]) -> C
         was_read = True
         rows = rows_of_table(items)
         iterator = iter(items if rows is None else rows)
-        first = next(iterator, None)
-        every = iterator if first is None else chain([first], iterator)
-        if not isinstance(first, Mapping):
-            _refuse(SENTENCES, **table)
-            return read_items(every, _splitter(options).document)
+        first = list(islice(iterator, 1))
+        every, read_options = chain(first, iterator), _read_options(options, write_chat)
+        if first and isinstance(first[0], Mapping):
+            return read_rows(
+                enumerate(every),
+                read_options,
+                error=lambda number, message: CorpusError(f"row {number}: {message}"),
+                name="rows",
+            )
+        _options(SENTENCES, TEXT_OPTIONS, options)  # raises for those of a table
+        return read_items(every, read_options.splitter.document)
 
-        def error(number: int, message: str) -> CorpusError:
-            return CorpusError(f"row {number}: {message}")
-
-        read_options = replace(_read_options(options | table), write_chat=write_chat)
-        return read_rows(enumerate(every), read_options, error=error, name="rows")
-
-    return Corpus(SENTENCES, SENTENCES, options | table, (), read)
-
-
-def _columns_of(form: Format, columns: str | Sequence[str] | None, text: str | None) -> dict[str, Any]:
-    """Return the options for columns that a format has; raises InvalidValueError for others that are given."""
-    if form.is_table:
-        return _table_options(columns, text)
-    _refuse(form.name, text=text)
-    if form.columns is None:
-        _refuse(form.name, columns=columns)
-        return {}
-    return {"columns": ",".join(form.columns if columns is None else parse_columns(columns))}
-
-
-def _table_options(columns: str | Sequence[str] | None, text: str | None) -> dict[str, str]:
-    """Return the options of a table that are given, with the names of columns joined by commas."""
-    names = columns.split(",") if isinstance(columns, str) else columns
-    if names is not None and not (isinstance(names, Sequence) and all(isinstance(n, str) and n.strip() for n in names)):
-        raise InvalidValueError(f"columns: {quoted(columns)} are not names of columns, such as author,year")
-    joined = None if names is None else ",".join(name.strip() for name in names)
-    return {name: value for name, value in {"columns": joined, "text": text}.items() if value is not None}
+    return Corpus(SENTENCES, SENTENCES, options, (), read)
 
 
 def _paths(source: object, format: str | None) -> tuple[Path, ...] | None:
@@ -297,44 +309,19 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[Path, ...]:
     files: list[Path] = []
     for path in paths:
         try:
-            if not path.is_dir():
-                if not path.exists():
-                    raise CorpusNotFoundError(f"no corpus at {path}: give an existing file or folder")
-                if not (path.is_file() or path.is_fifo()):
-                    raise CorpusError(f"{path}: is a device, not a file: give a file, a folder or a pipe")
+            if path.is_dir():
+                inside = [file for file in sorted(_shown(path)) if format or has_format(file)]
+                if not inside:
+                    raise CorpusError(f"{path}: no file of a known format in this folder")
+                files += inside
+            elif path.is_file() or path.is_fifo():
                 files.append(path)
-                continue
-            inside = [file for file in sorted(_shown(path)) if format or has_format(file)]
+            elif path.exists():
+                raise CorpusError(f"{path}: is a device, not a file: give a file, a folder or a pipe")
+            else:
+                raise CorpusNotFoundError(f"no corpus at {path}: give an existing file or folder")
         except CorpusError:
             raise
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise CorpusError(f"{path}: cannot be read: {reason}") from None
-        if not inside:
-            raise CorpusError(f"{path}: no file of a known format in this folder")
-        files.extend(inside)
+            raise CorpusError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     return tuple(files)
-
-
-def _splitting(form: Format, *, split: str | None, words: str | None, language: str | None) -> dict[str, Any]:
-    """Return the options of splitting that a format has; raises InvalidValueError for a value that is not allowed."""
-    given = {"split": (split, form.split, SPLITS), "words": (words, form.words, WORDS)}
-    options: dict[str, Any] = {}
-    for name, (value, default, allowed) in given.items():
-        if default is None:
-            _refuse(form.name, **{name: value})
-        elif value is not None and value not in allowed:
-            raise InvalidValueError(f"{name}: {quoted(value)} is not one of {', '.join(allowed)}")
-        else:
-            options[name] = value or default
-    if not options:
-        _refuse(form.name, language=language)
-    elif language not in (None, "en"):
-        check_language(language)
-    return {**options, "language": language or "en"} if options else {}
-
-
-def _refuse(form: str, **options: object) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise InvalidValueError(f"{name}: {quoted(value)} has no meaning for the format {form}")

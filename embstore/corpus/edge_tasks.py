@@ -39,7 +39,7 @@ def derived_edges(path: str | os.PathLike[str], task: str, *, repair: bool = Fal
     Raises CorpusError, with the line, for text that is not of the format, for a head that is not a word, and if no
     sentence has a target; InvalidValueError for an unknown task.
     """
-    if not isinstance(task, str) or task not in _TASKS:
+    if task not in _TASKS:
         raise InvalidValueError(f"task {quoted(task)} cannot be derived from a corpus: choose {', '.join(_TASKS)}")
     lines = Lines(Path(path))
     read, format_name, if_empty = _TASKS[task]
@@ -58,7 +58,7 @@ def derivable_tasks(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
 def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
     def read(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
-        for _, rows in word_blocks(lines):
+        for _, rows, *_ in word_blocks(lines):
             words, spans = split_forms([row[FORM] for row in rows])
             tags = [row[column] for row in rows]
             targets = [EdgeTarget(span, None, (tag,)) for span, tag in zip(spans, tags, strict=True) if tag != "_"]
@@ -68,7 +68,7 @@ def _tag_reader(column: int) -> Callable[[Lines, bool], Iterator[EdgeSentence]]:
 
 
 def _read_dependencies(lines: Lines, repair: bool) -> Iterator[EdgeSentence]:
-    for numbers, rows in word_blocks(lines):
+    for numbers, rows, *_ in word_blocks(lines):
         words, spans = split_forms([row[FORM] for row in rows])
         heads = word_heads(lines, numbers, rows).tolist()
         targets = []

@@ -49,9 +49,7 @@ class Keep:
         if self.per is not None and self.max_contexts is None:
             raise InvalidValueError(f"per: {quoted(self.per)} says how to count max_contexts, which is not given")
         if self.where is not None and not isinstance(self.where, str):
-            raise InvalidValueError(
-                f"where {quoted(self.where)} is not text: give a condition in SQL, which is recorded"
-            )
+            raise InvalidValueError(f"where {quoted(self.where)} is not text: give a condition in SQL")
 
     def as_json(self) -> dict[str, Any]:
         """Return the rules as JSON values, with the words sorted."""
@@ -115,14 +113,11 @@ class Keep:
             digests = b"".join(blake2b(forms[at].encode(), digest_size=8, key=key).digest() for at in distinct.tolist())
             seeds[distinct - distinct[0]] = np.frombuffer(digests, "<u8")
             numbers = splitmix(seeds[words - distinct[0]] + rank.astype(np.uint64) * _GOLDEN)
-            if labels is None:
-                order = np.lexsort((numbers, words))
-                groups = words[order].astype(np.int64)
-            else:
-                codes = labels[rows]
-                order = np.lexsort((numbers, codes, words))
-                groups = words[order].astype(np.int64) * (int(codes.max()) + 2) + codes[order] + 1
-            mask[rows[order[rank_in_run(groups) >= most]]] = False
+            groups = words.astype(np.int64)
+            if labels is not None:
+                groups = groups * (int(labels[rows].max()) + 2) + labels[rows] + 1
+            order = np.lexsort((numbers, groups))
+            mask[rows[order[rank_in_run(groups[order]) >= most]]] = False
 
 
 def _drop_rare(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import math
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -55,25 +56,33 @@ class Lines:
         if last := "".join(open_line):
             yield last.removesuffix("\r")
 
-    def sentence_length(self, number: int, length: int, line: str) -> int:
-        """Return the characters of a sentence of several lines, `length` before this one; raises CorpusError."""
-        length += len(line)
-        if length > MAX_SENTENCE:
-            raise self.error(
-                number,
-                f"a sentence of more than {MAX_SENTENCE:,} characters: is a blank line missing between sentences?",
-            )
-        return length
+    def numbered(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are not blank, with their numbers from 1."""
+        return ((number, line) for number, line in enumerate(self, 1) if line and not line.isspace())
+
+    def blocks(self, divider: str = "\n") -> Iterator[list[tuple[int, str]]]:
+        """Yield the numbered lines of each sentence; a blank line or one that begins with `divider` ends it."""
+        block: list[tuple[int, str]] = []
+        length = 0
+        for number, line in chain(enumerate(self, 1), [(0, "")]):
+            if line and not line.isspace() and not line.startswith(divider):
+                block.append((number, line))
+                length += len(line)
+                if length > MAX_SENTENCE:
+                    reason = "is a blank line missing between sentences?"
+                    raise self.error(number, f"a sentence of more than {MAX_SENTENCE:,} characters: {reason}")
+            elif block:
+                yield block
+                block, length = [], 0
 
     def parsed(self, parse: Callable[[str], T]) -> Iterator[tuple[int, T]]:
         """Yield the number of each line that is not blank, and what `parse` makes of it."""
-        for number, line in enumerate(self, 1):
-            if line and not line.isspace():
-                try:
-                    made = parse(line)
-                except InvalidValueError as error:
-                    raise self.error(number, str(error)) from None
-                yield number, made
+        for number, line in self.numbered():
+            try:
+                made = parse(line)
+            except InvalidValueError as error:
+                raise self.error(number, str(error)) from None
+            yield number, made
 
     def error(self, number: int, message: str) -> CorpusError:
         """Return the error to raise for a line; lines count from 1."""
@@ -106,22 +115,18 @@ class Lines:
         """Yield the bytes, then an empty block that makes the decoder report an incomplete character."""
         try:
             yield from read_blocks(self.path)
+        except CorpusError:
+            raise
         except FileNotFoundError:
             raise CorpusNotFoundError(f"no {self.kind} at {self.path}: give an existing file") from None
         except IsADirectoryError:
             raise self.file_error("is a folder, not a file") from None
-        except PermissionError:
-            raise self.file_error("cannot be read: permission denied") from None
         except (OSError, ValueError) as error:
-            if isinstance(error, CorpusError):
-                raise
-            reason = error.strerror if isinstance(error, OSError) else None
-            raise self.file_error(f"cannot be read: {reason or error}") from None
+            raise self.file_error(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
         yield b""
 
     def _decode_error(self, error: UnicodeDecodeError, n_newlines: int, nbytes: int) -> CorpusError:
-        before = error.object[: error.start]
-        number = n_newlines + before.decode("utf-8", "replace").count("\n") + 1
+        number = n_newlines + error.object.count(b"\n", 0, error.start) + 1
         offset = nbytes - len(error.object) + error.start
         is_wide = offset == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
         return self.error(
@@ -138,30 +143,22 @@ def read_blocks(path: Path) -> Iterator[bytes]:
     """
     with path.open("rb") as file:
         magic = file.peek(4)[:4]
-        if magic.startswith(GZIP_MAGIC):
-            yield from _gzip_blocks(file, path)
-        elif magic == ZSTD_MAGIC:
-            yield from _zstd_blocks(file, path)
-        else:
-            while block := file.read(BLOCK_NBYTES):
-                yield block
+        kind = "zstd" if magic == ZSTD_MAGIC else "gzip"
+        try:
+            if magic.startswith(GZIP_MAGIC):
+                yield from iter(partial(gzip.GzipFile(fileobj=file).read, BLOCK_NBYTES), b"")
+            elif kind == "zstd":
+                yield from _zstd_blocks(file)
+            else:
+                yield from iter(partial(file.read, BLOCK_NBYTES), b"")
+        except EOFError:
+            raise CorpusError(f"{path}: the {kind} data end too early: download or compress the file again") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            reason = " ".join(str(error).split())
+            raise CorpusError(f"{path}: damaged {kind} data ({reason}); download or compress the file again") from None
 
 
-def _gzip_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    with gzip.GzipFile(fileobj=file) as member:
-        while True:
-            try:
-                block = member.read(BLOCK_NBYTES)
-            except EOFError:
-                raise _cut_off(path, "gzip") from None
-            except (OSError, zlib.error) as error:
-                raise _damaged(path, "gzip", error) from None
-            if not block:
-                return
-            yield block
-
-
-def _zstd_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
+def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
     # zstandard's stream reader accepts a cut-off file; its decompression object reports whether the frame has ended.
     import zstandard
 
@@ -173,21 +170,12 @@ def _zstd_blocks(file: BinaryIO, path: Path) -> Iterator[bytes]:
         try:
             block = frame.decompress(data)
         except zstandard.ZstdError as error:
-            raise _damaged(path, "zstd", error) from None
+            raise zlib.error(str(error)) from None
         data = frame.unused_data if frame.eof else b""
         for start in range(0, len(block), BLOCK_NBYTES):
             yield block[start : start + BLOCK_NBYTES]
     if not frame.eof:
-        raise _cut_off(path, "zstd")
-
-
-def _cut_off(path: Path, kind: str) -> CorpusError:
-    return CorpusError(f"{path}: the {kind} data end too early: download or compress the file again")
-
-
-def _damaged(path: Path, kind: str, error: Exception) -> CorpusError:
-    reason = " ".join(str(error).split())
-    return CorpusError(f"{path}: damaged {kind} data ({reason}); download or compress the file again")
+        raise EOFError
 
 
 @checked
@@ -198,16 +186,7 @@ def read_word_list(path: str | Path) -> frozenset[str]:
     word and CorpusNotFoundError for a missing one.
     """
     lines = Lines(Path(path), "word list")
-    words = frozenset(" ".join(line.split()) for line in lines if line and not line.isspace())
+    words = frozenset(" ".join(line.split()) for _, line in lines.numbered())
     if not words:
         raise lines.file_error("no word in it; write one a line")
     return words
-
-
-def finite_number(text: str) -> float | None:
-    """Return a field of a file as a finite number; None if it is not one."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from embstore.errors import CorpusError, InvalidValueError, check_column_name, c
 
 FieldValue = str | int | float | bool | None
 Kind = Literal["sentence", "word", "target", "label"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +89,17 @@ def sentence_pair(first: Sentence, second: Sentence, labels: Mapping[str, str | 
     Every word has the `labels`, and the label "side", 1 or 2; the empty word between the sentences has none. A line
     feed separates the texts.
     """
-    n_first, n_second = len(first.words), len(second.words)
     shift = len(str(first)) + 1
-    side: list[str | None] = [*(["1"] * n_first), None, *(["2"] * n_second)]
-    spread = {name: [*([label] * n_first), None, *([label] * n_second)] for name, label in (labels or {}).items()}
-    return Sentence(
-        words=[*first.words, PAIR, *second.words],
-        labels={**spread, "side": side},
-        text=f"{first}\n{second}",
-        starts=[
-            *(at - first.start for at in first.starts),
-            shift - 1,
-            *(at - second.start + shift for at in second.starts),
-        ],
-    )
+    columns = {**{name: (label, label) for name, label in (labels or {}).items()}, "side": ("1", "2")}
+    spread = {
+        name: [*[one] * len(first.words), None, *[two] * len(second.words)] for name, (one, two) in columns.items()
+    }
+    starts = [
+        *(at - first.start for at in first.starts),
+        shift - 1,
+        *(at - second.start + shift for at in second.starts),
+    ]
+    return Sentence([*first.words, PAIR, *second.words], spread, text=f"{first}\n{second}", starts=starts)
 
 
 def sentence_of_forms(
@@ -143,12 +140,11 @@ def _places(text: str, words: Sequence[str]) -> list[int] | None:
     """Return where each word begins in a text of these words and white space; None for any other text."""
     starts, at = [], 0
     for word in words:
-        while not text.startswith(word, at):
-            if not text[at : at + 1].isspace():
-                return None
-            at += 1
-        starts.append(at)
-        at += len(word)
+        start = text.find(word, at)
+        if start < 0 or text[at:start].strip():
+            return None
+        starts.append(start)
+        at = start + len(word)
     return None if text[at:].strip() else starts
 
 
@@ -196,43 +192,33 @@ def read_items(items: Iterable[Item], split: Callable[[Document], Iterator[Sente
     before: Document | None = None
     for number, item in enumerate(items):
         try:
-            if isinstance(item, Sentence):
-                sentence, document = check_sentence(item), item.document
-                follows = document is not None and document is before
-                if document is not None and not follows:
-                    check_document(document)
-                before = document
-                if follows and document and document.text is None and item.text == " ".join(item.words):
-                    starts = [at + 1 for at in item.starts]
-                    sentence = replace(item, text=f" {item.text}", starts=starts, start=1, stop=len(item.text) + 1)
-                yield sentence
-                continue
-            before = None
             if isinstance(item, str | Document):
-                document = Document(item) if isinstance(item, str) else item
-                check_document(document)
+                document = check_document(Document(item) if isinstance(item, str) else item)
                 if not (document.text or "").strip():
                     raise InvalidValueError("no word in it")
                 yield from split(document)
+            elif isinstance(item, Sentence):
+                yield _following(check_sentence(item), before)
             elif isinstance(item, Sequence):
-                _check_words(item)
+                check_words(item)
                 yield check_sentence(sentence_of_forms(item, {}))
             else:
-                raise InvalidValueError(
-                    f"{quoted(item)} is neither a Sentence, a Document, a sequence of words nor a string"
-                )
+                raise InvalidValueError(f"{quoted(item)} is neither a Sentence, a Document, words nor a string")
+            before = item.document if isinstance(item, Sentence) else None
         except InvalidValueError as error:
             raise CorpusError(f"sentence {number}: {error}") from None
 
 
-def distinct_sentences(texts: Iterable[Sequence[str]]) -> Iterator[Sentence]:
-    """Yield a sentence for each sequence of words, the same words only once."""
-    seen: set[bytes] = set()
-    for words in texts:
-        key = hashlib.blake2b(" ".join(words).encode(), digest_size=16).digest()
-        if key not in seen:
-            seen.add(key)
-            yield Sentence(words)
+def _following(sentence: Sentence, before: Document | None) -> Sentence:
+    """Return a sentence after one of the document `before`, with a space between two that are made of words."""
+    document, text = sentence.document, sentence.text
+    if document is None or document is not before:
+        if document is not None:
+            check_document(document)
+        return sentence
+    if document.text is not None or text != " ".join(sentence.words):
+        return sentence
+    return replace(sentence, text=f" {text}", starts=[at + 1 for at in sentence.starts], start=1, stop=len(text) + 1)
 
 
 def check_document(document: Document) -> Document:
@@ -252,8 +238,8 @@ def check_document(document: Document) -> Document:
                 f"span of a {span.kind} [{span.start}, {span.stop}): it is not within the {len(document.text):,} "
                 "characters of the text"
             )
-        if span.kind not in get_args(Kind):
-            raise InvalidValueError(f"span of a {quoted(span.kind)}: allowed are {', '.join(get_args(Kind))}")
+        if span.kind not in KINDS:
+            raise InvalidValueError(f"span of a {quoted(span.kind)}: allowed are {', '.join(KINDS)}")
         for column, label in span.labels.items():
             check_column_name(column)
             _check_label(column, label)
@@ -270,10 +256,8 @@ def check_sentence(sentence: Sentence) -> Sentence:
         raise InvalidValueError(f"words is one string, {quoted(words)}, not a sequence of words")
     if not words:
         raise InvalidValueError("no word in it")
-    if words.count(PAIR) == 1 and words[0] and words[-1]:
-        _check_words([word for word in words if word != PAIR])
-    else:
-        _check_words(words)
+    is_pair = words.count(PAIR) == 1 and words[0] and words[-1]
+    check_words([word for word in words if word != PAIR] if is_pair else words)
     check_type("text", text, str, "a string")
     if len(text) > MAX_SENTENCE:
         raise InvalidValueError(f"a sentence of more than {MAX_SENTENCE:,} characters: break it into sentences")
@@ -327,7 +311,8 @@ def _check_label(column: str, label: object) -> None:
         raise InvalidValueError(f"label column {quoted(column)}: {quoted(label)} is neither text nor None")
 
 
-def _check_words(words: Sequence[Any]) -> None:
+def check_words(words: Sequence[Any]) -> None:
+    """Raise InvalidValueError for a word that is not a string, or has nothing but spaces."""
     try:  # one join checks nearly every sentence
         if " ".join(words).count(" ") == len(words) - 1 and all(words):
             return

@@ -9,12 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import accumulate, chain, pairwise, starmap
-from pathlib import Path
-from typing import Any, cast, get_args
+from pkgutil import iter_modules
+from typing import Any, cast
 
-from embstore.corpus.sentence import Document, Kind, Sentence, check_sentence
+from embstore.corpus.sentence import KINDS, Document, Sentence, check_sentence
 from embstore.errors import InvalidValueError, quoted
 
 SPLITS = ("sentences", "lines")
@@ -45,10 +44,6 @@ class Splitter:
     words: str = "punctuation"
     language: str = "en"
 
-    def sentences(self, text: str) -> Iterator[Sentence]:
-        """Yield the sentences of one text, which is a document of its own."""
-        return self.document(Document(text))
-
     def document(self, document: Document, *, apart: bool = False) -> Iterator[Sentence]:
         """Yield the sentences of a document that has its text, with the words, targets and labels of its spans.
 
@@ -70,7 +65,9 @@ class Splitter:
             if not own:
                 piece.append(part)
                 continue
-            first, last = self._inside(part, own, places)
+            first, last = places[0], places[-1] + len(own[-1])
+            if self.split == "lines":
+                first, last = 0, len(part.removesuffix("\n").removesuffix("\r"))
             if words:
                 piece.append(part[:first])
                 yield Sentence(words, {}, (), document, "".join(piece), starts, start, stop)
@@ -90,43 +87,39 @@ class Splitter:
 
     def _with_spans(self, document: Document, apart: bool) -> Iterator[Sentence]:
         text, spans = document.text or "", document.spans
-        of_kind = {kind: [(span.start, span.stop) for span in spans if span.kind == kind] for kind in get_args(Kind)}
+        of_kind = {kind: sorted((each.start, each.stop) for each in spans if each.kind == kind) for kind in KINDS}
         edges = sorted({0, len(text), *chain.from_iterable(span for span in of_kind["label"] if span[0] < span[1])})
-        given, phrases = sorted(of_kind["word"]), set(of_kind["target"])
-        bounds = sorted(of_kind["sentence"])
+        given, phrases = of_kind["word"], set(of_kind["target"])
+        bounds = of_kind["sentence"]
         if not bounds:  # those that the text is split into; one goes on where a word or a target does
             whole = sorted([*given, *phrases])
             reach = list(accumulate((stop for _, stop in whole), max, initial=0))
             for begin, end in pairwise(edges) if apart else [(0, len(text))]:
-                for start, stop in self._bounds(text, begin, end):
+                for each in self.read(_blocks(text[begin:end]), document):
+                    start, stop = begin + each.start, begin + each.stop
+                    begin += len(each.text)
                     if bounds and reach[bisect_left(whole, (start,))] > start:
                         start = bounds.pop()[0]
                     bounds.append((start, stop))
-        words, starts, sentences = list[str](), list[int](), list[tuple[int, int, int]]()
-        before = 0
+        splitter = replace(self, words="spaces") if given else self
+        words, starts, sentences = list[str](), list[int](), list[tuple[int, int, int]]()  # the last: and first words
         for start, stop in bounds:
-            if start < before:
+            if sentences and start < sentences[-1][1]:
                 raise InvalidValueError(f"two sentences overlap at character {start} of the text")
-            before, first = start, len(words)
-            if given:
-                inside = given[bisect_left(given, (start,)) : bisect_left(given, (stop,))]
-            else:
+            first = len(words)
+            inside = given[bisect_left(given, (start,)) : bisect_left(given, (stop,))]
+            if not given:
                 inside = list(pairwise([start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]))
             for at, end in inside:
-                own, places = replace(self, words="spaces")._words(text[at:end]) if given else self._words(text[at:end])
-                if given and (at < before or end > stop or not own):
-                    raise InvalidValueError(
-                        f"word {quoted(text[at:end])} at character {at} of the text: it is white space, or overlaps "
-                        "another word or the end of its sentence"
-                    )
-                if given and len(own) > 1:
+                own, places = splitter._words(text[at:end])
+                if given and len(own) != 1:
+                    if not own:
+                        raise InvalidValueError(f"the word at character {at} of the text is white space")
                     phrases.add((at, end))
                 words += own
                 starts += [at + place for place in places]
-                before = end
             if len(words) > first:
                 sentences.append((start, stop, first))
-            before = stop
         stops = [at + len(word) for at, word in zip(starts, words, strict=True)]
 
         def words_in(start: int, stop: int) -> tuple[int, int]:
@@ -140,40 +133,17 @@ class Splitter:
                 if span.start < span.stop:
                     labels[name][first:last] = [label] * (last - first)
         targets = sorted((at, end) for at, end in starmap(words_in, phrases) if end > at + 1)
-        ends = [start for start, _, _ in sentences[1:]] + [len(text)]
-        n_words = [first for _, _, first in sentences[1:]] + [len(words)]
-        for number, (start, stop, first) in enumerate(sentences):
-            begin, last = start if number else 0, n_words[number]
+        begin = 0
+        for (start, stop, first), (end, _, last) in pairwise([*sentences, (len(text), len(text), len(words))]):
+            columns = {name: column[first:last] for name, column in labels.items()}
+            own_targets = targets[bisect_left(targets, (first,)) : bisect_left(targets, (last,))]
+            phrases_in = [(at - first, to - first) for at, to in own_targets]
+            places = [at - begin for at in starts[first:last]]
+            piece = text[begin:end]
             yield check_sentence(
-                Sentence(
-                    words[first:last],
-                    {name: column[first:last] for name, column in labels.items()},
-                    [
-                        (at - first, end - first)
-                        for at, end in targets[bisect_left(targets, (first,)) : bisect_left(targets, (last,))]
-                    ],
-                    document,
-                    text[begin : ends[number]],
-                    [at - begin for at in starts[first:last]],
-                    start - begin,
-                    stop - begin,
-                )
+                Sentence(words[first:last], columns, phrases_in, document, piece, places, start - begin, stop - begin)
             )
-
-    def _bounds(self, text: str, at: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Yield the bounds of the sentences of `text[at:stop]`."""
-        for part in self._parts(_blocks(text[at:stop])):
-            words, places = self._words(part)
-            if words:
-                first, last = self._inside(part, words, places)
-                yield at + first, at + last
-            at += len(part)
-
-    def _inside(self, part: str, words: Sequence[str], starts: Sequence[int]) -> tuple[int, int]:
-        """Return the bounds of the sentence in a part of the text: those of its words, or of its line."""
-        if self.split == "lines":
-            return 0, len(part.removesuffix("\n").removesuffix("\r"))
-        return starts[0], starts[-1] + len(words[-1])
+            begin = end
 
     def _parts(self, texts: Iterable[str]) -> Iterator[str]:
         """Yield a text in parts that hold one sentence each, and white space, or only white space."""
@@ -228,9 +198,9 @@ class Splitter:
 
 def check_language(language: str) -> None:
     """Raise InvalidValueError for a language that spaCy has no rules for, or whose words need another package."""
-    spec = find_spec("spacy")
-    folder = Path(cast(Any, spec).submodule_search_locations[0]) / "lang"
-    known = sorted(path.parent.name for path in folder.glob("*/__init__.py"))
+    import spacy.lang
+
+    known = [module.name for module in iter_modules(spacy.lang.__path__) if module.ispkg]
     if language not in known:
         raise InvalidValueError(
             f"language: {quoted(language)} is not one of {', '.join(known)}; xx is for any other language"
@@ -284,11 +254,9 @@ def _paragraphs(pieces: Iterator[str]) -> Iterator[tuple[str, bool]]:
     """Yield the text of paragraphs, and whether it is a paragraph's end; a long paragraph comes in several parts."""
     first: list[str] = []
     n_characters = 0
-    for piece in pieces:
+    while n_characters < MAX_PIECE and (piece := next(pieces, "")):
         first.append(piece)
         n_characters += len(piece)
-        if n_characters >= MAX_PIECE:
-            break
     joins = is_wrapped(first)
     paragraph: list[str] = []
     n_characters = 0
@@ -368,12 +336,8 @@ def _rules(language: str) -> Any:
     try:
         nlp = spacy.blank(language, config={"nlp": {"tokenizer": {"segmenter": "jieba"}}} if language == "zh" else {})
     except ImportError as error:
-        if language not in SEGMENTERS:
-            reason = " ".join(str(error).split())
-            raise InvalidValueError(f"language {language}: its words need another package: {reason}") from None
-        raise InvalidValueError(
-            f"language {language}: its words need another package: pip install {SEGMENTERS[language]}"
-        ) from None
+        needed = f"pip install {SEGMENTERS[language]}" if language in SEGMENTERS else " ".join(str(error).split())
+        raise InvalidValueError(f"language {language}: its words need another package: {needed}") from None
     if isinstance(nlp.tokenizer, spacy.tokenizer.Tokenizer):  # a dash of hyphens, also where a space is on one side
         prefixes = [*(nlp.Defaults.prefixes or ()), rf"--+(?={_LETTER})"]
         suffixes = [*(nlp.Defaults.suffixes or ()), rf"(?<={_LETTER})--+"]

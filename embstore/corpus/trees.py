@@ -57,7 +57,7 @@ def read_trees(path: str | Path) -> list[Tree]:
 
 def iter_trees(lines: Lines) -> Iterator[Tree]:
     """Yield the trees of a file one by one; see `read_trees`."""
-    for numbers, rows in word_blocks(lines):
+    for numbers, rows, *_ in word_blocks(lines):
         heads = word_heads(lines, numbers, rows)
         if (roots := np.flatnonzero(heads == ROOT)).size != 1:
             named = ", ".join(f"{rows[position][FORM]!r}" for position in roots[:3].tolist()) or "no head is 0"
@@ -90,10 +90,9 @@ def word_heads(lines: Lines, numbers: Sequence[int], rows: Sequence[Sequence[str
 
 def ancestry(heads: NDArray[np.int64]) -> NDArray[np.bool_] | None:
     """Return the ancestors of each word, itself included, bool [word, ancestor]; None if the heads form a cycle."""
-    count = len(heads)
-    above = np.eye(count, dtype=bool)
-    words, reached = np.arange(count), heads
-    for _ in range(count):
+    above = np.eye(len(heads), dtype=bool)
+    words, reached = np.arange(len(heads)), heads
+    for _ in range(len(heads)):
         words, reached = words[reached != ROOT], reached[reached != ROOT]
         if not len(words):
             return above

@@ -82,8 +82,6 @@ def _open(path: Path, format: str, limit: int | None) -> VectorTable:
             plain.flush()
             plain.seek(0)
             return _read(path, Path(plain.name), plain.read(_HEAD), format, limit)
-    except WordVectorsError:
-        raise
     except FileNotFoundError:
         raise WordVectorsError(f"no word vectors at {path}: give an existing file") from None
     except IsADirectoryError:
@@ -242,9 +240,8 @@ def _without_spaces(words: tuple[str, ...], path: Path) -> list[str]:
     if (pair := first_repeated(renamed)) is not None:
         first, second = (words[row] for row in pair)
         raise InvalidValueError(f"{first!r} and {second!r} would both be {renamed[pair[0]]!r} in {path}: rename one")
-    if (count := sum(" " in word for word in words)) > 0:
-        example = next(word for word in words if " " in word)
-        phrases = "1 word" if count == 1 else f"{count} words"
-        message = f"{path}: the spaces of {phrases} such as {example!r} are written as '_'"
+    if phrases := [word for word in words if " " in word]:
+        many = "1 word" if len(phrases) == 1 else f"{len(phrases)} words"
+        message = f"{path}: the spaces of {many} such as {phrases[0]!r} are written as '_'"
         warnings.warn(message, EmbstoreWarning, stacklevel=4)
     return renamed

@@ -57,7 +57,7 @@ def read(folder: Path, text: str, **options: str) -> list[str]:
     ],
 )
 def test_sentences_and_words(text: str, expected: list[str]) -> None:
-    assert [shown(sentence) for sentence in PLAIN.sentences(text)] == expected
+    assert [shown(sentence) for sentence in PLAIN.document(Document(text))] == expected
 
 
 TEXTS = st.text(
@@ -70,7 +70,7 @@ def test_no_character_is_lost(text: str, split: str, words: str, size: int) -> N
     """However a file's text is cut into blocks, the words are its characters, in order, and the pieces its text."""
     splitter, document = Splitter(split, words), Document()
     found = list(splitter.read((text[at : at + size] for at in range(0, len(text), size)), document))
-    whole = list(splitter.sentences(text))
+    whole = list(splitter.document(Document(text)))
     assert [replace(each, document=None) for each in found] == [replace(each, document=None) for each in whole]
     assert "".join(sentence.text for sentence in found) == (text if text.strip() else "")
     assert "".join(word for sentence in found for word in sentence.words) == "".join(text.split())
@@ -96,7 +96,7 @@ def wrapped(text: str, width: int) -> list[str]:
 
 @pytest.mark.parametrize("width", [40, 72, 100])
 def test_wrapped_lines_are_joined_and_others_are_not(tmp_path: Path, width: int) -> None:
-    expected = [shown(sentence) for sentence in PLAIN.sentences(PROSE)]
+    expected = [shown(sentence) for sentence in PLAIN.document(Document(PROSE))]
     assert len(expected) == 3
     paragraph = "\n".join(wrapped(PROSE, width))
     heading = ["Chapter 1"]
@@ -116,6 +116,8 @@ def test_what_is_wrapped() -> None:
     assert not is_wrapped(wrapped(PROSE, 20))
     assert not is_wrapped(wrapped(PROSE * 9, 200))
     assert not is_wrapped([line for each in lines for line in (each, "")])  # no line follows another
+    assert is_wrapped([*["word " * 12] * 30, "word " * 28, *["word " * 12] * 30])  # one long line is not the width
+    assert [ends_sentence(each) for each in ('He said: "Stop!") ', 'He said "stop" ')] == [True, False]
     verse = ["Tyger Tyger, burning bright,", "In the forests of the night;", "What immortal hand or eye,"]
     assert not is_wrapped([*verse, "Could frame thy fearful symmetry? And then a longer one of prose"])
 
@@ -139,7 +141,9 @@ def test_a_document_is_a_file_or_a_string(tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["sentences", "lines"])
 def test_a_huge_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str) -> None:
     monkeypatch.setattr(splitting, "MAX_PIECE", 300)
-    assert max(len(each.text) for each in Splitter(split).sentences("a b. " * 999 + "\n" + "a b " * 999)) <= 600
+    assert (
+        max(len(each.text) for each in Splitter(split).document(Document("a b. " * 999 + "\n" + "a b " * 999))) <= 600
+    )
     numbered = [f"w{number}" for number in range(2_000)]
     (tmp_path / "a.txt").write_text(" ".join(numbered))
     found = list(open_corpus(tmp_path / "a.txt", split=split))
@@ -149,6 +153,8 @@ def test_a_huge_line_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.Monke
     if split == "sentences":  # pieces end where sentences do, if there is an end
         ended = [f"We saw number {number}." for number in range(200)]
         assert read(tmp_path, " ".join(ended)) == [each.replace(".", "|.") for each in ended]
+        monkeypatch.setattr(splitting, "MAX_PIECE", 30)  # the second sentence goes on in the next piece
+        assert len(read(tmp_path, "The bank was shut. A river ran by the old stone bank.")) == 2
 
 
 def test_pieces_of_a_file_are_all_that_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +174,7 @@ def test_pieces_of_a_file_are_all_that_is_held(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_run_without_white_space_is_cut() -> None:
     run = "(" * 1_201
-    (found,) = PLAIN.sentences(f"a {run}b c")
+    (found,) = PLAIN.document(Document(f"a {run}b c"))
     assert "".join(found.words) == f"a{run}bc"
     assert shown(found).count(" ") == 2
     assert max(map(len, Splitter().sentence("é" * 1_201).words)) == splitting.MAX_WORD  # type: ignore[union-attr]
@@ -190,22 +196,6 @@ def test_chinese_is_split_into_words_by_a_package_that_is_named(monkeypatch: pyt
     monkeypatch.setattr("spacy.lang.zh.try_jieba_import", lambda: cut)
     assert [shown(each) for each in open_corpus(["今天天气好。好"], language="zh")] == ["今天|天气|好|。", "好"]
     splitting._tokenizer.cache_clear()
-
-
-def test_the_second_of_two_sentences_goes_on_in_the_next_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.corpus.splitting.MAX_PIECE", 30)
-    (tmp_path / "a.txt").write_text("The bank was shut. A river ran by the old stone bank.")
-    assert [len(each.words) for each in open_corpus(tmp_path / "a.txt")] == [5, 9]
-
-
-def test_one_long_line_is_not_the_width() -> None:
-    lines = ["word " * 12] * 30
-    assert is_wrapped([*lines, "word " * 28, *lines])
-
-
-def test_quotes_and_brackets_follow_the_end_of_a_sentence() -> None:
-    assert ends_sentence('He said: "Stop!") ')
-    assert not ends_sentence('He said "stop" ')
 
 
 HOSTILE = [
@@ -238,7 +228,7 @@ def test_pieces_of_a_document_are_its_text(number: int, options: dict[str, str],
 
 
 def test_a_line_is_a_sentence_with_its_white_space() -> None:
-    found = list(Splitter("lines", "spaces").sentences("\n  def f():\r\n\n    return 1  \n\n"))
+    found = list(Splitter("lines", "spaces").document(Document("\n  def f():\r\n\n    return 1  \n\n")))
     assert [str(each) for each in found] == ["  def f():", "    return 1  "]
     assert [(each.text, each.start) for each in found] == [("\n  def f():\r\n\n", 1), ("    return 1  \n\n", 0)]
 
@@ -248,16 +238,16 @@ def test_words_of_a_text_are_those_of_spacy(data: Path) -> None:
     files = sorted((data / "litbank").glob("*.txt"))[:2]
     text = "".join(file.read_text()[:200_000] for file in files) + " Mr.? can't! Im, XD; cannot, A. (:-)) a--b."
     tokenizer = splitting._rules("en")
-    for sentence in PLAIN.sentences(text):
+    for sentence in PLAIN.document(Document(text)):
         whole = " ".join(str(sentence).split())
         assert sentence.words == [token.text for token in tokenizer(whole) if not token.text.isspace()]
 
 
 def test_forgetting_words_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = [each.words for each in PLAIN.sentences(PROSE)]
+    expected = [each.words for each in PLAIN.document(Document(PROSE))]
     monkeypatch.setattr(splitting, "MAX_RUNS", 30)
     splitting._tokenizer.cache_clear()
-    assert [each.words for _ in range(2) for each in PLAIN.sentences(PROSE)] == expected * 2
+    assert [each.words for _ in range(2) for each in PLAIN.document(Document(PROSE))] == expected * 2
     splitting._tokenizer.cache_clear()
 
 
@@ -296,8 +286,11 @@ def test_spans_of_a_document() -> None:
         ([Span(2, 2, "word")], r"span of a word \[2, 2\)"),
         ([Span(0, 1, "phrase")], r"span of a 'phrase': allowed are sentence, word"),  # type: ignore[arg-type]
         ([Span(0, 4, "sentence"), Span(3, 5, "sentence")], "two sentences overlap at character 3"),
-        ([Span(0, 3, "word"), Span(2, 4, "word")], "word 'd ' at character 2 of the text: it is white space, or"),
-        ([Span(0, 2, "sentence"), Span(1, 3, "word")], "word 'nd' at character 1"),
+        ([Span(0, 3, "word"), Span(2, 4, "word")], "starts: a word begins before the one before it has ended"),
+        (
+            [Span(0, 2, "sentence"), Span(1, 3, "word")],
+            "start 0, stop 2: these characters of the text do not hold all of the words",
+        ),
         ([Span(0, 1, labels={"x": 1})], "label column 'x': 1 is neither text"),  # type: ignore[dict-item]
         ([Span(0, 6, "target"), Span(4, 6, "target"), Span(2, 6, "target")], r"target \(0, 2\)"),
     ],

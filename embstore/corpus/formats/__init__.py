@@ -30,26 +30,23 @@ def format_of(path: Path) -> Format | None:
     """Return the format of a file by its suffix and, where several have it, its first line; None for none."""
     forms = [form for form in FORMATS.values() if _suffix(path) in form.suffixes]
     if len(forms) > 1 and path.is_file():
-        line = next((line for line in Lines(path) if line and not line.isspace()), "")
+        _, line = next(Lines(path).numbered(), (0, ""))
         forms = [form for form in forms if form.sniff is None or form.sniff(line)]
     return forms[0] if forms else None
 
 
 def common_format(paths: tuple[Path, ...]) -> Format:
     """Return the one format of all files. Raises CorpusError for an unknown suffix and for several formats."""
-    forms: dict[str, Path] = {}
+    first: Format | None = None
     for path in paths:
         form = format_of(path)
         if form is None:
             known = ", ".join(f"{form.name} ({' '.join(form.suffixes)})" for form in FORMATS.values())
             raise CorpusError(f"{path}: unknown suffix {quoted(_suffix(path))}; name the format with --format: {known}")
-        forms.setdefault(form.name, path)
-    if len(forms) > 1:
-        (one, path), (other, other_path) = list(forms.items())[:2]
-        raise CorpusError(
-            f"{path} is {one} and {other_path} is {other}: a corpus has one format; name the files, or give --format"
-        )
-    return FORMATS[next(iter(forms))]
+        if form is not (first := first or form):
+            differ = f"{paths[0]} is {first.name} and {path} is {form.name}"
+            raise CorpusError(f"{differ}: a corpus has one format; name the files, or give --format")
+    return first or FORMATS["text"]
 
 
 def _suffix(path: Path) -> str:

@@ -30,21 +30,22 @@ class ReadOptions:
     write_chat: WriteChat | None = None
 
 
+# The options of formats with text, and their defaults
+WORD_OPTIONS: Mapping[str, str | None] = {"words": "punctuation", "language": "en"}
+TEXT_OPTIONS: Mapping[str, str | None] = {"split": "sentences", **WORD_OPTIONS}
+TABLE_OPTIONS: Mapping[str, str | None] = {**TEXT_OPTIONS, "columns": None, "text": None}
+
+
 @dataclass(frozen=True)
 class Format:
     """One format of corpus files.
 
-    `split` and `words`: the default ways to split text, None if the format itself separates sentences or words.
-    `columns`: the default column names, None if the format fixes its columns. `is_table`: whether it has rows with
-    named columns. `sniff`: whether a file of this format can begin with a line; formats of the same suffix are tried
-    in their order in `FORMATS`.
+    `options`: those of `open_corpus` that it has besides `normalize`, with their defaults. `sniff`: whether a file of
+    this format can begin with a line; formats of the same suffix are tried in their order in `FORMATS`.
     """
 
     name: str
     suffixes: tuple[str, ...]
     read: Callable[[Lines, ReadOptions], Iterator[Sentence]]
-    split: str | None = None
-    words: str | None = None
-    columns: tuple[str, ...] | None = None
-    is_table: bool = False
+    options: Mapping[str, str | None] = field(default_factory=dict)
     sniff: Callable[[str], bool] | None = None

@@ -10,6 +10,7 @@ from embstore.corpus.sentence import Sentence, sentence_of_forms, underscore_as_
 from embstore.errors import InvalidValueError, check_column_name, quoted
 
 SKIPPED = "-"
+DOCUMENT_START = "-DOCSTART-"
 WORD = "word"
 REST = "..."
 DEFAULT_COLUMNS = (WORD, REST, "label")
@@ -26,57 +27,36 @@ def read_conll(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
 
 def column_blocks(lines: Lines, names: tuple[str, ...]) -> Iterator[tuple[list[int], list[list[str]], tuple[str, ...]]]:
     """Yield the line numbers, the columns and the column names of each block of lines."""
-    width = None if REST in names else len(names)
-    numbers: list[int] = []
-    rows: list[list[str]] = []
-    length = 0
-    for number, line in enumerate(lines, 1):
-        if not line or line.isspace():
-            row = []
-        elif "\t" in line:
-            row = [column.strip(" ") for column in line.split("\t")]
-        else:
-            row = list(filter(None, line.split(" ")))
-        if not row or row[0] == "-DOCSTART-":
-            if rows:
-                yield numbers, rows, names
-                numbers, rows, length = [], [], 0
-            continue
-        if width is None:
-            width = len(row)
-            if width < len(names) - 1:
-                raise lines.error(
-                    number,
-                    f'{_columns(width)}, fewer than {",".join(names)} names; give fitting columns="..."',
-                )
-            at = names.index(REST)
-            names = (*names[:at], *[SKIPPED] * (width - len(names) + 1), *names[at + 1 :])
-        if len(row) != width:
-            raise lines.error(
-                number, f"{_columns(len(row))} instead of {_columns(width)} (see the option columns): {quoted(line)}"
+    for block in lines.blocks(DOCUMENT_START):
+        rows = []
+        for number, line in block:
+            is_tabbed = "\t" in line
+            row = (
+                [column.strip(" ") for column in line.split("\t")] if is_tabbed else list(filter(None, line.split(" ")))
             )
-        if "" in row:
-            raise lines.error(number, f"a column is empty: {quoted(line)}")
-        length = lines.sentence_length(number, length, line)
-        numbers.append(number)
-        rows.append(row)
-    if rows:
-        yield numbers, rows, names
+            if REST in names:
+                if len(row) < len(names) - 1:
+                    fewer = f"fewer than {','.join(names)} names"
+                    raise lines.error(number, f'{_columns(row)}, {fewer}; give fitting columns="..."')
+                at = names.index(REST)
+                names = (*names[:at], *[SKIPPED] * (len(row) - len(names) + 1), *names[at + 1 :])
+            if len(row) != len(names):
+                expected = _columns(names)
+                raise lines.error(
+                    number, f"{_columns(row)} instead of {expected} (see the option columns): {quoted(line)}"
+                )
+            if "" in row:
+                raise lines.error(number, f"a column is empty: {quoted(line)}")
+            rows.append(row)
+        yield [number for number, _ in block], rows, names
 
 
-def _columns(count: int) -> str:
-    return "1 column" if count == 1 else f"{count} columns"
+def _columns(row: Sequence[str]) -> str:
+    return "1 column" if len(row) == 1 else f"{len(row)} columns"
 
 
-def parse_columns(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Parse the option `columns`: one name a column, "word" once, "-" for a column to skip, "..." for any number.
-
-    Raises InvalidValueError for names that are repeated or not allowed.
-    """
-    given = columns.split(",") if isinstance(columns, str) else columns
-    if not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
-        raise InvalidValueError(f"columns: {quoted(columns)} are not names, such as word,-,label")
-    names = tuple(name.strip() for name in given)
+def check_columns(names: Sequence[str]) -> None:
+    """Raise InvalidValueError for other names than one a column, "word" once, "-" to skip one, "..." any number."""
     labels = [name for name in names if name not in (SKIPPED, REST)]
     if names.count(WORD) != 1:
         raise InvalidValueError(f'columns: {quoted(",".join(names))} must name "{WORD}" once')
@@ -86,7 +66,6 @@ def parse_columns(columns: str | Sequence[str]) -> tuple[str, ...]:
         raise InvalidValueError(
             f'columns: {quoted(",".join(names))} repeats a name; "{SKIPPED}" skips a column, one "{REST}" any number'
         )
-    return names
 
 
-CONLL = Format("conll", (".conll", ".annotated"), read_conll, columns=DEFAULT_COLUMNS)
+CONLL = Format("conll", (".conll", ".annotated"), read_conll, {"columns": ",".join(DEFAULT_COLUMNS)})

@@ -30,7 +30,7 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     newdoc_id, whose sentences are divided by one space; without any, each sentence is a text of its own.
     """
     document = None
-    for (newdoc, text), _, rows in _blocks(lines):
+    for _, rows, newdoc, text in word_blocks(lines):
         follows = document is not None and newdoc is None
         if newdoc is not None:
             document = Document(fields={**options.fields, **({NEWDOC_ID: newdoc} if newdoc else {})})
@@ -39,62 +39,41 @@ def read_conllu(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
         labels = {
             "upos": underscore_as_none(upos),
             "xpos": underscore_as_none(xpos),
-            "lemma": [
-                None if lemma == "_" and form != "_" else lemma for lemma, form in zip(lemmas, forms, strict=True)
-            ],
+            "lemma": [None if each == "_" != form else each for each, form in zip(lemmas, forms, strict=True)],
             "deprel": underscore_as_none(deprel),
         }
         yield sentence_of_forms(forms, labels, attached, text, document, " " if follows else "")
 
 
-def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]]]]:
+def word_blocks(lines: Lines) -> Iterator[tuple[list[int], list[list[str]], str | None, str | None]]:
     """Yield the line numbers and the columns of the words of each block of lines; ids and forms are checked.
 
-    The words of a multiword range have SpaceAfter=No as the range has it, and where they spell it when joined.
-    """
-    for _, numbers, rows in _blocks(lines):
-        yield numbers, rows
-
-
-def _blocks(lines: Lines) -> Iterator[tuple[tuple[str | None, str | None], list[int], list[list[str]]]]:
-    """Yield what `word_blocks` does, each after two comments, the id of the document that it begins and its text.
-
-    The id is "" for a document without one; None stands for no comment.
+    Then there are two comments, None without one: the id of the document that it begins, "" without an id, and its
+    text. The words of a multiword range have SpaceAfter=No as the range has it, and where they spell it when joined.
     """
     newdoc: str | None = None
     text: str | None = None
-    numbers: list[int] = []
-    rows: list[list[str]] = []
-    ranges: list[list[str]] = []
-    length = 0
-    for number, line in enumerate(lines, 1):
-        if not line or line.isspace():
-            if rows:
-                yield (newdoc, text), numbers, _with_ranges(rows, ranges)
-                newdoc, text, numbers, rows, ranges, length = None, None, [], [], [], 0
-        elif line[0] != "#":
-            length = lines.sentence_length(number, length, line)
-            row = line.split("\t")
-            if len(row) != N_COLUMNS:
-                raise lines.error(
-                    number,
-                    f"{len(row)} columns separated by tabs instead of CoNLL-U's {N_COLUMNS}: {quoted(line)}",
-                )
-            if row[ID] == str(len(rows) + 1):
-                if not row[FORM].strip(" "):
-                    raise lines.error(number, f"the word (column 2) is empty: {quoted(line)}")
-                numbers.append(number)
-                rows.append(row)
-            elif problem := _id_problem(row[ID], len(rows)):
-                raise lines.error(number, problem)
-            elif "-" in row[ID]:
-                ranges.append(row)
-        elif match := _NEWDOC.fullmatch(line):
-            newdoc = match[1] or ""
-        elif match := _TEXT.fullmatch(line):
-            text = match[1].strip()
-    if rows:
-        yield (newdoc, text), numbers, _with_ranges(rows, ranges)
+    for block in lines.blocks():
+        numbers: list[int] = []
+        rows: list[list[str]] = []
+        ranges: list[list[str]] = []
+        for number, line in block:
+            if line[0] != "#":
+                row = line.split("\t")
+                if problem := _problem(row, len(rows)):
+                    raise lines.error(number, f"{problem}: {quoted(line)}")
+                if row[ID].isdigit():
+                    numbers.append(number)
+                    rows.append(row)
+                elif "-" in row[ID]:
+                    ranges.append(row)
+            elif match := _NEWDOC.fullmatch(line):
+                newdoc = match[1] or ""
+            elif match := _TEXT.fullmatch(line):
+                text = match[1].strip()
+        if rows:
+            yield numbers, _with_ranges(rows, ranges), newdoc, text
+            newdoc = text = None
 
 
 def _with_ranges(rows: list[list[str]], ranges: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -110,19 +89,21 @@ def _with_ranges(rows: list[list[str]], ranges: Sequence[Sequence[str]]) -> list
     return rows
 
 
-def _id_problem(identifier: str, n_words: int) -> str | None:
-    """Say what is wrong with an id other than the next word's, after `n_words` words; None for a valid one."""
-    if match := _RANGE.fullmatch(identifier):
+def _problem(row: Sequence[str], n_words: int) -> str | None:
+    """Say what is wrong with a line of columns after `n_words` words; None for a valid one."""
+    if len(row) != N_COLUMNS:
+        return f"{len(row)} columns separated by tabs instead of CoNLL-U's {N_COLUMNS}"
+    if row[ID] == str(n_words + 1):
+        return None if row[FORM].strip(" ") else "the word (column 2) is empty"
+    if match := _RANGE.fullmatch(row[ID]):
         if int(match[1]) == n_words + 1 <= int(match[2]):
             return None
-        return f"the range {identifier} does not begin at the next word, {n_words + 1}"
-    if match := _EMPTY_NODE.fullmatch(identifier):
-        if int(match[1]) == n_words:
-            return None
-        return f"the empty node {identifier} does not follow word {match[1]}"
-    if identifier.isascii() and identifier.isdigit():
-        return f"word id {quoted(identifier)} instead of {n_words + 1} (is a blank line missing before it?)"
-    return f"{quoted(identifier)} is not an id: a word has a number, a range 1-2, an empty node 1.1"
+    elif (match := _EMPTY_NODE.fullmatch(row[ID])) and int(match[1]) == n_words:
+        return None
+    return (
+        f"the id is neither {n_words + 1}, nor a range that begins there, nor an empty node {n_words}.1 (is a blank "
+        "line missing before it?)"
+    )
 
 
 CONLLU = Format("conllu", (".conllu",), read_conllu)

@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Iterator
 
-from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions
 from embstore.corpus.formats.rows import DEFAULT_TEXT, read_rows
 from embstore.corpus.lines import MAX_SENTENCE, Lines
 from embstore.corpus.sentence import Sentence
@@ -75,4 +75,4 @@ def _rows(lines: Lines) -> Iterator[tuple[int, list[str]]]:
         number = reader.line_num + 1
 
 
-CSV = Format("csv", (".csv", ".tsv"), read_csv, split="sentences", words="punctuation", is_table=True)
+CSV = Format("csv", (".csv", ".tsv"), read_csv, TABLE_OPTIONS)

@@ -9,10 +9,8 @@ from typing import Any
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.formats.jsonl import parse_object
 from embstore.corpus.lines import Lines
-from embstore.corpus.sentence import Sentence, is_encodable
+from embstore.corpus.sentence import Sentence, check_text, is_encodable
 from embstore.errors import InvalidValueError, quoted
-
-_TARGET_LABEL = {(0, 0): None, (1, 0): "span1", (0, 1): "span2", (1, 1): "span1|span2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +43,20 @@ def read_edge(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     `target`: "span1", "span2" or "span1|span2" for a word inside such spans.
     """
     for sentence in iter_edges(lines):
-        n_words = len(sentence.words)
-        labels: list[set[str]] = [set() for _ in range(n_words)]
-        inside1, inside2 = bytearray(n_words), bytearray(n_words)
+        labels: list[set[str]] = [set() for _ in sentence.words]
+        inside: list[set[str]] = [set() for _ in sentence.words]
         for target in sentence.targets:
+            for name, span in ("span1", target.span1), ("span2", target.span2 or (0, 0)):
+                for spans in inside[slice(*span)]:
+                    spans.add(name)
             start, stop = target.span1
-            inside1[start:stop] = b"\1" * (stop - start)
-            if target.span2 is not None:
-                inside2[slice(*target.span2)] = b"\1" * (target.span2[1] - target.span2[0])
-            elif stop == start + 1:
+            if target.span2 is None and stop == start + 1:
                 labels[start].update(target.labels)
-        columns = {
-            "label": ["|".join(sorted(names)) if names else None for names in labels],
-            "target": [_TARGET_LABEL[pair] for pair in zip(inside1, inside2, strict=True)],
-        }
-        yield Sentence(sentence.words, columns)
+        columns = {"label": labels, "target": inside}
+        yield Sentence(
+            sentence.words,
+            {name: ["|".join(sorted(each)) or None for each in column] for name, column in columns.items()},
+        )
 
 
 def _parse_line(line: str) -> EdgeSentence:
@@ -68,8 +65,7 @@ def _parse_line(line: str) -> EdgeSentence:
     words = text.split(" ")
     if "" in words:
         raise InvalidValueError(f"text: words must be joined by single spaces, with none at the ends: {quoted(text)}")
-    if not is_encodable(text):
-        raise InvalidValueError(f"text: half of a surrogate pair, not a character: {quoted(text)}")
+    check_text(text)
     info = record.get("info")
     document = info.get("document") if isinstance(info, dict) else None
     targets = [_parse_target(target, len(words)) for target in _value(record, "targets", list)]
@@ -81,24 +77,17 @@ def _parse_target(target: object, n_words: int) -> EdgeTarget:
         raise InvalidValueError(f'targets: {quoted(target)} is not an object with "span1" and "label"')
     label = _value(target, "label", str, list)
     labels = tuple(label) if isinstance(label, list) else (label,)
-    if not all(isinstance(name, str) for name in labels):
-        raise InvalidValueError(f"label: {quoted(label)} is not a string or a list of strings")
-    if not is_encodable("".join(labels)):
-        raise InvalidValueError(f"label: half of a surrogate pair, not a character: {quoted(label)}")
+    if not all(isinstance(name, str) and is_encodable(name) for name in labels):
+        raise InvalidValueError(f"label: {quoted(label)} is not a text or a list of texts")
     span2 = _parse_span(target, "span2", n_words) if target.get("span2") is not None else None
     return EdgeTarget(_parse_span(target, "span1", n_words), span2, labels)
 
 
 def _parse_span(target: dict[str, Any], name: str, n_words: int) -> tuple[int, int]:
     span = _value(target, name, list)
-    if len(span) != 2 or not all(type(end) is int for end in span):
-        raise InvalidValueError(f"{name}: {quoted(span)} is not [start, stop]")
-    start, stop = span
-    if not 0 <= start < stop <= n_words:
-        raise InvalidValueError(
-            f"{name}: {quoted(span)} is not within the {n_words} words, 0 <= start < stop <= {n_words}"
-        )
-    return start, stop
+    if len(span) != 2 or not all(type(end) is int for end in span) or not 0 <= span[0] < span[1] <= n_words:
+        raise InvalidValueError(f"{name}: {quoted(span)} is not [start, stop] within the {n_words} words")
+    return span[0], span[1]
 
 
 def _value(record: dict[str, Any], name: str, *kinds: type) -> Any:

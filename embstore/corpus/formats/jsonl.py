@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions
 from embstore.corpus.formats.rows import read_rows
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence
@@ -33,4 +33,4 @@ def read_jsonl(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     return read_rows(lines.parsed(parse_object), options, error=lines.error, name=lines.path.name)
 
 
-JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, split="sentences", words="punctuation", is_table=True)
+JSONL = Format("jsonl", (".jsonl", ".ndjson"), read_jsonl, TABLE_OPTIONS)

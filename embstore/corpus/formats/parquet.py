@@ -6,22 +6,22 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from embstore.corpus.formats.base import Format, ReadOptions
+from embstore.corpus.formats.base import TABLE_OPTIONS, Format, ReadOptions
 from embstore.corpus.formats.rows import read_rows
 from embstore.corpus.lines import Lines
 from embstore.corpus.sentence import Sentence
-from embstore.errors import CorpusError
 
 BATCH_ROWS = 2**13  # texts of some kilobytes: tens of MiB
 
 
 def read_parquet(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield the sentences of each row, one document."""
-
-    def error(number: int, message: str) -> CorpusError:
-        return lines.file_error(f"row {number}: {message}")
-
-    return read_rows(_rows(lines), options, error=error, name=lines.path.name)
+    return read_rows(
+        _rows(lines),
+        options,
+        error=lambda number, message: lines.file_error(f"row {number}: {message}"),
+        name=lines.path.name,
+    )
 
 
 def _rows(lines: Lines) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -68,4 +68,4 @@ def _named(dataset: Any) -> Iterator[dict[str, Any]]:
         yield named
 
 
-PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, split="sentences", words="punctuation", is_table=True)
+PARQUET = Format("parquet", (".parquet", ".pq"), read_parquet, TABLE_OPTIONS)

@@ -10,7 +10,7 @@ from embstore.arguments import checked
 from embstore.corpus.formats.base import Format, ReadOptions
 from embstore.corpus.lines import Lines, read_word_list
 from embstore.corpus.sentence import Sentence, as_phrase
-from embstore.errors import quoted
+from embstore.errors import InvalidValueError, quoted
 
 CLASS = r"\w(?:[\w.:/&+-]*\w)?"
 _TARGET = re.compile(rf"@(.+)@-({CLASS})")
@@ -21,29 +21,27 @@ _BROKEN = re.compile(r"@+[^@].*@.*|@@+[^@]+|@[^@-]+-.*|[^@].*@-.+")
 
 def read_pse(lines: Lines, options: ReadOptions) -> Iterator[Sentence]:
     """Yield a sentence for each line, with the label column class at the first word of each target."""
-    for number, line in enumerate(lines, 1):
+    return (sentence for _, sentence in lines.parsed(_parse_line))
+
+
+def _parse_line(line: str) -> Sentence:
+    if "@" not in line:
         items = line.split()
-        if not items:
-            continue
-        if "@" not in line:
-            yield Sentence(items, {"class": [None] * len(items)})
-            continue
-        words: list[str] = []
-        classes: list[str | None] = []
-        targets: list[tuple[int, int]] = []
-        for item in items:
-            if "@" in item and (match := _TARGET.fullmatch(item)):
-                parts = as_phrase(match[1]).split(" ")
-                if len(parts) > 1:
-                    targets.append((len(words), len(words) + len(parts)))
-                words.extend(parts)
-                classes.extend([match[2], *[None] * (len(parts) - 1)])
-            elif "@" in item and _BROKEN.fullmatch(item):
-                raise lines.error(number, f"{quoted(item)} is not a target: write @word@-class, or @two_words@-class")
-            else:
-                words.append(item)
-                classes.append(None)
-        yield Sentence(words, {"class": classes}, targets)
+        return Sentence(items, {"class": [None] * len(items)})
+    words: list[str] = []
+    classes: list[str | None] = []
+    targets: list[tuple[int, int]] = []
+    for item in line.split():
+        parts, label = [item], None
+        if "@" in item and (match := _TARGET.fullmatch(item)):
+            parts, label = as_phrase(match[1]).split(" "), match[2]
+        elif "@" in item and _BROKEN.fullmatch(item):
+            raise InvalidValueError(f"{quoted(item)} is not a target: write @word@-class, or @two_words@-class")
+        if len(parts) > 1:
+            targets.append((len(words), len(words) + len(parts)))
+        words += parts
+        classes += [label, *[None] * (len(parts) - 1)]
+    return Sentence(words, {"class": classes}, targets)
 
 
 @checked
@@ -56,13 +54,11 @@ def read_word_classes(path: str | Path, *, optional: bool = False) -> dict[str, 
     """
     lines = Lines(Path(path), "list of words and classes")
     if optional:
-        first = next((line for line in lines if line and not line.isspace()), "")
+        _, first = next(lines.numbered(), (0, ""))
         if not (first.startswith("@") and "\t" in first):
             return {word: {} for word in sorted(read_word_list(path))}
     classes_of: dict[str, dict[str, int]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line or line.isspace():
-            continue
+    for number, line in lines.numbered():
         word, tab, classes = line.partition("\t")
         counts = [_COUNT.fullmatch(item) for item in classes.split()]
         if not (tab and len(word) > 2 and word[0] == word[-1] == "@" and counts and all(counts)):

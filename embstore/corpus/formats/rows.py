@@ -18,6 +18,7 @@ from embstore.corpus.sentence import (
     Span,
     check_document,
     check_sentence,
+    check_words,
     is_encodable,
     sentence_of_forms,
 )
@@ -37,56 +38,46 @@ def read_rows(
     `error`: makes the error of a row from its number and a message. `name`: of the table, for the warning that rows
     have no text and are left out.
     """
-    n_empty = first_empty = 0
+    empty: list[int] = []
     column = ""
     for number, row in rows:
         try:
             if not isinstance(row, Mapping):
                 raise InvalidValueError(f"{quoted(row)} is not a row: column names with values")
-            column = column or text_column(row, options.text)
+            column = column or options.text or _text_column(row)
             sentences = _sentences(row, column, options)
         except InvalidValueError as reason:
             raise error(number, str(reason)) from None
         if not sentences:
-            first_empty = first_empty if n_empty else number
-            n_empty += 1
+            empty.append(number)
         yield from sentences
-    if n_empty:
-        what = f"no text in {quoted(column)}"
-        rows_have = f"1 row has {what} and is" if n_empty == 1 else f"{n_empty:,} rows have {what} and are"
-        warnings.warn(
-            f"{name}: {rows_have} left out (the first is number {first_empty})",
-            EmbstoreWarning,
-            stacklevel=2,
-        )
+    if empty:
+        rows_have = f"1 row has no text in {quoted(column)} and is"
+        if len(empty) > 1:
+            rows_have = f"{len(empty):,} rows have no text in {quoted(column)} and are"
+        message = f"{name}: {rows_have} left out (the first is number {empty[0]})"
+        warnings.warn(message, EmbstoreWarning, stacklevel=2)
 
 
-def text_column(row: Row, wanted: str | None) -> str:
-    """Return the column of the text: the one wanted, "text", "messages" or the only one of text or words."""
-    if wanted is None and (DEFAULT_TEXT in row or is_chat(row.get(CHAT))):
+def _text_column(row: Row) -> str:
+    """Return the column of the text: "text", "messages" or the only one of text or words."""
+    if DEFAULT_TEXT in row or is_chat(row.get(CHAT)):
         return DEFAULT_TEXT if DEFAULT_TEXT in row else CHAT
-    if wanted is not None:
-        if wanted not in row:
-            raise InvalidValueError(f"there is no column {quoted(wanted)}; the columns are {_listed(row)}")
-        return wanted
-    texts = [name for name, value in row.items() if isinstance(value, str) or _is_words(value)]
+    texts = [name for name, value in row.items() if isinstance(value, str) or _is_list_of(value, str)]
     if len(texts) != 1:
         raise InvalidValueError(f'name the column of the text with text="...": the columns are {_listed(row)}')
     return texts[0]
 
 
 def _sentences(row: Row, column: str, options: ReadOptions) -> list[Sentence]:
-    if column not in row:
-        raise InvalidValueError(f"there is no column {quoted(column)}; the columns are {_listed(row)}")
-    text = row[column]
-    others = {name: value for name, value in row.items() if name != column}
-    if options.columns:
-        if missing := [name for name in options.columns if name not in row]:
-            raise InvalidValueError(f"there is no column {quoted(missing[0])}; the columns are {_listed(row)}")
-        others = {name: value for name, value in others.items() if name in options.columns}
+    for name in (column, *options.columns):
+        if name not in row:
+            raise InvalidValueError(f"there is no column {quoted(name)}; the columns are {_listed(row)}")
+    text, chosen = row[column], options.columns or row
+    others = {name: value for name, value in row.items() if name != column and name in chosen}
     if _is_missing(text) or (isinstance(text, str | list | tuple) and not text):
         return []
-    if _is_words(text):
+    if _is_list_of(text, str):
         labels = {name: others.pop(name) for name in list(others) if isinstance(others[name], list | tuple)}
         document = Document(fields=_fields(others, options.fields))
         return [check_sentence(replace(_labelled(list(text), labels), document=document))]
@@ -147,8 +138,7 @@ def _labelled(words: list[str], columns: Row) -> Sentence:
             raise InvalidValueError(f"{name}: {len(values)} labels for {len(words)} words; {_LEAVE_OUT}")
         if nested := [value for value in values if isinstance(value, list | tuple | Mapping)]:
             raise InvalidValueError(f"{name}: {quoted(nested[0])} is no label of a word; {_LEAVE_OUT}")
-    if empty := [at for at, word in enumerate(words) if not word.strip(" ")]:
-        raise InvalidValueError(f"word {empty[0]} is empty")
+    check_words(words)
     spelled = {
         field_name(name): [None if _is_missing(value) else str(value) for value in values]
         for name, values in columns.items()
@@ -160,13 +150,10 @@ _LEAVE_OUT = 'name the columns to read, without it, such as columns="author,year
 
 
 def _fields(columns: Row, of_file: Mapping[str, FieldValue]) -> dict[str, FieldValue]:
-    fields = dict(of_file)
-    names = [field_name(name) for name in columns]
-    if len(set(names)) < len(names):
+    fields = {field_name(name): field_value(name, value) for name, value in columns.items()}
+    if len(fields) < len(columns):
         raise InvalidValueError(f"two columns have the same name: {_listed(columns)}")
-    for name, (column, value) in zip(names, columns.items(), strict=True):
-        fields[name] = field_value(column, value)
-    return fields
+    return {**of_file, **fields}
 
 
 def field_name(column: object) -> str:
@@ -193,10 +180,6 @@ def field_value(column: str, value: Any) -> FieldValue:
     if isinstance(value, str | bool | int | float):
         return value
     raise InvalidValueError(f"{column}: {quoted(value)} is not one value; {_LEAVE_OUT}")
-
-
-def _is_words(value: object) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
 
 
 def _is_missing(value: object) -> bool:
