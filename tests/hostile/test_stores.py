@@ -194,8 +194,8 @@ WAYS: dict[str, Callable[[h5py.File, str], object]] = {
 }
 HARMLESS_WAYS: dict[str, Callable[[h5py.File, str], object]] = {
     "compressed": lambda file, name: again(file, name, chunks=True, compression="gzip"),
-    "with checksums": lambda file, name: again(file, name, chunks=True, fletcher32=True),
-    "shuffled": lambda file, name: again(file, name, chunks=True, shuffle=True),
+    "with checksums": lambda file, name: again(file, name, chunks=file[name].chunks or True, fletcher32=True),
+    "shuffled": lambda file, name: again(file, name, chunks=file[name].chunks or True, shuffle=True),
     "in chunks": lambda file, name: again(file, name, chunks=True),
     "contiguous": lambda file, name: again(file, name),
 }
@@ -490,13 +490,3 @@ def test_an_array_of_another_file_is_refused(tmp_path: Path, kind: str) -> None:
         file.move(name, "moved")
         file[name] = h5py.SoftLink("/moved") if kind == "soft" else h5py.ExternalLink(str(other), name)
     assert re.search("occurrences/.* of .* is a link, which no store has", refusal(path, StoreDamagedError))
-
-
-@pytest.mark.parametrize("option", [{"shuffle": True}, {"fletcher32": True}])
-def test_chunks_of_the_same_shape_that_pass_a_filter_are_refused(tmp_path: Path, option: dict[str, bool]) -> None:
-    path = KINDS[".h5"].prepare(tmp_path)
-    with h5py.File(path, "r+") as file:
-        values, chunks = file["hidden_states"][...], file["hidden_states"].chunks
-        del file["hidden_states"]
-        file.create_dataset("hidden_states", data=values, chunks=chunks, **option)
-    assert "hidden_states of" in refusal(path, StoreDamagedError)
