@@ -62,8 +62,9 @@ def compare(store: Path, file: Path) -> None:
 
 def needed_flops(config: Any, lengths: Any) -> float:
     """Flops of the linear layers and of attention for sentences of these lengths in subwords, special ones included."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    linear = lengths.sum() * 2.0 * (4 * hidden * hidden + 2 * hidden * inner)
+    hidden, inner, keys = config.hidden_size, config.intermediate_size, getattr(config, "num_key_value_heads", None)
+    attention = 4 if keys is None else 2 + 2 * keys / config.num_attention_heads
+    linear = lengths.sum() * 2.0 * (attention * hidden * hidden + (2 if keys is None else 3) * hidden * inner)
     return float(config.num_hidden_layers * (linear + 4.0 * hidden * (lengths.astype(float) ** 2).sum()))
 
 

@@ -169,7 +169,7 @@ def forward(setting: Setting) -> dict[str, Any]:
             print(f"{shape}: {rates} {failed}", file=sys.stderr)
         best = max(rates, key=rates.__getitem__)
         encoder.use_batching(best)
-        flops = encoder.forward_flops(np.diff(tokenized.bounds) + encoder.n_specials, layers=[last])
+        flops = needed_flops(encoder.network.model.config, np.diff(tokenized.bounds) + encoder.n_specials)
         case = {"words_per_second, last layer": rates, "failed": failed, "batching": best,
                 "flops_per_second": flops * rates[best] / words,
                 "words_per_second, all layers": words / setting.best(partial(run, range(last + 1))),

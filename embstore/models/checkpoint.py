@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from embstore.arguments import checked
-from embstore.errors import ModelError, StorageError, quoted
+from embstore.errors import ModelError, StorageError
 from embstore.models.memory import memory_needed
 from embstore.models.names import require_name
 from embstore.models.placing import Place, own_dtype, require_finite_weights
@@ -48,7 +48,6 @@ UNUSED = re.compile(
     r"^(_|output_(attentions|hidden_states|scores)$|architectures$|auto_map$|transformers_version$|torch_dtype$|dtype$|id2label$|label2id$|num_labels$"
     r"|problem_type$|task_specific_params$|use_cache$|initializer_|finetuning_task$|gradient_checkpointing$)|drop(out)?"
 )
-LAYERS_THAT_SHARE = 100  # as those of ALBERT share theirs, a model may have more layers than tensors
 HUB_FILES = ("*.json", "*.txt", "*.jinja", "model*.safetensors", *(name for name in TOKENIZER_FILES if "model" in name))
 
 
@@ -111,17 +110,10 @@ def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
     """Find a model folder, or download one from the hub, and read all but its weights; raises ModelError."""
     with quiet():
         folder, revision = _find_folder(model, revision)
-        config = _config(folder)
-        return Checkpoint(folder, revision, _weight_files(folder, config), config, _tokenizer(folder))
+        return Checkpoint(folder, revision, _weight_files(folder), _config(folder), _tokenizer(folder))
 
 
-def open_tokenizer(model: str | Path, *, revision: str | None) -> Any:
-    """Read the tokenizer of a model folder or of a model of the hub; raises ModelError."""
-    with quiet():
-        return _tokenizer(_find_folder(model, revision, without_weights=True)[0])
-
-
-def _find_folder(model: str | Path, revision: str | None, *, without_weights: bool = False) -> tuple[Path, str | None]:
+def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
     name = require_name(model)
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -134,10 +126,7 @@ def _find_folder(model: str | Path, revision: str | None, *, without_weights: bo
     try:
         snapshot = Path(
             huggingface_hub.snapshot_download(
-                name,
-                revision=revision,
-                allow_patterns=list(HUB_FILES),
-                ignore_patterns=["*/*", *(["*.safetensors"] if without_weights else [])],
+                name, revision=revision, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"]
             )
         )
     except Exception as error:
@@ -160,10 +149,9 @@ def _why(error: Exception) -> str:
     return reason(error)
 
 
-def _weight_files(folder: Path, config: Any) -> list[Path]:
-    """Return the safetensors files of a folder after checking that all of them can be read and may fit the config."""
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder after checking that all of them can be read."""
     files = [folder / name for name in _weight_names(folder)]
-    n_tensors = 0
     for file in files:
         if not file.is_file():
             pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
@@ -176,19 +164,12 @@ def _weight_files(folder: Path, config: Any) -> list[Path]:
             raise ModelError(f"the folder {str(folder)!r} has no {file.name}; {advice}")
         try:
             file.open("rb").close()
-        except OSError as error:
+            with safe_open(file, "pt"):
+                pass
+        except PermissionError as error:
             raise ModelError(f"the weights {str(file)!r} cannot be read: {error.strerror}") from error
-        try:
-            with safe_open(file, "pt") as opened:
-                n_tensors += len(opened.keys())
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(f"the weights {str(file)!r} are damaged: {reason(error)}; download them again") from error
-    n_layers = getattr(config, "num_hidden_layers", 0)
-    if isinstance(n_layers, int) and n_layers > max(n_tensors, LAYERS_THAT_SHARE):  # it would be built before it fails
-        raise ModelError(
-            f"the config.json of {str(folder)!r} has {quoted(n_layers)} layers, its weights have only {n_tensors:,} "
-            "tensors; download the model again"
-        )
     return files
 
 

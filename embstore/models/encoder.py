@@ -331,10 +331,6 @@ class Encoder(ABC):
                 )
         return {site: sizes[site] for site in SITES if site in sites}
 
-    def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float | None:
-        """Return the operations of a forward pass over sentences of these lengths; None if unknown."""
-        return None
-
 
 def check_arguments(
     info: ModelInfo,

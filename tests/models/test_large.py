@@ -137,7 +137,7 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
 def test_weights_on_several_devices_are_not_packed(llama, monkeypatch):
     """A second copy of a part would be used without the hooks that move what a block is given."""
     packed = []
-    monkeypatch.setattr(network, "packed_copy", lambda model, inputs: packed.append(model) or (model, 0))
+    monkeypatch.setattr(network, "packed_copy", lambda model: packed.append(model) or (model, 0))
     for device_map, expected in ((None, 1), ("auto", 0), ({"": "cpu"}, 0)):
         packed.clear()
         load_encoder(llama, device_map=device_map)
@@ -162,7 +162,6 @@ def test_a_quantized_checkpoint(tmp_path, tmp_path_factory, device_map):
     assert relative_error(vectors, expected) < 2e-5
     assert encoder.network.packed_nbytes == 0
     assert encoder.network.weights_nbytes < 0.5 * (whole.network.weights_nbytes - whole.network.packed_nbytes)
-    assert encoder.forward_flops(np.array([9]), layers=(3,)) == whole.forward_flops(np.array([9]), layers=(3,))
 
 
 @pytest.mark.parametrize(

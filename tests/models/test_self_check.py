@@ -248,19 +248,6 @@ def test_wrong_packed_weights_are_dropped(tmp_path, name):
     assert encoder.network.packed_nbytes == 0, "nor are they packed when they are loaded again"
 
 
-@pytest.mark.parametrize(
-    ("name", "activation"), [("bert", ("gelu", "none")), ("gpt2", ("gelu", "tanh")), ("t5", ("relu", ""))]
-)
-@pytest.mark.quick(1)
-def test_linear_layers_compute_the_activation_that_follows(tmp_path, name, activation):
-    network = load_encoder(save(name, tmp_path)).network
-    packed = [module for module in network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
-    found = [(module._activation, module._variant) for module in packed if module._activation != "none"]
-    assert found == [activation] * network.info.num_hidden_layers
-    assert sum(isinstance(module, torch.nn.Identity) for module in network.fast_tap.model.modules()) == len(found)
-    assert not any(isinstance(module, torch.nn.Identity) for module in network.model.modules())
-
-
 @pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
 @pytest.mark.quick(2)
 def test_weights_are_packed_where_the_cpu_gains(tmp_path, monkeypatch, capability, packs):
@@ -355,16 +342,6 @@ def test_a_wrong_mask_of_windows_is_found_without_that_mask(tmp_path, name, wron
     encoder.network.inputs = replace(encoder.network.inputs, **wrong)
     with pytest.raises(ModelError, match=r"an attention window wider than the sentence changes layer 1 of"):
         encoder.self_check(tokenize(encoder, SENTENCES), layers=(3,), pooling="mean", attention_window=2)
-
-
-def test_an_activation_of_several_layers_stays(tmp_path):
-    model = load_encoder(save("bert", tmp_path)).network.model
-    blocks = model.encoder.layer
-    for block in blocks:
-        block.intermediate.intermediate_act_fn = blocks[0].intermediate.intermediate_act_fn
-    made, nbytes = layers.packed_copy(model, {"input_ids": torch.tensor([[1, 2, 3]])})
-    assert nbytes > 0
-    assert not any(isinstance(module, torch.nn.Identity) for module in made.modules())
 
 
 def test_the_fastest_batching_is_that_of_the_shortest_round():

@@ -41,7 +41,7 @@ class ElmoEncoder(BatchedEncoder):
     def __init__(self, options: Path, weights: Path, *, name: str, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(name, device, dtype)
         self.options = read_options(options)
-        with opened_weights(weights, largest=torch.finfo(dtype).max) as arrays:
+        with opened_weights(weights) as arrays:
             self.network = ElmoNetwork(self.options, arrays, device=device, dtype=dtype)
         self._words = WordNumbers()
         self._cnn_words = CNN_WORDS.get(device.type, 1024)

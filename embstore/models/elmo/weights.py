@@ -107,11 +107,11 @@ def read_options(file: Path) -> ElmoOptions:
 
 
 @contextmanager
-def opened_weights(file: Path, *, largest: float) -> Iterator[ElmoArrays]:
-    """Open `weights.hdf5`; `largest`: what the compute dtype can hold. Raises ModelError, naming file and array."""
+def opened_weights(file: Path) -> Iterator[ElmoArrays]:
+    """Open `weights.hdf5`; raises ModelError, naming file and array."""
     try:
         with h5py.File(file, "r") as opened:
-            yield ElmoArrays(file, opened, largest)
+            yield ElmoArrays(file, opened)
     except OSError as error:
         if error.errno:
             raise ModelError(f"the weights {str(file)!r} cannot be read: {os.strerror(error.errno)}") from error
@@ -124,7 +124,6 @@ class ElmoArrays:
 
     file: Path
     opened: Any
-    largest: float
 
     def take(self, name: str, *shape: int) -> Array:
         """Return an array of that shape as float32."""
@@ -139,9 +138,4 @@ class ElmoArrays:
         array = np.asarray(stored[()], np.float32)
         if not np.isfinite(array).all():
             raise ModelError(f"the weights {str(self.file)!r} contain NaN or infinity in {name}; download them again")
-        if np.abs(array).max(initial=0) > self.largest:
-            raise ModelError(
-                f"the weights {str(self.file)!r} contain values beyond {self.largest:g} in {name}; "
-                "choose a wider compute dtype"
-            )
         return array

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
-from transformers.masking_utils import eager_mask
 
 from embstore.errors import InvalidValueError, ModelError, check_whole
 from embstore.models.batching import Batch, Batching
@@ -22,25 +18,13 @@ from embstore.models.encoder import Tokenized
 from embstore.models.placing import Place
 from embstore.models.transformer.inputs import Segments
 from embstore.models.transformer.network import Network
+from embstore.models.transformer.sites import Attended, captured
 from embstore.models.transformer.varlen import attention_by
 
-NAME = "embstore_maps"
 EAGER = "eager_attention_forward"  # of each module of transformers: attention in steps, as its authors define it
 SAME = 1e-4  # largest difference of a probability between a padded batch and transformers' own eager attention
 
 Receive = Callable[[int, torch.Tensor], None]
-
-
-@dataclass
-class _Recorder:
-    """Counts the attention modules that a forward pass calls, and passes on the maps of those in `layers`."""
-
-    layers: frozenset[int]
-    receive: Receive
-    calls: int = 0
-
-
-_recorders: list[_Recorder] = []  # the innermost recording is the last one
 
 
 class AttentionModel:
@@ -74,11 +58,18 @@ class AttentionModel:
             for layer in sorted(wanted):
                 receive(layer, maps[layer - 1])
             return
-        model: Any = self.network.fast_tap.model
-        with _recording(model, _Recorder(wanted, receive)) as recorder:
+        calls = 0
+
+        def take(call: Attended) -> None:
+            nonlocal calls
+            calls += 1
+            if calls in wanted:
+                receive(calls, call.weights)
+
+        with captured(self.network.fast_tap.model, take, by="eager"):
             self.network.fast_tap.run(inputs, (max(wanted),), lambda layer, state: None)
-        if recorder.calls < max(wanted):
-            raise ModelError(f"{self.info.name!r} computed {recorder.calls} attention maps of {max(wanted)} layers")
+        if calls < max(wanted):
+            raise ModelError(f"{self.info.name!r} computed {calls} attention maps of {max(wanted)} layers")
 
     def batch(
         self, batch: Batch, tokenized: Tokenized, starts: NDArray[np.int64], lengths: NDArray[np.int64], how: Batching
@@ -150,34 +141,6 @@ def longest_words(model: AttentionModel, max_length: int | None) -> int | None:
     return max_length - specials
 
 
-@contextmanager
-def _recording(model: Any, recorder: _Recorder) -> Iterator[_Recorder]:
-    _recorders.append(recorder)
-    try:
-        with attention_by(NAME, model):
-            yield recorder
-    finally:
-        _recorders.pop()
-
-
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    **more: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend as the module's own eager attention does, and pass its weights on."""
-    recorder = _recorders[-1]
-    eager = getattr(sys.modules[type(module).__module__], EAGER)
-    result, maps = eager(module, query, key, value, attention_mask, **more)
-    recorder.calls += 1
-    if recorder.calls in recorder.layers:
-        recorder.receive(recorder.calls, maps)
-    return result, None
-
-
 def _takes_registered(model: Any) -> bool:
     """Return whether the modules of a model look attention up by name, with one of their own as the default."""
     names = {type(module).__module__ for module in model.modules() if "attention" in type(module).__name__.lower()}
@@ -192,7 +155,3 @@ def _plain_maps(network: Network, ids: NDArray[np.int32]) -> Sequence[torch.Tens
     if maps is None:
         raise ModelError(f"the model {network.info.name!r} returns no attention weights")
     return tuple(maps)
-
-
-transformers.AttentionInterface.register(NAME, _attend)
-transformers.AttentionMaskInterface.register(NAME, eager_mask)

@@ -16,7 +16,7 @@ from embstore.errors import InvalidValueError
 from embstore.models.batched import BatchedEncoder, Prepared
 from embstore.models.batching import BATCHINGS, Batch, Batching
 from embstore.models.checkpoint import Loaded, load
-from embstore.models.encoder import By, Scope, Split, Tokenized, check_arguments
+from embstore.models.encoder import By, Scope, Split, Tokenized
 from embstore.models.memory import fitting_batch, free_nbytes
 from embstore.models.running import RunningBatch, SpanWork
 from embstore.models.transformer.chat import Chats
@@ -162,10 +162,6 @@ class TransformerEncoder(BatchedEncoder):
         return self.network.weights_nbytes + self.network.batch_nbytes(
             n_features=n_features, batch_subwords=batch_subwords
         )
-
-    def forward_flops(self, lengths: NDArray[np.int64], *, layers: Sequence[int]) -> float:
-        """Return the operations of a forward pass over sentences of these lengths; see `Network.forward_flops`."""
-        return self.network.forward_flops(lengths, deepest=max(check_arguments(self.info, layers, "mean")))
 
     def tokenize(self, sentences: Sequence[Sentence], *, scope: Scope = "sentence", by: By = "text") -> Split:
         return self.tokenizer.tokenize(sentences, scope=scope, by=by)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,14 +17,6 @@ TYPICAL_POSITIONS = 2048
 
 Receive = Callable[[int, torch.Tensor], None]
 _Call = tuple[nn.Module, torch.Tensor]  # a module and its first argument
-_Activation = tuple[str, str]  # oneDNN's name and variant
-_NO_ACTIVATION = ("none", "")
-_ACTIVATIONS: dict[_Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    ("gelu", "none"): nn.functional.gelu,
-    ("gelu", "tanh"): partial(nn.functional.gelu, approximate="tanh"),
-    ("relu", ""): nn.functional.relu,
-    ("swish", ""): nn.functional.silu,
-}
 
 
 class DeepEnough(Exception):
@@ -37,15 +28,13 @@ class LayerTap:
     """Where the layers of a model can be read during a forward pass.
 
     `blocks`: modules whose calls receive hidden state 0, 1, ... as their first argument; empty if there are none, and
-    then every layer is computed and held until the end. `transposed`: they receive [positions, batch, features].
-    `num_hidden_layers`: the last layer. `final_norm`: whether a norm outside the blocks computes the last layer.
-    `after`: the model's own `hidden_states` are those after each block and then after the norm, as those of Mamba and
-    RWKV are: layer 0 is not among them, and layer l is number l - 1.
+    then every layer is computed and held until the end. `num_hidden_layers`: the last layer. `final_norm`: whether a
+    norm outside the blocks computes the last layer. `after`: the model's own `hidden_states` are those after each block
+    and then after the norm, as those of Mamba and RWKV are: layer 0 is not among them, and layer l is number l - 1.
     """
 
     model: nn.Module
     blocks: tuple[nn.Module, ...]
-    transposed: bool
     num_hidden_layers: int
     hidden_size: int
     final_norm: bool
@@ -86,8 +75,7 @@ class LayerTap:
             nonlocal calls
             layer, calls = calls, calls + 1
             if layer in wanted:
-                state = _first_argument(args, kwargs)
-                receive(layer, state.transpose(0, 1).contiguous() if self.transposed else state)
+                receive(layer, _first_argument(args, kwargs))
             if layer == max(wanted):
                 raise DeepEnough
 
@@ -139,15 +127,15 @@ def find_layers(model: nn.Module, inputs: Mapping[str, Any]) -> LayerTap:
     states = [state.cpu() for state in states]  # those of a split model are on several devices
     final_norm = any(same(norm, states[-1]) for norm in norms)
     blocks: tuple[nn.Module, ...] = ()
-    transposed = shifted = False
+    shifted = False
     if same(output.last_hidden_state.cpu(), states[-1]):
-        blocks, transposed, shifted = _matching(calls, owners, states)
+        blocks, shifted = _matching(calls, owners, states)
     if not blocks and not any(same(one, states[0]) for _, state in calls for one in _layouts(state, states[0])):
         raise ValueError(
             "its first hidden state is not the input of its first block, so that it is not known what its layers are; "
             "use another model"
         )
-    return LayerTap(model, blocks, transposed, len(states) - 1, states[0].shape[-1], final_norm, shifted)
+    return LayerTap(model, blocks, len(states) - 1, states[0].shape[-1], final_norm, shifted)
 
 
 def _layouts(state: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -157,21 +145,19 @@ def _layouts(state: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, ...
 
 def _matching(
     calls: Sequence[_Call], owners: Mapping[nn.Module, int], states: Sequence[torch.Tensor]
-) -> tuple[tuple[nn.Module, ...], bool, bool]:
-    """Return modules whose inputs are all hidden states but the last, and whether they are `transposed` and `after`."""
+) -> tuple[tuple[nn.Module, ...], bool]:
+    """Return modules whose inputs are all hidden states but the last, and whether these are of the kind `after`."""
     groups: dict[int | type, list[_Call]] = defaultdict(list)
     for module, state in calls:
         groups[owners[module]].append((module, state))
         groups[type(module)].append((module, state))
     for after, expected in ((False, states), (True, states[:-2])):
         for group in groups.values():
-            if len(group) != len(states) - 1:
-                continue
-            for transposed in (False, True):
-                inputs = [state.transpose(0, 1) if transposed else state for _, state in group][after:]
-                if inputs and all(same(one, other) for one, other in zip(inputs, expected, strict=False)):
-                    return tuple(dict.fromkeys(module for module, _ in group)), transposed, after
-    return (), False, False
+            inputs = [state for _, state in group][after:]
+            complete = len(group) == len(states) - 1 and inputs
+            if complete and all(same(one, other) for one, other in zip(inputs, expected, strict=False)):
+                return tuple(dict.fromkeys(module for module, _ in group)), after
+    return (), False
 
 
 def _first_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -185,13 +171,11 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 class PackedLinear(nn.Module):
     """A linear layer that multiplies by weights in oneDNN's own layout, which saves packing them at every call.
 
-    It shares the weight and the bias of the layer that it replaces. `activation`: what is applied to the result, while
-    it is in the cache.
+    It shares the weight and the bias of the layer that it replaces.
     """
 
-    def __init__(self, linear: nn.Linear | Conv1D, activation: _Activation = _NO_ACTIVATION) -> None:
+    def __init__(self, linear: nn.Linear | Conv1D) -> None:
         super().__init__()
-        self._activation, self._variant = activation
         self.weight, self.bias = linear.weight, linear.bias
         weight = linear.weight.detach()
         if isinstance(linear, Conv1D):
@@ -201,10 +185,7 @@ class PackedLinear(nn.Module):
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_POSITIONS)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        packed, bias = self._packed, self._bias
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, packed, bias, self._activation, [], self._variant
-        )
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
         return result
 
 
@@ -214,13 +195,12 @@ def gains_by_packing() -> bool:
     return bool(onednn.is_available()) and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
-def packed_copy(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module, int]:
+def packed_copy(model: nn.Module) -> tuple[nn.Module, int]:
     """Return a copy of the model with `PackedLinear` layers and the bytes of their packed weights.
 
-    `inputs`: of a short forward pass, which shows the activations that a linear layer can compute itself. All
-    parameters and buffers are shared with `model`, which stays unchanged. Returns the model itself and 0 if it is not
-    in float32 on a CPU that gains by it, is too large, or if this torch has no oneDNN. What is packed never depends on
-    timings, so the same call returns the same bits.
+    All parameters and buffers are shared with `model`, which stays unchanged. Returns the model itself and 0 if it is
+    not in float32 on a CPU that gains by it, is too large, or if this torch has no oneDNN. What is packed never depends
+    on timings, so the same call returns the same bits.
     """
     packable = {name: module for name, module in model.named_modules() if _is_packable(module)}
     nbytes = sum(module.weight.numel() * 4 for module in packable.values())
@@ -228,62 +208,12 @@ def packed_copy(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[nn.Module,
         return model, 0
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     try:
-        followed = _activations_after(model, inputs, packable)
         made = copy.deepcopy(model, shared)
         for name, module in packable.items():
-            own, activation = followed.get(name, ("", _NO_ACTIVATION))
-            made.set_submodule(name, PackedLinear(module, activation))
-            if own:
-                made.set_submodule(own, nn.Identity())
+            made.set_submodule(name, PackedLinear(module))
     except (RuntimeError, AttributeError, NotImplementedError, TypeError):  # a torch built without these operations
         return model, 0
     return made, nbytes
-
-
-@torch.inference_mode()
-def _activations_after(
-    model: nn.Module, inputs: Mapping[str, Any], linears: Mapping[str, nn.Module]
-) -> dict[str, tuple[str, _Activation]]:
-    """Return for each linear layer whose result goes into an activation the name and the kind of that."""
-    # Whether the result goes elsewhere too is not seen: the self-check would find it.
-    results: list[tuple[str, torch.Tensor]] = []
-    calls: Counter[str] = Counter()
-    pairs: dict[str, tuple[str, _Activation]] = {}
-
-    def computed(name: str, module: nn.Module, args: tuple[Any, ...], result: torch.Tensor) -> None:
-        calls[name] += 1
-        results.append((name, result))
-
-    def received(name: str, kind: _Activation, module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls[name] += 1
-        pairs.update((linear, (name, kind)) for linear, result in results if args and result is args[0])
-
-    handles = [linear.register_forward_hook(partial(computed, name)) for name, linear in linears.items()]
-    for name, module in model.named_modules():
-        if (kind := _activation_of(module)) is not None:
-            handles.append(module.register_forward_pre_hook(partial(received, name, kind)))
-    try:
-        model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {linear: pair for linear, pair in pairs.items() if calls[linear] == calls[pair[0]] == 1}
-
-
-def _activation_of(module: nn.Module) -> _Activation | None:
-    """Return which activation a module without parameters computes, None if it is not one that oneDNN knows."""
-    if next(module.children(), None) is not None or next(module.parameters(), None) is not None:
-        return None
-    values = torch.linspace(-8, 8, 257)
-    try:
-        result = module(values)
-    except Exception:  # it takes something else
-        return None
-    if not isinstance(result, torch.Tensor) or result.shape != values.shape:
-        return None
-    return next(
-        (kind for kind, known in _ACTIVATIONS.items() if torch.allclose(result, known(values), atol=1e-6)), None
-    )
 
 
 def _is_packable(module: Any) -> bool:

@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from embstore.errors import ModelError
 from embstore.models.batching import ROW_CAPACITY, Batching, fitting_capacity
@@ -33,7 +31,6 @@ from embstore.models.transformer.varlen import accepts_sentence_bounds
 COPIES = 2  # of the vectors of a batch on a GPU: pooled, and cast
 OUTLIERS = 0.01  # a mask that lets sentences see each other changes far more of the vectors that are checked
 SITE_SUBWORDS = 24  # of the sentence on which sites are checked
-_SHORT_SUBWORDS = 5  # of a sentence that is run to see what the model does
 
 
 class Network:
@@ -54,7 +51,7 @@ class Network:
         self.inputs, self.tap = self._probe(loaded)
         packed, self.packed_nbytes = self.model, 0
         if not self.is_split:
-            packed, self.packed_nbytes = packed_copy(self.model, self._short_inputs())
+            packed, self.packed_nbytes = packed_copy(self.model)
         self.fast_tap = self.tap.of_copy(packed)
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
         self.info = ModelInfo(
@@ -149,58 +146,10 @@ class Network:
         """Estimate the memory of one subword of a batch, from above; see `batch_nbytes`."""
         return max(1, self.batch_nbytes(n_features=n_features, batch_subwords=TYPICAL_POSITIONS) // TYPICAL_POSITIONS)
 
-    def forward_flops(self, lengths: NDArray[np.int64], *, deepest: int) -> float:
-        """Return the multiplications and additions of a pass over sentences up to layer `deepest`.
-
-        `lengths`: positions of each sentence, special ones included. 2 x in x out for each position of each linear
-        layer, and 4 x width x length^2 for the attention of each layer: what the sentences need, without padding, and
-        without a discount for sliding or causal attention.
-        """
-        by_position, by_sentence = self._linear_flops(deepest)
-        config = self.model.config
-        heads = _first_int(config, ("num_attention_heads", "n_head", "num_heads"), 1)
-        head_size = _first_int(config, ("head_dim", "d_kv", "d_head"), 0)
-        width = heads * head_size or self.info.hidden_size
-        attention = 4.0 * width * float((lengths.astype(np.float64) ** 2).sum()) * deepest
-        return by_position * float(lengths.sum()) + by_sentence * len(lengths) + attention
-
-    @torch.inference_mode()
-    def _linear_flops(self, deepest: int) -> tuple[float, float]:
-        """Return the operations of linear layers for each position and for each sentence, from one short sentence."""
-        inputs = self._short_inputs()
-        positions = inputs["input_ids"].shape[1]
-        counted = {True: 0.0, False: 0.0}
-        share = _first_int(self.model.config, ("num_experts_per_tok",), 0)
-
-        def count(module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-            if experts := [p for p in module.parameters(recurse=False) if p.dim() == 3]:
-                counted[True] += 2.0 * positions * share * sum(p[0].numel() for p in experts)
-                return
-            linear: Any = module  # the weight of a quantized one has another size
-            weight = linear.weight.numel() if isinstance(linear, Conv1D) else linear.in_features * linear.out_features
-            rows = args[0].numel() // args[0].shape[-1]
-            counted[rows == positions] += 2.0 * weight * rows
-
-        handles = [
-            module.register_forward_pre_hook(count)
-            for module in self.model.modules()
-            if isinstance(module, nn.Linear | Conv1D)
-            or (any(p.dim() == 3 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Conv1d))
-        ]
-        try:
-            self.tap.run(inputs, (deepest,), lambda layer, state: None)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return counted[True] / positions, counted[False]
-
     def _different_inputs(self) -> dict[str, Any]:
         half = self.tokenizer.vocabulary // 2
         ids = np.resize(np.arange(half, 2 * half, dtype=np.int32), SITE_SUBWORDS)
         return self.inputs.plain(ids) | self.inputs.fixed
-
-    def _short_inputs(self) -> dict[str, Any]:
-        return self.inputs.plain(np.full(_SHORT_SUBWORDS, self.inputs.padding_id, np.int32)) | self.inputs.fixed
 
     def _probe(self, loaded: Loaded) -> tuple[InputMaker, LayerTap]:
         """Find out what the model takes and where its layers are; raises ModelError if it cannot be used."""

@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from embstore.errors import ModelError
 from embstore.models.transformer.layers import LayerTap, same
+from embstore.models.transformer.varlen import attention_by
 
 MASKED, UNMASKED = "embstore_sites", "embstore_sites_unmasked"  # transformers makes masks for the first only
 EXACT = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}  # relative to the largest value
@@ -27,12 +28,16 @@ Receive = Callable[[int, torch.Tensor, str], None]
 
 @dataclass(frozen=True)
 class Attended:
-    """One call of attention: its states [batch, heads, positions, features] and result, as transformers passes them."""
+    """One call of attention: its states [batch, heads, positions, features] and results, as transformers passes them.
+
+    `weights`: the probabilities [batch, heads, queries, keys], None from fused attention.
+    """
 
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
     output: torch.Tensor
+    weights: Any
     mask: torch.Tensor | None
     options: Mapping[str, Any]
 
@@ -51,7 +56,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class _Capture:
-    """What the attention function does in a pass: `usual` is the model's own, `take` is given every call."""
+    """What the attention function does in a pass: `usual` is the one that it calls, `take` is given every call."""
 
     usual: str
     take: Callable[[Attended], None]
@@ -72,7 +77,7 @@ def _attend(
     own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(capture.usual, own)
     output, weights = attend(module, query, key, value, attention_mask, **options)
-    capture.take(Attended(query, key, value, output, attention_mask, options))
+    capture.take(Attended(query, key, value, output, weights, attention_mask, options))
     return output, weights
 
 
@@ -86,15 +91,14 @@ AttentionMaskInterface.register(MASKED, _mask)
 
 
 @contextmanager
-def _captured(model: Any, take: Callable[[Attended], None]) -> Iterator[None]:
-    """Pass every call of the model's attention on to `take` inside the block."""
-    usual = model.config._attn_implementation
+def captured(model: Any, take: Callable[[Attended], None], *, by: str | None = None) -> Iterator[None]:
+    """Pass every call of the model's attention on to `take` inside the block; `by`: attention other than its own."""
+    usual = by or model.config._attn_implementation
     token = _CAPTURE.set(_Capture(usual, take))
-    model.config._attn_implementation = MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED
     try:
-        yield
+        with attention_by(MASKED if usual in ALL_MASK_ATTENTION_FUNCTIONS else UNMASKED, model):
+            yield
     finally:
-        model.config._attn_implementation = usual
         _CAPTURE.reset(token)
 
 
@@ -154,7 +158,7 @@ class SiteTap:
         hooked = [(site, module) for site in sites for module in self.modules.get(site, ())]
         handles = [module.register_forward_hook(partial(put, site)) for site, module in hooked]
         try:
-            with _counted(self.tap) as running, _captured(self.tap.model, take):
+            with _counted(self.tap) as running, captured(self.tap.model, take):
                 yield
         finally:
             for handle in handles:
@@ -198,7 +202,7 @@ def find_sites(tap: LayerTap, inputs: Mapping[str, Any], *, name: str) -> SiteTa
         own = {site: states.shape[-1] for site, states in call.sites().items()}
         own |= dict.fromkeys(modules, block.states.shape[-1])
         known.append((own, {"head_size": call.query.shape[-1], "scaling": call.scaling}))
-    if not known or len(blocks) != tap.num_hidden_layers or tap.transposed:
+    if not known or len(blocks) != tap.num_hidden_layers:
         raise ModelError(
             f"the sites of {name!r} are not known: its blocks were not found; only the site residual can be stored"
         )
@@ -230,7 +234,7 @@ def _record(tap: LayerTap, inputs: Mapping[str, Any]) -> list[_Block]:
     handles = [block.register_forward_pre_hook(enter, with_kwargs=True) for block in tap.blocks]
     handles += [module.register_forward_hook(called, with_kwargs=True) for module in inside]
     try:
-        with _captured(tap.model, take):
+        with captured(tap.model, take):
             tap.model(**inputs)
     finally:
         for handle in handles:
