@@ -288,6 +288,9 @@ class Part:
         if index.subword is not None:
             start = bounds + index.subword[rows]
             stop = start + 1
+            if options.window is not None:  # around the word of the subword, in a phrase too
+                after = np.searchsorted(self._places.first, start, "right")
+                word = after - 1
         elif options.unit == "sentence":
             start, stop = bounds, text.subword_indptr[sentence + 1]
             stop = np.minimum(stop, start + MAX_POOLED)
