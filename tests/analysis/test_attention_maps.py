@@ -202,14 +202,17 @@ def test_no_statistic_grows_with_the_corpus(tmp_path: Path) -> None:
 
 
 def test_a_mark_between_sentences_is_no_word(tmp_path: Path) -> None:
-    network = load_attention_model(model("bert", tmp_path / "model"), device=torch.device("cpu"))
-    reader = Reader(es.open_corpus([sentence_pair(Sentence(["the", "cat"]), Sentence(["a", "mat", "."]))]), network)
+    folder, pair = model("bert", tmp_path / "m"), sentence_pair(Sentence(["the", "cat"]), Sentence(["a", "mat", "."]))
+    network = load_attention_model(folder, device=torch.device("cpu"))
+    reader = Reader(es.open_corpus([pair]), network)
     (tokens, _, inputs), *_ = reader.batches(100)
     assert isinstance(tokens, Tokens)
     assert tokens.n_words.tolist() == [5]
     assert inputs["token_type_ids"].sum() == int(tokens.lengths[0] - tokens.pairs[0, 1]) > 3
     assert tokens.kinds["sep"].sum() == 2
     assert tokens.kinds["punctuation"].sum() == 1
+    shown = es.analysis.sentence_attention(pair, model=folder, layers=1)
+    assert shown.subwords == tuple(load(folder)[1]("the cat", "a mat .", truncation=False, padding=False).tokens())
 
 
 def test_trees_are_those_of_networkx() -> None:

@@ -311,19 +311,20 @@ class SentenceAttention:
 
 @checked
 def sentence_attention(
-    sentence: str | Sequence[str],
+    sentence: Sentence | str | Sequence[str],
     *,
     model: str | Path,
     layers: Layers = None,
     heads: Sequence[int] | None = None,
 ) -> SentenceAttention:
-    """Return the attention maps of one sentence, given as its text, which is read as it is, or as its words.
+    """Return the attention maps of a sentence, such as `store.index.text.sentence(0)`, a text as it is, or words.
 
     Raises InvalidValueError for a sentence without subwords, for layers and heads that do not exist, and ModelError for
     a model without attention weights.
     """
-    whole = [Span(0, len(sentence), "sentence")]
-    item = Document(sentence, spans=whole) if isinstance(sentence, str) else Sentence(list(sentence))
+    item: Any = sentence
+    if isinstance(sentence, str):
+        item = Document(sentence, spans=[Span(0, len(sentence), "sentence")])
     network = load_attention_model(model, device=choose_device(settings().device))
     collected = _Collected()
     measured = Pass(network, [collected], layers=layers, heads=heads)
