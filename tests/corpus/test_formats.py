@@ -19,11 +19,8 @@ def read(folder: Path, name: str, text: str, **options: str) -> list[Sentence]:
 
 
 def plain(sentence: Sentence) -> tuple[list[str], dict[str, list[str | None]], list[tuple[int, int]]]:
-    return (
-        list(sentence.words),
-        {name: list(column) for name, column in sentence.labels.items()},
-        list(sentence.targets),
-    )
+    labels = {name: list(column) for name, column in sentence.labels.items()}
+    return list(sentence.words), labels, list(sentence.targets)
 
 
 def words(sentences: list[Sentence]) -> list[list[str]]:
@@ -169,21 +166,17 @@ def test_pse_words_with_an_at_sign_that_are_not_targets(tmp_path: Path) -> None:
 
 
 def test_edge(tmp_path: Path) -> None:
+    targets = [
+        {"span1": [1, 2], "label": "NN"},
+        {"span1": [1, 2], "label": ["A", "NN"]},
+        {"span1": [2, 4], "label": "VP"},
+        {"span1": [0, 2], "span2": [1, 3], "label": "agent"},
+    ]
     records = [
-        {
-            "text": "The cat sat down",
-            "targets": [
-                {"span1": [1, 2], "label": "NN"},
-                {"span1": [1, 2], "label": ["A", "NN"]},
-                {"span1": [2, 4], "label": "VP"},
-                {"span1": [0, 2], "span2": [1, 3], "label": "agent"},
-            ],
-            "info": {"id": 1},
-        },
+        {"text": "The cat sat down", "targets": targets, "info": {"id": 1}},
         {"text": "Yes\u00a0! ok", "targets": []},
     ]
-    text = "\n\n".join(map(json.dumps, records))
-    first, second = map(plain, read(tmp_path, "a.jsonl", text))
+    first, second = map(plain, read(tmp_path, "a.jsonl", "\n\n".join(map(json.dumps, records))))
     assert first == (
         ["The", "cat", "sat", "down"],
         {"label": [None, "A|NN", None, None], "target": ["span1", "span1|span2", "span1|span2", "span1"]},
@@ -194,14 +187,10 @@ def test_edge(tmp_path: Path) -> None:
 
 def test_sts(tmp_path: Path) -> None:
     found = read(tmp_path, "a.tsv", 'MSRpar\t4.400\t"Don\'t," he said.\tNo.\n\n')
-    assert [plain(sentence) for sentence in found] == [
-        (
-            ['"', "Do", "n't", ",", '"', "he", "said", "."],
-            {"set": ["MSRpar"] * 8, "score": ["4.400"] * 8, "side": ["1"] * 8},
-            [],
-        ),
-        (["No", "."], {"set": ["MSRpar"] * 2, "score": ["4.400"] * 2, "side": ["2"] * 2}, []),
-    ]
+    assert [each.words for each in found] == [['"', "Do", "n't", ",", '"', "he", "said", "."], ["No", "."]]
+    for each, side in zip(found, "12", strict=True):
+        labels = {"set": "MSRpar", "score": "4.400", "side": side}
+        assert each.labels == {name: [label] * len(each.words) for name, label in labels.items()}
     assert [(each.text, str(each)) for each in found] == [('"Don\'t," he said.',) * 2, ("No.",) * 2]
     assert words(read(tmp_path, "a.tsv", "s\t0\ta b.\tc", words="spaces")) == [["a", "b."], ["c"]]
 
@@ -330,11 +319,10 @@ def test_ewt(data: Path, part: str, many: int) -> None:
     path = data / "ud-ewt" / f"en_ewt-ud-{part}.conllu"
     found = list(open_corpus(path))
     assert len(found) == many
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line[:1].isdigit()]
+    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n")]
     rows = [row for row in rows if row[0].isdigit()]
     assert [word for s in found for word in s.words] == [row[1] for row in rows]
     for column, name in {2: "lemma", 3: "upos", 4: "xpos", 7: "deprel"}.items():
-        labels = [label for s in found for label in s.labels[name]]
-        expected = [row[column] for row in rows]
+        labels, expected = [label for s in found for label in s.labels[name]], [row[column] for row in rows]
         different = [(a, b) for a, b in zip(labels, expected, strict=True) if a != b]
         assert set(different) <= {(None, "_")}

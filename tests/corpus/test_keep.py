@@ -126,11 +126,9 @@ def slow_numbers(seed: int, form: str, many: int) -> list[int]:
 
 def random_columns(rows: int, *, seed: int, forms: int = 40) -> Columns:
     random = np.random.default_rng(seed)
-    types = (forms * random.random(rows) ** 3).astype(int)
-    labels = random.integers(-1, 4, rows)
-    table = list(zip(types.tolist(), labels.tolist(), [-1] * rows, strict=True))
-    cuts = np.sort(random.integers(0, rows, rows // 10)).tolist()
-    sentences = [table[a:b] for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+    types = (forms * random.random(rows) ** 3).astype(int).tolist()
+    table = [(word, int(label), -1) for word, label in zip(types, random.integers(-1, 4, rows), strict=True)]
+    sentences = [table[at : at + 10] for at in range(0, rows, 10)]
     return Columns.of(sentences, [f"word{number}" for number in range(forms)])
 
 

@@ -64,12 +64,8 @@ class DataSet:
 def written(folder: Path, kind: str) -> Any:
     """Return ROWS as a file, or as a table of Python."""
     frame = pl.DataFrame(ROWS)
-    if kind == "rows":
-        return ROWS
-    if kind == "polars":
-        return frame
-    if kind == "lazy":
-        return frame.lazy()
+    if kind in ("rows", "polars", "lazy"):
+        return {"rows": ROWS, "polars": frame, "lazy": frame.lazy()}[kind]
     if kind == "pandas":
         import pandas as pd
 

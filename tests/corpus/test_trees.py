@@ -1,8 +1,7 @@
-"""Dependency trees of CoNLL-U: reading, errors, and distances against a breadth-first search."""
+"""Dependency trees of CoNLL-U: reading, errors, and distances against those of shortest paths."""
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -50,33 +49,24 @@ def test_punctuation_is_known_by_its_tag_or_its_relation(tmp_path: Path, upos: s
 
 @st.composite
 def trees(draw: st.DrawFn) -> np.ndarray:
-    count = draw(st.integers(1, 12))
-    order = draw(st.permutations(range(count)))
-    heads = np.full(count, -1, np.int64)
-    for position in range(1, count):
+    order = draw(st.permutations(range(draw(st.integers(1, 12)))))
+    heads = np.full(len(order), -1, np.int64)
+    for position in range(1, len(order)):
         heads[order[position]] = order[draw(st.integers(0, position - 1))]
     return heads
 
 
 @settings(max_examples=40)
 @given(trees())
-def test_distances_equal_those_of_a_search(heads: np.ndarray) -> None:
-    neighbours: dict[int, list[int]] = {word: [] for word in range(len(heads))}
-    for word, head in enumerate(heads.tolist()):
-        if head >= 0:
-            neighbours[word].append(head)
-            neighbours[head].append(word)
-    distances = tree_distances(heads)
-    for start in range(len(heads)):
-        found = {start: 0}
-        queue = deque([start])
-        while queue:
-            word = queue.popleft()
-            for other in neighbours[word]:
-                if other not in found:
-                    found[other] = found[word] + 1
-                    queue.append(other)
-        assert distances[start].tolist() == [found[word] for word in range(len(heads))]
+def test_distances_are_those_of_shortest_paths(heads: np.ndarray) -> None:
+    count = len(heads)
+    distances = np.full((count, count), count)
+    np.fill_diagonal(distances, 0)
+    words = np.flatnonzero(heads >= 0)
+    distances[words, heads[words]] = distances[heads[words], words] = 1
+    for through in range(count):  # Floyd and Warshall
+        distances = np.minimum(distances, distances[:, [through]] + distances[through])
+    assert np.array_equal(tree_distances(heads), distances)
     assert np.array_equal(tree_depths(heads), distances[np.flatnonzero(heads < 0)[0]])
 
 
