@@ -153,7 +153,7 @@ def pretend(encoder: Any) -> None:
             module.to_device = to_device
     batched.BatchedEncoder.casts_on_device = property(lambda self: True)
     running.LayerPooling.vectors = lambda self: [one[:, : len(self.order)] for one in self._gathered.values()]
-    object.__setattr__(network.fast_tap, "run", lambda *_: None)
+    object.__setattr__(network.tap, "run", lambda *_: None)
     for owner in (encoder, network, network.inputs):
         object.__setattr__(owner, "device", device)
         object.__setattr__(owner, "dtype", torch.float16)

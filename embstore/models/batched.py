@@ -276,7 +276,7 @@ class BatchedEncoder(Encoder):
         return tokenized if len(tokenized.ids) else self.tokenize(PROBES).tokenized
 
     def drop_fast_layers(self) -> bool:
-        """Run batches through the plain layers from now on; returns False if they already do."""
+        """Run batches with the weights as they are loaded from now on; returns False if they already do."""
         return False
 
     @abstractmethod

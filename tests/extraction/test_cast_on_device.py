@@ -38,7 +38,7 @@ def spoil(folder: Path) -> Callable[[float, str], TransformerEncoder]:
         encoder = load_encoder(folder, compute_dtype=compute_dtype)
         zebra = encoder.tokenize([Sentence(["zebra"])]).ids.tolist()
         seen: list[torch.Tensor] = []
-        encoder.network.fast_tap.model.embeddings.register_forward_pre_hook(
+        encoder.network.model.embeddings.register_forward_pre_hook(
             lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
         )
 
@@ -47,7 +47,7 @@ def spoil(folder: Path) -> Callable[[float, str], TransformerEncoder]:
             output[first, 5] = value
             return output
 
-        encoder.network.fast_tap.model.encoder.layer[1].register_forward_hook(plant)
+        encoder.network.model.encoder.layer[1].register_forward_hook(plant)
         assert isinstance(encoder, TransformerEncoder)
         return encoder
 

@@ -61,7 +61,7 @@ def test_batching_is_the_fastest_exact_one(case):
     assert case.error < 2e-5
     assert case.encoder.info.final_norm == (case.name in FINAL_NORM)
     assert case.encoder.network.takes_varlen == (case.name not in MASKED)
-    assert case.encoder.network.packed_nbytes > 0
+    assert case.encoder.network.packed.nbytes > 0
 
 
 def test_all_layers_of_words_equal_a_plain_script(case):
@@ -91,7 +91,7 @@ def test_no_layer_beyond_the_deepest_is_computed(case):
     reached = []
     handles = [
         block.register_forward_hook(lambda module, args, output: reached.append(module))
-        for block in case.encoder.network.fast_tap.blocks
+        for block in case.encoder.network.tap.blocks
     ]
     passes = len(list(case.encoder.encode(case.tokenized, spans, layers=(1,), pooling="mean", batch_subwords=512)))
     for handle in handles:

@@ -16,7 +16,6 @@ import embstore as es
 from embstore.errors import ModelError
 from embstore.models import load_encoder, placing
 from embstore.models.placing import Place, own_dtype
-from embstore.models.transformer import network
 from tests.fake_devices import fake_devices
 from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
 from tests.models.tiny import DECODERS, SENTENCES, save
@@ -134,14 +133,10 @@ def test_a_model_that_stays_on_the_disk(tmp_path, name, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_weights_on_several_devices_are_not_packed(llama, monkeypatch):
-    """A second copy of a part would be used without the hooks that move what a block is given."""
-    packed = []
-    monkeypatch.setattr(network, "packed_copy", lambda model: packed.append(model) or (model, 0))
-    for device_map, expected in ((None, 1), ("auto", 0), ({"": "cpu"}, 0)):
-        packed.clear()
-        load_encoder(llama, device_map=device_map)
-        assert len(packed) == expected
+def test_weights_on_several_devices_are_not_packed(llama):
+    """They would be used without the hooks that move what a block is given."""
+    for device_map in (None, "auto", {"": "cpu"}):
+        assert (load_encoder(llama, device_map=device_map).network.packed.nbytes > 0) == (device_map is None)
 
 
 @pytest.mark.slow
@@ -160,8 +155,8 @@ def test_a_quantized_checkpoint(tmp_path, tmp_path_factory, device_map):
         plain = PlainScript(PlainScript.open(llama).tokenizer, made.eval(), False)
         expected = np.stack([plain.span(SENTENCES[s], w, w + 1, "mean") for s, w in names], axis=1)
     assert relative_error(vectors, expected) < 2e-5
-    assert encoder.network.packed_nbytes == 0
-    assert encoder.network.weights_nbytes < 0.5 * (whole.network.weights_nbytes - whole.network.packed_nbytes)
+    assert encoder.network.packed.nbytes == 0
+    assert encoder.network.weights_nbytes < 0.5 * (whole.network.weights_nbytes - whole.network.packed.nbytes)
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,7 @@ class SmallMemory:
         self.capacity = capacity
         self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
         self.ran = []
-        for model in {encoder.network.model, encoder.network.fast_tap.model}:
-            model.encoder.layer[1].register_forward_pre_hook(self.run, with_kwargs=True)
+        encoder.network.model.encoder.layer[1].register_forward_pre_hook(self.run, with_kwargs=True)
 
     def run(self, module, args, kwargs):
         rows, columns = args[0].shape[:2]
@@ -134,7 +133,7 @@ def test_errors_that_mean_out_of_memory(error, means):
 
 
 def test_a_batching_that_needs_too_much_memory_is_skipped(encoder):
-    model = encoder.network.fast_tap.model
+    model = encoder.network.model
     forward = model.forward
 
     def of_rows(**inputs):

@@ -19,7 +19,6 @@ from embstore.models.batching import BATCHINGS
 from embstore.models.transformer import encoder as transformer
 from embstore.models.transformer import layers, probing
 from embstore.models.transformer.inputs import additive
-from embstore.models.transformer.layers import PackedLinear
 from embstore.models.transformer.selfcheck import require_own_mask
 from embstore.models.transformer.varlen import KEYWORD, SentenceBounds, pinned_backends
 from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
@@ -35,9 +34,8 @@ def encoder(tmp_path):
 
 def meddle(encoder, change):
     """Change the arguments of the model."""
-    for model in {encoder.network.model, encoder.network.fast_tap.model}:
-        forward = model.forward
-        model.forward = lambda forward=forward, **inputs: forward(**change(dict(inputs)))
+    forward = encoder.network.model.forward
+    encoder.network.model.forward = lambda **inputs: forward(**change(dict(inputs)))
 
 
 def without_bounds(inputs):
@@ -226,8 +224,7 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
         calls.append(1)
         return output + 0.01 * len(calls)
 
-    for model in {encoder.network.model, encoder.network.fast_tap.model}:
-        model.embeddings.register_forward_hook(drift)
+    encoder.network.model.embeddings.register_forward_hook(drift)
     with pytest.raises(ModelError, match=r"no batching .* reproduces .*: varlen differs by .*; equal differs by"):
         encoder.self_check(tokenized, layers=(3,), pooling="mean")
     assert encoder.batching == "varlen"
@@ -237,15 +234,15 @@ def test_a_model_that_no_batching_reproduces_is_refused(encoder):
 @pytest.mark.quick(1)
 def test_wrong_packed_weights_are_dropped(tmp_path, name):
     encoder = load_encoder(save(name, tmp_path))
-    packed = [module for module in encoder.network.fast_tap.model.modules() if isinstance(module, PackedLinear)]
-    packed[1].register_forward_hook(lambda module, args, output: output * 1.001)
+    forwards = encoder.network.packed.forwards
+    module, forward = list(forwards.items())[1]
+    forwards[module] = lambda inputs: 1.001 * forward(inputs)
     tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, layers=(3,), pooling="mean") < 2e-5
     assert encoder.batching == "varlen"
-    assert encoder.network.packed_nbytes == 0
-    assert encoder.network.fast_tap.model is encoder.network.model
+    assert encoder.network.packed.nbytes == 0
     encoder.free()
-    assert encoder.network.packed_nbytes == 0, "nor are they packed when they are loaded again"
+    assert encoder.network.packed.nbytes == 0, "nor are they packed when they are loaded again"
 
 
 @pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
@@ -254,17 +251,22 @@ def test_weights_are_packed_where_the_cpu_gains(tmp_path, monkeypatch, capabilit
     monkeypatch.setattr(layers, "gains_by_packing", GAINS_BY_PACKING)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     network = load_encoder(save("bert", tmp_path)).network
-    assert (network.packed_nbytes > 0) == packs
-    assert (network.fast_tap.model is not network.model) == packs
+    assert (network.packed.nbytes > 0) == packs
 
 
 def test_the_plain_pass_runs_the_stock_model(encoder):
-    tokenized = tokenize(encoder, SENTENCES)
+    tokenized, network = tokenize(encoder, SENTENCES), encoder.network
     encoder.self_check(tokenized, layers=(3,), pooling="mean")
-    network = encoder.network
-    assert not any(isinstance(module, PackedLinear) for module in network.model.modules())
-    shared = {parameter.data_ptr() for parameter in network.model.parameters()}
-    assert {parameter.data_ptr() for parameter in network.fast_tap.model.parameters()} == shared
+    assert len(network.packed.forwards) == 19  # the pooler's too
+    assert not any("forward" in vars(module) for module in network.packed.forwards)
+    used, forward = [], torch.nn.Linear.forward
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "forward", lambda *given: used.append(1) or forward(*given))
+        spans, _ = word_spans(tokenized)
+        list(encoder.encode(tokenized, spans, layers=(3,), pooling="mean", batch_subwords=64))
+        assert used == []
+        encoder.plain_vectors(tokenized, spans, layers=(3,), pooling="mean")
+        assert used
 
 
 def test_hidden_states_that_are_not_finite_are_refused(encoder):

@@ -148,13 +148,11 @@ def test_other_kinds_of_attention_are_refused(more):
 def test_it_is_first_and_makes_no_mask(encoder, monkeypatch):
     shapes = []
     monkeypatch.setattr(encoder.network.inputs.__class__, "mask", lambda *args: pytest.fail("a mask was made"))
-    encoder.network.fast_tap.model.embeddings.register_forward_hook(
-        lambda module, args, output: shapes.append(output.shape)
-    )
+    encoder.network.model.embeddings.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
     tokenized = tokenize(encoder, SENTENCES)
     assert encoder.self_check(tokenized, layers=(0, 1, 2, 3), pooling="mean") < 2e-5
     assert encoder.batching == "varlen"
-    assert encoder.network.fast_tap.model.config._attn_implementation == "sdpa"
+    assert encoder.network.model.config._attn_implementation == "sdpa"
     spans, _ = word_spans(tokenized)
     shapes.clear()
     vectors = gather(encoder.encode(tokenized, spans, layers=(1, 3), pooling="mean", batch_subwords=60), spans, 2, 32)
@@ -168,7 +166,7 @@ def test_it_is_first_and_makes_no_mask(encoder, monkeypatch):
 
 def test_models_without_keywords_or_of_other_attention_are_not_tried(encoder):
     parameters = encoder.network.inputs.parameters
-    assert accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
-    assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters - {"position_ids"})
-    encoder.network.fast_tap.model.config._attn_implementation = "eager"
-    assert not accepts_sentence_bounds(encoder.network.fast_tap.model, parameters)
+    assert accepts_sentence_bounds(encoder.network.model, parameters)
+    assert not accepts_sentence_bounds(encoder.network.model, parameters - {"position_ids"})
+    encoder.network.model.config._attn_implementation = "eager"
+    assert not accepts_sentence_bounds(encoder.network.model, parameters)

@@ -66,8 +66,8 @@ class AttentionModel:
             if calls in wanted:
                 receive(calls, call.weights)
 
-        with captured(self.network.fast_tap.model, take, by="eager"):
-            self.network.fast_tap.run(inputs, (max(wanted),), lambda layer, state: None)
+        with captured(self.network.model, take, by="eager"), self.network.packed.used():
+            self.network.tap.run(inputs, (max(wanted),), lambda layer, state: None)
         if calls < max(wanted):
             raise ModelError(f"{self.info.name!r} computed {calls} attention maps of {max(wanted)} layers")
 

@@ -67,7 +67,7 @@ class TransformerEncoder(BatchedEncoder):
         """The model and what its batches must look like, loaded again after `free`."""
         network = Network(load(self.source, self._place, dtype=self.dtype, revision=self.info.revision))
         if not self._packs:
-            network.drop_packed()
+            network.packed.drop()
         return network
 
     def free(self) -> None:
@@ -113,9 +113,8 @@ class TransformerEncoder(BatchedEncoder):
         return with_long_sentences(self.network, tokenized, longest)
 
     def drop_fast_layers(self) -> bool:
-        """Run batches through the model as transformers loads it; returns False if they already do."""
         self._packs = False
-        return self.network.drop_packed()
+        return self.network.packed.drop()
 
     def cut_is_exact(self, left: str, right: str) -> bool:
         return self.tokenizer.cut_is_exact(left, right)
@@ -186,11 +185,12 @@ class TransformerEncoder(BatchedEncoder):
                 receive = collect if network.is_split else take
                 with ExitStack() as stack:
                     stack.enter_context(pinned_backends(self.device))
+                    stack.enter_context(network.packed.used())
                     if how == "varlen":
-                        stack.enter_context(varlen_attention(network.fast_tap.model))
+                        stack.enter_context(varlen_attention(network.model))
                     if inner:
-                        stack.enter_context(network.fast_sites.reading(inner, work.layers, receive))
-                    network.fast_tap.run(inputs, work.layers, receive)
+                        stack.enter_context(network.sites.reading(inner, work.layers, receive))
+                    network.tap.run(inputs, work.layers, receive)
 
             return work.spans_of(batch, before=self.n_before), forward
 

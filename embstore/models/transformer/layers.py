@@ -1,18 +1,18 @@
-"""The layers of a model: hooks that read them as they are computed, and a copy that is faster on some CPUs."""
+"""The layers of a model: hooks that read them as they are computed, and weights that are faster on some CPUs."""
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-MAX_NBYTES = 2 << 30  # the packed weights are a second copy
+MAX_NBYTES = 2 << 30  # they are a second copy
 TYPICAL_POSITIONS = 2048
 
 Receive = Callable[[int, torch.Tensor], None]
@@ -39,11 +39,6 @@ class LayerTap:
     hidden_size: int
     final_norm: bool
     after: bool = False
-
-    def of_copy(self, model: nn.Module) -> LayerTap:
-        """Return the tap of a copy of the model, in which submodules have the same names."""
-        names = {module: name for name, module in self.model.named_modules()}
-        return replace(self, model=model, blocks=tuple(model.get_submodule(names[block]) for block in self.blocks))
 
     def plain(self, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Return all layers from one call of the model with `output_hidden_states=True`, as transformers has them."""
@@ -168,52 +163,56 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
-class PackedLinear(nn.Module):
-    """A linear layer that multiplies by weights in oneDNN's own layout, which saves packing them at every call.
+class PackedWeights:
+    """Weights of linear layers in oneDNN's own layout, which saves packing them at every call; used inside `used()`.
 
-    It shares the weight and the bias of the layer that it replaces.
+    `nbytes`: of these; 0 if nothing is packed, because the model is not in float32 on a CPU that gains by it, is too
+    large, or because this torch has no oneDNN. What is packed never depends on timings, so the same call returns the
+    same bits.
     """
 
-    def __init__(self, linear: nn.Linear | Conv1D) -> None:
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-        weight = linear.weight.detach()
-        if isinstance(linear, Conv1D):
-            weight = weight.T.contiguous()
-        self.out_features, self.in_features = weight.shape
-        self._bias = None if linear.bias is None else linear.bias.detach()
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_POSITIONS)
+    def __init__(self, modules: Iterable[Any]) -> None:
+        self.forwards: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {}
+        packable = list(filter(_is_packable, modules))
+        self.nbytes: int = sum(4 * module.weight.numel() for module in packable)
+        try:
+            if gains_by_packing() and self.nbytes <= MAX_NBYTES:
+                self.forwards = {module: _packed(module) for module in packable}
+        except (RuntimeError, AttributeError, NotImplementedError, TypeError):  # a torch built without these operations
+            self.forwards = {}
+        self.nbytes *= bool(self.forwards)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self._bias, "none", [], "")
-        return result
+    def drop(self) -> bool:
+        """Use the weights as they are from now on; returns whether that is a change."""
+        changed = bool(self.forwards)
+        self.forwards, self.nbytes = {}, 0
+        return changed
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let the linear layers multiply by the packed weights inside the block."""
+        for module, forward in self.forwards.items():
+            vars(module)["forward"] = forward
+        try:
+            yield
+        finally:
+            for module in self.forwards:
+                vars(module).pop("forward", None)
+
+
+def _packed(linear: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a function that computes what a linear layer does."""
+    weight = linear.weight.detach()
+    weight = weight.T.contiguous() if isinstance(linear, Conv1D) else weight
+    bias = None if linear.bias is None else linear.bias.detach()
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, TYPICAL_POSITIONS)
+    return lambda inputs: torch.ops.mkldnn._linear_pointwise(inputs, packed, bias, "none", [], "")
 
 
 def gains_by_packing() -> bool:
     """Return whether this CPU multiplies faster by packed weights: with AVX-512 by 11-13 %; with AVX2 it is slower."""
     onednn: Any = torch.backends.mkldnn
     return bool(onednn.is_available()) and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def packed_copy(model: nn.Module) -> tuple[nn.Module, int]:
-    """Return a copy of the model with `PackedLinear` layers and the bytes of their packed weights.
-
-    All parameters and buffers are shared with `model`, which stays unchanged. Returns the model itself and 0 if it is
-    not in float32 on a CPU that gains by it, is too large, or if this torch has no oneDNN. What is packed never depends
-    on timings, so the same call returns the same bits.
-    """
-    packable = {name: module for name, module in model.named_modules() if _is_packable(module)}
-    nbytes = sum(module.weight.numel() * 4 for module in packable.values())
-    if not packable or not gains_by_packing() or nbytes > MAX_NBYTES:
-        return model, 0
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    try:
-        made = copy.deepcopy(model, shared)
-        for name, module in packable.items():
-            made.set_submodule(name, PackedLinear(module))
-    except (RuntimeError, AttributeError, NotImplementedError, TypeError):  # a torch built without these operations
-        return model, 0
-    return made, nbytes
 
 
 def _is_packable(module: Any) -> bool:

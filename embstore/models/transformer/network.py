@@ -16,7 +16,7 @@ from embstore.models.checkpoint import Loaded, reason
 from embstore.models.encoder import ModelInfo
 from embstore.models.names import public_name
 from embstore.models.transformer.inputs import InputMaker
-from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, find_layers, packed_copy
+from embstore.models.transformer.layers import TYPICAL_POSITIONS, LayerTap, PackedWeights, find_layers
 from embstore.models.transformer.probing import (
     find_inputs,
     longest_sentence,
@@ -36,9 +36,8 @@ SITE_SUBWORDS = 24  # of the sentence on which sites are checked
 class Network:
     """A transformer and what its batches must look like; the encoder and its self-check share it.
 
-    `model`: the model as transformers loads it. `tap`: its layers. `fast_tap`: those of the model that batches run
-    through, whose linear layers are packed on a CPU (see `packed_copy`); it is `tap` where nothing can be packed.
-    `row_capacity`: the width of packed rows.
+    `model`: the model as transformers loads it. `tap`: its layers. `packed`: the weights that batches use on a CPU,
+    where the plain pass uses those of the model. `row_capacity`: the width of packed rows.
     """
 
     def __init__(self, loaded: Loaded) -> None:
@@ -49,10 +48,7 @@ class Network:
         vocabulary = vocabulary_of(self.model, loaded.name)
         self.tokenizer = SubwordTokenizer(loaded.tokenizer, vocabulary=vocabulary)
         self.inputs, self.tap = self._probe(loaded)
-        packed, self.packed_nbytes = self.model, 0
-        if not self.is_split:
-            packed, self.packed_nbytes = packed_copy(self.model)
-        self.fast_tap = self.tap.of_copy(packed)
+        self.packed = PackedWeights([] if self.is_split else self.model.modules())  # hooks move its parts
         specials, offset = self.tokenizer.specials, self.inputs.position_offset
         self.info = ModelInfo(
             name=public_name(loaded.name),
@@ -71,18 +67,6 @@ class Network:
     def sites(self) -> SiteTap:
         """What the parts of the blocks compute; raises ModelError if that is not known, or not known here."""
         return find_sites(self.tap, self._different_inputs(), name=self.info.name)
-
-    @cached_property
-    def fast_sites(self) -> SiteTap:
-        """Return the sites of the model that batches run through."""
-        return self.sites.of_copy(self.fast_tap)
-
-    def drop_packed(self) -> bool:
-        """Run batches through the model as transformers loads it from now on; returns whether that is a change."""
-        changed = self.packed_nbytes > 0
-        self.fast_tap, self.packed_nbytes = self.tap, 0
-        self.__dict__.pop("fast_sites", None)
-        return changed
 
     def candidate_batchings(
         self, *, attention_window: int | None = None, equal_lengths: bool = False
@@ -121,7 +105,7 @@ class Network:
         """Return the bytes of the weights, packed copies included; of a split model those on its main device."""
         main = self.device if self.device.index is not None else torch.device(self.device.type, 0)
         weights = [p for p in self.model.parameters() if not self.is_split or p.device in (main, self.device)]
-        return int(sum(p.numel() * p.element_size() for p in weights)) + self.packed_nbytes
+        return sum(int(p.nbytes) for p in weights) + self.packed.nbytes
 
     def batch_nbytes(self, *, n_features: int, batch_subwords: int) -> int:
         """Estimate the memory of one batch's activations, masks and results, from above.

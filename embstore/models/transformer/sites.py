@@ -131,15 +131,6 @@ class SiteTap:
     modules: Mapping[str, tuple[nn.Module, ...]]
     attention: Mapping[str, float]
 
-    def of_copy(self, tap: LayerTap) -> SiteTap:
-        """Return the sites of a copy of the model, in which submodules have the same names."""
-        names = {module: name for name, module in self.tap.model.named_modules()}
-        modules = {
-            site: tuple(tap.model.get_submodule(names[module]) for module in found)
-            for site, found in self.modules.items()
-        }
-        return SiteTap(tap, self.sizes, modules, self.attention)
-
     @contextmanager
     def reading(self, sites: Sequence[str], layers: Sequence[int], receive: Receive) -> Iterator[None]:
         """Call `receive(layer, [batch, positions, features], site)` for each of these in passes inside the block."""
