@@ -185,14 +185,9 @@ def _find_tasks(paths: Sequence[Path], *, derive: Sequence[str] = ()) -> dict[st
         if "train" not in files:
             raise InvalidValueError(f"{path} has no train.jsonl: give folders of a task")
         derivable = es.corpus.derivable_tasks(files["train"])
-        if not derivable and derive:
-            raise InvalidValueError(
-                f"--task {derive[0]} is for corpora (.conllu, .conll): {files['train']} has targets itself"
-            )
         if unknown := [task for task in derive if task not in derivable]:
-            raise InvalidValueError(
-                f"{files['train']} does not contain the task {unknown[0]!r}: choose {' or '.join(derivable)}"
-            )
+            choice = f"choose {' or '.join(derivable)}" if derivable else "it has targets itself, leave --task out"
+            raise InvalidValueError(f"{files['train']} does not contain the task {unknown[0]!r}: {choice}")
         if len(derivable) > 1 and not derive:
             several = f"{', '.join(derivable[:-1])} or {derivable[-1]}"
             raise InvalidValueError(f"{files['train']} contains several tasks: give --task {several}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
 import embstore as es
@@ -43,8 +42,8 @@ def geometry(
     names = "all" if metrics == "all" else list(filter(None, metrics.replace(" ", "").split(",")))
     options: dict[str, Any] = {"metrics": names, "min_contexts": min_contexts, **settings}
     tables = {
-        name: es.geometry(es.open(path), layers=opt.layers_of(layers), **options)
-        for name, path in _names(stores).items()
+        name: es.geometry(store, layers=opt.layers_of(layers), **options)
+        for name, store in opt.open_stores(stores).items()
     }
     summaries = {
         name: es.analysis.summarize_geometry(table, seed=settings.get("seed", 0)) for name, table in tables.items()
@@ -60,14 +59,6 @@ def geometry(
             if len(summaries) > 1:
                 print(f"{name}\n{'=' * len(name)}\n")
             _print(tables[name], summary)
-
-
-def _names(stores: list[str]) -> dict[str, str]:
-    """Return the stores by name: the stem of each, or its path where two have the same stem."""
-    es.store.require_distinct(stores)
-    stems = [PurePosixPath(path).stem for path in stores]
-    names = stems if len(set(stems)) == len(stems) else stores
-    return dict(zip(names, stores, strict=True))
 
 
 def _print(table: pl.DataFrame, summary: pl.DataFrame) -> None:
@@ -105,12 +96,9 @@ def cka(
 
     Centered kernel alignment (Kornblith et al. 2019) is 1 for layers that differ only in rotation, shift and scale.
     """
-    chosen, (left, right) = opt.layers_of(layers), ("", "")
-    stores = [es.open(store)]
-    if other is not None:
-        left, right = _names([store, other])
-        stores.append(es.open(other))
-    table = es.analysis.linear_cka(*stores, layers=chosen, other_layers=None if other is None else chosen)
+    chosen, opened = opt.layers_of(layers), opt.open_stores([store] if other is None else [store, other])
+    left, right = ("", "") if other is None else opened
+    table = es.analysis.linear_cka(*opened.values(), layers=chosen, other_layers=None if other is None else chosen)
     output.draw(lambda: es.plot.cka_map(table, names=(left, right)))
     if output.deliver(table):
         rows: dict[int, dict[str, Any]] = {}
@@ -118,6 +106,6 @@ def cka(
             line = rows.setdefault(row["other_layer"], {f"{right} layer".strip(): str(row["other_layer"])})
             line[str(row["layer"])] = row["value"]
         print_table(list(rows.values()), title=f"linear CKA with each {left} layer".replace("  ", " "))
-    count, size = table["count"].to_list()[0], max(each.hidden_size for each in stores)
+    count, size = table["count"].to_list()[0], max(each.hidden_size for each in opened.values())
     if count < size:
         print_notes([f"{count:,} occurrences are fewer than the {size:,} features, so that any two layers are similar"])

@@ -33,11 +33,10 @@ def index(
     opened = es.open(store)
     if remove is not None:
         es.analysis.remove_index(opened, remove)
+    built = None
     if not list_ and remove is None:
-        built = es.analysis.build_index(opened, opt.layers_of(layers), kind=kind, metric=metric)
-        states = [state for state in es.analysis.list_indexes(opened) if state.name == built.name]
-    else:
-        states = es.analysis.list_indexes(opened)
+        built = es.analysis.build_index(opened, opt.layers_of(layers), kind=kind, metric=metric).name
+    states = [state for state in es.analysis.list_indexes(opened) if built in (None, state.name)]
     if as_json:
         print_json([_described(state) for state in states])
         return
@@ -51,9 +50,6 @@ def index(
 
 
 def _described(state: Any) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": state.name, "state": state.state, "reason": state.reason}
-    if state.info is not None:
-        for name in ("layer", "kind", "metric", "n_rows", "nbytes"):
-            described[name] = getattr(state.info, name)
-        described["parameters"] = dict(state.info.parameters)
-    return described
+    names = ("layer", "kind", "metric", "n_rows", "nbytes", "parameters") if state.info else ()
+    described = {"name": state.name, "state": state.state, "reason": state.reason}
+    return described | {name: getattr(state.info, name) for name in names}

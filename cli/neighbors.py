@@ -142,21 +142,13 @@ def senses(
 
 def _clusters_as_json(found: Clusters, most: int) -> dict[str, Any]:
     nearest = found.nearest(most).drop("word", "layer").partition_by("cluster", as_dict=True, include_key=False)
-    return {
-        "word": found.word,
-        "layer": found.layer,
-        "occurrences": len(found.occurrences),
-        "silhouette": found.silhouette,
-        "null": found.null,
-        "p": found.p,
-        "caveats": found.caveats,
-        "purity": found.purity,
-        "baseline": found.baseline,
-        "clusters": [
-            row | {"nearest": nearest[row["cluster"],].to_dicts() if most else []}
-            for row in found.frame.drop("word", "layer").to_dicts()
-        ],
-    }
+    names = ("word", "layer", "silhouette", "null", "p", "caveats", "purity", "baseline")
+    clusters = [
+        row | {"nearest": nearest[row["cluster"],].to_dicts() if most else []}
+        for row in found.frame.drop("word", "layer").to_dicts()
+    ]
+    described = {name: getattr(found, name) for name in names}
+    return described | {"occurrences": len(found.occurrences), "clusters": clusters}
 
 
 def _print_clusters(store: es.Store, found: Clusters, most: int) -> None:

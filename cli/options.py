@@ -76,3 +76,15 @@ def read_words(path: Path, *, option: str) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidValueError(f"{option} {path}: there is no such file; give a list of words, one a line")
     return dict(es.corpus.read_word_classes(path, optional=True))
+
+
+def open_stores(paths: list[str]) -> dict[str, es.Store]:
+    """Open stores by the names of their file and site; with a number where two have the same."""
+    es.store.require_distinct(paths)
+    named: dict[str, es.Store] = {}
+    for path in paths:
+        store = es.open(path)
+        site = store.source.layout.site
+        name = store.path.stem + ("" if site == "residual" else f"#{site}")
+        named[f"{name} ({len(named) + 1})" if name in named else name] = store
+    return named

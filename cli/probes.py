@@ -70,7 +70,7 @@ def classes(
     es.ClassProbe(**options)  # checks the settings before a store is read
     words = {name: opt.read_words(path, option=f"--{name}") for name, path in (("train", train), ("test", test))}
     split = es.probes.split_words(words["train"], words["test"], seed=options["seeds"][0])
-    opened = open_stores(stores)
+    opened = opt.open_stores(stores)
     files = save_files(save, opened)
     results = []
     for name, store in opened.items():
@@ -85,18 +85,6 @@ def classes(
     if output.deliver(result.frame):
         title = f"{kind} probes of {label}, {options.get('level', 'context')} level"
         print_table(_by_layer(summary), title=title)
-
-
-def open_stores(paths: list[str]) -> dict[str, es.Store]:
-    """Open stores by the names of their file and site; with a number where two have the same."""
-    es.store.require_distinct(paths)
-    named: dict[str, es.Store] = {}
-    for path in paths:
-        store = es.open(path)
-        site = store.source.layout.site
-        name = store.path.stem + ("" if site == "residual" else f"#{site}")
-        named[f"{name} ({len(named) + 1})" if name in named else name] = store
-    return named
 
 
 def save_files(save: Path | None, names: Collection[str]) -> dict[str, Path]:
@@ -145,7 +133,7 @@ def structure(
     options = probing.arguments(settings)
     es.StructuralProbe(**options)  # checks the settings before a file is read
     trees = {name: es.corpus.read_trees(path) for name, path in (("train", train), ("dev", dev), ("test", test))}
-    opened = open_stores(stores)
+    opened = opt.open_stores(stores)
     files = save_files(save, opened)
     results = []
     for name, store in opened.items():

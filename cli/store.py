@@ -38,12 +38,8 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "store": f"{described['path']} ({state})",
         "vectors": f"{rows:,} rows x {described['hidden_size']} {described['dtype']}, {mib:,.1f} MiB",
         "layers": _plain(described["layers"]),
-    }
-    if "virtual" in described:
-        lines["virtual"] = "yes, vectors are computed again when they are read"
-    if "sites" in described:
-        lines["sites"] = _plain(described["sites"])
-    lines |= {
+        "virtual": "yes, vectors are computed again when they are read" if "virtual" in described else "",
+        "sites": _plain(described.get("sites", "")),
         "model": _plain(described["model"]),
         "corpus": _plain(described["corpus"]),
         "words": f"{described['n_types']:,} types in {described['n_sentences']:,} sentences",
@@ -57,7 +53,8 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "kernels": es.store.compiled_name() or "numpy, slower: embstore was installed without a C compiler",
     }
     for name, value in lines.items():
-        print(f"{name + ':':<12}{value}")
+        if value:
+            print(f"{name + ':':<12}{value}")
 
 
 def _plain(value: Any) -> str:
@@ -81,16 +78,7 @@ def verify(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     """
     report = es.verify(store)
     if as_json:
-        print_json(
-            {
-                "path": str(report.path),
-                "ok": report.ok,
-                "n_partitions": report.n_partitions,
-                "missing": list(report.missing),
-                "checked_nbytes": report.checked_nbytes,
-                "faults": [asdict(fault) for fault in report.faults],
-            }
-        )
+        print_json(asdict(report) | {"path": str(report.path), "ok": report.ok})
     else:
         left = len(report.missing)
         missing = f"; {left:,} of {report.n_partitions:,} partitions are not written yet" if left else ""

@@ -40,6 +40,8 @@ _TEXTS: dict[Any, str] = {
     str: "a text",
     bool: "True or False",
     Path: "a path",
+    NoneType: "None",
+    Callable: "a function",
 }
 _LISTED = (Iterable, Sequence, Collection)
 # Classes that annotations name without loading them; an argument must be an instance of a class of this name.
@@ -47,7 +49,6 @@ _BY_NAME = {
     name: type(name, (), {})
     for name in ("Corpus", "DataFrame", "Executor", "Figure", "Plan", "Selection", "Store", "WordVectors")
 }
-_TEXTS |= {Path: "a path", NoneType: "None", Callable: "a function"}
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,7 @@ def _arms(hint: Any) -> list[Any] | None:
     if origin in (Union, UnionType):
         parts = [_arms(arm) for arm in get_args(hint)]
         return None if None in parts else [arm for part in parts if part is not None for arm in part]
-    if origin in (Literal, Annotated):
-        return [hint]
-    if isinstance(origin or hint, type):
-        return [hint]
-    return None
+    return [hint] if origin in (Literal, Annotated) or isinstance(origin or hint, type) else None
 
 
 def _fits(value: object, hint: Any) -> bool:

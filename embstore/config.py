@@ -108,16 +108,14 @@ def _check(changed: Settings) -> None:
 
 def parse_nbytes(size: int | str) -> int:
     """Return the bytes of a number or of a text such as "500MB", "1.5GiB" or "2g"; raises InvalidValueError."""
-    nbytes = 0
     if not isinstance(size, str):
-        nbytes = check_whole("memory", size, 1, unit='bytes, or a text such as "2GiB"')
-    else:
-        compact = size.replace(" ", "").lower().removesuffix("b")
-        digits = compact.rstrip("kmgti")
-        try:
-            nbytes = int(float(digits) * _UNITS[compact[len(digits) :]])
-        except (ValueError, KeyError, OverflowError):
-            nbytes = 0
+        return check_whole("memory", size, 1, unit='bytes, or a text such as "2GiB"')
+    compact = size.replace(" ", "").lower().removesuffix("b")
+    digits = compact.rstrip("kmgti")
+    try:
+        nbytes = int(float(digits) * _UNITS[compact[len(digits) :]])
+    except (ValueError, KeyError, OverflowError):
+        nbytes = 0
     if nbytes < 1:
         raise InvalidValueError(
             f"memory {quoted(size)} is not a size: give bytes, or a number with a unit such as 500MB or 2GiB"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns
-from embstore.plot.drawing import PALETTE, draw_grid, floats, grid, literal, look, panels, style
+from embstore.plot.drawing import PALETTE, add_colorbar, draw_grid, floats, grid, literal, look, panels, style
 
 if TYPE_CHECKING:
     import polars as pl
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SHOWN_RELATIONS = 14  # names that fit beside a panel
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation")
+ENTROPIES = {"all": "of every subword", "cls": "of [CLS]"}
 
 
 def attention_figure(frame: pl.DataFrame, *, title: str | None = None) -> Figure:
@@ -45,10 +46,9 @@ def _rows(frame: pl.DataFrame, metric: str, item: str | None = None) -> pl.DataF
     return part if item is None else part.filter(pl.col("item") == item)
 
 
-def _means(part: pl.DataFrame, by: str = "layer") -> tuple[list[int], NDArray[np.float64]]:
-    names = sorted(part[by].unique().to_list())
-    of_name, values = part[by].to_numpy(), floats(part, "value")
-    return names, np.array([values[of_name == name].mean() for name in names])
+def _means(part: pl.DataFrame) -> tuple[list[int], NDArray[np.float64]]:
+    means = part.select("layer", "value").group_by("layer").mean().sort("layer")
+    return means["layer"].to_list(), floats(means, "value")
 
 
 def _legend_below(axis: Any, *, columns: int = 2) -> None:
@@ -57,30 +57,21 @@ def _legend_below(axis: Any, *, columns: int = 2) -> None:
     axis.legend(frameon=False, fontsize=7, ncols=columns, **place)
 
 
-def _draw_shares(axis: Any, frame: pl.DataFrame) -> None:
-    part = _rows(frame, "share")
-    shown = [item for item in SHARES if item in part["item"]] or part["item"].unique(maintain_order=True).to_list()
-    for number, item in enumerate(shown):
-        rows = _rows(frame, "share", item)
-        layers, means = _means(rows)
-        spread = np.linspace(-0.25, 0.25, 12)[rows["head"].to_numpy() % 12]
-        x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
-        axis.scatter(x, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0)
-        axis.plot(layers, means, markersize=4, linewidth=1.4, label=item, **look(number))
-    style(axis, title="Where attention goes: heads and their mean", x="layer", y="share of attention", layers=layers)
-    _legend_below(axis, columns=3)
+def _draw_heads(metric: str, names: dict[str, str], title: str, y: str) -> Callable[[Any, Any], None]:
+    """Draw every head by layer, and the mean of the heads; `names`: of the items in the legend."""
 
+    def draw(axis: Any, frame: pl.DataFrame) -> None:
+        part = _rows(frame, metric)
+        for number, item in enumerate(item for item in names if item in part["item"]):
+            rows = _rows(frame, metric, item)
+            spread = np.linspace(-0.25, 0.25, 12)[rows["head"].to_numpy() % 12]
+            x, color = rows["layer"].to_numpy() + spread, look(number)["color"]
+            axis.scatter(x, floats(rows, "value"), s=7, alpha=0.35, color=color, linewidths=0)
+            axis.plot(*_means(rows), markersize=4, linewidth=1.4, label=names[item], **look(number))
+        style(axis, title=f"{title}: heads and their mean", x="layer", y=y, layers=part["layer"].to_list())
+        _legend_below(axis, columns=3)
 
-def _draw_entropy(axis: Any, frame: pl.DataFrame) -> None:
-    names = {"all": "of every subword", "cls": "of [CLS]"}
-    for number, item in enumerate(item for item in names if item in _rows(frame, "entropy")["item"]):
-        rows = _rows(frame, "entropy", item)
-        layers, means = _means(rows)
-        style_of = look(number)
-        axis.scatter(rows["layer"], floats(rows, "value"), s=9, alpha=0.5, color=style_of["color"], linewidths=0)
-        axis.plot(layers, means, label=names[item], markersize=4, linewidth=1.4, **style_of)
-    style(axis, title="Entropy of attention: heads and their mean", x="layer", y="entropy (nats)", layers=layers)
-    _legend_below(axis)
+    return draw
 
 
 def _draw_patterns(axis: Any, frame: pl.DataFrame) -> None:
@@ -119,17 +110,14 @@ def _draw_by_head(metric: str, title: str) -> Callable[[Any, Any], None]:
         image = draw_grid(axis, grid(part), cmap="viridis")
         baseline = part["baseline"][0]
         axis.set_title(title + ("" if baseline is None else f"; baseline {baseline:.2f}"), fontsize=11)
-        bar = axis.figure.colorbar(image, ax=axis, pad=0.02)
-        bar.set_label("share found", fontsize=9)
-        bar.ax.tick_params(labelsize=8)
-        bar.outline.set_visible(False)
+        add_colorbar(axis, image, "share found")
 
     return draw
 
 
 PANELS: dict[str, Callable[[Any, Any], None]] = {
-    "share": _draw_shares,
-    "entropy": _draw_entropy,
+    "share": _draw_heads("share", dict(zip(SHARES, SHARES, strict=True)), "Where attention goes", "share of attention"),
+    "entropy": _draw_heads("entropy", ENTROPIES, "Entropy of attention", "entropy (nats)"),
     "pattern": _draw_patterns,
     "relation_to_head": _draw_relations,
     "uuas": _draw_by_head("uuas", "Trees: edges found (UUAS)"),

@@ -87,23 +87,13 @@ def probe_scores(summary: pl.DataFrame, *, metric: str = "f1", split: str | None
     chosen = choose_split(scores["split"], split)
     scores = scores.filter(scores["split"] == chosen)
     figure, axes = subplots(figsize=(5.6, 3.8))
+    axis = axes[0, 0]
     stores = scores["store"].unique(maintain_order=True).to_list()
     for (store, task), part in scores.partition_by("store", "task", as_dict=True, maintain_order=True).items():
-        is_first = task == scores["task"][0]
-        draw_line(
-            axes[0, 0],
-            part,
-            number=stores.index(store),
-            label=str(store) if is_first else f"{store}, {task}",
-            linestyle="-" if is_first else "--",
-        )
-    style(
-        axes[0, 0],
-        title=f"Class probes: {metric} by layer",
-        x="layer",
-        y=f"{metric} ({chosen})",
-        layers=scores["layer"].to_list(),
-    )
+        label, line = (str(store), "-") if task == scores["task"][0] else (f"{store}, {task}", "--")
+        draw_line(axis, part, number=stores.index(store), label=label, linestyle=line)
+    title, layers = f"Class probes: {metric} by layer", scores["layer"].to_list()
+    style(axis, title=title, x="layer", y=f"{metric} ({chosen})", layers=layers)
     add_legend(figure, axes)
     return figure  # type: ignore[no-any-return]
 

@@ -139,6 +139,13 @@ def draw_grid(axis: Any, given: Grid, *, x: str = "head", y: str = "layer", **co
     return image
 
 
+def add_colorbar(axis: Any, image: Any, label: str, **options: Any) -> None:
+    """Add the key of the colors of an image beside it; `options`: of `Figure.colorbar`."""
+    bar = axis.figure.colorbar(image, ax=axis, pad=0.02, **options)
+    bar.set_label(label, fontsize=9)
+    bar.outline.set_visible(False)
+
+
 def check_drawable(value: object, names: Sequence[str], what: str) -> None:
     """Raise InvalidValueError for an object without all these attributes; `what`: what can be drawn."""
     if not all(hasattr(value, name) for name in names):

@@ -10,7 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, check_columns, quoted
-from embstore.plot.drawing import PALETTE, check_drawable, draw_grid, grid, layer_name, literal, look, subplots
+from embstore.plot.drawing import (
+    PALETTE,
+    add_colorbar,
+    check_drawable,
+    draw_grid,
+    grid,
+    layer_name,
+    literal,
+    look,
+    subplots,
+)
 from embstore.store.layout import resolve_layers
 
 if TYPE_CHECKING:
@@ -115,12 +125,6 @@ def _scatter(axis: Any, points: NDArray[np.float64], names: Sequence[str]) -> No
     axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False, fontsize=8, ncols=2, handletextpad=0.1)
 
 
-def _colorbar(figure: Any, image: Any, axes: Any, *, label: str = "cosine", **options: Any) -> None:
-    bar = figure.colorbar(image, ax=axes, pad=0.02, **options)
-    bar.set_label(label, fontsize=9)
-    bar.outline.set_visible(False)
-
-
 def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Figure:
     """Draw linear CKA, as `linear_cka` returns it, between the layers of one store or of two with `names`."""
     check_columns(frame, ("layer", "other_layer", "value"), "the frame of a CKA map")
@@ -144,7 +148,7 @@ def cka_map(frame: pl.DataFrame, *, names: tuple[str, str] | None = None) -> Fig
     image = draw_grid(axis, cells, **labels, vmin=0, vmax=1, cmap="viridis", aspect="equal")
     axis.set_title("Linear CKA between layers", fontsize=11)
     axis.spines[:].set_visible(False)
-    _colorbar(figure, image, axis, label="linear CKA", aspect=25)
+    add_colorbar(axis, image, "linear CKA", aspect=25)
     return figure  # type: ignore[no-any-return]
 
 
@@ -158,5 +162,5 @@ def attention_heatmap(frame: pl.DataFrame, *, title: str | None = None) -> Figur
     axis = axes[0, 0]
     image = draw_grid(axis, cells, vmin=min(0.0, np.nanmin(values)), vmax=1, cmap="gray")
     axis.set_title(literal(title or "Self-attention weights of two models"), fontsize=11)
-    _colorbar(figure, image, axis, aspect=18)
+    add_colorbar(axis, image, "cosine", aspect=18)
     return figure  # type: ignore[no-any-return]
