@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embstore.kernels.plain import all_finite as all_finite
 from embstore.kernels.plain import rank_rows as rank_rows
 
 def limit_target(most: int) -> int:
@@ -36,9 +37,6 @@ def gather_rows(
     Returns how many rows were copied: all, those before one whose segment has the address 0, or a few where these took
     longer than `most_nanoseconds` each (0: any time).
     """
-
-def all_finite(values: NDArray[np.int8], half: bool) -> bool:
-    """Whether none of the float16 or float32 values, given as bytes [nbytes], is infinite or NaN."""
 
 def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = False) -> None:
     """Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once.

@@ -5,7 +5,7 @@ from cpython.buffer cimport Py_buffer, PyBUF_WRITABLE, PyBuffer_Release, PyObjec
 from libc.stdint cimport int8_t, int64_t, uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 
-from embstore.kernels.plain import rank_rows as rank_rows
+from embstore.kernels.plain import all_finite as all_finite, rank_rows as rank_rows
 
 cdef extern from "kernels.h" nogil:
     enum:
@@ -57,7 +57,6 @@ cdef extern from "kernels.h" nogil:
         const int64_t *rows, int64_t n_rows, int64_t n_stored, int64_t partition_rows, const uint8_t *committed,
         uint8_t *marked
     )
-    int c_all_finite "all_finite" (const void *values, int64_t n, int half)
     void c_will_need "will_need" (const uint64_t *starts, int64_t n, int64_t nbytes, int skips_resident)
     int64_t c_gather_rows "gather_rows" (
         const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
@@ -131,16 +130,6 @@ def gather_rows(
     finally:
         PyBuffer_Release(&target)
     return copied
-
-
-def all_finite(const char[::1] values, bint half):
-    cdef int64_t n = values.shape[0] // (2 if half else 4)
-    cdef bint found
-    if not n:
-        return True
-    with nogil:
-        found = c_all_finite(&values[0], n, half)
-    return found
 
 
 def will_need(const uint64_t[::1] starts, int64_t nbytes, bint skips_resident=False):

@@ -83,19 +83,6 @@ int64_t gather_rows(
     return n_rows;
 }
 
-/* The highest bit of a number is set where one more than its exponent does not fit. */
-int all_finite(const void *values, int64_t n, int half) {
-    const uint16_t *halves = values;
-    const uint32_t *floats = values;
-    uint16_t of_halves = 0;
-    uint32_t of_floats = 0;
-    if (half)
-        for (int64_t i = 0; i < n; i++) of_halves |= (uint16_t)((halves[i] & 0x7C00) + 0x0400);
-    else
-        for (int64_t i = 0; i < n; i++) of_floats |= (floats[i] & 0x7F800000) + 0x00800000;
-    return !(of_halves & 0x8000) && !(of_floats & 0x80000000);
-}
-
 #ifdef MADV_WILLNEED
 enum { REQUEST_NBYTES = 1 << 19 };  /* Linux does not read more for one call than for one request */
 

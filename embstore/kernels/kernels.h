@@ -22,9 +22,6 @@ int64_t gather_rows(
     const uint64_t *bases, int64_t segment_rows, int64_t row_nbytes, const int64_t *rows, int64_t n_rows, char *out,
     int64_t most_nanoseconds);
 
-/* Whether no value of float16 (given as bits) or float32 is infinite or NaN. */
-int all_finite(const void *values, int64_t n, int half);
-
 /* Have the system read `nbytes` bytes at each of these ascending addresses of memory maps; returns at once. With
    `skips_resident`, what is in memory is not requested, which is faster: for files of this user, as of others Linux says
    that all is in memory. */
