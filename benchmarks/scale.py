@@ -103,7 +103,7 @@ def resume(store: Path, occurrences: int) -> Phases:
         phases.end("commit 30 %")
         writer.finish()
     phases.end("finish")
-    n_partitions = es.open(store).info()["partitions"]
+    n_partitions = es.open(store).metadata.n_partitions
     phases.end("open")
     lost = np.random.default_rng(1).permutation(n_partitions)[: round(LOST * n_partitions)].tolist()
     with es.store.StoreWriter(store) as writer:
