@@ -124,6 +124,7 @@ def test_models_against_each_block_alone(
         Sentence(texts[0]),
         Sentence([word for words in texts for word in words]),
     ]
+    sentences = list(es.open_corpus(sentences))  # with a space between those of a document
     length = {} if context == 40 else {"max_length": 60}
     plan = plan_of(
         sentences, model=encoder, dtype="float32", context=context, min_left=min_left, pooling="last", **length

@@ -52,8 +52,9 @@ def plain(folder: Path, first: list[str], second: list[str]) -> tuple[list[int |
     texts = " ".join(first), " ".join(second)
     given = tokenizer(*texts, return_tensors="pt", return_offsets_mapping=True)
     sides, words = given.sequence_ids(0), list[int]()
-    for side, (start, stop) in zip(sides, given.pop("offset_mapping")[0].tolist(), strict=True):
-        words.append(texts[side or 0][: stop - 1 if stop > start else 0].count(" "))
+    tokens = tokenizer.convert_ids_to_tokens(given["input_ids"][0])
+    for side, token, (start, stop) in zip(sides, tokens, given.pop("offset_mapping")[0].tolist(), strict=True):
+        words.append(-1 if token == "▁" else texts[side or 0][: stop - 1 if stop > start else 0].count(" "))
     network = transformers.AutoModel.from_pretrained(folder).eval()
     return sides, words, torch.cat(network(**given, output_hidden_states=True).hidden_states).numpy()
 
