@@ -229,13 +229,11 @@ class _Sentences:
                 raise InvalidValueError(
                     f"{what}: word {place} of {quoted(text)} is {words[place]!r}, in the store {form!r}: {advice}"
                 )
-        if index.subword is None:
-            places = np.arange(len(words) + 1)
-            return start + np.searchsorted(position, places[:-1]), start + np.searchsorted(position, places[1:])
-        own = slice(*index.text.word_indptr[number : number + 2].tolist())
-        rows, first = np.asarray(index.subword[start:stop]), index.text.word_subword[own]
-        last = first + index.text.word_subwords[own]
-        return start + np.searchsorted(rows, first), start + np.searchsorted(rows, last)
+        rows, first, size = position, np.asarray(np.arange(len(words), dtype=np.int32)), np.asarray(1, np.int16)
+        if index.subword is not None:
+            own = slice(*index.text.word_indptr[number : number + 2].tolist())
+            rows, first, size = index.subword[start:stop], index.text.word_subword[own], index.text.word_subwords[own]
+        return start + np.searchsorted(rows, first), start + np.searchsorted(rows, first + size)
 
 
 def require_unit(store: Store) -> str:
