@@ -41,4 +41,6 @@ def main(path: str, layer: int = -1, k: int = 10, sample: int = 2000) -> dict[st
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
     main(sys.argv[1], *map(int, sys.argv[2:4]))

@@ -238,24 +238,13 @@ def words_of(number: int) -> list[tuple[str, str, int, str]]:
     subject, thing = NOUNS[number % 6], NOUNS[(number // 2 + 3) % 6]
     verb, adjective = VERBS[number % 5], ADJECTIVES[number % 4]
     if number % 3 == 0:
-        return [
-            ("the", "DET", 2, "det"),
-            (subject, "NOUN", 3, "nsubj"),
-            (verb, "VERB", 0, "root"),
-            ("a", "DET", 6, "det"),
-            (adjective, "ADJ", 6, "amod"),
-            (thing, "NOUN", 3, "obj"),
-            (".", "PUNCT", 3, "punct"),
-        ]
-    return [
-        ("a", "DET", 3, "det"),
-        (adjective, "ADJ", 3, "amod"),
-        (subject, "NOUN", 4, "nsubj"),
-        (verb, "VERB", 0, "root"),
-        ("the", "DET", 6, "det"),
-        (thing, "NOUN", 4, "obj"),
-        (".", "PUNCT", 4, "punct"),
-    ]
+        text = f"the/DET/2/det {subject}/NOUN/3/nsubj {verb}/VERB/0/root a/DET/6/det {adjective}/ADJ/6/amod "
+        text += f"{thing}/NOUN/3/obj ./PUNCT/3/punct"
+    else:
+        text = f"a/DET/3/det {adjective}/ADJ/3/amod {subject}/NOUN/4/nsubj {verb}/VERB/0/root the/DET/6/det "
+        text += f"{thing}/NOUN/4/obj ./PUNCT/4/punct"
+    words = [word.split("/") for word in text.split()]
+    return [(form, tag, int(head), relation) for form, tag, head, relation in words]
 
 
 def tree(number: int) -> str:

@@ -33,6 +33,8 @@ def example(
     deep: bool = False,
     vectors: ArrayLike | None = None,
     call: Callable[[int], int] | None = None,
+    k: Positive = 1,
+    part: Share = 0.5,
 ) -> str:
     """Nothing but arguments."""
     return "ran"
@@ -44,7 +46,7 @@ def example(
         {"count": np.int64(3), "share": 1, "deep": np.bool_(True)},
         {"words": ["a", "b"], "rows": np.arange(3), "labels": {"upos": ["NOUN"], "class": "x"}},
         {"words": np.array(["a"]), "rows": [1, 2], "path": Path("x"), "vectors": [[1, [2]]], "call": abs},
-        {"rows": 2**63 - 1, "name": None, "kind": "b"},
+        {"rows": 2**63 - 1, "name": None, "kind": "b", "k": 3, "part": 0},
     ],
 )
 def test_what_fits_is_allowed(given: dict[str, Any]) -> None:
@@ -77,6 +79,12 @@ def test_what_fits_is_allowed(given: dict[str, Any]) -> None:
         ({"path": None}, "path None is not allowed: give a text or a path"),
         ({"deep": 1}, "deep 1 is not allowed: give True or False"),
         ({"call": 3}, "call 3 is not allowed: give a function or None"),
+        ({"k": 0}, "^k 0 is not allowed: give 1 or more$"),
+        ({"k": "2"}, "^k '2' is not allowed: give a whole number$"),
+        ({"part": 1.5}, "^part 1.5 is not allowed: give 0 to 1$"),
+        ({"part": float("nan")}, "^part nan is not allowed: give 0 to 1$"),
+        ({"kind": "c"}, "^unknown kind 'c'; allowed are a, b$"),
+        ({"kind": 3}, "^kind 3 is not allowed: give 'a' or 'b'$"),
     ],
 )
 def test_what_does_not_fit_is_one_line(given: dict[str, Any], message: str) -> None:
@@ -112,28 +120,6 @@ def test_a_list_of_layers_may_name_the_last(function: Any, options: dict[str, An
     found = function(store, layers=[0, "last"], **options)
     layers = found.layers if hasattr(found, "layers") else getattr(found, "frame", found)["layer"].unique()
     assert set(layers) == {0, store.layers[-1]}
-
-
-@checked
-def choose(*, k: Positive = 1, share: Share = 0.5, metric: Literal["cosine", "ip"] = "cosine") -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"k": 0}, "k 0 is not allowed: give 1 or more"),
-        ({"k": "2"}, "k '2' is not allowed: give a whole number"),
-        ({"share": 1.5}, "share 1.5 is not allowed: give 0 to 1"),
-        ({"share": float("nan")}, "share nan is not allowed: give 0 to 1"),
-        ({"metric": "l3"}, "unknown metric 'l3'; allowed are cosine, ip"),
-        ({"metric": 3}, "metric 3 is not allowed: give 'cosine' or 'ip'"),
-    ],
-)
-def test_ranges_and_choices(arguments: dict[str, Any], message: str) -> None:
-    choose(k=3, share=0, metric="ip")
-    with pytest.raises(InvalidValueError) as caught:
-        choose(**arguments)
-    assert str(caught.value) == message
 
 
 FAILURES = {

@@ -21,17 +21,9 @@ from tests.drawn import svg_texts
 
 pytest.importorskip("matplotlib", reason="figures need matplotlib")
 
-RIGHT, WRONG = plot.PALETTE[:2]
-
 
 def texts(axis: Any) -> list[str]:
     return [text.get_text() for text in axis.texts]
-
-
-def color(artist: Any) -> str:
-    from matplotlib.colors import to_hex
-
-    return to_hex(artist.get_facecolor() if hasattr(artist, "get_facecolor") else artist.get_color()).upper()
 
 
 def frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
@@ -243,9 +235,6 @@ def test_wrong_options_of_figures_are_refused_in_one_line(value: Any) -> None:
             call()
 
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib")
-
-
 def geometry_frame(metrics: tuple[str, ...], layers: int, *, seed: int = 0, intervals: bool = True) -> pl.DataFrame:
     rng = np.random.default_rng(seed)
     rows = []
@@ -309,18 +298,13 @@ def test_a_geometry_figure_has_a_line_a_store() -> None:
             np.testing.assert_array_equal(line.get_ydata(), part[column])
         bands = [band for band in axis.collections if band.get_paths() and len(band.get_paths()[0].vertices)]
         assert len(bands) == (0 if metric == "anisotropy" else 2)
+        for name, band in zip(("bert", "elmo"), bands, strict=False):
+            edges, part = band.get_paths()[0].vertices, frames[name].filter(pl.col("metric") == metric)
+            for layer, low, high in part.select("layer", "adjusted_low", "adjusted_high").iter_rows():
+                drawn = edges[edges[:, 0] == layer, 1]
+                assert (drawn.min(), drawn.max()) == pytest.approx((low, high))
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["bert", "gpt2", "elmo"]
-
-
-def test_an_interval_is_shaded_from_low_to_high() -> None:
-    frame = geometry_frame(("selfsim",), 5)
-    (axis,) = shown(plot.geometry_figure({"one": frame}))
-    ordered = frame.sort("layer")
-    edges = axis.collections[0].get_paths()[0].vertices
-    for layer, low, high in ordered.select("layer", "adjusted_low", "adjusted_high").iter_rows():
-        drawn = edges[edges[:, 0] == layer, 1]
-        assert (drawn.min(), drawn.max()) == pytest.approx((low, high))
 
 
 def test_other_metrics_are_not_drawn() -> None:

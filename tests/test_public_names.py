@@ -92,7 +92,6 @@ def test_private_names_are_found() -> None:
 
 
 def test_every_name_in_a_namespace_resolves() -> None:
-    assert len(embstore.__all__) <= 44
     for name in embstore.__all__:
         value = getattr(embstore, name)
         for inner in getattr(value, "__all__", ()) if isinstance(value, ModuleType) else ():

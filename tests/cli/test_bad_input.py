@@ -45,6 +45,11 @@ BAD: dict[str, Bad] = {
     ),
     "unknown layer": (f"{EXTRACT} --layers 0,9", ("layer 9", "0", "3"), None),
     "layers backwards": (f"{EXTRACT} --layers 3-1", ("3-1",), None),
+    "two windows": (
+        f"{EXTRACT} --context-window 2 --attention-window 3",
+        ("context window 2 and attention window 3 exclude",),
+        None,
+    ),
     "no word that occurs": (
         f"{EXTRACT} --config list.toml",
         NOTHING_KEPT,

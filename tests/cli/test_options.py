@@ -150,8 +150,3 @@ def test_a_window_is_recorded_and_named_in_the_plan(work: Work, kind: str) -> No
     assert f"{kind} window" in ran.out
     assert "3 words left and right" in ran.out
     assert es.open(work / "y.h5").metadata.extraction[f"{kind}_window"] == 3
-
-
-def test_two_kinds_of_windows_exclude_each_other(work: Work) -> None:
-    both = "--context-window 2 --attention-window 3"
-    work.refuses(f"extract corpus.txt new.zarr --model model {both}", "context window 2 and attention window 3 exclude")
