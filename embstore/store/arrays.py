@@ -207,8 +207,8 @@ def frozen_specs(arrays: Mapping[str, StoredArray]) -> list[ArraySpec]:
 
 
 def group_paths(arrays: Mapping[str, StoredArray]) -> list[str]:
-    """Return the groups that hold the arrays, the root ("") first."""
-    groups = {""}
+    """Return the groups that hold the arrays, but for the root."""
+    groups: set[str] = set()
     for path in arrays:
         parts = path.split("/")[:-1]
         groups.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))

@@ -92,7 +92,8 @@ def test_scores_are_those_of_neighbors(made: Made) -> None:
         query = made.store.select(rows=[20])
         near = es.neighbors(made.store, query, layers=2, k=40, metric=metric).select("occurrence", "score")
         query = f"select occurrence, {name}(h2, vec(20, 2)) score from occurrences where occurrence <> 20 "
-        assert_frame_equal(es.sql(made.store, f"{query} order by score {order}, occurrence limit 40"), near, abs_tol=1e-12)
+        query += f"order by score {order}, occurrence limit 40"
+        assert_frame_equal(es.sql(made.store, query), near, abs_tol=1e-12)
         joined = es.sql(made.store, "select occurrence, score from near join occurrences using (occurrence)", near=near)
         assert_frame_equal(joined, near, check_row_order=False)
 

@@ -164,16 +164,6 @@ def test_every_selection_is_that_of_the_one_store(made: dict[str, es.Store], kin
 
 
 @KINDS
-def test_files_of_a_collection_have_the_vectors_of_all_members(
-    made: dict[str, es.Store], kind: str, tmp_path: Path
-) -> None:
-    store = made[kind]
-    frame = pl.read_parquet(es.store.write_table(store.select(layers=1), tmp_path / "x.parquet"))
-    np.testing.assert_array_equal(np.stack(frame["layer_1"].to_numpy()), store.select(layers=1).vectors()[0])
-    assert frame["word"].to_list() == store.table()["word"].to_list()
-
-
-@KINDS
 def test_blocks_are_whole_and_in_order(made: dict[str, es.Store], kind: str) -> None:
     store, expected = made[kind], vectors_of(made[kind])
     for start, stop, size in ((0, store.n_rows, 7), (3, store.n_rows - 2, 64), (150, 151, 9), (5, 5, 9)):

@@ -26,8 +26,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embstore.store.storage.objects._FIRST_WAIT", 0.0)
 
 
-def small(dtype: str = "float16", *, seed: int = 0) -> Example:
-    return example(rows=300, layers=(0, 2), hidden_size=4, dtype=dtype, labels=False, seed=seed)
+def small(dtype: str = "float16", *, seed: int = 0, labels: bool = False) -> Example:
+    return example(rows=300, layers=(0, 2), hidden_size=4, dtype=dtype, labels=labels, seed=seed)
 
 
 def upload(made: Example, url: str) -> None:
@@ -231,10 +231,6 @@ def test_a_store_that_is_another_ones_stays(memory: MemoryBucket, tmp_path: Path
 PLACE = ObjectPath(URL)
 
 
-def tiny(dtype: str = "int8", *, seed: int = 0) -> Example:
-    return example(rows=300, layers=(0, 2), hidden_size=4, dtype=dtype, seed=seed)
-
-
 def repair(made: Example) -> list[int]:
     return repair_layout(PLACE, metadata=made.metadata, index=made.index, center=made.center)
 
@@ -253,7 +249,7 @@ def flipped(data: bytes) -> bytes:
 def test_any_damage_is_repaired(
     memory: MemoryBucket, tmp_path: Path, damage: Callable[[bytes], bytes] | None, stride: int
 ) -> None:
-    made = tiny()
+    made = small("int8", labels=True)
     expected = all_files(made.make(tmp_path / "x.zarr").path)
     create_store(PLACE, metadata=made.metadata, index=made.index, center=made.center)
     made.fill(PLACE)
@@ -274,7 +270,7 @@ def test_any_damage_is_repaired(
 
 
 def test_what_belongs_to_no_store_is_removed(memory: MemoryBucket, tmp_path: Path) -> None:
-    made = tiny("float16")
+    made = small(labels=True)
     create_store(PLACE, metadata=made.metadata, index=made.index)
     made.fill(PLACE)
     memory.storage.put("hidden_states/c/0/9/0", [b"junk"])
@@ -286,7 +282,7 @@ def test_what_belongs_to_no_store_is_removed(memory: MemoryBucket, tmp_path: Pat
 
 
 def test_another_plan_repairs_nothing(memory: MemoryBucket) -> None:
-    made, other = tiny(), tiny(seed=1)
+    made, other = small("int8"), small("int8", seed=1)
     with pytest.raises(StoreNotFoundError, match="there is no store"):
         repair(made)
     create_store(PLACE, metadata=made.metadata, index=made.index, center=made.center)

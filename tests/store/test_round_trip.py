@@ -66,17 +66,6 @@ def test_words_lead_to_their_rows(tmp_path: Path, suffix: str) -> None:
         store.index.rows_of(8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_large_columns_are_chunked_and_mapped(tmp_path: Path, suffix: str) -> None:
-    made = example(rows=70_000, layers=(1,), hidden_size=2, partition_rows=32_768)
-    store = made.make(tmp_path / f"s{suffix}")
-    for name, array in made.index.arrays().items():
-        np.testing.assert_array_equal(store.index.arrays()[name], array)
-    np.testing.assert_array_equal(store.vectors(np.arange(70_000)[::-1], layers=1)[0], made.values[0, ::-1])
-    assert verify(store.path).ok
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_labels_and_no_text(tmp_path: Path, suffix: str) -> None:
     """Columns of no bytes at all: one type spelled "", one sentence that reads ""."""

@@ -173,14 +173,10 @@ class SequentialReader:
         self._requested = row
 
     def read_rows(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Read distinct ascending rows into `out`; where they are dense, the rows between them are read too."""
+        """Read distinct ascending rows into `out`."""
         first, last = int(rows[0]), int(rows[-1]) + 1
         if last - first == len(rows):
             self.read(first, last, out)
-        elif len(rows) > DENSE * (last - first):
-            between = np.empty((last - first, *out.shape[1:]), out.dtype)
-            self.read(first, last, between)
-            between.take(rows - first, 0, out, "clip")
         else:
             partitions = np.unique(rows // self._partition_rows).tolist()
             if self._checksums is not None:

@@ -81,10 +81,7 @@ def array_node(spec: ArraySpec) -> bytes:
 
 def all_nodes(metadata: Metadata, arrays: Mapping[str, StoredArray]) -> dict[str, bytes]:
     """Return every zarr.json of a store by its key, the root's last."""
-    nodes = {}
-    for path in group_paths(arrays):
-        if path:
-            nodes[f"{path}/{NODE}"] = group_node({})
+    nodes = {f"{path}/{NODE}": group_node({}) for path in group_paths(arrays)}
     commits = commits_spec(metadata.n_partitions)
     for spec in [*payload_specs(metadata), *frozen_specs(arrays), commits, *virtual_specs(metadata)]:
         nodes[f"{spec.path}/{NODE}"] = array_node(spec)

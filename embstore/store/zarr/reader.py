@@ -98,10 +98,9 @@ class ZarrReader:
     def _require_node(self, spec: ArraySpec, node: bytes | None) -> None:
         """Raise StoreDamagedError where the zarr.json of an array is not the one that embstore writes."""
         url = self.storage.url(f"{spec.path}/{NODE}")
-        if node is None:
-            raise StoreDamagedError(f"{url} is missing: {REPAIR_HINT}")
         if node != array_node(spec):
-            raise StoreDamagedError(f"{url} was changed, or another tool has rewritten the array: {REPAIR_HINT}")
+            what = "is missing" if node is None else "was changed, or another tool has rewritten the array"
+            raise StoreDamagedError(f"{url} {what}: {REPAIR_HINT}")
 
     def require_same(self) -> None:
         """Raise StoreDamagedError where another store is now at the path of the one that was opened."""
