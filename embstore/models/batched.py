@@ -16,24 +16,9 @@ from embstore.corpus.sentence import Sentence
 from embstore.errors import DeviceMemoryError, EmbstoreError, InvalidValueError, ModelError
 from embstore.models.batching import ROW_CAPACITY, Batch, Batching, make_batches, split_batch
 from embstore.models.checkpoint import reason
-from embstore.models.encoder import (
-    Encoder,
-    Pooled,
-    Pooling,
-    Spans,
-    Tokenized,
-    check_arguments,
-)
+from embstore.models.encoder import Encoder, Pooled, Pooling, Spans, Tokenized, check_arguments
 from embstore.models.memory import SplittingRunner, is_fault, memory_needed
-from embstore.models.running import (
-    LayerPooling,
-    RunningBatch,
-    SpanWork,
-    launched,
-    mark,
-    sentences_with_spans,
-    wait,
-)
+from embstore.models.running import LayerPooling, RunningBatch, SpanWork, launched, mark, sentences_with_spans, wait
 from embstore.store.layout import RESIDUAL
 
 # Largest difference of a vector allowed, relative to its length: what is right differs by at most half of it in 28
@@ -78,11 +63,6 @@ class BatchedEncoder(Encoder):
         self.runner: SplittingRunner[RunningBatch] = SplittingRunner(device)
         self._launched: deque[Any] = deque()
         self._fastest_of: dict[tuple[Any, ...], str] = {}
-
-    @property
-    def casts_on_device(self) -> bool:
-        """Return whether vectors should stay on the device and leave it cast: on a GPU, where copies cost time."""
-        return self.device.type == "cuda"
 
     def encode(
         self,
@@ -343,8 +323,6 @@ def word_spans(tokenized: Tokenized, limit: int | None) -> Spans:
 
 def pool_plainly(subwords: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
     """Pool the hidden states of one span, float32 [n, hidden_size], into one vector."""
-    if len(subwords) == 1:
-        return np.asarray(subwords[0], np.float32)
     if pooling in ("first", "last"):
         return np.asarray(subwords[0 if pooling == "first" else -1], np.float32)
     return np.asarray(subwords.max(axis=0) if pooling == "max" else subwords.mean(axis=0), np.float32)

@@ -28,7 +28,7 @@ from embstore.errors import ModelError, StorageError
 from embstore.models.memory import memory_needed
 from embstore.models.names import require_name
 from embstore.models.placing import Place, own_dtype, require_finite_weights
-from embstore.store.storage.files import fsync_tree, replacing
+from embstore.store.storage.files import replacing
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -280,19 +280,7 @@ def save_untrained(model: str | Path, folder: str | Path, *, seed: int = 0) -> P
         with replacing(out) as new:
             network.save_pretrained(new, safe_serialization=True)
             checkpoint.tokenizer.save_pretrained(new)
-            make_durable(new)
     return out
-
-
-def make_durable(folder: Path) -> None:
-    """Give the files of a saved model the rights of any new file, and have them on disk when this returns.
-
-    Safetensors writes its own for the owner alone, and no library calls fsync.
-    """
-    rights = (folder / "config.json").stat().st_mode
-    for path in folder.iterdir():
-        path.chmod(rights)
-    fsync_tree(folder)
 
 
 def config_sha256(folder: Path) -> str:

@@ -199,8 +199,8 @@ class Encoder(ABC):
 
     @property
     def casts_on_device(self) -> bool:
-        """Return whether vectors should stay `on_device` and leave it cast, a partition at a time."""
-        return False
+        """Return whether vectors should stay `on_device` and leave it cast: on a GPU, where copies cost time."""
+        return self.device.type == "cuda"
 
     @property
     def choices_vary(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from embstore.arguments import Count, checked
 from embstore.config import settings
 from embstore.devices import choose_dtype
-from embstore.errors import InvalidValueError, ModelError, WordVectorsError
+from embstore.errors import InvalidValueError
 from embstore.models.checkpoint import load, open_checkpoint
 from embstore.models.elmo.encoder import ElmoEncoder
 from embstore.models.elmo.weights import find_elmo
@@ -84,15 +84,9 @@ def encoder_on(
         if kind == "subwords":
             return _subwords(target, place.main, compute_dtype, revision)
         if kind == "random":
-            return _random(int(target), 0, place.main, compute_dtype)
-        try:
-            return _vectors(target, "random", 0, place.main, compute_dtype)
-        except WordVectorsError as error:
-            if str(model) != target:
-                raise
-            raise ModelError(
-                f"the model {target!r} is a file; give the folder of a model, or a file of word vectors: {error}"
-            ) from error
+            table = RandomVectors(int(target))
+            return _vectors(table, "random", 0, place.main, compute_dtype, name=f"random:{int(target)}")
+        return _vectors(target, "random", 0, place.main, compute_dtype)
     dtype = choose_dtype(compute_dtype, place.main)
     if (files := find_elmo(model)) is not None:
         return ElmoEncoder(*files, name=str(model), device=place.main, dtype=dtype)
@@ -164,8 +158,10 @@ def _vectors(
     seed: int,
     device: torch.device,
     compute_dtype: str,
+    *,
+    name: str = "",
 ) -> StaticEncoder:
-    name = source = ""
+    source = name
     if isinstance(vectors, VectorTable):
         table = vectors
     elif isinstance(vectors, WordVectors):
@@ -176,13 +172,6 @@ def _vectors(
         source = name if (missing, seed) == ("random", 0) else ""
     words = WordTable(table, missing=missing, seed=seed, device=device, dtype=_dtype(compute_dtype, device))
     return StaticEncoder(words, name=name or "word vectors", source=source)
-
-
-def _random(n_dimensions: int, seed: int, device: torch.device, compute_dtype: str) -> StaticEncoder:
-    table = RandomVectors(n_dimensions, seed=seed)
-    words = WordTable(table, missing="random", seed=seed, device=device, dtype=_dtype(compute_dtype, device))
-    name = f"random:{n_dimensions}"
-    return StaticEncoder(words, name=name, source="" if seed else name)
 
 
 def _subwords(model: str | Path, device: torch.device, compute_dtype: str, revision: str | None) -> StaticEncoder:

@@ -14,7 +14,7 @@ import transformers
 
 import embstore as es
 from embstore.errors import ModelError
-from embstore.models import load_encoder, placing
+from embstore.models import load_encoder
 from embstore.models.placing import Place, own_dtype
 from tests.fake_devices import fake_devices
 from tests.models.oracle import PlainScript, gather, relative_error, tokenize, word_spans
@@ -185,17 +185,3 @@ def test_a_split_model_computes_in_the_dtype_of_its_checkpoint(tmp_path, llama):
     with es.config(device="split"):
         assert load_encoder(tmp_path).compute_dtype == "bfloat16"
     assert load_encoder(tmp_path).compute_dtype == "float32"
-
-
-def test_of_many_weights_in_main_memory_a_sample_is_checked(monkeypatch):
-    monkeypatch.setattr(placing, "SAMPLE", 8)
-    linear = torch.nn.Linear(64, 64, bias=False)
-    linear.weight.data[0, 1] = float("nan")
-    with pytest.raises(ModelError, match=r"NaN or infinity in 'weight' .as float32"):
-        placing.require_finite_weights(linear, "tiny", but={})
-    monkeypatch.setattr(placing, "CHECKED_NBYTES", 0)
-    placing.require_finite_weights(linear, "tiny", but={})
-    linear.weight.data[:, 0] = float("inf")
-    with pytest.raises(ModelError, match="NaN or infinity"):
-        placing.require_finite_weights(linear, "tiny", but={})
-    placing.require_finite_weights(linear, "tiny", but={"weight": linear.weight})

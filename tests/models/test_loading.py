@@ -283,20 +283,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save("bert", tmp_path_factory.mktemp("models") / "tiny-bert")
 
 
-def test_the_same_seed_draws_the_same_model_and_another_another(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from safetensors.torch import load_file
-
+def test_the_same_seed_draws_the_same_model_and_another_another(model: Path, tmp_path: Path) -> None:
     torch.manual_seed(5)
     before = torch.rand(1)
     torch.manual_seed(5)
-    synced: set[str] = set()
-    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.readlink(f"/proc/self/fd/{file}")))
     folders = [save_untrained(model, tmp_path / str(number), seed=seed) for number, seed in enumerate((1, 1, 2))]
     assert torch.equal(torch.rand(1), before)  # the caller's numbers are as they were
-    assert {f"{tmp_path}/.2.new/{path.name}" for path in folders[2].iterdir()} | {str(tmp_path)} <= synced
-    assert len({path.stat().st_mode for path in folders[0].iterdir()}) == 1  # safetensors writes for the owner alone
     first, again, other = (load_file(folder / "model.safetensors") for folder in folders)
     trained = load_file(model / "model.safetensors")
     name = next(name for name in first if name.endswith("attention.self.query.weight"))

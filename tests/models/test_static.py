@@ -296,7 +296,6 @@ def test_names_of_models(file: Path, bert: Path, tmp_path: Path) -> None:
         ("random:0", "dimensions 0 is not allowed: give 1 to 65,536"),
         ("vectors:gone.txt", "no word vectors at gone.txt"),
         ("gone.vec", "there is no vector file 'gone.vec'"),
-        ("PROSE", "is a file; give the folder of a model, or a file of word vectors"),
     ],
 )
 def test_bad_names_are_one_line(tmp_path: Path, name: str, says: str) -> None:

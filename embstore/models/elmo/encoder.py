@@ -80,11 +80,8 @@ class ElmoEncoder(BatchedEncoder):
         """Estimate the memory of the weights, of distinct words and of the activations of one batch."""
         options, size = self.options, self.network.dtype.itemsize
         words = TYPICAL_WORDS * options.projection_dim
-        cnn = (
-            self._cnn_words
-            * options.max_characters
-            * (options.character_dim + sum(count for _, count in options.filters))
-        )
+        characters = self._cnn_words * options.max_characters
+        cnn = characters * (options.character_dim + sum(count for _, count in options.filters))
         gates = 2 * min(4 * self._gate_rows, 2 * batch_subwords) * 4 * options.cell_dim
         positions = batch_subwords * (4 * self.info.hidden_size + n_features)
         return self.network.nbytes + size * (words + cnn + gates + positions)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +50,7 @@ def find_elmo(model: str | Path) -> tuple[Path, Path] | None:
     """Return the options and the weights of a folder with a biLM; None for anything else.
 
     The folder has no `config.json`, one file that ends in `options.json` and one that ends in `weights.hdf5`.
-    Raises ModelError if one of the two is missing or exists twice.
+    Raises ModelError if one of the two is missing, exists twice or is not a file.
     """
     folder = Path(require_name(model)).expanduser()
     try:
@@ -63,13 +62,9 @@ def find_elmo(model: str | Path) -> tuple[Path, Path] | None:
     if not options and not weights:
         return None
     for files, name in ((options, "options.json"), (weights, "weights.hdf5")):
-        if not files:
-            raise ModelError(f"the ELMo folder {str(folder)!r} has no file *{name}; add the published one")
-        if len(files) > 1:
-            names = ", ".join(file.name for file in files)
-            raise ModelError(f"the ELMo folder {str(folder)!r} has several *{name}: {names}; remove all but one")
-        if not files[0].is_file():
-            raise ModelError(f"{str(files[0])!r} is not a file; add the published one")
+        if len(files) != 1 or not files[0].is_file():
+            found = ", ".join(file.name for file in files) or "nothing"
+            raise ModelError(f"the ELMo folder {str(folder)!r} has {found} as *{name}: give one published file")
     return options[0], weights[0]
 
 
@@ -77,25 +72,18 @@ def read_options(file: Path) -> ElmoOptions:
     """Read `options.json`; raises ModelError, naming the file and the key."""
     try:
         parsed = read_json(file)
-    except OSError as error:
-        raise ModelError(f"the options {str(file)!r} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ModelError(f"the options {str(file)!r} are not JSON: {reason(error)}") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the options {str(file)!r} cannot be read: {reason(error)}") from error
     schema = json.loads(resources.files("embstore.schemas").joinpath("elmo_options.schema.json").read_text("utf-8"))
     for fault in jsonschema.Draft202012Validator(schema).iter_errors(parsed):
         key = ".".join(map(str, fault.absolute_path)) or "the top"
         raise ModelError(f"the options {str(file)!r} are not those of ELMo at {key}: {fault.message[:200]}")
     lstm, cnn = parsed["lstm"], parsed["char_cnn"]
-    widest, longest = max(width for width, _ in cnn["filters"]), cnn["max_characters_per_token"]
-    if widest > longest:
-        raise ModelError(
-            f"the options {str(file)!r} have char_cnn.filters {widest} wide; a word has {longest} characters"
-        )
     return ElmoOptions(
         filters=tuple((width, count) for width, count in cnn["filters"]),
         character_dim=cnn["embedding"]["dim"],
         highways=cnn.get("n_highway") or 0,
-        max_characters=longest,
+        max_characters=cnn["max_characters_per_token"],
         activation=cnn["activation"],
         num_layers=lstm["n_layers"],
         cell_dim=lstm["dim"],
@@ -113,9 +101,7 @@ def opened_weights(file: Path) -> Iterator[ElmoArrays]:
         with h5py.File(file, "r") as opened:
             yield ElmoArrays(file, opened)
     except OSError as error:
-        if error.errno:
-            raise ModelError(f"the weights {str(file)!r} cannot be read: {os.strerror(error.errno)}") from error
-        raise ModelError(f"the weights {str(file)!r} are damaged: {reason(error)}; download them again") from error
+        raise ModelError(f"the weights {str(file)!r} cannot be read, or are damaged: {reason(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from embstore.corpus.sentence import Sentence
 from embstore.models.encoder import Split, ragged_indices, word_characters
 
 BEGIN, END = 0, 1  # the numbers of the words before and after a sentence
-
-
 SENTENCE_WORDS = ("<S>", "</S>")
 # The ids of characters: the published ids plus one, because 0 means no character.
 FIRST_BYTE, BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 1, 257, 258, 259, 260, 261

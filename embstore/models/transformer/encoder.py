@@ -76,7 +76,6 @@ class TransformerEncoder(BatchedEncoder):
 
     @property
     def attention(self) -> Mapping[str, float]:
-        """Return the features of a head and the scaling of scores; see `Encoder.attention`."""
         return self.network.sites.attention
 
     @property
@@ -99,7 +98,6 @@ class TransformerEncoder(BatchedEncoder):
         return self.tokenizer.subword_text(index)
 
     def candidate_batchings(self, *, attention_window: int | None = None, equal_lengths: bool = False) -> Sequence[str]:
-        """Return the batchings to try, fastest first; see `Network.candidate_batchings`."""
         return self.network.candidate_batchings(attention_window=attention_window, equal_lengths=equal_lengths)
 
     def check_sentences(self, tokenized: Tokenized, attention_window: int | None, longest: int | None) -> Tokenized:
@@ -128,7 +126,6 @@ class TransformerEncoder(BatchedEncoder):
         return self._chats.write(messages) if self._chats.exists else None
 
     def site_sizes(self, sites: Sequence[str]) -> dict[str, int]:
-        """Return the features of a vector at each site; see `Encoder.site_sizes`."""
         return self._known_sizes(sites, self.network.sites.sizes if set(sites) - {RESIDUAL} else {})
 
     def plain_states(

@@ -138,7 +138,7 @@ class Network:
     def _probe(self, loaded: Loaded) -> tuple[InputMaker, LayerTap]:
         """Find out what the model takes and where its layers are; raises ModelError if it cannot be used."""
         model = self.model
-        given = probe_inputs(model, loaded.tokenizer, self.tokenizer.specials, n_sentences=2, device=self.device)
+        given = probe_inputs(model, loaded.tokenizer, self.tokenizer.specials, self.device)
         try:
             with torch.no_grad():
                 states = model(**given, output_hidden_states=True).hidden_states
@@ -162,16 +162,8 @@ def _skip_idle_calls(model: Any) -> None:
     """Leave out what does nothing in a forward pass: dropout, and a search for padding, which waits for the GPU."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
-            module.forward = _unchanged  # type: ignore[assignment, method-assign]
-    model.warn_if_padding_and_no_attention_mask = _no_warning
-
-
-def _unchanged(states: torch.Tensor) -> torch.Tensor:
-    return states
-
-
-def _no_warning(*_: Any) -> None:
-    """Take the place of a method of transformers."""
+            module.forward = lambda states: states  # type: ignore[assignment, method-assign]
+    model.warn_if_padding_and_no_attention_mask = lambda *_: None
 
 
 def _first_int(config: Any, names: Sequence[str], default: int) -> int:

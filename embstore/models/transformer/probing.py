@@ -58,17 +58,15 @@ def find_inputs(
     )
 
 
-def probe_inputs(
-    model: Any, tokenizer: Any, specials: Specials, *, n_sentences: int, device: torch.device | None = None
-) -> dict[str, torch.Tensor]:
-    """Return a small batch of different subwords of the vocabulary, as a model's keyword arguments."""
+def probe_inputs(model: Any, tokenizer: Any, specials: Specials, device: torch.device) -> dict[str, torch.Tensor]:
+    """Return a batch of two texts of different subwords of the vocabulary, as a model's keyword arguments."""
     vocabulary = model.get_input_embeddings().num_embeddings
     special = set(getattr(tokenizer, "all_special_ids", ()))
     usable = torch.tensor([index for index in range(vocabulary) if index not in special] or list(range(vocabulary)))
     limit = longest_sentence(model.config, tokenizer, specials, None)
     count = min(PROBE_POSITIONS, limit or PROBE_POSITIONS)
-    chosen = torch.arange(n_sentences * count) * (len(usable) - 1) // max(1, n_sentences * count - 1)
-    ids = usable[chosen].reshape(n_sentences, count).to(device or model.device)
+    chosen = torch.arange(2 * count) * (len(usable) - 1) // (2 * count - 1)
+    ids = usable[chosen].reshape(2, count).to(device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 

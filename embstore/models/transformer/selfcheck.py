@@ -53,12 +53,10 @@ def require_window_respected(network: Network, tokenized: Tokenized, reach: int)
     limit = min(network.info.max_subwords or LONGEST_WINDOW_SENTENCE, LONGEST_WINDOW_SENTENCE)
     n_words = reach + 2 if reach + 2 <= limit else min(limit, SHORT_SENTENCE)
     ids = _known_ids(network, tokenized)
-    sentence = np.resize(ids, n_words)
     try:
-        before = _layer_1(network, sentence, reach)
+        before = _layer_1(network, np.resize(ids, n_words), reach)
         first_changed, last_changed, next_changed = (
-            _differs(network, before, _layer_1(network, _with_other_subword(sentence, index, ids), reach))
-            for index in (0, n_words - 1, n_words - 2)
+            _changed(network, before, ids, place, reach) for place in (0, n_words - 1, n_words - 2)
         )
     except torch.OutOfMemoryError:
         raise
@@ -109,12 +107,6 @@ def _known_ids(network: Network, tokenized: Tokenized) -> NDArray[np.int32]:
     return ids
 
 
-def _with_other_subword(sentence: NDArray[np.int32], index: int, ids: NDArray[np.int32]) -> NDArray[np.int32]:
-    changed = sentence.copy()
-    changed[index] = next((other for other in ids if other != sentence[index]), sentence[index])
-    return changed
-
-
 def _layer_1(network: Network, ids: NDArray[np.int32], reach: int) -> torch.Tensor:
     """Return layer 1 of a sentence in which each word has one subword: [positions, features]."""
     inputs = network.inputs.plain(ids)
@@ -124,10 +116,12 @@ def _layer_1(network: Network, ids: NDArray[np.int32], reach: int) -> torch.Tens
     return layer
 
 
-def _differs(network: Network, one: torch.Tensor, other: torch.Tensor) -> NDArray[np.bool_]:
-    """Return which positions differ: bool [positions]."""
-    bound = SAME[network.dtype] * one.abs().amax(1)
-    return np.asarray(((one - other).abs().amax(1) > bound).numpy(), np.bool_)
+def _changed(network: Network, before: torch.Tensor, ids: NDArray[np.int32], place: int, reach: int) -> Any:
+    """Return which positions of layer 1 differ from `before` with another subword at a place: bool [positions]."""
+    changed = np.resize(ids, len(before) - network.inputs.specials.count)
+    changed[place] = next((other for other in ids if other != changed[place]), changed[place])
+    difference = (before - _layer_1(network, changed, reach)).abs().amax(1)
+    return (difference > SAME[network.dtype] * before.abs().amax(1)).numpy()
 
 
 def with_long_sentences(network: Network, tokenized: Tokenized, longest: int | None = None) -> Tokenized:
