@@ -12,8 +12,11 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from embstore.analysis.neighbors.exact import exact_search
 from embstore.analysis.neighbors.find import encode_word
+from embstore.analysis.neighbors.space import Space, StoreVectors
 from embstore.arguments import checked
 from embstore.config import settings
 from embstore.database.rewrite import DEFAULT, TABLES, Node, function, nodes, rewrite
@@ -194,7 +197,7 @@ class Database:
 
         if "\0" in query:  # at which DuckDB ends a text of the syntax tree
             raise InvalidValueError("the query holds the character NUL: write chr(0)")
-        self._failure, self._model = None, model
+        self._failure, self._model, self._made = None, model, 0
         self._encoded.clear()
         self.connection.execute(f"set memory_limit = '{settings().nbytes}B'")
         given = []
@@ -229,7 +232,7 @@ class Database:
             except self._error as error:
                 raise self._failure or _refused(str(error)) from None
         finally:
-            for name in given:
+            for name in [*given, *(f"_es_nearest{number}" for number in range(self._made))]:
                 self.connection.unregister(name)
 
     def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,6 +274,29 @@ class Database:
     def text(self, expression: Node) -> str:
         """An expression as DuckDB writes it."""
         return self._written({**self.empty, "select_list": [expression]}).removeprefix("SELECT ")
+
+    def column(self, node: Node) -> NDArray[Any] | None:
+        """The only column of a statement that is part of another one; None where it cannot be run alone."""
+        try:
+            found = self.connection.sql(self._written(node)).fetchnumpy()
+        except self._error:
+            return None
+        return np.asarray(next(iter(found.values()))) if len(found) == 1 else None
+
+    def nearest(
+        self, schema: str, column: str, metric: str, query: Any, k: int, rows: NDArray[np.int64] | None
+    ) -> str | None:
+        """The name of a table of the k nearest of some rows (None: all); None where DuckDB must sort them."""
+        store = self.stores[schema or DEFAULT]
+        vector = np.asarray(query)
+        if not store.finished or vector.shape != (store.hidden_size,) or vector.dtype.kind != "f":
+            return None
+        options: Any = {"space": Space(metric), "rows": None if rows is None else np.sort(rows), "device": "cpu"}
+        hits = exact_search(StoreVectors(store, int(column[1:])), vector, k=k, **options)
+        name, self._made = f"_es_nearest{self._made}", self._made + 1
+        chosen = self._tables[schema or DEFAULT].nearest(np.sort(hits.rows[0][hits.rows[0] >= 0]))
+        self.connection.register(name, chosen)
+        return name
 
     def _rows(self, text: str, parameters: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         rows: list[tuple[Any, ...]] = self.connection.execute(text, list(parameters)).fetchall()

@@ -1,4 +1,4 @@
-"""What is done to a statement before DuckDB runs it: functions of groups are given the rows of the vectors.
+"""What is done to a statement before DuckDB runs it: groups by the rows of their vectors, nearest rows by our search.
 
 A statement is changed as DuckDB's own syntax tree. What is not recognized stays as it was written, and gives the same
 result: its vectors then go through DuckDB as lists of numbers.
@@ -12,14 +12,17 @@ from typing import Any, NamedTuple
 Node = dict[str, Any]
 DEFAULT = "main"  # DuckDB's schema for tables without one
 TABLES = ("occurrences", "types", "sentences", "labels")
+METRICS = {"cos": "cosine", "ip": "ip", "l2": "l2"}  # function -> metric of a search
 GROUPS = {"selfsim": "selfsim", "centroid": "centroid", "avg": "centroid", "mean": "centroid"}
+MAX_K = 10_000  # a longer list of nearest rows is sorted by DuckDB
 
 
 class Source(NamedTuple):
-    """A table of occurrences in FROM: the name it goes by, and its schema."""
+    """A table of occurrences in FROM: the name it goes by, its schema, and its node."""
 
     name: str
     schema: str
+    table: Node
 
 
 def rewrite(statement: Node, engine: Any) -> None:
@@ -30,6 +33,7 @@ def rewrite(statement: Node, engine: Any) -> None:
     selects = [node for node in nodes(statement) if node.get("type") == "SELECT_NODE"]
     for select in reversed(selects):  # those inside others first, as their text is run
         _group(select, engine)
+        _search(select, engine)
 
 
 def _group(select: Node, engine: Any) -> None:
@@ -53,6 +57,48 @@ def _group(select: Node, engine: Any) -> None:
                 node.update(call)
 
 
+def _search(select: Node, engine: Any) -> None:
+    """Find the rows of ORDER BY cos(...) DESC LIMIT k, and put a table of these in the place of all occurrences."""
+    sources, bounds, columns = _sources(select["from_table"]), _bounds(select["modifiers"]), select["select_list"]
+    source = sources[0] if len(sources) == 1 else None
+    parts = nodes([columns, select["modifiers"]], subqueries=False)
+    if (
+        source is None
+        or source.table is not select["from_table"]
+        or bounds is None
+        or any(select[part] for part in ("group_expressions", "group_sets", "having", "qualify", "sample"))
+        or any(node.get("class") == "WINDOW" or function(node) == "unnest" for node in parts)
+    ):
+        return
+    order = select["modifiers"][0]["orders"][0]
+    score = order["expression"]
+    if score["class"] == "COLUMN_REF":  # the name of a column of the result
+        named = [column for column in columns if [column["alias"].lower()] == [*map(str.lower, score["column_names"])]]
+        score = named[0] if len(named) == 1 else score
+    name = function(score)
+    if name not in METRICS or (order["type"] == "DESCENDING") != (name != "l2"):
+        return
+    sides = [argument["expression"] for argument in score["arguments"]]
+    for vector, query in (sides, sides[::-1]) if len(sides) == 2 else ():
+        found = _vectors(vector, sources, engine)
+        if found is not None and _vectors(query, sources, engine) is None:
+            given = engine.column({**engine.empty, "select_list": [query]})
+            row = engine.parse(f'"{source.name}".occurrence')
+            rows = None
+            if select["where_clause"] is not None:
+                rows = engine.column({**select, "select_list": [row], "modifiers": []})
+            if given is None or len(given) != 1 or (rows is None and select["where_clause"] is not None):
+                return  # the query depends on the row around it
+            table = engine.nearest(source.schema, vector["column_names"][-1], METRICS[name], given[0], bounds, rows)
+            if table is not None:
+                select["where_clause"] = None
+                path = [*source.table["qualified_name"]["path"][:-1], table]
+                source.table.update(table_name=table, qualified_name={"path": path}, alias=source.name)
+                last = {"type": "ASCENDING", "null_order": "ORDER_DEFAULT", "expression": row}
+                select["modifiers"][0]["orders"].append(last)
+            return
+
+
 def _sources(table: Node) -> list[Source | None]:
     """Return the tables of FROM, None for one that is not of occurrences but may have any columns."""
     if table["type"] == "JOIN":
@@ -62,7 +108,7 @@ def _sources(table: Node) -> list[Source | None]:
     name = table["table_name"]
     if name.lower() != "occurrences":
         return [] if name.lower() in TABLES else [None]
-    return [Source(table["alias"] or name, table["schema_name"].lower())]
+    return [Source(table["alias"] or name, table["schema_name"].lower(), table)]
 
 
 def _vectors(node: Node, sources: list[Source | None], engine: Any) -> tuple[Source, int] | None:
@@ -83,6 +129,19 @@ def _vectors(node: Node, sources: list[Source | None], engine: Any) -> tuple[Sou
 def function(node: Node) -> str:
     """Return the name of the function that an expression calls; "" for any other."""
     return str(node["function_name"]).lower() if node.get("class") == "FUNCTION" else ""
+
+
+def _bounds(modifiers: list[Node]) -> int | None:
+    """Return how many rows ORDER BY of one expression and LIMIT and OFFSET ask for; None where it is not plain."""
+    if [modifier["type"] for modifier in modifiers] != ["ORDER_MODIFIER", "LIMIT_MODIFIER"]:
+        return None
+    (order, *others), limit = modifiers[0]["orders"], modifiers[1]
+    if others or limit["limit_type"] != "ROW_COUNT" or order["null_order"] not in ("ORDER_DEFAULT", "NULLS_LAST"):
+        return None
+    parts = [part for part in (limit["limit"], limit["offset"]) if part is not None]
+    texts = [(part.get("literal") or {}).get("text", "") for part in parts]
+    count = sum(map(int, texts)) if all(map(str.isdecimal, texts)) else 0
+    return count if 0 < count <= MAX_K else None
 
 
 def nodes(value: Any, *, subqueries: bool = True) -> Iterator[Node]:

@@ -29,13 +29,22 @@ Rows = NDArray[np.int64]
 class Table(ds.Dataset):  # type: ignore[misc]
     """Columns of `Selection.table`, and the vectors of layer l as `h<l>`, of which only what is asked for is read."""
 
-    def __init__(self, selection: Selection, columns: Sequence[str], layers: Sequence[int] = ()) -> None:
-        self._selection, self._columns = selection, list(columns)
-        self._held: pa.Table | None = None
+    def __init__(
+        self, selection: Selection, columns: Sequence[str], layers: Sequence[int] = (), held: pa.Table | None = None
+    ) -> None:
+        self._selection, self._columns, self._held = selection, list(columns), held
         self._layers = {f"h{layer}": layer for layer in layers}
         vector = pa.list_(pa.float32(), selection.store.hidden_size)
-        index = self._part(selection.store.select(rows=[]))
+        index = self._part(selection.store.select(rows=[])) if held is None else held
         self._schema = pa.schema([*index.schema, *(pa.field(name, vector) for name in self._layers)])
+
+    def nearest(self, rows: Rows) -> Table:
+        """Return a table of a few of the rows of a whole store, ascending."""
+        part = self._read(rows) if len(self._selection) > HELD_ROWS else self._read(rows).take(rows)
+        # DuckDB would read all values of a dictionary
+        kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in part.schema]
+        held = part.cast(pa.schema(zip(part.column_names, kinds, strict=True)))
+        return Table(self._selection.store.select(rows=rows), self._columns, list(self._layers.values()), held)
 
     @property
     def schema(self) -> pa.Schema:

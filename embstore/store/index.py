@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embstore.errors import InvalidValueError, quoted
-from embstore.store.storage.files import new_column
 from embstore.store.strings import Strings
 from embstore.store.text import Text
 
@@ -250,7 +252,8 @@ class Index:
         """The rows of every type: `(indptr, rows)`, type t has `rows[indptr[t]:indptr[t + 1]]`, ascending."""
         if "types/indptr" in self._columns:
             return self._columns["types/indptr"], self._columns["types/occurrences"]
-        return rows_by_type(self.type, len(self.words))
+        with rows_by_type(self.type, len(self.words), Path(tempfile.gettempdir())) as found:
+            return found
 
     def type_of(self, form: str) -> int | None:
         """Return the type with this spelling, None where there is none."""
@@ -469,24 +472,37 @@ def indptr_by_type(types: NDArray[np.int32], n_types: int, *, block_rows: int = 
     return np.cumsum(indptr, out=indptr)
 
 
+@contextmanager
 def rows_by_type(
-    types: NDArray[np.int32], n_types: int, folder: Path | None = None, *, block_rows: int = _SORT_ROWS
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sort rows by type, by counting, block by block: gives `Index.by_type`, see `new_column`."""
+    types: NDArray[np.int32], n_types: int, folder: Path, *, block_rows: int = _SORT_ROWS
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Sort rows by type in bounded memory: gives `Index.by_type`.
+
+    A counting sort, block by block; beyond one block the result is in an unnamed file in `folder`, which exists while
+    the context lasts.
+    """
     indptr = indptr_by_type(types, n_types, block_rows=block_rows)
     if len(types) <= block_rows:
-        return indptr, np.argsort(types, kind="stable").astype(np.int64, copy=False)
-    rows, free = new_column(len(types), np.int64, folder), indptr[:-1].copy()
-    for start in range(0, len(types), block_rows):
-        block = np.asarray(types[start : start + block_rows])
-        order = np.argsort(block, kind="stable")
-        ordered = block[order]
-        first = np.flatnonzero(np.diff(ordered, prepend=-1))
-        counts = np.diff(first, append=len(ordered))
-        rank = np.arange(len(ordered)) - np.repeat(first, counts)
-        rows[free[ordered] + rank] = order + start
-        free[ordered[first]] += counts
-    return indptr, rows
+        yield indptr, np.argsort(types, kind="stable").astype(np.int64, copy=False)
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        nbytes = len(types) * 8
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk must be an error here, not a SIGBUS below
+        else:
+            file.truncate(nbytes)
+        rows: NDArray[np.int64] = np.memmap(file, np.int64, "r+", shape=(len(types),))
+        free = indptr[:-1].copy()
+        for start in range(0, len(types), block_rows):
+            block = np.asarray(types[start : start + block_rows])
+            order = np.argsort(block, kind="stable")
+            ordered = block[order]
+            first = np.flatnonzero(np.diff(ordered, prepend=-1))
+            counts = np.diff(first, append=len(ordered))
+            rank = np.arange(len(ordered)) - np.repeat(first, counts)
+            rows[free[ordered] + rank] = order + start
+            free[ordered[first]] += counts
+        yield indptr, rows
 
 
 class IndexBuilder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -195,7 +196,8 @@ class MergedColumns(Mapping[str, NDArray[Any]]):
         elif name.startswith("types/form"):
             self._put_strings("types/form", Strings.of(self.types[0]))
         elif name in ("types/indptr", "types/occurrences"):
-            made["types/indptr"], made["types/occurrences"] = rows_by_type(self["occurrences/type"], len(self.types[0]))
+            with rows_by_type(self["occurrences/type"], len(self.types[0]), Path(tempfile.gettempdir())) as found:
+                made["types/indptr"], made["types/occurrences"] = found
         elif name == "sentences/document" and name in self:
             made[name] = self._documents_of_all()
         elif name.startswith("contexts/"):

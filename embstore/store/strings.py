@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+_FIND_BLOCK = 1 << 20
 _COUNT_BLOCK = 1 << 12
 
 
@@ -74,10 +75,16 @@ class Strings:
             wanted = np.frombuffer(string.encode(), np.uint8)
         except UnicodeEncodeError:  # half of a character, which no UTF-8 text holds
             return None
-        places = np.flatnonzero(np.diff(self.offsets) == len(wanted))
-        for position, byte in enumerate(wanted):
-            places = places[self.data[self.offsets[places] + position] == byte]
-        return int(places[0]) if len(places) else None
+        for start in range(0, len(self), _FIND_BLOCK):
+            offsets = self.offsets[start : start + _FIND_BLOCK + 1]
+            candidates = np.flatnonzero(np.diff(offsets) == len(wanted))
+            for position, byte in enumerate(wanted):
+                if not len(candidates):
+                    break
+                candidates = candidates[self.data[offsets[candidates] + position] == byte]
+            if len(candidates):
+                return start + int(candidates[0])
+        return None
 
     def subset(self, chosen: NDArray[np.int64]) -> Strings:
         """Return some of the strings (positions, ascending); neighbours are copied together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
 import uuid
@@ -47,7 +48,8 @@ def create_store(
     if metadata.virtual and (isinstance(path, ObjectPath) or is_hdf5(path)):
         raise InvalidValueError(f"{path} cannot be virtual: only a .zarr on a disk can")
     if isinstance(path, ObjectPath):
-        create(path, metadata, frozen_of(path, metadata, index, center), hdf5=False)
+        with frozen_of(path, metadata, index, center) as frozen:
+            create(path, metadata, frozen, hdf5=False)
         return
     with StoreLock(path):
         if os.path.lexists(path):
@@ -60,14 +62,16 @@ def create_store(
 def built(path: Path, *, metadata: Metadata, index: Index, center: NDArray[np.float32] | None) -> Iterator[Path]:
     """Create a store without rows and yield its temporary path; after the block it becomes `path`, durably."""
     with replacing(path, partial=new_path(path)) as new:
-        create(new, metadata, frozen_of(path, metadata, index, center), hdf5=is_hdf5(path))
+        with frozen_of(path, metadata, index, center) as frozen:
+            create(new, metadata, frozen, hdf5=is_hdf5(path))
         yield new
 
 
+@contextmanager
 def frozen_of(
     path: Path | ObjectPath, metadata: Metadata, index: Index, center: NDArray[np.float32] | None
-) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a store that never change after its creation, by name."""
+) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield the arrays of a store that never change after its creation, by name."""
     check_metadata(metadata)
     check_center(metadata, center)
     check_columns(index.labels)
@@ -75,9 +79,9 @@ def frozen_of(
         raise InvalidValueError("the fields of the metadata are not those of the index, with their kinds")
     for fault in index_faults(index, metadata.n_rows):
         raise InvalidValueError(f"the index is not consistent: {fault}")
-    with storing(path):
-        words = rows_by_type(index.type, len(index.words), path.parent if isinstance(path, Path) else None)
-        return frozen_arrays(metadata, index, words, center)
+    scratch = path.parent if isinstance(path, Path) else Path(tempfile.gettempdir())  # for what exceeds memory
+    with storing(path), rows_by_type(index.type, len(index.words), scratch) as words:
+        yield frozen_arrays(metadata, index, words, center)
 
 
 def remove_store(path: Path | ObjectPath) -> None:

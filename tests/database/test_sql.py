@@ -22,13 +22,45 @@ from embstore.database import query as database
 from embstore.errors import InvalidValueError, MissingRowsError
 from tests.store_making import Made, make_store
 
-SCORED = [
-    "select occurrence, cos(h5, (select h5 from occurrences where occurrence = 2)) s from occurrences "
-    "order by s desc, occurrence limit 6",
+WORD = "(select h5 from occurrences where occurrence = 2)"
+NEAREST = [  # what the search answers; equal ones are in the order of their occurrences
+    "select occurrence, cos(h5, vec(2, 5)) s from occurrences order by s desc limit 9",
+    "select occurrence from occurrences order by cos(h5, vec(2, 5)) desc limit 200",
+    "select occurrence, cos(vec(2, 5), h5) s from occurrences order by s desc limit 7 offset 4",
+    "select * from occurrences o order by ip(o.h2, vec(4, 2)) desc limit 12",
+    "select word, l2(h5, vec(3, 5)) as far from occurrences order by far limit 30",
+    "select word, l2(h5, vec(2, 5)) from occurrences where upos = 'NOUN' order by l2(h5, vec(2, 5)) limit 5",
+    "select occurrence from occurrences where upos is null and position > 1 order by cos(h0, vec(5, 0)) desc limit 8",
+    "select occurrence from occurrences where cos(h2, vec(2, 2)) > 0.2 order by cos(h5, vec(2, 5)) desc limit 8",
+    "select occurrence from occurrences where word = 'no such' order by cos(h5, vec(2, 5)) desc limit 3",
+    f"select occurrence, cos(h5, {WORD}) s from occurrences order by s desc limit 6",
+    "select occurrence, cos(h5, [1, 0, 0, 2, 0, 1]::double[]) s from occurrences order by s desc limit 6",
+    "select n.word, s.text from (select * from occurrences order by cos(h5, vec(9, 5)) desc limit 4) n "
+    "join sentences s using (sentence) order by n.occurrence",
+    "select occurrence from occurrences order by cos(h5, (select centroid(h5) from occurrences where word = 'the')) "
+    "desc limit 5",
+]
+OTHERS = [  # what it does not
+    "select occurrence from occurrences order by cos(h5, vec(2, 5)) desc limit 0",
+    "select occurrence from occurrences order by cos(h5, vec(2, 5)), occurrence limit 6",
+    "select cos(h5, vec(2, 5)) s from occurrences order by s limit 6",
+    "select l2(h5, vec(2, 5)) s from occurrences order by s desc limit 6",
+    "select occurrence, s from (select occurrence, cos(h5, vec(2, 5)) s from occurrences) order by s desc, 1 limit 6",
+    "select cos(h5, h2) s from occurrences order by s desc limit 6",
+    "select count(*) over () n from occurrences order by cos(h5, vec(2, 5)) desc limit 5",
+    "select distinct round(cos(h5, vec(2, 5)), 3) s from occurrences order by s desc limit 3",
+    "select max(cos(h5, vec(2, 5))) from occurrences order by 1 limit 3",
+    "select unnest([1, 1]) u from occurrences o order by cos(o.h5, vec(2, 5)) desc limit 3",
+    "select o.h5 from occurrences o join (select 2 as occurrence) p on o.occurrence >= p.occurrence "
+    "order by cos(o.h5, vec(2, 5)) desc, o.occurrence limit 3",
     "with occurrences as (select 1 as occurrence, [1.0, 2.0] as h5) select occurrence from occurrences "
     "order by cos(h5, [2.0, 1.0]) desc limit 2",
     "select word, (select max(cos(i.h5, o.h5)) from occurrences i where i.sentence = 7) m from occurrences o "
     "where o.sentence = 8 order by o.occurrence",
+    "select occurrence, h5, cos(h5, h2) from occurrences where word = 'bank' order by sentence, 1 limit 3",
+    "select o.occurrence, h2, o.h2[1] one from occurrences o left join types t using (word) order by 1 limit 4",
+    "select a.occurrence x, b.occurrence y, cos(a.h5, b.h5) s from occurrences a, occurrences b "
+    "where a.sentence = 4 and b.sentence = 5 order by s desc, x, y",
     "select word, avg(cos(h2, h5)) s, max(l2(h2, h5)) from occurrences group by word order by word",
     "select count(*) from occurrences where h5 is not null and lower(word) like 'ba%'",
 ]
@@ -59,6 +91,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     database._database.cache_clear()
 
 
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """The tables of nearest rows that searches return."""
+    found: list[str | None] = []
+    nearest = database.Database.nearest
+    monkeypatch.setattr(database.Database, "nearest", lambda *a: found.append(nearest(*a)) or found[-1])
+    return found
+
+
 def alone(data: es.Store | dict[str, es.Store], query: str) -> pl.DataFrame:
     """What DuckDB answers without a change of the statement."""
     stores = data if isinstance(data, dict) else {"main": data}
@@ -66,15 +107,25 @@ def alone(data: es.Store | dict[str, es.Store], query: str) -> pl.DataFrame:
         return database._database(tuple(stores), tuple(stores.values())).answer(query, {}, None)
 
 
-@pytest.mark.parametrize("query", [*SCORED, *GROUPED, *UNLIKE])
+@pytest.mark.parametrize("query", NEAREST)
+@pytest.mark.quick(4)
+def test_nearest_rows_are_those_of_sorting_all(made: Made, query: str, searches: list[str | None]) -> None:
+    ordered = query.replace(" limit", ", occurrence limit", 1).replace("avg(h5)", "centroid(h5)")
+    assert_frame_equal(es.sql(made.store, query), alone(made.store, ordered), abs_tol=1e-12)
+    assert len(searches) == 1
+    assert searches[0]
+
+
+@pytest.mark.parametrize("query", [*OTHERS, *GROUPED, *UNLIKE])
 @pytest.mark.quick(8)
-def test_a_changed_statement_has_the_same_answer(made: Made, query: str) -> None:
+def test_a_changed_statement_has_the_same_answer(made: Made, query: str, searches: list[str | None]) -> None:
     same = query.replace("avg(h2)", "centroid(h2)").replace(
         "h5) filter (where upos is null)", "if(upos is null, h5, null))"
     )
     expected = alone(made.store, same)
     assert_frame_equal(es.sql(made.store, query), expected, abs_tol=1e-12)
-    assert len(expected)
+    assert len(expected) or "limit 0" in query
+    assert not searches
 
 
 def test_what_is_kept_between_statements_is_no_answer(made: Made) -> None:
@@ -92,8 +143,7 @@ def test_scores_are_those_of_neighbors(made: Made) -> None:
         query = made.store.select(rows=[20])
         near = es.neighbors(made.store, query, layers=2, k=40, metric=metric).select("occurrence", "score")
         query = f"select occurrence, {name}(h2, vec(20, 2)) score from occurrences where occurrence <> 20 "
-        query += f"order by score {order}, occurrence limit 40"
-        assert_frame_equal(es.sql(made.store, query), near, abs_tol=1e-12)
+        assert_frame_equal(es.sql(made.store, f"{query} order by score {order} limit 40"), near, abs_tol=1e-12)
         joined = es.sql(made.store, "select occurrence, score from near join occurrences using (occurrence)", near=near)
         assert_frame_equal(joined, near, check_row_order=False)
 
@@ -172,6 +222,9 @@ def test_tables(made: Made, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
         or (row["place"] is None and vector[0] > 0.5)
     ]
     assert kept == es.sql(store, f"select occurrence from occurrences where {where} order by 1")["occurrence"].to_list()
+    for query in NEAREST[:6]:
+        expected = alone(store, query.replace(" limit", ", occurrence limit", 1))
+        assert_frame_equal(es.sql(store, query), expected, abs_tol=1e-12)
     database._database.cache_clear()
 
 
@@ -198,6 +251,7 @@ def test_vectors_that_are_not_needed_are_not_read(made: Made, monkeypatch: pytes
         "h2": sum(row["word"] == "suit" for row in made.table)
     }
     assert count("select word, selfsim(h5), centroid(h2) from occurrences group by word") == {}
+    assert count("select occurrence, cos(h5, vec(2, 5)) s from occurrences order by s desc limit 3") == {"h5": 3}
     assert count("select avg(h2[1]) from occurrences where word = 'no such'") == {}
 
 
@@ -236,7 +290,7 @@ def test_missing_rows(tmp_path: Path) -> None:
         es.sql(made.store, query, missing="null")["occurrence"].to_list()[-1]
         == np.flatnonzero(~written)[399 - written.sum()]
     )
-    for query in (GROUPED[0], GROUPED[7]):
+    for query in (GROUPED[0], GROUPED[7], "select cos(h5, vec(2, 5)) s from occurrences order by s desc limit 9"):
         expected = alone(made.store, query.replace("avg(h2)", "centroid(h2)"))
         assert_frame_equal(es.sql(made.store, query, missing="null"), expected, abs_tol=1e-12)
 

@@ -36,20 +36,19 @@ def test_strings(items: list[str], other: str) -> None:
 
 
 @given(types=st.lists(st.integers(0, 9), max_size=200), block_rows=st.integers(1, 60))
-def test_rows_by_type(types: list[int], block_rows: int) -> None:
-    indptr, rows = rows_by_type(np.array(types, np.int32), 10, block_rows=block_rows)
-    for number in range(10):
-        expected = [row for row, type_id in enumerate(types) if type_id == number]
-        assert rows[indptr[number] : indptr[number + 1]].tolist() == expected
+def test_rows_by_type(tmp_path_factory: pytest.TempPathFactory, types: list[int], block_rows: int) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    with rows_by_type(np.array(types, np.int32), 10, folder, block_rows=block_rows) as (indptr, rows):
+        for number in range(10):
+            expected = [row for row, type_id in enumerate(types) if type_id == number]
+            assert rows[indptr[number] : indptr[number + 1]].tolist() == expected
     assert len(indptr) == 11
 
 
-def test_rows_by_type_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embstore.store.storage.files.IN_MEMORY_NBYTES", 0)
-    _, rows = rows_by_type(np.zeros(100, np.int32), 1, tmp_path, block_rows=10)
-    assert isinstance(rows.base, np.memmap)
-    assert rows.tolist() == list(range(100))
-    assert list(tmp_path.iterdir()) == []
+def test_rows_by_type_leave_no_file(tmp_path: Path) -> None:
+    with rows_by_type(np.zeros(100, np.int32), 1, tmp_path, block_rows=10) as (_, rows):
+        assert rows.tolist() == list(range(100))
+        assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("occurrences", [[0, 0, 2], [1, 0, 2], [0, 2, 1], [0, 1, 3]])
@@ -100,8 +99,8 @@ def test_no_column_of_an_index_makes_its_check_fail(tmp_path: Path) -> None:
     starts = np.arange(0, 30, 3)
     contexts = Contexts(subwords[starts], subwords[np.minimum(starts + 3, 30)], first.indptr[np.append(starts, 30)])
     index = first.changed(contexts=contexts, text=text, subword=first.position)
-    by_type = rows_by_type(index.type, len(index.words))
-    columns = {name: array.copy() for name, array in frozen_arrays(metadata, index, by_type, None).items()}
+    with rows_by_type(index.type, len(index.words), tmp_path) as by_type:
+        columns = {name: array.copy() for name, array in frozen_arrays(metadata, index, by_type, None).items()}
     assert list(column_faults(columns, metadata)) == []
     assert {name.split("/")[0] for name in columns} >= {
         "contexts",

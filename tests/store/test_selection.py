@@ -329,6 +329,7 @@ def test_rows_not_written_are_refused_or_nan(tmp_path: Path, suffix: str) -> Non
 
 
 def test_strings_are_found_in_every_block_and_their_words_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.store.strings._FIND_BLOCK", 2)
     monkeypatch.setattr("embstore.store.strings._COUNT_BLOCK", 2)
     strings = Strings.of(["a bé字", "d", "e f", "d"])
     assert [strings.find(string) for string in ("a bé字", "d", "e f", "g")] == [0, 1, 2, None]

@@ -72,23 +72,23 @@ def _repair_zarr(
     _require_same(path, metadata, planned)
     writer = ZarrWriter(storage, metadata)
     try:
-        frozen = frozen_of(path, metadata, index, center)
-        objects = static_objects(metadata, frozen)
-        for key in set(key_sizes(storage)) - expected_keys(metadata, stored_arrays(frozen)):
-            storage.delete(key)
-        records = f"{COMMITS}/{NODE}"
-        _put_in_place(storage, {records: objects.pop(records)})
-        spec = None if center is None else frozen_spec("center", {"center": center})
-        if spec is not None and not storage.holds(column_key(spec), [frozen["center"]]):
-            storage.delete(COMMITS_CHUNK)  # the codes are relative to another center
-        missing = _damaged(writer)
-        for key, parts in virtual_chunks(metadata).items():
-            if storage.size(key) != sum(map(len, map(as_bytes, parts))):
-                missing = list(range(metadata.n_partitions))  # whose fingerprints are written again with their rows
-                storage.delete(key)  # a folder may be in its place
-                storage.put(key, parts)
-        writer.discard(missing)
-        _put_in_place(storage, objects)
+        with frozen_of(path, metadata, index, center) as frozen:
+            objects = static_objects(metadata, frozen)
+            for key in set(key_sizes(storage)) - expected_keys(metadata, stored_arrays(frozen)):
+                storage.delete(key)
+            records = f"{COMMITS}/{NODE}"
+            _put_in_place(storage, {records: objects.pop(records)})
+            spec = None if center is None else frozen_spec("center", {"center": center})
+            if spec is not None and not storage.holds(column_key(spec), [frozen["center"]]):
+                storage.delete(COMMITS_CHUNK)  # the codes are relative to another center
+            missing = _damaged(writer)
+            for key, parts in virtual_chunks(metadata).items():
+                if storage.size(key) != sum(map(len, map(as_bytes, parts))):
+                    missing = list(range(metadata.n_partitions))  # whose fingerprints are written again with their rows
+                    storage.delete(key)  # a folder may be in its place
+                    storage.put(key, parts)
+            writer.discard(missing)
+            _put_in_place(storage, objects)
     finally:
         storage.finish()
     if isinstance(path, Path):

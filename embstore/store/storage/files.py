@@ -252,16 +252,13 @@ def write_frame(frame: pl.DataFrame, path: Path) -> None:
         writers[path.suffix](partial)
 
 
-def new_column(length: int, dtype: DTypeLike, folder: Path | None = None) -> NDArray[Any]:
-    """Return an array to fill: in memory, or where it is long in a file without a name that vanishes with it.
-
-    `folder`: of the file, that of temporary files by default.
-    """
+def new_column(length: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Return an array to fill: in memory, or where it is long in a temporary file that vanishes with it."""
     nbytes = length * np.dtype(dtype).itemsize
     if nbytes <= IN_MEMORY_NBYTES:
         return np.empty(length, dtype)
     try:
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with tempfile.TemporaryFile() as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, nbytes)  # a full disk must be an error here, not a SIGBUS later
             else:
@@ -269,8 +266,8 @@ def new_column(length: int, dtype: DTypeLike, folder: Path | None = None) -> NDA
             return np.memmap(file, dtype, "r+", shape=(length,)).view(np.ndarray)
     except OSError as error:
         raise StorageError(
-            f"a column of {nbytes:,} bytes does not fit into {folder or tempfile.gettempdir()}: {error.strerror}; make "
-            "space there or set TMPDIR to a larger folder"
+            f"a column of {nbytes:,} bytes does not fit into {tempfile.gettempdir()}: {error.strerror}; make space "
+            "there or set TMPDIR to a larger folder"
         ) from None  # says nothing about a store that is verified
 
 
