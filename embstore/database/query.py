@@ -50,12 +50,13 @@ _REFUSED = (
 )
 REFUSED = frozenset(_REFUSED.split())
 DAYS = (-719_162, 2_932_896)  # of the years 1 to 9999, which Python's dates have
-# Types of DuckDB whose values a frame holds as they are.
+# Types of DuckDB whose values a frame holds as they are, and those of which it does so within limits.
 _HELD = (
-    "bigint blob boolean date decimal double enum float hugeint integer null smallint timestamp timestamp_ms "
-    "timestamp_ns timestamp_s tinyint ubigint uinteger usmallint utinyint uuid varchar"
+    "bigint blob boolean decimal double enum float integer null smallint tinyint ubigint uinteger "
+    "usmallint utinyint uuid varchar"
 )
-HELD = frozenset(_HELD.split()) | {"timestamp with time zone"}
+HELD = frozenset(_HELD.split())
+LIMITED = {"date", "hugeint", "timestamp", "timestamp_ms", "timestamp_ns", "timestamp_s", "timestamp with time zone"}
 
 
 @checked
@@ -340,17 +341,31 @@ def _held(relation: Any) -> pl.DataFrame:
             return all(part.id in HELD for _, part in kind.children)
         if kind.id in ("list", "array", "struct"):
             return all(name == "size" or is_held(part) for name, part in kind.children)
-        return kind.id in HELD
+        return kind.id in HELD | LIMITED
 
+    advice = "cast it, as in x::varchar"
     for name, kind in zip(relation.columns, relation.types, strict=True):
         if not is_held(kind):
-            raise InvalidValueError(
-                f"the column {quoted(name)} is {kind}, which a frame does not hold: cast it, as in x::varchar"
-            )
+            raise InvalidValueError(f"the column {quoted(name)} is {kind}, which a frame does not hold: {advice}")
     frame = pl.DataFrame(relation.pl())
-    for column in frame.select(pl.selectors.date() | pl.selectors.datetime()):
-        if not column.cast(pl.Date).to_physical().drop_nulls().is_between(*DAYS).all():
-            raise InvalidValueError(f"the column {quoted(column.name)} has a date outside the years 1 to 9999")
+    for column in frame:
+        parts = [column]
+        while parts:
+            part = parts.pop()
+            if isinstance(part.dtype, pl.List | pl.Array):
+                parts.append(part.explode())
+            elif isinstance(part.dtype, pl.Struct):
+                parts += part.struct.unnest().get_columns()
+            elif isinstance(part.dtype, pl.Date | pl.Datetime):
+                days = part.cast(pl.Date).to_physical()
+                if len(part) and not days.drop_nulls().is_between(*DAYS).all():
+                    raise InvalidValueError(
+                        f"the column {quoted(column.name)} has a date outside the years 1 to 9999: {advice}"
+                    )
+            elif isinstance(part.dtype, pl.Decimal):
+                ends: list[Any] = [part.min(), part.max()]
+                if any(not -(10**38) < (end or 0) < 10**38 for end in ends):
+                    raise InvalidValueError(f"the column {quoted(column.name)} has more than 38 digits: {advice}")
     return frame
 
 

@@ -22,6 +22,7 @@ FINGERPRINTS = "fingerprints"
 FINGERPRINT_SIZE = 2
 COMMIT_DTYPE = np.dtype("<u8")
 NOT_WRITTEN = 2**64 - 1
+COLUMN_CHUNK = 65_536
 
 Records = NDArray[np.uint64]
 
@@ -120,9 +121,12 @@ def frozen_spec(path: str, arrays: Mapping[str, Any]) -> ArraySpec:
     dtype, dims = frozen_kind(path)
     if len(dims) != len(shape):
         raise StoreDamagedError(f"the metadata gives the array {quoted(path)} an invalid shape {list(shape)}")
-    chunk = tuple(max(size, 1) for size in shape)
+    shard = chunk = tuple(max(size, 1) for size in shape)
+    if len(shape) == 1 and shape[0] > COLUMN_CHUNK:
+        chunk = (COLUMN_CHUNK,)
+        shard = (-(-shape[0] // COLUMN_CHUNK) * COLUMN_CHUNK,)
     fill: int | float = np.nan if dtype.kind == "f" else 0 if dtype.kind == "u" else -1
-    return ArraySpec(path, shape, dtype, dims, fill, chunk, chunk, {})
+    return ArraySpec(path, shape, dtype, dims, fill, shard, chunk, {})
 
 
 def payload_specs(metadata: Metadata, partition: int | None = None) -> list[ArraySpec]:

@@ -330,14 +330,16 @@ def test_missing_rows(tmp_path: Path) -> None:
         # nor come back as another value
         ("select interval 3 months x", "the column 'x' is INTERVAL, which a frame does not hold: cast it"),
         ("select [{'a': interval 1 day}] x", "the column 'x' is STRUCT.*, which a frame does not hold"),
-        ("select map {'a': interval 1 day} x", "the column 'x' is MAP.*, which a frame does not hold"),
+        ("select map {'a': '2020-01-01'::date} x", "the column 'x' is MAP.*, which a frame does not hold"),
         ("select union_value(k := 1) x", "the column 'x' is UNION"),
         ("select 340282366920938463463374607431768211455::uhugeint x", "the column 'x' is UHUGEINT"),
         ("select '24:00:00'::time x", "the column 'x' is TIME, which a frame does not hold"),
         ("select 'a\0b' x", "holds the character NUL: write chr"),
         ("select time with time zone '12:00:00+01' x", "the column 'x' is TIME WITH TIME ZONE"),
+        ("select -170141183460469231731687303715884105727::hugeint x", "the column 'x' has more than 38 digits"),
         ("select 'infinity'::date x", "the column 'x' has a date outside the years 1 to 9999"),
-        ("select '-4000-01-01'::timestamp x", "the column 'x' has a date outside the years 1 to 9999"),
+        ("select [{'a': ['-infinity'::timestamp]}] x", "the column 'x' has a date outside the years 1 to 9999"),
+        ("select '-4000-01-01'::date x", "the column 'x' has a date outside the years 1 to 9999"),
         ("select getenv('HOME')", "getenv does not exist"),
     ],
 )

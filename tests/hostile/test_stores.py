@@ -201,8 +201,8 @@ WAYS: dict[str, Callable[[h5py.File, str], object]] = {
 }
 HARMLESS_WAYS: dict[str, Callable[[h5py.File, str], object]] = {
     "compressed": lambda file, name: again(file, name, chunks=True, compression="gzip"),
-    "with checksums": lambda file, name: again(file, name, chunks=file[name].chunks or True, fletcher32=True),
-    "shuffled": lambda file, name: again(file, name, chunks=file[name].chunks or True, shuffle=True),
+    "with checksums": lambda file, name: again(file, name, chunks=True, fletcher32=True),
+    "shuffled": lambda file, name: again(file, name, chunks=True, shuffle=True),
     "in chunks": lambda file, name: again(file, name, chunks=True),
     "contiguous": lambda file, name: again(file, name),
 }

@@ -168,6 +168,9 @@ def test_workers_write_and_one_process_commits(memory: MemoryBucket, tmp_path: P
     assert all_files(tmp_path / "x.h5") == all_files(made.make(tmp_path / "y.h5").path)
 
 
+pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
+
+
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_to_a_bucket_and_back(memory: MemoryBucket, tmp_path: Path, dtype: str) -> None:
     local = example(dtype=dtype).make(tmp_path / "x.zarr")
@@ -227,6 +230,8 @@ def test_a_store_that_is_another_ones_stays(memory: MemoryBucket, tmp_path: Path
         export(example().make(tmp_path / "x.zarr"), URL)
     assert memory.files() == before
 
+
+pytest.importorskip("obstore", reason="no obstore: pip install 'embstore[objects]'")
 
 PLACE = ObjectPath(URL)
 

@@ -163,10 +163,13 @@ def test_a_server_that_is_not_there_is_one_line(objects: ObjectStorage, monkeypa
 
 
 @pytest.mark.slow
-def test_web_servers_list_no_files(objects: ObjectStorage) -> None:
+def test_web_servers_are_read_only(objects: ObjectStorage) -> None:
     place = parse_location("https://127.0.0.1:9/x.zarr")
     assert isinstance(place, ObjectPath)
     web = ObjectStorage.at(place)
+    for call in (lambda: web.put("a", [b""]), lambda: web.put_new("a", [b""]), lambda: web.delete("a")):
+        with pytest.raises(InvalidValueError, match="are read-only"):
+            call()
     with pytest.raises(StorageError, match="does not list its files"):
         web.sizes()
 

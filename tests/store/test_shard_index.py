@@ -82,6 +82,17 @@ def test_on_a_disk(made: Example, path: Path, tmp_path: Path, craft: Craft) -> N
 
 
 @pytest.mark.parametrize("craft", CRAFTS)
+def test_of_a_long_column(made: Example, tmp_path: Path, craft: Craft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embstore.store.arrays.COLUMN_CHUNK", 256)  # so that a column of 700 rows has three chunks
+    path = made.make(tmp_path / "long.zarr").path
+    assert isinstance(path, Path)
+    assert verify(path).ok
+    column = path / "occurrences/type/c/0"
+    column.write_bytes(crafted(column.read_bytes(), craft))
+    assert [str(fault) for fault in verify(path).faults] == ["occurrences/type/c/0: was changed: its checksum differs"]
+
+
+@pytest.mark.parametrize("craft", CRAFTS)
 def test_a_worker_does_not_adopt_it(made: Example, tmp_path: Path, craft: Craft) -> None:
     path = made.create(tmp_path / "s.zarr")
     with StoreWriter(path) as writer, PartitionWriter(path) as worker:

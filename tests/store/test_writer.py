@@ -279,6 +279,18 @@ def test_the_bytes_after_the_last_row_of_a_file_are_zeros_again(tmp_path: Path) 
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_partition_that_was_written_again_is_read_after_a_refresh(tmp_path: Path, suffix: str) -> None:
+    made = example()
+    store = made.make(tmp_path / f"s{suffix}")
+    np.testing.assert_array_equal(store.vectors([0, 300], layers=3)[0], made.values[1, [0, 300]])
+    with StoreWriter(store.path) as writer:
+        writer.discard([1])
+        writer.write(1, {name: array[:, ::-1] for name, array in made.partition(1).items()})
+    store.source.refresh()
+    np.testing.assert_array_equal(store.vectors([0, 300], layers=3)[0], made.values[1, [0, 511 - 300 + 256]])
+
+
 SENTENCES = [["the", "bank"], ["it"], ["a", "river", "bank"]] * 200
 ARRAYS = [np.random.default_rng(n).normal(size=(2, len(words), 8)) for n, words in enumerate(SENTENCES)]
 

@@ -22,7 +22,7 @@ from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.storage.lock import StoreLock
 from embstore.store.virtual.recomputed import virtual_chunks
 from embstore.store.writer import built, frozen_of
-from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key
+from embstore.store.zarr.format import COMMITS_CHUNK, NODE, column_key, column_parts
 from embstore.store.zarr.reader import root_attribute
 from embstore.store.zarr.writer import ZarrWriter, static_objects
 
@@ -79,7 +79,7 @@ def _repair_zarr(
             records = f"{COMMITS}/{NODE}"
             _put_in_place(storage, {records: objects.pop(records)})
             spec = None if center is None else frozen_spec("center", {"center": center})
-            if spec is not None and not storage.holds(column_key(spec), [frozen["center"]]):
+            if spec is not None and not storage.holds(column_key(spec), column_parts(spec, frozen["center"])):
                 storage.delete(COMMITS_CHUNK)  # the codes are relative to another center
             missing = _damaged(writer)
             for key, parts in virtual_chunks(metadata).items():

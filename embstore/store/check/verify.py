@@ -5,11 +5,13 @@ A Zarr store is checked here, on any storage: every key is regenerated and compa
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ from embstore.store.zarr.format import (
     TEMPORARY,
     ShardShape,
     all_nodes,
+    column_end,
     column_key,
     shard_key,
     shard_shape,
@@ -232,11 +235,15 @@ class Checks:
         return VerifyReport(self.path, tuple(self.faults), tuple(self.missing), self.n_partitions, self.checked_nbytes)
 
     def attribute(self, fields: Any) -> tuple[Metadata, dict[str, StoredArray]] | None:
-        """Parse the attribute "embstore"; None, with a fault, where it is invalid."""
+        """Parse the attribute "embstore" and compare it with its schema; None, with faults, where it is invalid."""
         try:
             metadata, arrays = parse(fields, path=str(self.path))
+            wrong = schema_faults(fields)
         except EmbstoreError as error:
-            self.fault("metadata", str(error))
+            wrong = [str(error)]
+        for what in wrong:
+            self.fault("metadata", what)
+        if wrong:
             return None
         self.n_partitions = metadata.n_partitions
         return metadata, arrays
@@ -244,11 +251,8 @@ class Checks:
     def index(self, columns: Mapping[str, NDArray[Any] | None], metadata: Metadata) -> None:
         """Check that the columns of the index are consistent with each other, where all have their checksums."""
         complete = {name: column for name, column in columns.items() if column is not None}
-        try:
-            for what in column_faults(complete, metadata) if len(complete) == len(columns) else ():
-                self.fault("index", what)
-        except KeyError as error:
-            self.fault("index", f"there is no array {error}")
+        for what in column_faults(complete, metadata) if len(complete) == len(columns) else ():
+            self.fault("index", what)
 
     def records(self, records: Records, layout: Layout, part: str) -> list[int]:
         """Return the partitions that are committed by the records [partition, 2]; note the others."""
@@ -262,6 +266,15 @@ class Checks:
                 what = f"the commit record {n_rows:x} {checksum:x} is invalid; the partition has {stop - start} rows"
                 self.fault(part, what, partition=partition)
         return np.flatnonzero(complete).tolist()
+
+
+def schema_faults(fields: Any) -> list[str]:
+    """Validate the attribute "embstore" against schemas/store.schema.json; returns one line per fault."""
+    import jsonschema
+
+    text = resources.files("embstore.schemas").joinpath("store.schema.json").read_text("utf-8")
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    return [f"{error.json_path}: {error.message}"[:300] for error in validator.iter_errors(fields)]
 
 
 class ZarrChecks(Checks):
@@ -349,7 +362,9 @@ class ZarrChecks(Checks):
         """Check an array that is written once and return it, None where it is damaged."""
         if 0 in spec.shape:
             return np.empty(spec.shape, spec.dtype)
-        key, size = column_key(spec), math.prod(spec.shape) * spec.dtype.itemsize
+        key, end = column_key(spec), column_end(spec)
+        nbytes = int(np.prod(spec.shape)) * spec.dtype.itemsize
+        size = nbytes + len(end)
 
         def whole(key: str) -> tuple[NDArray[Any], int]:
             """Return the bytes, mapped or in a temporary file where they are many, and their CRC32C."""
@@ -365,10 +380,10 @@ class ZarrChecks(Checks):
         data, crc = self.read(key, size, whole) or (None, 0)
         if data is None:
             return None
-        if crc != expected:
+        if crc != crc32c(end, expected) or data[nbytes:].tobytes() != end:
             self.fault(key, "was changed: its checksum differs")
             return None
-        column: NDArray[Any] = data.view(spec.dtype).reshape(spec.shape)
+        column: NDArray[Any] = data[:nbytes].view(spec.dtype).reshape(spec.shape)
         return column
 
     def shards(self, metadata: Metadata, partition: int) -> int | None:

@@ -316,6 +316,9 @@ class MappedFile:
             self.map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         if random and hasattr(mmap, "MADV_RANDOM"):
             self.map.madvise(mmap.MADV_RANDOM)
+        self._hold(nbytes)
+
+    def _hold(self, nbytes: int | None = None) -> None:
         self.bytes: Bytes = np.frombuffer(self.map, np.uint8)[:nbytes]
         self.address = self.bytes.ctypes.data
         self.nbytes = len(self.bytes)

@@ -286,6 +286,7 @@ class ObjectStorage(Storage):
             yield ahead.popleft().result()
 
     def put(self, key: str, parts: Parts) -> None:
+        self._refuse_web("write", key)
         flat = [as_bytes(part) for part in parts]
         if sum(map(len, flat)) > LARGE_NBYTES:
             self._upload(key, flat)
@@ -299,6 +300,7 @@ class ObjectStorage(Storage):
         Servers decide this for one request of at most 16 MiB. A larger object is uploaded in parts to a temporary
         name and copied from there, which the server decides likewise.
         """
+        self._refuse_web("write", key)
         flat = [as_bytes(part) for part in parts]
         nbytes = sum(map(len, flat))
         if nbytes <= LARGE_NBYTES:
@@ -319,6 +321,7 @@ class ObjectStorage(Storage):
                 self.delete(temporary)
 
     def delete(self, key: str) -> None:
+        self._refuse_web("remove", key)
         with suppress(KeyNotFoundError), self._translating("remove", key):
             obstore().delete(self._client, self._prefix + key)
 
@@ -391,6 +394,10 @@ class ObjectStorage(Storage):
             if isinstance(error, FileNotFoundError) and not isinstance(known, StoreNotFoundError):
                 known = KeyNotFoundError(f"{self.url(key)} does not exist")
             raise known from None
+
+    def _refuse_web(self, verb: str, key: str) -> None:
+        if not self.can_list:
+            raise InvalidValueError(f"cannot {verb} {self.url(key)}: stores at {self.path.scheme}:// are read-only")
 
 
 def _version(meta: Any) -> Version:

@@ -51,7 +51,7 @@ def group_node(attributes: Mapping[str, Any]) -> bytes:
 def array_node(spec: ArraySpec) -> bytes:
     """Return the zarr.json of an array; shards hold uncompressed chunks and end with their index."""
     codecs: list[dict[str, Any]] = [_BYTES]
-    if spec.is_payload:
+    if spec.shard != spec.chunk or spec.is_payload:
         codecs = [
             {
                 "name": "sharding_indexed",
@@ -143,6 +143,21 @@ def shard_shape(spec: ArraySpec, n_rows: int) -> ShardShape:
     end_nbytes = math.prod(chunks) * _PAIR_NBYTES + _CRC_NBYTES
     nbytes = spec.shape[0] * written * chunk_nbytes + end_nbytes
     return ShardShape(written * chunk_nbytes, nbytes, end_nbytes, (chunks, written, chunk_nbytes))
+
+
+def column_parts(spec: ArraySpec, array: NDArray[Any]) -> list[NDArray[Any] | bytes]:
+    """Return the bytes of the one chunk of an array that is written once."""
+    end = column_end(spec)
+    return [array, end] if end else [array]
+
+
+def column_end(spec: ArraySpec) -> bytes:
+    """Return what follows the elements of an array that is written once: padding and index, where it is sharded."""
+    if spec.shard == spec.chunk:
+        return b""
+    chunks = spec.shard[0] // spec.chunk[0]
+    padding = np.full(spec.shard[0] - spec.shape[0], spec.fill, spec.dtype)
+    return padding.tobytes() + shard_index((1, chunks), chunks, spec.chunk[0] * spec.dtype.itemsize)
 
 
 def shard_index(chunks: tuple[int, int], written: int, chunk_nbytes: int) -> bytes:

@@ -36,6 +36,7 @@ from embstore.store.storage.files import REPAIR_HINT, MappedFile, allow_files, c
 from embstore.store.virtual.recomputed import Recomputed
 from embstore.store.zarr.format import COMMITS_CHUNK, NODE, ShardShape, array_node, column_key, shard_key, shard_shape
 from embstore.store.zarr.remote import RemoteRows
+from embstore.store.zarr.rewritten import MAX_DECODED, decode
 
 _PAYLOAD = ("hidden_states", "scale")
 _COLUMNS_AT_ONCE = 8  # of about 15 that are read from a bucket
@@ -78,8 +79,12 @@ class ZarrReader:
         self.specs = {spec.path: spec for spec in payload_specs(self.metadata)}
         others = [name for name in self.specs if name not in _PAYLOAD]
         stored.update(zip(others, storage.get_many(f"{name}/{NODE}" for name in others), strict=True))
+        self._rewritten: set[str] = set()  # arrays whose rows the Zarr library reads
         for name, spec in self.specs.items():
-            self._require_node(spec, stored[name])
+            if self._is_folder and stored[name] is not None and stored[name] != array_node(spec):
+                self._rewritten.add(name)
+            else:
+                self._require_node(spec, stored[name])
         self.recomputed = Recomputed(self) if self.metadata.virtual else None
         self.remote: RemoteRows | None = None
         if not self._is_folder and self.recomputed is None:
@@ -93,6 +98,8 @@ class ZarrReader:
         self.max_mapped = max_mapped()  # shards at a time
         if self.recomputed is not None:  # a file that is mapped takes space after it has left the cache
             self.max_mapped = min(self.max_mapped, self.recomputed.max_partitions)
+        if self._rewritten:
+            self.max_mapped = MAX_DECODED
         self._mutex = threading.Lock()
 
     def _require_node(self, spec: ArraySpec, node: bytes | None) -> None:
@@ -207,8 +214,7 @@ class ZarrReader:
             if partition not in files:
                 shard = self._shard(array, partition)
                 if not shard.is_whole:
-                    key = shard_key(self.specs[array], partition)
-                    raise StoreDamagedError(f"the size or index of {key} of {self.path} was changed: {REPAIR_HINT}")
+                    shard = self._decoded(array, partition)
                 layer.place(partition, shard.file, np.array([position * shard.shape.layer_nbytes]))
                 files[partition] = shard.file
         return layer, [files[partition] for partition in partitions]
@@ -271,10 +277,32 @@ class ZarrReader:
         return self.recomputed.files(number)[self._expected(number).keys.index(key)]
 
     def _open_shard(self, spec: ArraySpec, partition: int, *, again: bool) -> Shard:
+        if spec.path in self._rewritten:
+            return self._decoded(spec.path, partition)
         start, stop = self.metadata.layout.span(partition)
         shape, path = shard_shape(spec, stop - start), self._shard_file(spec, partition, again=again)
         nbytes = shape.nbytes if again else None
         return Shard(MappedFile(path, random=True, nbytes=nbytes, of=f" of partition {partition}"), shape)
+
+    def _decoded(self, array: str, partition: int) -> Shard:
+        """Return a shard whose bytes are not those that embstore writes, once its values are those of its record."""
+        spec, records = self.specs[array], self.commits() if self._records is None else self._records
+        shard = self._decode(spec, partition)
+        number = spec.first + partition % self.metadata.layout.n_partitions
+        if self.partition_crc32c(number) != record_crc32c(records[number]):
+            raise StoreDamagedError(
+                f"the size or index of {shard_key(spec, partition)} of {self.path} was changed: {REPAIR_HINT}"
+            )
+        self.max_mapped = MAX_DECODED
+        self._shards[array, partition, False] = shard
+        return shard
+
+    def _decode(self, spec: ArraySpec, partition: int) -> Shard:
+        start, stop = self.metadata.layout.span(partition)
+        shape = shard_shape(spec, stop - start)
+        shard = Shard(decode(Path(str(self.path)), spec, (start, stop), shape), shape)
+        vars(shard)["is_whole"] = True
+        return shard
 
     def partition_crc32c(self, partition: int) -> int | None:
         """Return the CRC32C of a partition's bytes, None for rows that are computed again with other last bits.
@@ -288,9 +316,13 @@ class ZarrReader:
             return self.recomputed.crc32c(partition)
         for spec in payload_specs(self.metadata, partition):
             key, shape = shard_key(spec, partition), shard_shape(spec, stop - start)
-            if fault := shape.fault(self.storage, key):
+            fault = shape.fault(self.storage, key)
+            if fault and self._is_folder:
+                crc = crc32c(shape.end, crc32c(self._decode(spec, partition).file.bytes, crc))
+            elif fault:
                 raise StoreDamagedError(f"{self.storage.url(key)} of partition {partition} {fault}: {REPAIR_HINT}")
-            crc = self.storage.crc32c(key, shape.nbytes, crc)
+            else:
+                crc = self.storage.crc32c(key, shape.nbytes, crc)
         return crc
 
     def _expected(self, number: int) -> Expected:

@@ -33,6 +33,7 @@ from embstore.store.zarr.format import (
     NODE,
     all_nodes,
     column_key,
+    column_parts,
     shard_key,
     shard_parts,
     shard_shape,
@@ -48,7 +49,7 @@ def static_objects(metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> di
     for name, array in frozen.items():
         spec = frozen_spec(name, frozen)
         if array.size:
-            objects[column_key(spec)] = [array]
+            objects[column_key(spec)] = column_parts(spec, array)
     for key, node in all_nodes(metadata, stored_arrays(frozen)).items():
         objects[key] = [node]
     return objects
