@@ -89,22 +89,7 @@ def exact_search(
     check_whole("k", k, 1, MAX_K)
     candidates = checked_rows(vectors, rows)
     search = Search(vectors, compared, k, space, candidates, tuple(exclude), progress)
-    if not len(candidates):
-        return search.hits(np.full((len(compared), 1), -1))
-    if device in ("auto", "cpu") and len(candidates) * len(compared) <= FEW_PAIRS:
-        found = search.every_pair()
-        if found is not None:
-            return found
-    if device != "cpu" and not (device == "auto" and search.is_small):
-        from embstore.devices import choose_device
-
-        chosen = choose_device(device, float64=True)
-        if chosen.type != "cpu":
-            return search.decide(*_gpu_candidates(search, chosen))
-    from embstore.devices import thread_count
-
-    search.threads = thread_count(threads)
-    return search.decide(*search.candidates())
+    return search.scan(device, threads)
 
 
 def checked_rows(vectors: Vectors, rows: Rows | None) -> Rows:
@@ -162,10 +147,24 @@ class Search:
         self.lengths = [0.0]  # the longest vector of each block; threads append to the list
         self._done = 0
 
-    @property
-    def is_small(self) -> bool:
-        """Whether the search is done before torch is imported."""
-        return len(self.rows) * self.queries.size <= SMALL
+    def scan(self, device: str, threads: int | None) -> Hits:
+        """Search by reading all candidates."""
+        if not len(self.rows):
+            return self.hits(np.full((len(self.queries), 1), -1))
+        if device in ("auto", "cpu") and len(self.rows) * len(self.queries) <= FEW_PAIRS:
+            found = self.every_pair()
+            if found is not None:
+                return found
+        if device != "cpu" and not (device == "auto" and len(self.rows) * self.queries.size <= SMALL):
+            from embstore.devices import choose_device
+
+            chosen = choose_device(device, float64=True)
+            if chosen.type != "cpu":
+                return self.decide(*_gpu_candidates(self, chosen))
+        from embstore.devices import thread_count
+
+        self.threads = thread_count(threads)
+        return self.decide(*self.candidates())
 
     def advance(self, n_rows: int) -> None:
         self._done += n_rows

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from embstore import kernels
-from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, checked_queries, checked_rows, exact_search
+from embstore.analysis.neighbors.exact import Exclusion, Hits, Search, checked_queries, checked_rows
 from embstore.analysis.neighbors.sketch import SearchLimits, SketchHits, sketch_search
 from embstore.analysis.neighbors.sketch_codes import (
     ROTATION,
@@ -310,12 +310,7 @@ def open_index(data: Store, layers: Layers = None, *, name: str | None = None, c
         raise InvalidValueError(f"the index {name} has layer {info.layer}, not {number}: give another name")
     _check_files(folder, info, checksums=check)
     if info.kind == SKETCH:
-        with _damaged(folder):
-            layout = Layout(info.n_rows, info.parameters["levels"])
-            rotation = Rotation.of_file(
-                folder / ROTATION, info.files[ROTATION]["crc32c"], data.hidden_size, layout.n_levels
-            )
-            return _sketch_of(data, info, folder, rotation, Codes.mapped(folder / SKETCH_FILE, layout))
+        return _sketch_of(data, info, folder)
     faiss = _faiss()
     with _refused(SearchIndexError, f"the index {folder} is damaged: {_remedy(name)}"):
         index = faiss.read_index(str(folder / FAISS), getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP))
@@ -415,47 +410,35 @@ class LayerIndex:
 
         Raises InvalidValueError, NonFiniteError.
         """
-        kind, space = self.info.kind, Space(self.info.metric)
-        effort = self.info.parameters["ef" if kind == "hnsw" else "nprobe"]
-        compared, n_rows = checked_queries(queries, self.store.hidden_size, space), self.store.n_rows
-        allowed = None if rows is None else checked_rows(self.vectors, rows)
-        mask: NDArray[np.bool_] | None = None
-        if allowed is not None and len(allowed) < n_rows:
+        kind, space, n_rows = self.info.kind, Space(self.info.metric), self.store.n_rows
+        compared, allowed = checked_queries(queries, self.store.hidden_size, space), checked_rows(self.vectors, rows)
+        search = Search(self.vectors, compared, k, space, allowed, tuple(exclude), None)
+        mask = None
+        if len(allowed) < n_rows:
             mask = np.zeros(n_rows, bool)
-            mask[allowed] = True
-        n_allowed = n_rows if allowed is None else len(allowed)
-        n_fetched = min(k + (4 * k if kind == "ivfpq" else EXTRA) + (EXTRA if exclude else 0), n_allowed)
+            mask[np.asarray(allowed, np.int64)] = True
+        effort, most = self.info.parameters["ef" if kind == "hnsw" else "nprobe"], min(MAX_FETCHED, len(allowed))
+        n_fetched = min(k + (4 * k if kind == "ivfpq" else EXTRA) + (EXTRA if exclude else 0), len(allowed))
         out = Hits(np.full((len(compared), k), -1), np.full((len(compared), k), np.nan))
         pending = np.arange(len(compared))
         # Where all rows are compared by their vectors, reading the layer is as fast, and nothing is rounded.
         is_exhaustive = kind == "ivf" and effort >= self.info.parameters["nlist"]
-        reads = is_exhaustive or k >= n_allowed or (mask is not None and n_allowed <= FEW_ROWS)
+        if is_exhaustive or (mask is not None and len(allowed) <= FEW_ROWS):
+            most = 0
         with _faiss_threads():
-            while len(pending) and n_fetched <= min(MAX_FETCHED, n_allowed) and not reads:
-                some = tuple(Exclusion(group.of_rows, group.of_queries[pending]) for group in exclude)
-                candidates = self._candidates(compared[pending], n_fetched, effort, mask)
-                for group in some:
-                    query = group.of_queries[:, None]
-                    candidates = np.where((group.of_rows[candidates] == query) & (query >= 0), -1, candidates)
-                scoring = Search(self.vectors, compared[pending], k, space, range(n_rows), some, None)
-                hits = scoring.hits(candidates)
+            while len(pending) and n_fetched <= most and k < len(allowed):
+                part = search.part(pending)
+                found = self._candidates(part.queries, n_fetched, effort, mask)
+                for of_rows, own in zip(part.row_groups, part.query_groups[:, :, None], strict=True):
+                    found = np.where((of_rows[found] == own) & (own >= 0), -1, found)
+                hits = part.hits(found)
                 enough = hits.rows[:, -1] >= 0
                 out.rows[pending[enough]], out.scores[pending[enough]] = hits.rows[enough], hits.scores[enough]
                 pending = pending[~enough]
                 n_fetched, effort = 4 * n_fetched, 2 * effort
         if len(pending):
-            hits = exact_search(
-                self.vectors,
-                np.asarray(queries).reshape(compared.shape)[pending],
-                k=k,
-                space=space,
-                rows=allowed,
-                exclude=[Exclusion(group.of_rows, group.of_queries[pending]) for group in exclude],
-                device="cpu",
-                threads=configured().threads,
-            )
+            hits = search.part(pending).scan("cpu", configured().threads)
             out.rows[pending], out.scores[pending] = hits.rows, hits.scores
-        assert mask is None or mask[out.rows[out.rows >= 0]].all(), "a row filter is never ignored"
         return out
 
     def _candidates(
@@ -513,20 +496,23 @@ def _stored_sketch(data: Store, name: str) -> LayerSketch:
     except KeyNotFoundError:
         raise SearchIndexNotFoundError(f"{data.path} has no sketch {name!r}, and others are not read there") from None
     info = _require_fresh(data, _read_info(data.path / folder, bytes(document)))
-    with _damaged(data.path / folder):
-        layout = Layout(info.n_rows, info.parameters["levels"])
-        content = bytes(storage.get_range(f"{folder}/{ROTATION}", 0, info.files[ROTATION]["nbytes"]))
-        rotation = Rotation.read(content, info.files[ROTATION]["crc32c"], data.hidden_size, layout.n_levels)
-        codes = Codes.stored(storage, f"{folder}/{SKETCH_FILE}", layout)
-        return _sketch_of(data, info, data.path / folder, rotation, codes)
+    return _sketch_of(data, info, data.path / folder, storage, folder)
 
 
-def _sketch_of(data: Store, info: IndexInfo, path: Any, rotation: Rotation, codes: Codes) -> LayerSketch:
-    if info.files[SKETCH_FILE]["nbytes"] != codes.layout.nbytes:
-        raise ValueError(f"{SKETCH_FILE} has another size")
-    vector_nbytes = data.source.layout.row_nbytes // len(data.layers)
-    sketch = Sketch(rotation, codes, codes.layout, float(info.longest), vector_nbytes)
-    return LayerSketch(data, info, path, None, sketch)
+def _sketch_of(data: Store, info: IndexInfo, path: Any, storage: Any = None, place: str = "") -> LayerSketch:
+    """Open a sketch in a folder on a disk, or at a place of a storage."""
+    with _damaged(path):
+        layout, rotated = Layout(info.n_rows, info.parameters["levels"]), info.files[ROTATION]
+        if info.files[SKETCH_FILE]["nbytes"] != layout.nbytes:
+            raise ValueError(f"{SKETCH_FILE} has another size")
+        shape = rotated["crc32c"], data.hidden_size, layout.n_levels
+        if storage is None:
+            rotation, codes = Rotation.of_file(path / ROTATION, *shape), Codes.mapped(path / SKETCH_FILE, layout)
+        else:
+            rotation = Rotation.read(bytes(storage.get_range(f"{place}/{ROTATION}", 0, rotated["nbytes"])), *shape)
+            codes = Codes.stored(storage, f"{place}/{SKETCH_FILE}", layout)
+        vector_nbytes = data.source.layout.row_nbytes // len(data.layers)
+        return LayerSketch(data, info, path, None, Sketch(rotation, codes, layout, float(info.longest), vector_nbytes))
 
 
 def _read_info(folder: Any, document: Path | bytes) -> IndexInfo:

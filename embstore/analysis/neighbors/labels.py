@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -31,6 +31,7 @@ QUERIES = 2**14  # searched at a time: their hits take little memory, and the la
 SPARE = 8  # neighbours beyond k that are fetched to see whether they are as near
 MAX_HITS = 2**22  # of a search
 TIE = 1e-12  # scores of equal vectors differ by less
+CREDITS = ("value", "baseline", "chance")
 SCHEMA = {
     "task": pl.String,
     "layer": pl.Int64,
@@ -117,15 +118,25 @@ def knn_labels(
     return KnnLabels(task, votes)
 
 
+class Votes(NamedTuple):
+    """What is predicted: `queries`, one row for each that has a neighbour, and `winners`, one for each equal label.
+
+    Both have the number of the `query` and the code `predicted`; `queries` also the `nearest` row with that label, its
+    `score`, and the `value`: 1 if the prediction is right, a share of 1 if equal labels include the right one, else 0.
+    """
+
+    queries: pl.DataFrame
+    winners: pl.DataFrame
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The test occurrences and their possible neighbours: `queries` and `candidates`, int64 rows, ascending.
+    """The rows of the test occurrences, `queries`, and `pools`: numbers of queries, and the rows they may find.
 
-    `codes`: the label of each row of the store. `words`: the name and the code of the word of each row. `pool`,
-    `query_pool`: a query finds candidates of its own pool only, -1 is no pool. `groups`: int64 [n_rows]; a query does
-    not find its own group, -1 is no group. `usual`: float64 [n_queries, 3]: the credit of the most frequent label among
-    the possible neighbours, that of a label drawn at random, and how many labels they have. `limit`: int64 [n_queries],
-    how many neighbours vote at most.
+    `codes`: the label of each row of the store. `words`: the names of the words and the code of each row. `groups`:
+    int64 [n_rows]; a query does not find its own group, -1 is no group. `usual`: float64 [n_queries, 2]: the credit of
+    the most frequent label among the possible neighbours, and that of a label drawn at random. `limit`: how many
+    neighbours of each query vote at most.
     """
 
     store: Store
@@ -136,32 +147,21 @@ class Task:
     codes: NDArray[np.int32]
     words: tuple[Any, NDArray[Any]]
     queries: NDArray[np.int64]
-    candidates: NDArray[np.int64]
-    pool: NDArray[np.int64]
-    query_pool: NDArray[np.int64]
+    pools: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
     groups: NDArray[np.int64]
     usual: NDArray[np.float64]
     limit: NDArray[np.int64]
 
-    @property
-    def true(self) -> NDArray[np.int64]:
-        """The label of each query."""
-        return self.codes[self.queries].astype(np.int64)
-
-
-@dataclass(frozen=True, eq=False)
-class Votes:
-    """The label predicted for each of q queries (-1: it has no neighbour), the nearest row with that label, its score.
-
-    `credit`: 1 if the prediction is right, a share of 1 if equal labels include the right one, or else 0. `winners`:
-    int64 [n, 2], each query with each of its equal labels, ascending.
-    """
-
-    predicted: NDArray[np.int64]
-    nearest: NDArray[np.int64]
-    scores: NDArray[np.float64]
-    credit: NDArray[np.float64]
-    winners: NDArray[np.int64]
+    def answers(self, votes: Votes) -> pl.DataFrame:
+        """The queries of votes with their `label` and `word` (codes), `baseline` and `chance`."""
+        numbers = votes.queries["query"].to_numpy()
+        rows, usual = self.queries[numbers], self.usual[numbers]
+        return votes.queries.with_columns(
+            pl.Series("label", self.codes[rows], pl.Int64),
+            pl.Series("word", self.words[1][rows], pl.Int64),
+            pl.Series("baseline", usual[:, 0]),
+            pl.Series("chance", usual[:, 1]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +173,7 @@ class KnnLabels(Framed):
     label (`item`) over its occurrences, and `macro_recall`, the mean recall of `count` labels. `baseline` is the same
     metric for the most frequent label among the possible neighbours, equals sharing the credit; `chance` is its
     expected value for one of their labels drawn at random. The split train also has `coverage`, the share of `count`
-    test occurrences that have a possible neighbour, `word_accuracy` by word, and `macro_f1`, the mean over `count`
-    words of the mean F1 of labels.
+    test occurrences that have a possible neighbour.
     """
 
     _task: Task
@@ -188,16 +187,27 @@ class KnnLabels(Framed):
     @property
     def frame(self) -> pl.DataFrame:
         """The scores of every layer and k."""
-        frames = [
-            _score(self._task, votes).with_columns(
-                task=pl.lit(self._task.label),
-                layer=pl.lit(layer, pl.Int64),
-                split=pl.lit(self._task.split),
-                k=pl.lit(k, pl.Int64),
+        task = self._task
+        names = pl.Series(list(task.store.index.labels[task.label].names), dtype=pl.String)
+        means, frames = pl.col(CREDITS).mean(), []
+        for (layer, k), votes in self._votes.items():
+            answers = task.answers(votes)
+            recall = answers.group_by("label").agg(means, count=pl.len()).sort("label")
+            parts = [
+                answers.select(means, count=pl.len(), metric=pl.lit("accuracy")),
+                recall.select(means, count=pl.len(), metric=pl.lit("macro_recall")),
+                recall.with_columns(metric=pl.lit("recall"), item=names.gather(recall["label"])),
+            ]
+            if task.split == "train":
+                share = len(answers) / len(task.queries)
+                parts.append(pl.DataFrame({"metric": "coverage", "value": share, "count": len(task.queries)}))
+            frames.append(
+                pl.concat(parts, how="diagonal_relaxed").with_columns(
+                    pl.col("item").fill_null(""), task=pl.lit(task.label), layer=layer, split=pl.lit(task.split), k=k
+                )
             )
-            for (layer, k), votes in self._votes.items()
-        ]
-        return pl.concat(frames).select(list(SCHEMA))
+        columns = [pl.col(name).cast(kind) for name, kind in SCHEMA.items()]
+        return pl.concat([frame.select(columns) for frame in frames]).filter(pl.col("count") > 0)
 
     def _one(self, layers: Layer | None, k: int | None) -> Votes:
         numbers = [layer for layer, _ in self._votes if layer is not None]
@@ -211,36 +221,43 @@ class KnnLabels(Framed):
         nearest neighbour with the predicted label (the lowest of equally near ones), `score` its score in the metric.
         Of labels that are equal in everything, `predicted` is the first, and `credit` is shared.
         """
-        task, votes = self._task, self._one(layers, k)
-        mask = votes.predicted >= 0
-        index = task.store.index
-        names = np.array([*index.labels[task.label].names, ""], object)
+        task, index = self._task, self._task.store.index
+        answers = task.answers(self._one(layers, k))
+        names = pl.Series(list(index.labels[task.label].names), dtype=pl.String)
+        rows = pl.Series("occurrence", task.queries[answers["query"].to_numpy()])
 
-        def words(rows: NDArray[np.int64]) -> pl.Series:
-            return pl.Series([index.words[int(number)] for number in index.type[rows]], dtype=pl.String)
+        def words(rows: pl.Series) -> pl.Series:
+            return pl.Series([index.words[number] for number in index.type[rows.to_numpy()].tolist()], dtype=pl.String)
 
-        return pl.DataFrame(
-            {
-                "occurrence": task.queries[mask],
-                "word": words(task.queries[mask]),
-                "label": pl.Series(names[task.true[mask]].tolist(), dtype=pl.String),
-                "predicted": pl.Series(names[votes.predicted[mask]].tolist(), dtype=pl.String),
-                "nearest": votes.nearest[mask],
-                "nearest_word": words(votes.nearest[mask]),
-                "score": votes.scores[mask],
-                "credit": votes.credit[mask],
-            }
+        return answers.select(
+            rows,
+            words(rows).alias("word"),
+            names.gather(answers["label"]).alias("label"),
+            names.gather(answers["predicted"]).alias("predicted"),
+            "nearest",
+            words(answers["nearest"]).alias("nearest_word"),
+            "score",
+            credit="value",
         )
 
     def by_word(self, *, layers: Layer | None = -1, k: int | None = None) -> pl.DataFrame:
-        """One row for each word that has possible neighbours: `word, count, n_labels, accuracy, f1, baseline, chance`.
+        """One row for each word that has predicted occurrences: `word, count, accuracy, f1, baseline, chance`.
 
-        `n_labels`: of its possible neighbours. `f1`: the mean over the labels of its `count` test occurrences.
-        Raises InvalidValueError for another split than train.
+        `f1`: the mean over the labels of its `count` test occurrences and those predicted for them.
         """
-        if self._task.split != "train":
-            raise InvalidValueError(f"scores by word are for the split train, not for {self._task.split}")
-        return _by_word(self._task, self._one(layers, k))
+        votes = self._one(layers, k)
+        answers = self._task.answers(votes)
+        scores = answers.group_by("word").agg(pl.col(CREDITS).mean(), count=pl.len())
+        said = votes.winners.join(answers.select("query", "word"), on="query", maintain_order="left")
+        said = said.select("word", label="predicted", value=0.0, n=1 / pl.len().over("query"))
+        both = pl.concat([answers.select("word", "label", "value", n=1.0), said])
+        # As scikit-learn does, of all labels that a word has or is predicted to have
+        labels = both.group_by("word", "label", maintain_order=True).agg(pl.col("value", "n").sum())
+        f1 = labels.group_by("word", maintain_order=True).agg(f1=(2 * pl.col("value") / pl.col("n")).mean())
+        table, names = scores.join(f1, on="word").sort("word"), self._task.words[0]
+        words = pl.Series("word", [names[code] if code >= 0 else None for code in table["word"]], pl.String)
+        count = pl.col("count").cast(pl.Int64)
+        return table.select(words, count, pl.col("value").alias("accuracy"), "f1", "baseline", "chance")
 
 
 def _task_of(
@@ -258,8 +275,8 @@ def _task_of(
             known = ", ".join(index.labels) or "none"
             raise InvalidValueError(f"there is no label column {column!r}: the store has {known}")
     codes = np.asarray(index.labels[label].codes)
-    words = (index.words, index.type) if word is None else (index.labels[word].names, index.labels[word].codes)
-    numbers = np.asarray(words[1])
+    names = index.words if word is None else index.labels[word].names
+    numbers = np.asarray(index.type if word is None else index.labels[word].codes)
 
     def labelled(chosen: Selection) -> NDArray[np.int64]:
         rows = np.unique(chosen.rows)
@@ -287,55 +304,55 @@ def _task_of(
         candidates = queries = queries[np.isin(numbers[queries], kinds[n_labels >= 2])]
         if not len(queries):
             raise InvalidValueError(f"no selected word has two labels in {label!r}: choose another column or split")
-        texts = distinct_texts(index.text)[index.sentence[queries]]
-        groups[queries] = np.unique(np.stack([numbers[queries], texts]), axis=1, return_inverse=True)[1]
-    pool, query_pool = np.zeros(len(candidates), np.int64), np.zeros(len(queries), np.int64)
-    if split != "leave-one-word-out":
-        pool = np.unique(numbers[candidates], return_inverse=True)[1]
-        of_word = np.full(int(numbers.max()) + 2, -1)
-        of_word[numbers[candidates]] = pool
-        query_pool = np.where(numbers[queries] < 0, -1, of_word[numbers[queries]])
-    own = groups[candidates]
-    most = int((np.bincount(pool)[pool] - np.where(own < 0, 0, np.bincount(own + 1)[own + 1])).max())
+        groups[queries] = distinct_texts(index.text)[index.sentence[queries]]
+    if split == "leave-one-word-out":
+        pools = [(np.arange(len(queries)), candidates)]
+    else:
+        found = {int(numbers[rows[0]]): rows for rows in map(candidates.__getitem__, groups_of(numbers[candidates]))}
+        asked = {int(numbers[queries[some[0]]]): some for some in groups_of(numbers[queries])}
+        pools = [(some, found[number]) for number, some in asked.items() if number >= 0 and number in found]
+    counts = _counted(codes, queries, groups, pools)
+    most = int(counts[:, 3].max()) if train is None else max(map(len, found.values()))
     if max(ks) > most:
         raise InvalidValueError(
             f"k {max(ks)} is more than the {most:,} labelled occurrences that can be found: give less"
         )
-    counts = _counted(codes, queries, query_pool, groups, candidates, pool)
-    limit = counts[:, 3].astype(np.int64) if capped else np.full(len(queries), max(ks))
+    limit = counts[:, 2].astype(np.int64) if capped else np.full(len(queries), max(ks))
+    words = names, numbers
     return Task(
-        store, selection.layers, label, ks, split, codes, words, queries, candidates, pool, query_pool, groups,
-        counts[:, :3], limit,
+        store, selection.layers, label, ks, split, codes, words, queries, pools, groups, counts[:, :2], limit
     )  # fmt: skip
 
 
 def _predict(task: Task, layers: tuple[int, ...], space: Space, advance: Callable[[int], object]) -> list[Votes]:
     """Return the votes for each k, from one search; `layers`: one, or those whose mean is compared."""
-    n_queries, none = len(task.queries), np.full(len(task.queries), -1)
-    whole = [Votes(none.copy(), none.copy(), np.full(n_queries, np.nan), np.zeros(n_queries), none) for _ in task.ks]
-    winners: list[list[NDArray[np.int64]]] = [[np.empty((0, 2), np.int64)] for _ in task.ks]
-    for numbers, hits in _search(task, layers, space):
-        for k, votes, pairs in zip(task.ks, whole, winners, strict=True):
-            limit = np.minimum(k, task.limit[numbers])
-            voted = _vote(hits, task.codes, limit, task.true[numbers], ascending=space.ascending)
-            for name in ("predicted", "nearest", "scores", "credit"):
-                getattr(votes, name)[numbers] = getattr(voted, name)
-            pairs.append(np.stack([numbers[voted.winners[:, 0]], voted.winners[:, 1]], 1))
+    whole, real = np.empty(0, np.int64), np.empty(0)
+    none: tuple[NDArray[Any], ...] = (whole, whole, whole, real, real, whole, whole)
+    parts = [[none] for _ in task.ks]
+    for numbers, hits, levels in _search(task, layers, space):
         advance(len(numbers))
-    return [
-        Votes(votes.predicted, votes.nearest, votes.scores, votes.credit, np.concatenate(pairs))
-        for votes, pairs in zip(whole, winners, strict=True)
-    ]
+        if (some := hits.rows[:, 0] >= 0).any():
+            numbers, hits, levels = numbers[some], Hits(hits.rows[some], hits.scores[some]), levels[some]
+            for k, part in zip(task.ks, parts, strict=True):
+                part.append(_vote(task, numbers, hits, levels, np.minimum(k, task.limit[numbers])))
+    votes = []
+    for part in parts:
+        *queries, query, predicted = map(np.concatenate, zip(*part, strict=True))
+        frame = pl.DataFrame(dict(zip(("query", "predicted", "nearest", "score", "value"), queries, strict=True)))
+        votes.append(Votes(frame.sort("query"), pl.DataFrame({"query": query, "predicted": predicted})))
+    return votes
 
 
-def _search(task: Task, layers: tuple[int, ...], space: Space) -> Iterator[tuple[NDArray[np.int64], Hits]]:
-    """Yield numbers of queries of a pool and their k nearest, with all that are as near as the k-th."""
+def _search(
+    task: Task, layers: tuple[int, ...], space: Space
+) -> Iterator[tuple[NDArray[np.int64], Hits, NDArray[np.int64]]]:
+    """Yield numbers of queries of a pool, their k nearest, with all that are as near as the k-th, and their levels.
+
+    Equally near hits have the same level, and nearer ones a lower one.
+    """
     options: dict[str, Any] = {"space": space, "device": settings().device, "threads": settings().threads}
-    k, pools = max(task.ks), groups_of(task.pool)
-    for pending in groups_of(task.query_pool):
-        if task.query_pool[pending[0]] < 0:
-            continue
-        candidates = task.candidates[pools[task.query_pool[pending[0]]]]
+    k = max(task.ks)
+    for pending, candidates in task.pools:
         if task.split == "leave-one-word-out":
             vectors: Vectors = StoreVectors(task.store, layers[0])
             rows = np.arange(task.store.n_rows)
@@ -343,167 +360,78 @@ def _search(task: Task, layers: tuple[int, ...], space: Space) -> Iterator[tuple
             rows = np.union1d(candidates, task.queries[pending])
             parts = [StoreVectors(task.store, layer).gather(rows) for layer in layers]
             vectors = ArrayVectors(parts[0] if len(parts) == 1 else np.mean(parts, 0, np.float64).astype(np.float32))
-        places, groups, n_fetched = (
-            np.searchsorted(rows, candidates),
-            task.groups[rows],
-            min(k + SPARE, len(candidates)),
-        )
+        places, groups, most = np.searchsorted(rows, candidates), task.groups[rows], len(candidates)
+        n_fetched = min(k + SPARE, most)
         while len(pending):
             step, again = min(QUERIES, max(1, MAX_HITS // n_fetched)), []
             for start in range(0, len(pending), step):
                 numbers = pending[start : start + step]
                 chosen = np.searchsorted(rows, task.queries[numbers])
-                exclude = [Exclusion(groups, groups[chosen])]
-                hits = exact_search(
-                    vectors, vectors.gather(chosen), k=n_fetched, rows=places, exclude=exclude, **options
-                )
-                kth, last = hits.scores[:, min(k, n_fetched) - 1], hits.scores[:, -1]
-                whole = (np.abs(last - kth) > _tolerance(kth)) | np.isnan(last) | (n_fetched == len(candidates))
-                if whole.any():
-                    yield numbers[whole], Hits(np.where(hits.rows < 0, -1, rows[hits.rows])[whole], hits.scores[whole])
+                asked, exclude = vectors.gather(chosen), [Exclusion(groups, groups[chosen])]
+                hits = exact_search(vectors, asked, k=n_fetched, rows=places, exclude=exclude, **options)
+                gaps = np.abs(np.diff(hits.scores)) > TIE * np.maximum(1, np.abs(hits.scores[:, 1:]))
+                levels = np.pad(gaps.cumsum(1), ((0, 0), (1, 0)))
+                whole = (levels[:, min(k, n_fetched) - 1] < levels[:, -1]) | (hits.rows[:, -1] < 0)
+                whole |= n_fetched == most
+                found = np.where(hits.rows < 0, -1, rows[hits.rows])
+                yield numbers[whole], Hits(found[whole], hits.scores[whole]), levels[whole]
                 again.append(numbers[~whole])
-            pending = np.concatenate(again)
-            n_fetched = min(4 * n_fetched, len(candidates))
-
-
-def _tolerance(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much scores of equal vectors can differ by rounding."""
-    return np.asarray(TIE * np.maximum(1, np.abs(scores)))
+            pending, n_fetched = np.concatenate(again), min(4 * n_fetched, most)
 
 
 def _vote(
-    hits: Hits, codes: NDArray[np.int32], k: NDArray[np.int64], true: NDArray[np.int64], *, ascending: bool
-) -> Votes:
-    """Predict the labels of queries [q] from their neighbours [q, n], of which `k` [q] vote; `true` [q] is right."""
-    n_queries, is_hit, every, k = len(hits.rows), hits.rows >= 0, np.arange(len(hits.rows)), k[:, None]
-    known, labels = np.unique(np.where(is_hit, codes[hits.rows], true[:, None]), return_inverse=True)
-    labels = labels.reshape(hits.rows.shape)
-    distance = np.where(is_hit, hits.scores if ascending else -hits.scores, np.inf)
-    place = np.minimum(k[:, 0], np.maximum(is_hit.sum(1), 1)) - 1
-    kth = distance[every, np.maximum(place, 0)][:, None]
-    with np.errstate(invalid="ignore"):  # infinite where there is no neighbour
-        nearer = distance < kth - _tolerance(kth)
-        tied = ~nearer & (distance <= kth + _tolerance(kth)) & is_hit
-    n_nearer, n_tied = nearer.sum(1, keepdims=True), tied.sum(1, keepdims=True)
-    share = np.minimum(k - n_nearer, n_tied) / np.maximum(n_tied, 1)
-    weight = np.where(nearer, 1.0, np.where(tied, share, 0.0))
-    query, place = np.nonzero(weight > 0)
-    code = labels[query, place]
-    votes, least = np.zeros((n_queries, len(known))), np.full((n_queries, len(known)), np.inf)
-    np.add.at(votes, (query, code), weight[query, place])
-    np.minimum.at(least, (query, code), distance[query, place])
-    best = votes >= votes.max(1, keepdims=True) - 1e-9
-    least = np.where(best & (votes > 0), least, np.inf)
-    nearest = least.min(1, keepdims=True)
-    wins = np.isfinite(least) & (least <= nearest + _tolerance(nearest))
-    has_any = wins.any(1)
-    predicted = np.where(has_any, wins.argmax(1), -1)
-    row = np.full(n_queries, np.iinfo(np.int64).max)
-    mine = (code == predicted[query]) & (distance[query, place] <= least[query, predicted[query]] + TIE)
-    np.minimum.at(row, query[mine], hits.rows[query[mine], place[mine]])
-    score = np.where(has_any, least[every, predicted] * (1 if ascending else -1), np.nan)
-    place_of_true = np.minimum(np.searchsorted(known, true), len(known) - 1)
-    credit = wins[every, place_of_true] * (known[place_of_true] == true) / np.maximum(wins.sum(1), 1)
-    winners = np.argwhere(wins)
-    winners[:, 1] = known[winners[:, 1]]
-    return Votes(np.where(has_any, known[predicted], -1), np.where(has_any, row, -1), score, credit, winners)
-
-
-def _score(task: Task, votes: Votes) -> pl.DataFrame:
-    """The scores of one layer and k: `metric, item, value, count, baseline, chance`."""
-    mask = votes.predicted >= 0
-    names = task.store.index.labels[task.label].names
-    true = task.true[mask]
-    counts = np.bincount(true, minlength=len(names))
-    credits = (votes.credit[mask], task.usual[mask, 0], task.usual[mask, 1])
-    right = np.stack([np.bincount(true, weights=each, minlength=len(names)) for each in credits])
-    known, total = np.flatnonzero(counts), int(counts.sum())
-    recall = right[:, known] / counts[known]
-    rows: list[tuple[Any, ...]] = []
-    if total:
-        rows.append(("accuracy", "", total, *(right.sum(1) / total)))
-        rows.append(("macro_recall", "", len(known), *recall.mean(1)))
-    rows += [("recall", names[code], int(counts[code]), *recall[:, n]) for n, code in enumerate(known.tolist())]
-    words = None
-    if task.split == "train":
-        words = _by_word(task, votes)
-        rows.append(("coverage", "", len(task.queries), float((task.query_pool >= 0).mean()), None, None))
-        if len(words):
-            rows.append(("macro_f1", "", len(words), float(words["f1"].mean()), None, None))  # type: ignore[arg-type]
-    shown = {name: SCHEMA[name] for name in ("metric", "item", "count", "value", "baseline", "chance")}
-    frame = pl.DataFrame(rows, schema=shown, orient="row")
-    if words is None:
-        return frame
-    accuracy = words.select(pl.lit("word_accuracy").alias("metric"), item="word", count="count", value="accuracy")
-    return pl.concat([frame, accuracy.with_columns(words["baseline", "chance"]).select(list(shown))])
-
-
-def _by_word(task: Task, votes: Votes) -> pl.DataFrame:
-    """The scores of each word that has a pool, see `KnnLabels.by_word`."""
-    names, words = task.words
-    n_codes, is_known = int(task.codes.max()) + 1, task.query_pool >= 0
-    pools, first, place = np.unique(task.query_pool[is_known], return_index=True, return_inverse=True)
-    number = np.full(len(task.queries), -1)
-    number[is_known] = place
-    gold, occurs = number[is_known] * n_codes + task.true[is_known], np.bincount(place, minlength=len(pools))
-    query, code = votes.winners.T
-    said, share = number[query] * n_codes + code, 1 / np.bincount(query, minlength=len(number))[query]
-    # As scikit-learn does, of all labels that a word has or is predicted to have
-    keys, key = np.unique(np.concatenate([gold, said]), return_inverse=True)
-    key, said_key = np.split(key, [len(gold)])
-    n_right = np.bincount(key, weights=votes.credit[is_known], minlength=len(keys))
-    n_both = np.bincount(key, minlength=len(keys)) + np.bincount(said_key, weights=share, minlength=len(keys))
-    f1 = 2 * n_right / n_both
-    own = keys // n_codes
-
-    def mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.bincount(place, weights=values[is_known], minlength=len(pools)) / occurs)
-
-    rows = task.queries[is_known][first]
-    return pl.DataFrame(
-        {
-            "word": [names[int(each)] for each in words[rows]],
-            "count": occurs,
-            "n_labels": task.usual[is_known][first, 2].astype(np.int64),
-            "accuracy": mean(votes.credit),
-            "f1": np.bincount(own, weights=f1, minlength=len(pools)) / np.bincount(own, minlength=len(pools)),
-            "baseline": mean(task.usual[:, 0]),
-            "chance": mean(task.usual[:, 1]),
-        },
-        schema_overrides={"word": pl.String},
-    )
+    task: Task, numbers: NDArray[np.int64], hits: Hits, levels: NDArray[np.int64], k: NDArray[np.int64]
+) -> tuple[NDArray[Any], ...]:
+    """Predict labels from neighbours [q, n], of which `k` [q] vote: the columns of `Votes`, those of queries first."""
+    is_hit, none = hits.rows >= 0, levels.max() + 1
+    k = np.minimum(k, is_hit.sum(1))
+    kth = np.take_along_axis(levels, k[:, None] - 1, 1)
+    nearer, tied = levels < kth, (levels == kth) & is_hit
+    share = (k - nearer.sum(1)) / tied.sum(1)
+    weight = np.where(nearer, 1.0, tied * share[:, None])
+    query, place = np.nonzero(weight)
+    row, level = hits.rows[query, place], levels[query, place]
+    names, label = np.unique(task.codes[row], return_inverse=True)
+    votes, nearest = np.zeros((len(numbers), len(names))), np.full((len(numbers), len(names)), none)
+    np.add.at(votes, (query, label), weight[query, place])
+    np.minimum.at(nearest, (query, label), level)
+    nearest[votes < votes.max(1, keepdims=True) - 1e-9] = none
+    wins = nearest == nearest.min(1, keepdims=True)
+    predicted = wins.argmax(1)
+    own = np.flatnonzero((label == predicted[query]) & (level == nearest[query, label]))
+    first = np.unique(query[own], return_index=True)[1]
+    scores = hits.scores[query[own], place[own]][first]
+    value = (wins & (names == task.codes[task.queries[numbers]][:, None])).sum(1) / wins.sum(1)
+    winner, code = np.nonzero(wins)
+    answers = numbers, names[predicted].astype(np.int64), np.minimum.reduceat(row[own], first), scores, value
+    return *answers, numbers[winner], names[code].astype(np.int64)
 
 
 def _counted(
     codes: NDArray[np.int32],
     queries: NDArray[np.int64],
-    query_pool: NDArray[np.int64],
     groups: NDArray[np.int64],
-    candidates: NDArray[np.int64],
-    pool: NDArray[np.int64],
+    pools: list[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> NDArray[np.float64]:
-    """Of each query the credit of its usual label and of a random one, n of labels and of the rarest: [query, 4]."""
+    """Of each query the credit of its usual label and of a random one, n of the rarest and of all labels: [q, 4]."""
     out = np.zeros((len(queries), 4))
-    n_labels, members = int(codes.max()) + 1, groups_of(pool)
-    for asked in groups_of(query_pool):
-        if query_pool[asked[0]] < 0:
-            continue
-        others = candidates[members[query_pool[asked[0]]]]
-        whole = np.bincount(codes[others], minlength=n_labels)
+    for asked, candidates in pools:
+        known, labels = np.unique(codes[candidates], return_inverse=True)
+        whole, own = np.bincount(labels), codes[queries[asked]]
+        place = np.minimum(np.searchsorted(known, own), len(known) - 1)
         for part in groups_of(groups[queries[asked]]):
-            together, group = asked[part], groups[queries[asked[part[0]]]]
-            own = 0 if group < 0 else np.bincount(codes[others[groups[others] == group]], minlength=n_labels)
-            counts = whole - own
-            known, mine = counts > 0, counts[codes[queries[together]]]
-            if known.any():
-                best = counts.max()
-                out[together, 0] = (mine == best) / (counts == best).sum()
-                out[together, 1:3] = np.stack([(mine > 0) / known.sum(), np.full(len(mine), known.sum())], 1)
-                out[together, 3] = counts[known].min()
+            # The occurrences of a group are candidates themselves
+            is_group = groups[queries[asked[part[0]]]] >= 0
+            counts = whole - np.bincount(place[part], minlength=len(known)) * is_group
+            mine = counts[place[part]] * (known[place[part]] == own[part])
+            if counts.any():
+                out[asked[part], 0] = (mine == counts.max()) / (counts == counts.max()).sum()
+                out[asked[part], 1] = (mine > 0) / (counts > 0).sum()
+                out[asked[part], 2:] = counts[counts > 0].min(), counts.sum()
     return out
 
 
-def groups_of(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def groups_of(numbers: NDArray[Any]) -> list[NDArray[np.int64]]:
     """The positions of each number, ascending; lowest number first."""
     order = np.argsort(numbers, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)

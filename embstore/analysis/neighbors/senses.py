@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from embstore.analysis.neighbors.find import mark_words
 from embstore.analysis.neighbors.markers import contexts, distinct_contexts, marker_words
 from embstore.analysis.neighbors.space import Seed, space_of
+from embstore.analysis.scan import gather_finite
 from embstore.arguments import Positive, Range, as_matrix, checked
-from embstore.errors import InvalidValueError, MissingPackageError, NonFiniteError
+from embstore.errors import InvalidValueError, MissingPackageError
 from embstore.progress import Report
 from embstore.store import Selection, Store
 from embstore.store.framed import Framed
@@ -218,11 +219,7 @@ def senses(
         raise InvalidValueError(
             f"{n_clusters} clusters are more than the {len(rows)} occurrences of {word!r}: give fewer"
         )
-    stored = store.vectors(rows, layers=number)[0]
-    if not np.isfinite(stored).all():
-        row = int(rows[~np.isfinite(stored).all(1)][0])
-        raise NonFiniteError(f"layer {number}, row {row} holds a value that is not finite: run embstore verify")
-    vectors = space_of(data, number, centered=centered).transform(stored)
+    vectors = space_of(data, number, centered=centered).transform(gather_finite(store, rows, number))
     unit = unit_rows(vectors)
     tried: dict[int, float | None] = {}
     if n_clusters is None:
@@ -233,7 +230,20 @@ def senses(
     center = np.array([unit_rows(unit[found == cluster].mean(0)) for cluster in range(int(found.max()) + 1)])
     scores, values = np.einsum("ij,ij->i", unit, center[found]), silhouettes(unit, found)
     order = np.lexsort((rows, -scores, found))
-    table = _occurrence_table(store, rows[order], found[order], scores[order], values[order], label)
+    listed = store.select(rows=rows[order]).table()
+    table = listed.select(
+        pl.Series("cluster", found[order]),
+        pl.Series("score", scores[order]).fill_nan(None),
+        pl.Series("silhouette", values[order]).fill_nan(None),
+        "occurrence",
+        "sentence",
+        "position",
+        (pl.lit(None) if label is None else pl.col(label)).cast(pl.String).alias("label"),
+        "text",
+        pl.Series("marked", mark_words(store, rows[order])),
+    )
+    rank = pl.int_range(1, pl.len() + 1).over("cluster").alias("rank")
+    table = table.select("cluster", rank, pl.exclude("cluster"))
     key = pl.lit(word).alias("word"), pl.lit(number).alias("layer")
     tried = tried or {int(found.max()) + 1: _mean(values)}
     schema = {"n_clusters": pl.Int64, "silhouette": pl.Float64}
@@ -301,49 +311,17 @@ def _largest_first(clusters: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.argsort(np.lexsort((first, -counts)))[clusters]
 
 
-def _occurrence_table(
-    store: Store,
-    rows: NDArray[np.int64],
-    clusters: NDArray[np.int64],
-    scores: NDArray[np.float64],
-    values: NDArray[np.float64],
-    label: str | None,
-) -> pl.DataFrame:
-    found = store.select(rows=rows).table()
-    labels = pl.Series("label", [None] * len(rows), pl.String) if label is None else found[label].cast(pl.String)
-    table = found.select(
-        pl.Series("cluster", clusters),
-        pl.Series("score", scores).fill_nan(None),
-        pl.Series("silhouette", values).fill_nan(None),
-        "occurrence",
-        "sentence",
-        "position",
-        labels.alias("label"),
-        "text",
-        pl.Series("marked", mark_words(store, rows)),
-    )
-    rank = pl.int_range(1, pl.len() + 1).over("cluster").alias("rank")
-    return table.select("cluster", rank, pl.exclude("cluster"))
-
-
 def _cluster_table(occurrences: pl.DataFrame) -> pl.DataFrame:
-    rows = []
-    for (number,), part in occurrences.group_by("cluster", maintain_order=True):
-        labels = part["label"].drop_nulls()
-        counts = labels.value_counts().sort(["count", "label"], descending=[True, False])
-        label, purity = (None, None) if counts.is_empty() else (counts["label"][0], counts["count"][0] / len(labels))
-        share = len(part) / len(occurrences)
-        rows.append((number, len(part), share, part["silhouette"].mean(), label, len(labels), purity))
-    schema = {
-        "cluster": pl.Int64,
-        "count": pl.Int64,
-        "share": pl.Float64,
-        "silhouette": pl.Float64,
-        "label": pl.String,
-        "n_labelled": pl.Int64,
-        "purity": pl.Float64,
-    }
-    return pl.DataFrame(rows, schema=schema, orient="row")
+    """One row per cluster; of equally frequent labels the first is named."""
+    label = pl.col("label").drop_nulls()
+    return occurrences.group_by("cluster", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("count"),
+        (pl.len() / len(occurrences)).alias("share"),
+        pl.col("silhouette").mean(),
+        label.mode().sort().first().alias("label"),
+        label.len().cast(pl.Int64).alias("n_labelled"),
+        (label.unique_counts().max() / label.len()).alias("purity"),
+    )
 
 
 def _mean(values: NDArray[np.float64]) -> float | None:
