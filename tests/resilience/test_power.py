@@ -105,8 +105,8 @@ TREE = "files.fsync < files.fsync_tree"
 REPLACED = {f"{TREE} < files.replacing": 1, f"{FOLDER} < files.replacing": 1}
 SYNCS: dict[str, dict[str, int]] = {
     "extraction to Zarr": {
-        f"{TREE} < files.replacing": 61,
-        f"{FOLDER} < files.fsync_tree": 57,
+        f"{TREE} < files.replacing": 81,
+        f"{FOLDER} < files.fsync_tree": 77,
         f"{FOLDER} < files.replacing": 6,
         f"{FOLDER} < files.make_folders": 7,
         "local.write_at < writer._set < writer.commit": 5,
