@@ -439,6 +439,7 @@ class LayerIndex:
         if len(pending):
             hits = search.part(pending).scan("cpu", configured().threads)
             out.rows[pending], out.scores[pending] = hits.rows, hits.scores
+        assert mask is None or mask[out.rows[out.rows >= 0]].all(), "a row filter is never ignored"
         return out
 
     def _candidates(
