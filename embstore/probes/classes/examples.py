@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -46,8 +46,7 @@ class ArrayExamples:
 
     def __init__(self, vectors: Mapping[int, NDArray[np.float32]]) -> None:
         self._vectors = vectors
-        first = next(iter(vectors.values()))
-        self._count, self.width = first.shape
+        self._count, self.width = next(iter(vectors.values())).shape
         self.dtype = np.dtype(np.float32)
 
     def __len__(self) -> int:
@@ -130,13 +129,17 @@ class SplitExamples:
         return LabelledExamples(self.examples, self.group, targets)
 
 
-class _Pairs(NamedTuple):
-    """The labelled occurrences of a split: `rows` with the `pair` of each, and the type and class of each pair."""
+class _Groups(NamedTuple):
+    """The labelled occurrences of a split: `rows` with the `group` of each, and of each group its type and `classes`.
+
+    `n_unlisted`: the word-class pairs that are left out since the split does not list them.
+    """
 
     rows: NDArray[np.int64]
-    pair: NDArray[np.int64]
+    group: NDArray[np.int64]
     types: NDArray[np.int64]
-    codes: NDArray[np.int64]
+    classes: list[tuple[str, ...]]
+    n_unlisted: int
 
 
 class ClassExamples:
@@ -176,6 +179,7 @@ class ClassExamples:
             for place, name in enumerate(SPLITS):
                 if form in split.of(name):
                     self._split_of_type[number] = place
+        self._groups = cache(self._grouped)
 
     def classes(self) -> tuple[list[str], list[str]]:
         """Return the classes that can be learned, and those with too few train words.
@@ -184,7 +188,8 @@ class ClassExamples:
         """
         words: dict[str, dict[str, set[int]]] = {split: {} for split in SPLITS[:2]}
         for split, of_class in words.items():
-            for number, names in self._classes_of_types(split).items():
+            found = self._groups(split)
+            for number, names in zip(found.types.tolist(), found.classes, strict=True):
                 for name in names:
                     of_class.setdefault(name, set()).add(number)
         train, dev = words["train"], words["dev"]
@@ -192,93 +197,56 @@ class ClassExamples:
         fit = [name for name in known if name in train and len(train[name] | dev.get(name, set())) > 1]
         return fit, [name for name in known if name not in fit]
 
-    def _classes_of_types(self, split: str) -> dict[int, tuple[str, ...]]:
-        """Return the classes of each word of a split that the store has, by type."""
-        pairs, _ = self._pairs(split)
-        found: dict[int, list[str]] = {}
-        for number, code in zip(pairs.types.tolist(), pairs.codes.tolist(), strict=True):
-            found.setdefault(number, []).append(self.names[code])
-        if not self._of_types:
-            return {number: tuple(names) for number, names in found.items()}
-        listed = self.split.of(split)
-        return {
-            number: listed[self._index.words[number]] or tuple(name for name in names if name)
-            for number, names in found.items()
-        }
-
-    def _pairs(self, split: str) -> tuple[_Pairs, int]:
-        """Return the word-class pairs of a split, and how many are left out since the split does not list them."""
+    def _grouped(self, split: str) -> _Groups:
+        """Return the word-class pairs of a split that it lists, or at level type its words with all their classes."""
         mine = np.flatnonzero(self._split_of_type[self._types] == SPLITS.index(split))
         key = self._types[mine] * len(self.names) + self._codes[mine]
         keys, pair = np.unique(key, return_inverse=True)
         types, codes = np.divmod(keys, len(self.names))
-        fit = np.ones(len(keys), bool)
-        if not self._of_types:
-            listed = self.split.of(split)
-            for place, (number, code) in enumerate(zip(types.tolist(), codes.tolist(), strict=True)):
-                allowed = listed[self._index.words[number]]
-                fit[place] = not allowed or self.names[code] in allowed
-        chosen = fit[pair]
-        renumbered = np.cumsum(fit) - 1
-        return _Pairs(self._rows[mine[chosen]], renumbered[pair[chosen]], types[fit], codes[fit]), int((~fit).sum())
+        rows, pair = self._sampled(self._rows[mine], pair)
+        words = self.split.of(split)
+        labels = [
+            (self.names[code], words[self._index.words[number]]) for number, code in zip(types, codes, strict=True)
+        ]
+        if self._of_types:
+            distinct, word = np.unique(types, return_inverse=True)
+            classes: list[tuple[str, ...]] = [()] * len(distinct)
+            for place, (name, listed) in zip(word.tolist(), labels, strict=True):
+                classes[place] = listed or (*classes[place], *filter(None, [name]))
+            return _Groups(rows, word[pair], distinct, classes, 0)
+        fit = np.array([not listed or name in listed for name, listed in labels], bool)
+        chosen, group = fit[pair], np.cumsum(fit) - 1
+        own = [(name,) for (name, _), fits in zip(labels, fit, strict=True) if fits]
+        return _Groups(rows[chosen], group[pair[chosen]], types[fit], own, int((~fit).sum()))
 
     def of(self, split: str, classes: Sequence[str]) -> SplitExamples:
         """Return the examples of a split; raises InvalidValueError if there are none."""
-        pairs, n_unlisted = self._pairs(split)
-        listed = self.split.of(split)
-        stored = {self._index.words[number] for number in np.unique(pairs.types).tolist()}
-        left_out = {"words not in the store": len(listed.keys() - stored), "pairs not listed": n_unlisted}
-        make = self._types_of if self._of_types else self._contexts_of
-        made = make(split, pairs, list(classes), left_out)
-        if not len(made.group):
+        found, columns = self._groups(split), {name: column for column, name in enumerate(classes)}
+        gold, n_lost = np.zeros((len(found.types), len(columns)), bool), 0
+        for row, names in zip(gold, found.classes, strict=True):
+            known = [columns[name] for name in names if name in columns]
+            row[known] = True
+            n_lost += len(names) - len(known)
+        fit = gold.any(1) | self._of_types
+        if not fit.any():
             raise InvalidValueError(
                 f"no {split} word has a labelled occurrence in {self.selection.store.path}: give other words"
             )
-        return made
-
-    def _contexts_of(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
-        number = np.array([classes.index(each) if each in classes else -1 for each in self.names], np.int64)
-        own = number[pairs.codes]
-        fit = own >= 0
-        left_out["pairs of a class without probe"] = int((~fit).sum())
-        rows, pair = self._sampled(pairs.rows, pairs.pair)
-        chosen = fit[pair]
-        types, word = np.unique(pairs.types[fit], return_inverse=True)
-        return SplitExamples(
-            examples=StoredExamples(self.selection.store, rows[chosen]),
-            group=(np.cumsum(fit) - 1)[pair[chosen]],
-            words=tuple(self._index.words[number] for number in types.tolist()),
-            word=word,
-            gold=own[fit][:, None] == np.arange(len(classes)),
-            left_out=left_out,
-        )
-
-    def _types_of(self, split: str, pairs: _Pairs, classes: list[str], left_out: dict[str, int]) -> SplitExamples:
-        rows, _ = self._sampled(pairs.rows, pairs.pair)
-        of_types = self._classes_of_types(split)
-        types = np.array(sorted(of_types), np.int64)
-        gold = np.zeros((len(types), len(classes)), bool)
-        n_lost = 0
-        for place, number in enumerate(types.tolist()):
-            for each in of_types[number]:
-                if each in classes:
-                    gold[place, classes.index(each)] = True
-                else:
-                    n_lost += 1
-        left_out["pairs of a class without probe"] = n_lost
-        examples: Examples = ArrayExamples(dict.fromkeys(self.selection.layers, np.empty((0, 1), np.float32)))
-        if len(types):
-            chosen = self.selection.store.select(rows=np.sort(rows))
-            of_layer = partial(static_vectors, chosen, method="mean", types=types)
+        chosen = fit[found.group]
+        rows, group = found.rows[chosen], (np.cumsum(fit) - 1)[found.group[chosen]]
+        types, word = np.unique(found.types[fit], return_inverse=True)
+        examples: Examples = StoredExamples(self.selection.store, rows)
+        if self._of_types:
+            of_layer = partial(static_vectors, self.selection.store.select(rows=rows), method="mean", types=types)
             examples = ArrayExamples({layer: of_layer(layers=layer).vectors for layer in self.selection.layers})
-        return SplitExamples(
-            examples=examples,
-            group=np.arange(len(types)),
-            words=tuple(self._index.words[number] for number in types.tolist()),
-            word=np.arange(len(types)),
-            gold=gold,
-            left_out=left_out,
-        )
+            group = np.arange(len(types))
+        left_out = {
+            "words not in the store": len(self.split.of(split)) - len(np.unique(found.types)),
+            "pairs not listed": found.n_unlisted,
+            "pairs of a class without probe": n_lost,
+        }
+        words = tuple(self._index.words[number] for number in types.tolist())
+        return SplitExamples(examples, group, words, word, gold[fit], left_out)
 
     def _sampled(self, rows: NDArray[np.int64], pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Draw at most `max_contexts` occurrences of each pair: the same ones in every store of a corpus."""
