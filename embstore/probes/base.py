@@ -121,13 +121,11 @@ class Probe(ABC, Generic[F]):
 
     def _changed_notes(self, what: str, data: Store | Selection | None) -> tuple[str, ...]:
         """Return a note where the vectors of `data` were made otherwise than those of `fit`: by another model or so."""
-        if data is None:
+        changed = "" if data is None else _differences(self.fitted_.store, made_by(store_of(data)))
+        if data is None or not changed:
             return ()
-        store = store_of(data)
-        changed = _differences(self.fitted_.store, made_by(store))
-        if not changed:
-            return ()
-        return (f"{what}: the probes were fitted on vectors made otherwise than those of {store.path}: {changed}",)
+        path = store_of(data).path
+        return (f"{what}: the probes were fitted on vectors made otherwise than those of {path}: {changed}",)
 
     @checked
     def save(self, path: str | Path) -> None:

@@ -218,65 +218,58 @@ def train(
             def advance(done: int, before: int = number * n_steps, total: int = len(groups) * n_steps) -> None:
                 report(before + done, total)
 
-            best = _Best(trainer)
-            running = best.train(trainer, schedule, advance)
+            best = _train_group(trainer, schedule, advance)
             advance(n_steps)
             for name, tensor in best.weights.items():
                 whole = weights.setdefault(name, torch.empty(n_probes, *tensor.shape[1:]))
                 whole[torch.from_numpy(members)] = tensor.cpu()
-            epochs[members] = best.epoch
+            epochs[members] = best.epochs
             if schedule.patience:
-                dev_loss[members], capped[members] = best.loss, running
+                dev_loss[members], capped[members] = best.dev_loss, best.capped
             del trainer, best  # before the next group takes its memory
     return Trained(weights, epochs, dev_loss, capped)
 
 
-class _Best:
-    """The best dev loss of each probe of a group so far, with its epoch and its weights."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.loss = np.full(trainer.n_probes, np.inf)
-        self.epoch = np.zeros(trainer.n_probes, np.int64)
-        self.weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
-
-    def train(self, trainer: Trainer, schedule: Schedule, advance: Callable[[int], object]) -> NDArray[np.bool_]:
-        """Train until every probe has stopped or all epochs are done; returns which have not stopped."""
-        running, waited = np.ones(len(self.loss), bool), np.zeros(len(self.loss), np.int64)
-        advice = f"{VERIFY}, or give a smaller learning rate than {schedule.learning_rate:g}"
-        for epoch in range(1, schedule.epochs + 1):
-            if not running.any():
-                break
-            done = (epoch - 1) * trainer.n_examples
-            for n_examples in trainer.run_epoch(epoch, running):
-                done += n_examples
-                advance(done)
-            numbers = trainer.numbers()
+def _train_group(trainer: Trainer, schedule: Schedule, advance: Callable[[int], object]) -> Trained:
+    """Train until every probe has stopped or all epochs are done; the weights stay on their device."""
+    best_loss, best_epoch = np.full(trainer.n_probes, np.inf), np.zeros(trainer.n_probes, np.int64)
+    best_weights = {name: tensor.detach().clone() for name, tensor in trainer.weights().items()}
+    running, waited = np.ones(len(best_loss), bool), np.zeros(len(best_loss), np.int64)
+    advice = f"{VERIFY}, or give a smaller learning rate than {schedule.learning_rate:g}"
+    for epoch in range(1, schedule.epochs + 1):
+        if not running.any():
+            break
+        done = (epoch - 1) * trainer.n_examples
+        for n_examples in trainer.run_epoch(epoch, running):
+            done += n_examples
+            advance(done)
+        numbers = trainer.numbers()
+        for name, tensor in trainer.weights().items():
+            finite = torch.isfinite(tensor.detach().reshape(len(tensor), -1).sum(1, dtype=torch.float64))
+            if not bool(finite.all()):
+                which = trainer.describe(int(numbers[int(torch.nonzero(~finite)[0])]))
+                raise NonFiniteError(
+                    f"training diverged: {name} of {trainer.what} of {which} contains NaN or infinity: {advice}"
+                )
+        better = running.copy()
+        if schedule.patience:
+            losses = trainer.dev_losses(running)
+            wrong = np.flatnonzero(running & ~np.isfinite(losses))
+            if len(wrong):
+                which = trainer.describe(int(wrong[0]))
+                raise NonFiniteError(f"the dev loss of {trainer.what} of {which} is not finite: {advice}")
+            better = running & (losses < best_loss - trainer.min_gain)
+            best_loss[better] = losses[better]
+            waited = np.where(better, 0, waited + 1)
+            running = running & (waited < schedule.patience)
+        best_epoch[better] = epoch
+        if schedule.patience or epoch == schedule.epochs:
+            places = np.flatnonzero(better[numbers])
             for name, tensor in trainer.weights().items():
-                finite = torch.isfinite(tensor.detach().reshape(len(tensor), -1).sum(1, dtype=torch.float64))
-                if not bool(finite.all()):
-                    which = trainer.describe(int(numbers[int(torch.nonzero(~finite)[0])]))
-                    raise NonFiniteError(
-                        f"training diverged: {name} of {trainer.what} of {which} contains NaN or infinity: {advice}"
-                    )
-            better = running.copy()
-            if schedule.patience:
-                losses = trainer.dev_losses(running)
-                wrong = np.flatnonzero(running & ~np.isfinite(losses))
-                if len(wrong):
-                    which = trainer.describe(int(wrong[0]))
-                    raise NonFiniteError(f"the dev loss of {trainer.what} of {which} is not finite: {advice}")
-                better = running & (losses < self.loss - trainer.min_gain)
-                self.loss[better] = losses[better]
-                waited = np.where(better, 0, waited + 1)
-                running = running & (waited < schedule.patience)
-            self.epoch[better] = epoch
-            if schedule.patience or epoch == schedule.epochs:
-                places = np.flatnonzero(better[numbers])
-                for name, tensor in trainer.weights().items():
-                    chosen = tensor.detach().index_select(0, torch.from_numpy(places).to(tensor.device))
-                    self.weights[name].index_copy_(0, torch.from_numpy(numbers[places]).to(tensor.device), chosen)
-            trainer.end_epoch(better, running)
-        return running
+                chosen = tensor.detach().index_select(0, torch.from_numpy(places).to(tensor.device))
+                best_weights[name].index_copy_(0, torch.from_numpy(numbers[places]).to(tensor.device), chosen)
+        trainer.end_epoch(better, running)
+    return Trained(best_weights, best_epoch, best_loss, running)
 
 
 def seeded(*key: object) -> torch.Generator:

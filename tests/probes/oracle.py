@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,14 +12,6 @@ from embstore.probes.training import Schedule
 
 Weights = dict[str, torch.Tensor]
 Spans = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Alone:
-    """One probe trained by itself: its module and the epoch whose weights it has."""
-
-    module: torch.nn.Module
-    epoch: int
 
 
 def logits_of_bank(bank: ProbeBank, vectors: np.ndarray) -> np.ndarray:
@@ -60,8 +51,8 @@ def train_alone(
     dev: tuple[np.ndarray, np.ndarray] | None,
     training: Schedule,
     seed: int,
-) -> Alone:
-    """Train with autograd and torch's own Adam over the batches of `training`, stopping on dev."""
+) -> int:
+    """Train with autograd and torch's own Adam over the batches of `training`; returns the epoch of the weights."""
     criterion = torch.nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
     vectors, targets = torch.from_numpy(train[0]), torch.from_numpy(train[1]).float()
@@ -88,7 +79,7 @@ def train_alone(
             break
     if state is not None:
         module.load_state_dict(state)
-    return Alone(module, best_epoch)
+    return best_epoch
 
 
 def rule_of_half(
@@ -133,6 +124,11 @@ def logits_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, sp
     words = weights["scale"] * sum(s * vectors[layer] for s, layer in zip(share, layers, strict=True))
     out = []
     for target in spans:
+        if "hidden" not in weights:  # a linear probe
+            means = [words[start:stop].mean(0) for start, stop in target]
+            read = torch.cat(means if len(means) == 1 else [*means, means[0] * means[1]])
+            out.append(weights["output"] @ read + weights["output_bias"])
+            continue
         pooled = []
         for number, (start, stop) in enumerate(target, 1):
             inside = words[start:stop] @ weights[f"projection{number}"].T + weights[f"projection{number}_bias"]

@@ -18,7 +18,7 @@ def values_of(decisions: Decisions) -> dict[tuple[str, str], float | None]:
     return {(row["metric"], row["item"]): row["value"] for row in scored(decisions, 0, 0, CLASSES)}
 
 
-def decisions(words: list[str], own: list[str], yes: np.ndarray) -> tuple[Decisions, list[str]]:
+def decisions(words: list[str], own: list[str], yes: np.ndarray) -> Decisions:
     """Count the decisions on contexts, `yes` bool [n, class]."""
     pairs = sorted(set(zip(words, own, strict=True)))
     named = sorted(set(words))
@@ -29,7 +29,7 @@ def decisions(words: list[str], own: list[str], yes: np.ndarray) -> tuple[Decisi
         positives[place, 0, 0] += row
         contexts[place] += 1
     gold = np.array([[name == each for each in CLASSES] for _, name in pairs])
-    return Decisions(positives, contexts, gold, np.array([named.index(word) for word, _ in pairs])), named
+    return Decisions(positives, contexts, gold, np.array([named.index(word) for word, _ in pairs]))
 
 
 @settings(max_examples=40)
@@ -39,7 +39,7 @@ def test_scores_are_those_of_a_slow_count(seed: int, count: int, share: float) -
     words = [f"w{number}" for number in rng.integers(0, 9, count)]
     own = [CLASSES[number] for number in rng.integers(0, 3, count)]
     yes = rng.random((count, 3)) < share
-    made, _ = decisions(words, own, yes)
+    made = decisions(words, own, yes)
     rows = list(scored(made, 0, 0, CLASSES))
     listed = [dict(zip(CLASSES, row.tolist(), strict=True)) for row in yes]
     expected, counts = rule_of_half(listed, words, own, list(CLASSES))
@@ -54,7 +54,7 @@ def test_scores_are_those_of_a_slow_count(seed: int, count: int, share: float) -
 
 def test_half_of_the_contexts_is_enough_for_either_kind_of_decision() -> None:
     yes = np.array([[1, 1, 1], [1, 1, 1], [0, 0, 1], [0, 0, 0]], bool)
-    made, _ = decisions(["w"] * 4, ["a"] * 4, yes)
+    made = decisions(["w"] * 4, ["a"] * 4, yes)
     values = values_of(made)
     assert values["recall", ""] == 1.0  # 2 of 4 on its own class
     assert values["precision", ""] == 0.5  # b: 2 of 4 wrong is right by half; c: 3 of 4 wrong is not
@@ -70,9 +70,8 @@ def test_words_of_all_classes_count_each_decision() -> None:
 
 def test_a_control_task_counts_the_pairs_of_the_task() -> None:
     """With the pairs of a word joined there would be 2 decisions to find, and 3 in the task."""
-    made, named = decisions(["v", "w", "w", "w"], ["a", "a", "b", "b"], np.ones((4, 3), bool))
+    made = decisions(["v", "w", "w", "w"], ["a", "a", "b", "b"], np.ones((4, 3), bool))
     control = made.of_classes(slice(0, 3), np.array([[1, 0, 0], [0, 0, 1]], bool))
-    assert named == ["v", "w"]
     assert control.gold.argmax(1).tolist() == [0, 2, 2]
     for task in (made, control):
         [row] = [row for row in scored(task, 0, 0, CLASSES) if row["metric"] == "f1"]

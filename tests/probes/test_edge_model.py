@@ -16,32 +16,20 @@ import torch
 
 from embstore.corpus.formats.edge import EdgeSentence, EdgeTarget
 from embstore.devices import torch_threads
-from embstore.errors import InvalidValueError, NonFiniteError
+from embstore.errors import NonFiniteError
 from embstore.probes.edges.batches import EdgeSplit, iter_batches
 from embstore.probes.edges.model import EdgeBank, EdgeShape, Kind, dropout_factors
 from embstore.probes.edges.tasks import join_edges, join_task
 from embstore.probes.edges.training import EdgeStream, iter_logits, train_edges
 from embstore.probes.training import Schedule
 from tests.probes.edge_store import Made, make, write_edges, write_store
-from tests.probes.oracle import Weights, logits_of_one, loss_of_one
+from tests.probes.oracle import logits_of_one, loss_of_one
 
 CPU = torch.device("cpu")
 
 
 def train_split(made: Made) -> EdgeSplit:
     return join_task(made.store, made.splits["train"]).train
-
-
-def linear_of_one(weights: Weights, layers: list[int], vectors: torch.Tensor, spans: Any) -> torch.Tensor:
-    """Logits of one linear probe, target by target, [targets, labels]."""
-    share = torch.softmax(weights["mix"][layers], 0)
-    words = weights["scale"] * sum(s * vectors[layer] for s, layer in zip(share, layers, strict=True))
-    logits = []
-    for target in spans:
-        means = [words[start:stop].mean(0) for start, stop in target]
-        read = torch.cat(means if len(means) == 1 else [*means, means[0] * means[1]])
-        logits.append(weights["output"] @ read + weights["output_bias"])
-    return torch.stack(logits)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +60,6 @@ def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
         tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.3).requires_grad_()
     order = np.random.default_rng(0).permutation(split.n_sentences)
     vectors, seen = torch.from_numpy(made.vectors), []
-    one = logits_of_one if kind == "mlp" else linear_of_one
     for batch in iter_batches(made.store, split, order, layers, batch_size=batch_size, device=CPU):
         seen += batch.targets.tolist()
         found = bank.logits(batch)
@@ -81,7 +68,7 @@ def test_batched_probes_have_the_logits_and_gradients_of_one_alone(
         spans = [[tuple(kind[target].tolist()) for kind in split.spans] for target in batch.targets]
         for number in range(len(bank)):
             alone = {name: tensor[number].detach().clone().requires_grad_() for name, tensor in bank.weights.items()}
-            logits = one(alone, np.flatnonzero(allowed[number]).tolist(), vectors, spans)
+            logits = logits_of_one(alone, np.flatnonzero(allowed[number]).tolist(), vectors, spans)
             torch.testing.assert_close(found[number], logits, atol=2e-5, rtol=1e-4)
             loss_of_one(logits, gold).backward()
             for name, tensor in alone.items():
@@ -266,19 +253,6 @@ def test_probes_in_groups_equal_those_trained_together(tmp_path: Path) -> None:
             for (_, one), (_, other) in zip(*both, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
     assert {2, 6} <= seen, "the probes of a seed together, and one by one"
-
-
-def test_memory_that_one_probe_does_not_fit_is_one_line(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", sentences=20)
-    task = join_task(made.store, made.splits["train"], made.splits["dev"])
-    shape = EdgeShape(5, 12, 1, 3, hidden_size=8)
-    bank = EdgeBank(shape, np.tri(5, dtype=bool), np.zeros(5, np.int64))
-    stream = EdgeStream(made.store, range(5), Schedule(1, 4, memory=20_000))
-    with pytest.raises(
-        InvalidValueError,
-        match=r"memory 0\.0 MB is not enough: one probe, with the vectors of a batch, takes [\d.]+ MB",
-    ):
-        train_edges(bank, stream, task.train, task.dev)
 
 
 @pytest.mark.slow

@@ -59,26 +59,6 @@ def test_a_planted_signal_is_found_in_its_layer(tmp_path: Path, pairs: bool) -> 
     assert value(found, "mixing_kl", "train") > 0.1
 
 
-@pytest.mark.slow
-def test_a_planted_signal_is_read_linearly(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", pairs=True, layers=(0, 2, 3), planted=2)
-    probe = fit(made, Training(epochs=12, batch_size=8, learning_rate=0.02, patience=0), kind="linear", seeds=(0, 1))
-    rows = score(made, probe, resamples=20).summary().filter(metric="layer_f1", split="test")
-    scores = dict(zip(rows["layer"], rows["value"], strict=True))
-    assert list(scores) == [0, 2, 3]
-    assert scores[2] > 0.85
-    assert max(scores[0], scores[3]) < 0.7
-    assert rows["low"].null_count() == 0
-
-
-@pytest.mark.slow
-def test_shuffled_labels_score_no_better_than_the_majority(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", shuffled=True, sentences=120)
-    found = score(made, fit(made, Training(epochs=6, batch_size=16, learning_rate=0.01)))
-    # 72 targets of three labels: five standard errors of an accuracy of a third are 0.28
-    assert all(value(found, "f1", layer=layer) < 1 / 3 + 0.28 for layer in range(5))
-
-
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.quick(1)
 def test_scores_are_those_of_the_probabilities(tmp_path: Path, several: bool) -> None:
@@ -105,15 +85,6 @@ def test_a_probability_of_one_half_is_enough(tmp_path: Path) -> None:
     n_gold = sum(len(set(target.labels)) for sentence in made.splits["test"] for target in sentence.targets)
     assert value(found, "f1", layer=1) == pytest.approx(2 * n_gold / (12 * 3 + n_gold)), "all 3 labels are said"
     assert (probe.predict(made.splits["test"]) == 0.5).all()
-
-
-def test_files_name_the_task(tmp_path: Path) -> None:
-    made = make(tmp_path / "a.zarr", sentences=30)
-    files = made.write(tmp_path / "colors")
-    probe = EdgeProbe(training=Training(epochs=1), **SMALL).fit(made.store, files["train"], files["dev"])
-    found = probe.score(files["test"])
-    assert set(found.frame["task"]) == {"colors"}
-    assert set(found.frame["store"]) == {"a"}
 
 
 def test_spans_are_joined_by_the_positions_of_words(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -137,8 +138,6 @@ def test_a_probe_does_not_depend_on_the_others_or_on_memory(made: TreeStore) -> 
     groups = train_structure(shape_of(), train, dev, schedule=replace(schedule, memory=150_000))
     assert groups.epochs.tolist() == together.epochs.tolist()
     torch.testing.assert_close(groups.weights["weight"], together.weights["weight"], atol=1e-5, rtol=1e-4)
-    with pytest.raises(InvalidValueError, match=r"memory 0\.0 MB is not enough: the probes of one layer take"):
-        train_structure(shape_of(), train, dev, schedule=replace(schedule, memory=1000))
 
 
 def value(found: ProbeResult, metric: str, layer: int, split: str = "test") -> float:
@@ -179,7 +178,7 @@ def test_a_result_has_scores_baselines_and_trees(made: TreeStore, probe: Structu
     gold = parts(made)["test"][5]
     tree = probe.predict(gold)
     assert (tree.words, tree.layer, tree.gold_root) == (gold.words, PLANTED, gold.root)
-    assert tree.right == tree.gold == tree.found
+    assert tree.gold == tree.found
     assert tree.found_root == gold.root
     assert len(probe.predict(gold, layers=NOISE).found) == len(tree.gold)
     assert probe.predict(gold, layers="last").layer == 4
@@ -359,18 +358,12 @@ def test_gold_scores_one_and_several_probes_differ(tmp_path: Path) -> None:
     trees = [random_tree(rng, [f"{number}-{place}" for place in range(4 + number % 9)]) for number in range(40)]
     bank = bank_of(tmp_path / "s.zarr", trees)
 
-    def predictions(wrong: bool) -> list[Predicted]:
-        made = []
+    def predictions(*signs: int) -> Iterator[Predicted]:
         for sentences in equal_lengths(bank, n_pairs=150):
-            gold = np.stack([bank.distances[number] for number in sentences]).astype(np.float32)
-            depth = np.stack([bank.depths[number] for number in sentences]).astype(np.float32)
-            made.append(
-                Predicted(sentences, np.stack([gold, -gold][: 1 + wrong]), np.stack([depth, -depth][: 1 + wrong]))
-            )
-        return made
+            distances, depths = (np.stack([of[n] for n in sentences]) for of in (bank.distances, bank.depths))
+            yield Predicted(sentences, *(np.stack([sign * gold for sign in signs]) for gold in (distances, depths)))
 
-    for score in score_structure(bank, iter(predictions(True)), probes=2):
-        assert score.values[0] == pytest.approx(1)
+    alone = score_structure(bank, predictions(1), probes=1)
+    for score, own in zip(score_structure(bank, predictions(1, -1), probes=2), alone, strict=True):
+        assert score.values[0] == pytest.approx(1) == own.values[0]
         assert (score.values[1] or 0) < 0.5
-        alone = score_structure(bank, iter(predictions(False)), probes=1)
-        assert next(each for each in alone if each.metric == score.metric).values[0] == pytest.approx(score.values[0])

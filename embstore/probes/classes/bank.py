@@ -69,14 +69,11 @@ class ProbeBank:
     shape: Shape
     weights: Mapping[str, torch.Tensor]
 
-    def at_layers(self, layers: Sequence[int]) -> ProbeBank:
-        """Return the probes of some of the layers."""
+    def at_layers(self, layers: Sequence[int], device: torch.device) -> ProbeBank:
+        """Return the probes of some of the layers, on a device."""
         places = [self.shape.layers.index(layer) for layer in layers]
-        chosen = {name: tensor[places] for name, tensor in self.weights.items()}
+        chosen = {name: tensor[places].to(device) for name, tensor in self.weights.items()}
         return ProbeBank(replace(self.shape, layers=tuple(layers)), chosen)
-
-    def to(self, device: torch.device) -> ProbeBank:
-        return ProbeBank(self.shape, {name: tensor.to(device) for name, tensor in self.weights.items()})
 
 
 def initial_weights(shape: Shape) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embstore.analysis.static import static_vectors
 from embstore.corpus.keep import splitmix
 from embstore.errors import InvalidValueError
+from embstore.probes.control import ControlTask
 from embstore.probes.splits import SPLITS, WordSplit
 from embstore.store import Selection, Store
 from embstore.store.reading.ahead import read_ahead
@@ -123,9 +124,11 @@ class SplitExamples:
         """The number of examples of each group, int64 [groups]."""
         return np.bincount(self.group, minlength=len(self.word))
 
-    def labelled(self, control: NDArray[np.bool_] | None) -> LabelledExamples:
-        """Return the examples with their labels, followed by those of a control task, bool [words, classes]."""
-        targets = self.gold if control is None else np.concatenate([self.gold, control[self.word]], 1)
+    def labelled(self, control: ControlTask | None) -> LabelledExamples:
+        """Return the examples with their labels, followed by those of a control task."""
+        targets = self.gold
+        if control is not None:
+            targets = np.concatenate([targets, control.gold(self.words)[self.word]], 1)
         return LabelledExamples(self.examples, self.group, targets)
 
 
@@ -138,7 +141,7 @@ class _Groups(NamedTuple):
     rows: NDArray[np.int64]
     group: NDArray[np.int64]
     types: NDArray[np.int64]
-    classes: list[tuple[str, ...]]
+    classes: Sequence[tuple[str, ...]]
     n_unlisted: int
 
 
@@ -223,11 +226,11 @@ class ClassExamples:
         """Return the examples of a split; raises InvalidValueError if there are none."""
         found, columns = self._groups(split), {name: column for column, name in enumerate(classes)}
         gold, n_lost = np.zeros((len(found.types), len(columns)), bool), 0
-        for row, names in zip(gold, found.classes, strict=True):
+        for number, names in enumerate(found.classes):
             known = [columns[name] for name in names if name in columns]
-            row[known] = True
+            gold[number, known] = True
             n_lost += len(names) - len(known)
-        fit = gold.any(1) | self._of_types
+        fit = np.asarray(gold.any(1) | self._of_types)
         if not fit.any():
             raise InvalidValueError(
                 f"no {split} word has a labelled occurrence in {self.selection.store.path}: give other words"

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import polars as pl
 import torch
-from numpy.typing import NDArray
 
 from embstore.analysis.scan import selected
 from embstore.arguments import Positive, checked
@@ -18,7 +17,7 @@ from embstore.config import settings
 from embstore.errors import InvalidValueError
 from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_by, require_distinct, store_of
 from embstore.probes.classes.bank import Kind, Output, ProbeBank, Shape
-from embstore.probes.classes.examples import ClassExamples, SplitExamples
+from embstore.probes.classes.examples import ClassExamples
 from embstore.probes.classes.scores import Decisions, decide, scored, verdicts
 from embstore.probes.classes.training import train_bank
 from embstore.probes.control import CONTROL, ControlTask
@@ -123,19 +122,14 @@ class ClassProbe(Probe[FittedClasses]):
         train, control = parts["train"], None
         if self.control:
             control = ControlTask.of(train.gold, self._seeds[0], counts=train.contexts)
-        examples = {name: part.labelled(_control_gold(control, part)) for name, part in parts.items()}
+        examples = {name: part.labelled(control) for name, part in parts.items()}
         unseen = [] if "dev" not in parts else np.array(classes, object)[~parts["dev"].gold.any(0)].tolist()
         if unseen:
             what = f"{store_of(data).path.stem}: classes without a dev word, whose probes keep the weights of the first"
             notes = (*notes, f"{what} epoch ({len(unseen):,}): {_some(unseen)}")
         shape = self._shape(source.selection.layers, classes, store_of(data).hidden_size)
-        trained = train_bank(
-            shape,
-            examples["train"],
-            examples.get("dev"),
-            schedule=schedule,
-            progress=settings().progress,
-        )
+        given = examples["train"], examples.get("dev")
+        trained = train_bank(shape, *given, schedule=schedule, progress=settings().progress)
         self.fitted_ = FittedClasses(
             trained=trained,
             shape=shape,
@@ -181,12 +175,10 @@ class ClassProbe(Probe[FittedClasses]):
         Notes
         -----
         Metrics: `f1`, `precision` and `recall` (micro, over word-class decisions, each right if at least half of its
-        contexts are), `contexts_f1`, `class_f1` by class and `frequency_f1` by the frequency of the word (`item`), and
-        `selectivity`, f1 less that of the control task over the same word-class pairs. The frequency is that of the
-        word lists if they have counts, else the number of rows; there is none for a store of some occurrences only. Of
-        split train: `best_epoch`, the mean over the probes of a layer and seed, and `converged`, the share of them that
-        early stopping ended before the last epoch did (null without early stopping). `task` is the label column or
-        "control".
+        contexts are), `contexts_f1`, `class_f1` by class (`item`), and `selectivity`, f1 less that of the control task
+        over the same word-class pairs. Of split train: `best_epoch`, the mean over the probes of a layer and seed, and
+        `converged`, the share of them that early stopping ended before the last epoch did (null without early
+        stopping). `task` is the label column or "control".
 
         Raises
         ------
@@ -209,10 +201,9 @@ class ClassProbe(Probe[FittedClasses]):
             part = source.of(split, fitted.classes)
             both = decide(bank, part)
             tasks = {self.label: both.of_classes(slice(0, n_classes))}
-            control = _control_gold(fitted.control, part)
-            if control is not None:
-                tasks[CONTROL] = both.of_classes(slice(n_classes, None), control)
-            rows += [{"split": split, **row} for row in _rows(tasks, bank.shape, part, fitted.classes)]
+            if fitted.control is not None:
+                tasks[CONTROL] = both.of_classes(slice(n_classes, None), fitted.control.gold(part.words))
+            rows += [{"split": split, **row} for row in _rows(tasks, bank.shape, fitted.classes)]
             notes += [f"{name}: {split}: {count:,} {reason}" for reason, count in part.left_out.items() if count]
         return ProbeResult.of(rows, notes, store=name)
 
@@ -262,20 +253,18 @@ class ClassProbe(Probe[FittedClasses]):
         """Return the classes that get probes, and a note of those that are left out."""
         fit, unfit = source.classes()
         path = source.selection.store.path
-        if self.classes is not None:
-            require_distinct("classes", self.classes)
-        for each in self.classes or ():
+        if self.classes is None:
+            if not fit:
+                advice = "give other words or another label column"
+                raise InvalidValueError(f"no class has two train words in {path}: {advice}")
+            note = f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {_some(unfit)}"
+            return tuple(fit), (note,) if unfit else ()
+        require_distinct("classes", self.classes)
+        for each in self.classes:
             if each not in fit:
                 why = "fewer than two train words" if each in unfit else "no train word"
                 raise InvalidValueError(f"class {each!r} has {why} in {path}: leave it out")
-        if self.classes is not None:
-            return tuple(self.classes), ()
-        if not fit:
-            raise InvalidValueError(f"no class has two train words in {path}: give other words or another label column")
-        if not unfit:
-            return tuple(fit), ()
-        note = f"{path.stem}: classes of fewer than two train words have no probe ({len(unfit):,}): {_some(unfit)}"
-        return tuple(fit), (note,)
+        return tuple(self.classes), ()
 
     def _source(
         self, words: Words | None, data: Store | Selection | None, layers: Layers, splits: Sequence[str]
@@ -293,7 +282,7 @@ class ClassProbe(Probe[FittedClasses]):
             dev = {word: classes for word, classes in known.dev.items() if word not in words}
             known = split_words(known.train, words, dev=dev)
         source = self._examples(selected(store if data is None else data, chosen), known)
-        return source, fitted.bank.at_layers(chosen).to(self._schedule().device)
+        return source, fitted.bank.at_layers(chosen, self._schedule().device)
 
     def _saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         fitted = self.fitted_
@@ -326,11 +315,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
-def _control_gold(control: ControlTask | None, part: SplitExamples) -> NDArray[np.bool_] | None:
-    return None if control is None else control.gold(part.words)
-
-
-def _rows(tasks: Mapping[str, Decisions], shape: Shape, part: SplitExamples, classes: tuple[str, ...]) -> Iterator[Row]:
+def _rows(tasks: Mapping[str, Decisions], shape: Shape, classes: tuple[str, ...]) -> Iterator[Row]:
     for (place, layer), (number, seed) in product(enumerate(shape.layers), enumerate(shape.seeds)):
         f1: list[Row] = []
         for task, decisions in tasks.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
@@ -39,9 +40,9 @@ class EdgeCounts:
     def of(cls, split: EdgeSplit, right: NDArray[np.int64], said: NDArray[np.int64]) -> EdgeCounts:
         """Sum counts by target, [probes, targets], over the sentences."""
         wanted = split.gold.sum(1) + split.unknown
-        return cls(*(_by_sentence(counts, split) for counts in (right, said, wanted)))
+        return cls(*(np.add.reduceat(counts, split.first[:-1], axis=-1) for counts in (right, said, wanted)))
 
-    def interval(self, probes: Sequence[int]) -> Interval:
+    def interval(self, probes: Sequence[int] | NDArray[np.int64]) -> Interval:
         """Return the interval of the mean F1 of some probes; None if there was nothing to find and nothing was said."""
         size = (self.said[probes].mean(0) + self.wanted) / 2
         return exact(self.right[probes].mean(0), size) if size.any() else (None, None)
@@ -50,16 +51,6 @@ class EdgeCounts:
         """Return how many sentences some probes answer differently from others, in the mean over the seeds."""
         pairs = (self.right[probes], others.right[of_others]), (self.said[probes], others.said[of_others])
         return int(np.any([one.mean(0) != other.mean(0) for one, other in pairs], 0).sum())
-
-    def f1(self) -> NDArray[np.float64]:
-        """Return the micro F1 of each probe over all sentences."""
-        return micro_f1(self.right.sum(1), self.said.sum(1), self.wanted.sum())
-
-
-def _by_sentence(counts: NDArray[np.int64], split: EdgeSplit) -> NDArray[np.int64]:
-    ends = np.zeros((*counts.shape[:-1], counts.shape[-1] + 1), np.int64)
-    np.cumsum(counts, axis=-1, out=ends[..., 1:])
-    return np.asarray(ends[..., split.first[1:]] - ends[..., split.first[:-1]])
 
 
 def micro_f1(right: ArrayLike, said: ArrayLike, wanted: ArrayLike) -> NDArray[np.float64]:
@@ -159,7 +150,7 @@ class ProbeGrid:
 
     def cumulative(self, seed: int) -> NDArray[np.int64]:
         """Return the numbers of P(0) ... P(L)."""
-        return self.seeds.index(seed) * self._per_seed + np.arange(len(self.layers))
+        return self.kinds[""][self.seeds.index(seed)]
 
     @property
     def kinds(self) -> dict[str, NDArray[np.int64]]:
@@ -167,6 +158,12 @@ class ProbeGrid:
         first, at = np.arange(len(self.seeds))[:, None] * self._per_seed, np.arange(len(self.layers))
         alone = {"layer_": first + np.where(at, at + len(at) - 1, 0)} if self.layerwise else {}
         return {"": first + at} | alone
+
+    def named(self, *metrics: str) -> Iterator[tuple[Key, NDArray[np.int64]]]:
+        """Yield the names that metrics have for each kind of probe, by layer, and the probes of all seeds."""
+        for (before, of_seeds), metric in product(self.kinds.items(), metrics):
+            for layer, probes in zip(self.layers, of_seeds.T, strict=True):
+                yield (f"{before}{metric}", layer), probes
 
     @property
     def _per_seed(self) -> int:
@@ -236,42 +233,31 @@ class SplitCounts:
         yield ("expected_layer", None), self.own.n_different(at[-1], self.own, at[0])
         for layer, one, other in zip(grid.layers[1:], at[1:], at[:-1], strict=True):
             yield ("differential", layer), self.own.n_different(one, self.own, other)
-        for before, of_seeds in grid.kinds.items():
-            for layer, probes in zip(grid.layers, of_seeds.T, strict=True):
-                if self.control is not None:
-                    yield (f"{before}selectivity", layer), self.own.n_different(probes, self.control, probes)
+        if self.control is not None:
+            for key, probes in grid.named("selectivity"):
+                yield key, self.own.n_different(probes, self.control, probes)
 
     def _of_f1(self, grid: ProbeGrid) -> Iterator[tuple[Key, Interval]]:
         """Yield the interval of each F1, of the mean over the seeds."""
-        for name, counts in (("f1", self.own), ("control_f1", self.control)):
-            for before, of_seeds in grid.kinds.items():
-                for layer, probes in zip(grid.layers, of_seeds.T, strict=True):
-                    if counts is not None:
-                        yield (f"{before}{name}", layer), counts.interval(probes)
+        yield from ((key, self.own.interval(probes)) for key, probes in grid.named("f1"))
+        if self.control is not None:
+            yield from ((key, self.control.interval(probes)) for key, probes in grid.named("control_f1"))
 
 
 def _metrics(
     f1: Mapping[str, NDArray[np.float64]], grid: ProbeGrid, seed: int
 ) -> Iterator[tuple[Key, NDArray[np.float64]]]:
     """Yield each metric of one seed, over the sentences and then over the resamples."""
-    kinds = {before: of_seeds[grid.seeds.index(seed)] for before, of_seeds in grid.kinds.items()}
-    for before, at in kinds.items():
-        yield from _by_layer(f"{before}f1", f1["own"][:, at], grid.layers)
-    scores = np.nan_to_num(f1["own"][:, kinds[""]])
-    yield from _by_layer("differential", np.diff(scores), grid.layers[1:])
+    own, at = f1["own"], grid.seeds.index(seed)
+    yield from ((key, own[:, probes[at]]) for key, probes in grid.named("f1"))
+    scores = np.nan_to_num(own[:, grid.cumulative(seed)])
+    for layer, gained in zip(grid.layers[1:], np.diff(scores).T, strict=True):
+        yield ("differential", layer), gained
     yield ("expected_layer", None), expected_layers(scores, grid.layers)
-    if "control" not in f1:
-        return
-    for before, at in kinds.items():
-        yield from _by_layer(f"{before}control_f1", f1["control"][:, at], grid.layers)
-        yield from _by_layer(f"{before}selectivity", f1["own"][:, at] - f1["control"][:, at], grid.layers)
-
-
-def _by_layer(
-    metric: str, values: NDArray[np.float64], layers: Sequence[int]
-) -> Iterator[tuple[Key, NDArray[np.float64]]]:
-    for layer, column in zip(layers, values.T, strict=True):
-        yield (metric, layer), column
+    if "control" in f1:
+        for key, probes in grid.named("control_f1", "selectivity"):
+            control = f1["control"][:, probes[at]]
+            yield key, own[:, probes[at]] - control if key[0].endswith("selectivity") else control
 
 
 def expected_layers(scores: NDArray[np.float64], layers: Sequence[int]) -> NDArray[np.float64]:

@@ -120,18 +120,16 @@ class _Found:
     """The targets of a split that have rows in a store, sentence after sentence."""
 
     def __init__(self, store: Store, edges: Edges, what: str) -> None:
-        self._what = what
-        self.sentences: list[EdgeSentence] = []
-        self.targets: list[EdgeTarget] = []
+        self._what, self._notes, self._first = what, list[str](), [0]
+        self.sentences, self.targets = list[EdgeSentence](), list[EdgeTarget]()
         self._spans: list[list[tuple[int, int]]] = []
-        self._first = [0]
         n_missing = n_partial = 0
         listed = _with_targets(edges, what)
         stored = _Sentences(store, {" ".join(sentence.words) for sentence in listed})
         for sentence in listed:
             begin, end = stored.find(sentence.words, what)
             for target in sentence.targets:
-                spans = [target.span1] if target.span2 is None else [target.span1, target.span2]
+                spans = _spans_of(target, sentence, what)
                 found = [(int(begin[first]), int(end[last - 1])) for first, last in spans]
                 if any(start >= stop for start, stop in found):
                     n_missing += 1
@@ -142,10 +140,9 @@ class _Found:
             if len(self.targets) > self._first[-1]:
                 self.sentences.append(sentence)
                 self._first.append(len(self.targets))
-        self._notes: list[str] = []
         if n_missing:
-            left_out = f"{n_missing:,} targets are left out"
-            self._notes.append(f"{what}: {left_out}: the store has no row of one of their spans")
+            why = "the store has no row of one of their spans"
+            self._notes.append(f"{what}: {n_missing:,} targets are left out: {why}")
         if n_partial:
             self._notes.append(f"{what}: {n_partial:,} targets have words without a row, and are read without these")
         if not self.targets:
@@ -178,7 +175,7 @@ class _Found:
 
 
 def _with_targets(edges: Edges, what: str) -> list[EdgeSentence]:
-    """Read the sentences of a split that have targets, and check their spans."""
+    """Read the sentences of a split that have targets."""
     if isinstance(edges, str | os.PathLike):
         edges = read_edges(edges)
     sentences = list(edges) if isinstance(edges, Iterable) else [edges]
@@ -187,13 +184,16 @@ def _with_targets(edges: Edges, what: str) -> list[EdgeSentence]:
     chosen = [sentence for sentence in sentences if sentence.targets]
     if not chosen:
         raise InvalidValueError(f"{what} has no target: give sentences with labelled spans")
-    for sentence in chosen:
-        n_words = len(sentence.words)
-        for span in (span for target in sentence.targets for span in (target.span1, target.span2) if span):
-            if not 0 <= span[0] < span[1] <= n_words:
-                text = quoted(" ".join(sentence.words))
-                raise InvalidValueError(f"{what}: the span {list(span)} is not within the {n_words} words of {text}")
     return chosen
+
+
+def _spans_of(target: EdgeTarget, sentence: EdgeSentence, what: str) -> list[tuple[int, int]]:
+    spans = [target.span1] if target.span2 is None else [target.span1, target.span2]
+    for first, last in spans:
+        if not 0 <= first < last <= len(sentence.words):
+            words = f"the {len(sentence.words)} words of {quoted(' '.join(sentence.words))}"
+            raise InvalidValueError(f"{what}: the span {[first, last]} is not within {words}")
+    return spans
 
 
 class _Sentences:

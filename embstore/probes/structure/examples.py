@@ -66,19 +66,19 @@ class SentenceFinder:
     def treebank(self, trees: Sequence[Tree], *, split: str = "trees") -> Treebank:
         """Return the trees whose sentence is stored with a row for each word; raises InvalidValueError for none."""
         rows = [self._first_row(tree) for tree in trees]
-        first = np.array([row for row in rows if row is not None], np.int64)
+        known = {number: row for number, row in enumerate(rows) if row is not None}
         missing = [quoted(" ".join(tree.words)) for tree, row in zip(trees, rows, strict=True) if row is None]
-        if not len(first):
+        if not known:
             shown = f": the first is {missing[0]}" if missing else ""
             raise InvalidValueError(
                 f"{self.store.path} has no sentence of the {len(trees):,} {split} trees with all its words{shown}; "
                 "extract the same CoNLL-U files"
             )
-        note = (
-            f"{self.store.path.stem}: {split}: {len(missing):,} sentences are not in the store with a row for each word"
-        )
-        known = [tree for tree, row in zip(trees, rows, strict=True) if row is not None]
-        return Treebank(self.store, known, first, f"{note}, such as {missing[0]}" if missing else "")
+        note = ""
+        if missing:
+            what = f"{len(missing):,} sentences are not in the store with a row for each word, such as {missing[0]}"
+            note = f"{self.store.path.stem}: {split}: {what}"
+        return Treebank(self.store, [trees[number] for number in known], np.array([*known.values()]), note)
 
     def _first_row(self, tree: Tree) -> int | None:
         """Return the first row of the first stored sentence of these words that has exactly one row for each."""

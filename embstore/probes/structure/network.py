@@ -49,6 +49,8 @@ class Projected:
         points = torch.bmm(batch.vectors, weights.reshape(layers, kinds * seeds * rank, width).transpose(1, 2))
         self._points = points.view(layers, -1, kinds, seeds, rank)
         self._filled = batch.slots < points.shape[1]
+        self._word_weights = self._filled / batch.lengths[:, None]  # 1 / length, 0 past the words
+        self._pair_weights = self._word_weights[:, :, None] * self._word_weights[:, None, :]
 
     def distances(self) -> torch.Tensor:
         """Return |B (h_i - h_j)|^2, [layer, seed, sentence, longest, longest]; undefined past a sentence's words."""
@@ -65,8 +67,8 @@ class Projected:
         The loss of a sentence is the sum of |predicted - gold| over its pairs of words, divided by its squared length;
         for depths, the sum over its words, divided by its length.
         """
-        of_pairs = (self.distances() - self._batch.distances).abs_().mul_(self._pair_weights())
-        of_words = (self.depths() - self._batch.depths).abs_().mul_(self._word_weights())
+        of_pairs = (self.distances() - self._batch.distances).abs_().mul_(self._pair_weights)
+        of_words = (self.depths() - self._batch.depths).abs_().mul_(self._word_weights)
         return torch.stack([wrong.flatten(2).sum(2, dtype=torch.float64) for wrong in (of_pairs, of_words)], 1)
 
     def gradients(self) -> torch.Tensor:
@@ -74,7 +76,7 @@ class Projected:
         layers, kinds, seeds, rank, width = self._shape
         gradients = torch.empty_like(self._points)
         gradients[:, :, 0] = self._distance_gradients()
-        signs = (self.depths() - self._batch.depths).sign_().mul_(self._word_weights())
+        signs = (self.depths() - self._batch.depths).sign_().mul_(self._word_weights)
         gradients[:, :, 1] = self._points[:, :, 1] * (2 * signs[:, :, self._filled].transpose(1, 2)[..., None])
         flat = gradients.view(layers, -1, kinds * seeds * rank).div_(len(self._batch.sentences))
         return torch.bmm(flat.transpose(1, 2), self._batch.vectors).view(layers, kinds, seeds, rank, width)
@@ -82,20 +84,11 @@ class Projected:
     def _distance_gradients(self) -> torch.Tensor:
         """Return the gradients by the projected words x: 2 sum_j S_ij (x_i - x_j), S symmetric those by distances."""
         centred = self._centred()
-        signs = (self._distances(centred) - self._batch.distances).sign_().mul_(self._pair_weights()).flatten(0, 2)
+        signs = (self._distances(centred) - self._batch.distances).sign_().mul_(self._pair_weights).flatten(0, 2)
         signs = signs + signs.transpose(1, 2)
         flat = centred.flatten(0, 2)
         pulled = torch.baddbmm(flat * signs.sum(2, keepdim=True), signs, flat, alpha=-1).mul_(2)
         return pulled.view_as(centred)[:, :, self._filled].transpose(1, 2)
-
-    def _pair_weights(self) -> torch.Tensor:
-        """Return the weight of each pair of words, [sentence, longest, longest]: 1 / length^2, 0 past the words."""
-        weights = self._word_weights()
-        return weights[:, :, None] * weights[:, None, :]
-
-    def _word_weights(self) -> torch.Tensor:
-        """Return the weight of each word, [sentence, longest]: 1 / length, 0 past the words."""
-        return self._filled / self._batch.lengths[:, None]
 
     def _centred(self) -> torch.Tensor:
         """Return projected words less the mean of their sentence, to which distances would lose digits."""

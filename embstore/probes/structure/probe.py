@@ -19,14 +19,7 @@ from embstore.probes.base import Fitted, Probe, fitting_store, layers_of, made_b
 from embstore.probes.result import ProbeResult, Row
 from embstore.probes.structure.examples import SentenceFinder, Treebank, iter_tree_batches
 from embstore.probes.structure.network import TASKS, Projected, StructureShape
-from embstore.probes.structure.scores import (
-    Predicted,
-    Score,
-    equal_lengths,
-    linear_order,
-    score_structure,
-    spanning_trees,
-)
+from embstore.probes.structure.scores import Predicted, equal_lengths, linear_order, score_structure, spanning_trees
 from embstore.probes.structure.training import train_structure
 from embstore.probes.training import VERIFY, Schedule, Trained
 from embstore.store import Selection, Store
@@ -55,11 +48,6 @@ class RecoveredTree:
     found_root: int | None
     distances: NDArray[np.float32]
     layer: int
-
-    @property
-    def right(self) -> frozenset[tuple[int, int]]:
-        """The edges that both trees have."""
-        return self.gold & self.found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,15 +116,11 @@ class StructuralProbe(Probe[FittedStructure]):
         if rank > width:
             raise InvalidValueError(f"rank {rank} is not allowed: give 1 to {width}, the width of the vectors")
         shape = StructureShape(layers_of(data, self.layers), self._seeds, width, rank)
-        finder, notes = SentenceFinder(store), list[str]()
-        banks = [
-            _treebank(finder, split, trees, notes)
-            for split, trees in (("train", train), ("dev", dev))
-            if trees is not None
-        ]
-        trained = train_structure(
-            shape, banks[0], banks[1] if len(banks) > 1 else None, schedule=schedule, progress=settings().progress
-        )
+        finder = SentenceFinder(store)
+        data_bank = finder.treebank(train, split="train")
+        dev_bank = None if dev is None else finder.treebank(dev, split="dev")
+        trained = train_structure(shape, data_bank, dev_bank, schedule=schedule, progress=settings().progress)
+        notes = [bank.note for bank in (data_bank, dev_bank) if bank and bank.note]
         self.fitted_ = FittedStructure(
             trained=trained,
             shape=shape,
@@ -177,22 +161,22 @@ class StructuralProbe(Probe[FittedStructure]):
         name = store.path.stem if name is None else name
         finder = SentenceFinder(store)
         notes = list(self.fitted_.notes if data is None else self._changed_notes(name, data))
-        probes = product(shape.layers, TASKS, shape.seeds)
         rows: list[Row] = [
             {"store": name, "layer": layer, "task": task, "seed": seed, **row}
-            for number, (layer, task, seed) in enumerate(probes)
+            for number, (layer, task, seed) in enumerate(product(shape.layers, TASKS, shape.seeds))
             for row in self.fitted_.trained.rows(np.array([number]))
         ]
+        scored: list[Row] = [
+            {"store": name, "layer": layer, "seed": seed} for layer, seed in product(shape.layers, shape.seeds)
+        ]
+        baseline: list[Row] = [{"store": f"{name}: {BASELINE}"}]
         for split, trees in (test if isinstance(test, Mapping) else {"test": test}).items():
-            bank = _treebank(finder, split, trees, notes)
-            n_probes = len(shape.layers) * len(shape.seeds)
-            for score in score_structure(bank, self._predictions(bank), probes=n_probes):
-                for number, value in enumerate(score.values):
-                    layer, seed = divmod(number, len(shape.seeds))
-                    own = {"store": name, "layer": shape.layers[layer], "seed": shape.seeds[seed]}
-                    rows.append(own | _row(score, split, value))
-            for score in score_structure(bank, linear_order(bank), probes=1):
-                rows.append({"store": f"{name}: {BASELINE}"} | _row(score, split, score.values[0]))
+            bank = finder.treebank(trees, split=split)
+            notes += filter(None, [bank.note])
+            for of, made in ((scored, self._predictions(bank)), (baseline, linear_order(bank))):
+                for score in score_structure(bank, made, probes=len(of)):
+                    row = {"task": score.task, "split": split, "metric": score.metric, "count": score.count}
+                    rows += [{**own, **row, "value": value} for own, value in zip(of, score.values, strict=True)]
         return ProbeResult.of(rows, notes)
 
     def best_layer(self) -> int:
@@ -279,13 +263,3 @@ class StructuralProbe(Probe[FittedStructure]):
         shape = StructureShape(tuple(learned["layers"]), self._seeds, learned["width"], learned["rank"])
         trained = Trained.of(tensors, shape.sizes, {"weight": (shape.rank, shape.width)})
         return FittedStructure(trained=trained, shape=shape, store=store)
-
-
-def _row(score: Score, split: str, value: float | None) -> Row:
-    return {"task": score.task, "split": split, "metric": score.metric, "value": value, "count": score.count}
-
-
-def _treebank(finder: SentenceFinder, split: str, trees: Sequence[Tree], notes: list[str]) -> Treebank:
-    bank = finder.treebank(trees, split=split)
-    notes += filter(None, [bank.note])
-    return bank
