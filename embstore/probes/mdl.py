@@ -141,11 +141,10 @@ def code_bits(logits: torch.Tensor, gold: torch.Tensor, *, single: bool) -> torc
     """
     values, wanted = logits.double(), gold.double()
     if single:
-        nats = -(values.log_softmax(2) * wanted).sum((1, 2))
+        nats = -(values.log_softmax(2) * wanted)
     else:
         nats = functional.binary_cross_entropy_with_logits(values, wanted.expand_as(values), reduction="none")
-        nats = nats.sum((1, 2))
-    return nats / log(2)
+    return nats.sum((1, 2)) / log(2)
 
 
 def uniform_bits(n_targets: int, n_labels: int, *, single: bool) -> float:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embstore.probes.classes.scores import Decisions, scored
-from embstore.probes.control import ControlTask
 from tests.probes.oracle import f1, rule_of_half
 
 CLASSES = ("a", "b", "c")
@@ -76,15 +75,6 @@ def test_a_control_task_counts_the_pairs_of_the_task() -> None:
     for task in (made, control):
         [row] = [row for row in scored(task, 0, 0, CLASSES) if row["metric"] == "f1"]
         assert (row["count"], row["value"]) == (3, 2 * 3 / (9 + 3))
-
-
-def test_labels_of_a_control_task_depend_on_the_form_and_the_seed() -> None:
-    forms = [f"form {number}" for number in range(40)]
-    gold = np.eye(4, dtype=bool)
-    first, second = (ControlTask.of(gold, seed).gold(forms) for seed in (0, 1))
-    assert (first != second).any()
-    assert (ControlTask.of(gold, 0).gold(forms[::-1])[::-1] == first).all()
-    assert first.any(0).all()
 
 
 def test_nothing_to_find_and_nothing_found_has_no_score() -> None:

@@ -186,25 +186,6 @@ def test_resamples_do_not_depend_on_the_size_of_their_blocks(monkeypatch: pytest
     np.testing.assert_array_equal(resampled_f1({"a": counts}, 0, seed=1)["a"], whole[:1])
 
 
-def test_intervals_cover_a_known_truth_if_targets_of_a_sentence_depend_on_each_other() -> None:
-    """A sentence is easy or hard as a whole, so that its ten targets are not independent."""
-    rng = np.random.default_rng(0)
-    tries, sentences, targets = 300, 60, 10
-    covered = naive = 0
-    for _ in range(tries):
-        easy = rng.random(sentences) < 0.5
-        right = rng.binomial(targets, np.where(easy, 0.9, 0.3))[None]  # so F1, here accuracy, is 0.6
-        full = np.full(sentences, targets)
-        low, high = EdgeCounts(right, full[None], full).interval([0])
-        assert low is not None
-        assert high is not None
-        covered += low <= 0.6 <= high
-        share = right.sum() / (sentences * targets)
-        naive += abs(share - 0.6) <= 1.96 * np.sqrt(share * (1 - share) / (sentences * targets))
-    assert 0.91 <= covered / tries <= 0.98
-    assert naive / tries < 0.85, "intervals of independent targets are too short"
-
-
 def test_control_labels_depend_on_forms_only(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     words = [[f"v{int(n)}" for n in rng.integers(0, 12, 6)] for _ in range(120)]

@@ -52,8 +52,7 @@ class Shape:
     @property
     def n_parameters(self) -> int:
         """Parameters of one probe."""
-        n_columns = self.width + 1
-        return n_columns if self.kind == "linear" else self.hidden_size * (n_columns + 1) + 1
+        return sum(map(prod, self.tensor_shapes().values()))
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the weights of one probe; the last column of what multiplies the vectors is the bias."""

@@ -317,14 +317,13 @@ def _some(names: Sequence[str]) -> str:
 
 def _rows(tasks: Mapping[str, Decisions], shape: Shape, classes: tuple[str, ...]) -> Iterator[Row]:
     for (place, layer), (number, seed) in product(enumerate(shape.layers), enumerate(shape.seeds)):
-        f1: list[Row] = []
-        for task, decisions in tasks.items():
-            for scores in scored(decisions, place, number, classes):
-                row = {"layer": layer, "seed": seed, "task": task, **scores}
-                yield row
-                if row["metric"] == "f1":
-                    f1.append(row)
-        if len(f1) == 2:
-            own, control = f1[0]["value"], f1[1]["value"]
-            value = None if own is None or control is None else own - control
-            yield {**f1[0], "metric": "selectivity", "value": value}
+        rows: list[Row] = [
+            {"layer": layer, "seed": seed, "task": task, **scores}
+            for task, decisions in tasks.items()
+            for scores in scored(decisions, place, number, classes)
+        ]
+        yield from rows
+        own, *control = [row for row in rows if row["metric"] == "f1"]
+        for other in control:
+            defined = own["value"] is not None and other["value"] is not None
+            yield {**own, "metric": "selectivity", "value": own["value"] - other["value"] if defined else None}

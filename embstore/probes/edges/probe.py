@@ -52,11 +52,6 @@ class FittedEdges(Fitted):
         """Return the probes of the task, or those of its control task, as one model."""
         return EdgeBank(self.shape, self.grid.allowed, self.grid.seed_of, (trained or self.trained).weights)
 
-    @property
-    def unit(self) -> str:
-        """The unit of the rows that the probes read: word or subword."""
-        return str(self.store["extraction"].get("unit", "word"))
-
 
 @checked
 @dataclass(kw_only=True, eq=False)
@@ -265,11 +260,11 @@ class EdgeProbe(Probe[FittedEdges]):
         own = fitted.data if data is None else data
         what = f"the probes of {fitted.labels.name}"
         store = fitting_store(own, fitted.grid.layers, fitted.shape.width, what=what)
-        unit = require_unit(store)
-        if unit != fitted.unit:
+        unit, own_unit = require_unit(store), fitted.store["extraction"].get("unit", "word")
+        if unit != own_unit:
+            advice = f"extract one with --unit {own_unit}"
             raise InvalidValueError(
-                f"{what} read rows of unit {fitted.unit}, {store.path} has those of unit "
-                f"{unit}: extract one with --unit {fitted.unit}"
+                f"{what} read rows of unit {own_unit}, {store.path} has those of unit {unit}: {advice}"
             )
         return store
 

@@ -150,7 +150,7 @@ class ProbeGrid:
 
     def cumulative(self, seed: int) -> NDArray[np.int64]:
         """Return the numbers of P(0) ... P(L)."""
-        return self.kinds[""][self.seeds.index(seed)]
+        return self.seeds.index(seed) * self._per_seed + np.arange(len(self.layers))
 
     @property
     def kinds(self) -> dict[str, NDArray[np.int64]]:
@@ -173,15 +173,14 @@ class ProbeGrid:
 def mixing_rows(grid: ProbeGrid, bank: EdgeBank, trained: Trained) -> Iterator[Row]:
     """Yield what the probes have learned about the layers, as rows of split train."""
     mixing = bank.mixing()
-    for seed in grid.seeds:
-        last = int(grid.cumulative(seed)[-1])
-        weights = mixing[last]
+    for seed, probes in zip(grid.seeds, grid.kinds[""].tolist(), strict=True):
+        weights = mixing[probes[-1]]
         common: Row = {"split": "train", "seed": seed}
         for layer, value in zip(grid.layers, weights.tolist(), strict=True):
             yield {**common, "layer": layer, "metric": "mixing", "value": value}
         yield {**common, "metric": "center_of_gravity", "value": float(weights @ np.array(grid.layers))}
         yield {**common, "metric": "mixing_kl", "value": kl_from_uniform(weights)}
-        for layer, number in zip(grid.layers, grid.cumulative(seed).tolist(), strict=True):
+        for layer, number in zip(grid.layers, probes, strict=True):
             yield from ({**common, "layer": layer, **row} for row in trained.rows(np.array([number])))
 
 

@@ -156,14 +156,12 @@ class _Found:
             )
         columns = {label: column for column, label in enumerate(labels.labels)}
         gold, unknown = np.zeros((len(self.targets), len(columns)), bool), np.zeros(len(self.targets), np.int64)
-        others = set()
+        others = set[str]()
         for number, target in enumerate(self.targets):
-            for label in set(target.labels):
-                if label in columns:
-                    gold[number, columns[label]] = True
-                else:
-                    unknown[number] += 1
-                    others.add(label)
+            new = set(target.labels) - columns.keys()
+            gold[number, [columns[label] for label in target.labels if label in columns]] = True
+            unknown[number] = len(new)
+            others |= new
         notes = list(self._notes)
         if others:
             some = ", ".join(sorted(others)[:5]) + (", ..." if len(others) > 5 else "")
@@ -203,10 +201,8 @@ class _Sentences:
         self._store, self._index = store, store.index
         self._are_words = require_unit(store) == "word"
         self._form = cache(store.index.words.__getitem__)
-        self._numbers: dict[str, int] = {}
-        for number, words in enumerate(self._index.text.spaced(0, len(self._index.text))):
-            if words in texts:
-                self._numbers.setdefault(words, number)
+        spaced = enumerate(self._index.text.spaced(0, len(self._index.text)))
+        self._numbers = dict(reversed([(words, number) for number, words in spaced if words in texts]))
 
     def find(self, words: Sequence[str], what: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the rows `[begin, end)` of each word of a sentence, int64 [words] each.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -71,15 +71,12 @@ def train_edges(
 
     Raises InvalidValueError (memory that one probe does not fit), NonFiniteError, MissingRowsError.
     """
-    groups = stream.groups(bank, data, dev)
-    return train(
-        groups,
-        lambda group: EdgeTrainer(bank.take(groups[group], stream.schedule.device), stream, data, dev),
-        stream.schedule,
-        progress=progress,
-        unit="sentences",
-        label="edge probes",
-    )
+    groups, schedule = stream.groups(bank, data, dev), stream.schedule
+
+    def make(group: int) -> EdgeTrainer:
+        return EdgeTrainer(bank.take(groups[group], schedule.device), stream, data, dev)
+
+    return train(groups, make, schedule, progress=progress, unit="sentences", label="edge probes")
 
 
 class EdgeTrainer(Trainer):
@@ -88,11 +85,10 @@ class EdgeTrainer(Trainer):
     what = "edge probes"
 
     def __init__(self, bank: EdgeBank, stream: EdgeStream, data: EdgeSplit, dev: EdgeSplit | None) -> None:
-        self._initial, self._stream, self._data, self._dev = replace(bank, weights={}), stream, data, dev
-        self._schedule = stream.schedule
-        self._seed = int(bank.seeds[0])
+        self._stream, self._data, self._dev, self._allowed = stream, data, dev, bank.allowed
+        self._schedule, self._seed = stream.schedule, int(bank.seeds[0])
         self.n_probes, self.n_examples = len(bank), self._schedule.n_read(data.n_sentences)
-        self._restrict(np.arange(len(bank)), bank.weights)
+        self._restrict(np.arange(len(bank)), bank)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         return self._bank.weights
@@ -130,30 +126,25 @@ class EdgeTrainer(Trainer):
         if len(places) == len(self._numbers):
             return
         before, known = self._bank.weights, self._adam.state
-        chosen = torch.from_numpy(places).to(before["mix"].device)
-        states = {
-            name: {key: value.index_select(0, chosen) if value.ndim else value for key, value in known[tensor].items()}
-            for name, tensor in before.items()
-        }
-        weights = {name: tensor.detach().index_select(0, chosen) for name, tensor in before.items()}
-        self._restrict(self._numbers[places], weights)
-        for name, state in states.items():
-            self._adam.state[weights[name]] = state
+        self._restrict(self._numbers[places], self._bank.take(places, self._schedule.device))
+        chosen = torch.from_numpy(places).to(self._schedule.device)
+        for name, tensor in self._bank.weights.items():
+            state = known[before[name]].items()
+            self._adam.state[tensor] = {key: each.index_select(0, chosen) if each.ndim else each for key, each in state}
 
     def describe(self, number: int) -> str:
-        layers = np.array(self._stream.layers)[self._initial.allowed[number]].tolist()
+        layers = np.array(self._stream.layers)[self._allowed[number]].tolist()
         return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
 
-    def _restrict(self, numbers: NDArray[np.int64], weights: dict[str, torch.Tensor]) -> None:
+    def _restrict(self, numbers: NDArray[np.int64], bank: EdgeBank) -> None:
         """Continue with some of the probes, with a new optimizer."""
-        initial = self._initial
-        self._numbers = numbers
-        self._bank = replace(initial, allowed=initial.allowed[numbers], seeds=initial.seeds[numbers], weights=weights)
-        for tensor in weights.values():
-            tensor.requires_grad_()
+        self._numbers, self._bank = numbers, bank
         rates = {True: MIXING_RATE, False: self._schedule.learning_rate}
         groups = [
-            {"params": [tensor for name, tensor in weights.items() if (name in MIXING) == mixing], "lr": rate}
+            {
+                "params": [own.requires_grad_() for name, own in bank.weights.items() if (name in MIXING) == mixing],
+                "lr": rate,
+            }
             for mixing, rate in rates.items()
         ]
         self._adam = torch.optim.Adam(groups, fused=True)

@@ -51,14 +51,8 @@ def train_structure(
         return StructureTrainer(replace(shape, layers=layers, seeds=(shape.seeds[seed],)), data, dev, schedule)
 
     with torch.no_grad():
-        return train(
-            [numbers[places, :, seed].ravel() for seed, places in groups],
-            make,
-            schedule,
-            progress=progress,
-            unit="sentences",
-            label="structural probes",
-        )
+        members = [numbers[places, :, seed].ravel() for seed, places in groups]
+        return train(members, make, schedule, progress=progress, unit="sentences", label="structural probes")
 
 
 class StructureTrainer(Trainer):
