@@ -43,37 +43,24 @@ FLOAT, HALF, BFLOAT, DOUBLE, CODES = range(5)
 COSINE, PRODUCT, DISTANCE = 0, 1, 2
 
 
-def use(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the names of the kernels in this module be those of a module."""
-    for name in NAMES:
-        monkeypatch.setitem(globals(), name, getattr(module, name))
-
-
 @pytest.fixture(params=[-1, 0, 1, 2], ids=["numpy", "plain", "avx2", "avx512"])
 def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Every version of the kernels that depend on the processor."""
     if request.param > BEST:
         pytest.skip(f"this processor runs version {BEST} of the kernels at most")
-    use(plain if request.param < 0 else compiled, monkeypatch)
-    if request.param >= 0:
-        compiled.limit_target(request.param)
+    for name in NAMES:
+        monkeypatch.setitem(globals(), name, getattr(plain if request.param < 0 else compiled, name))
+    if BEST >= 0:
+        compiled.limit_target(max(0, request.param))
     yield request.param
-    if request.param >= 0:
+    if BEST >= 0:
         compiled.limit_target(2)
-
-
-@pytest.fixture(params=["numpy", "compiled"])
-def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of numpy, and those that are compiled."""
-    if request.param == "compiled" and BEST < 0:
-        pytest.skip("the extension is not installed")
-    use(plain if request.param == "numpy" else compiled, monkeypatch)
 
 
 @pytest.mark.parametrize("segment_rows", [3, 4])
 @pytest.mark.parametrize("n_rows", [1, 7, 8, 9, 40])
 def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(
-    either: None, segment_rows: int, n_rows: int
+    target: int, segment_rows: int, n_rows: int
 ) -> None:
     values = np.arange(4 * segment_rows * 2, dtype=np.int32).reshape(-1, 2)
     segments = [part.copy() for part in np.split(values, 4)]
@@ -90,7 +77,7 @@ def test_rows_are_copied_in_the_order_asked_for_up_to_a_missing_segment(
     assert (out[first:] == -1).all()
 
 
-def test_a_buffer_that_does_not_fit_the_rows_is_refused(either: None) -> None:
+def test_a_buffer_that_does_not_fit_the_rows_is_refused(target: int) -> None:
     bases, rows = np.zeros(1, np.uint64), np.zeros(2, np.int64)
     for out in (np.empty((3, 2), np.int32), np.empty((2, 4), np.int32)[:, ::2], b"0" * 16):
         with pytest.raises((ValueError, BufferError)):
@@ -113,7 +100,7 @@ def test_a_copy_whose_first_rows_are_slow_ends_early(target: int) -> None:
 
 
 @pytest.mark.parametrize("partition_rows", [3, 4])
-def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(either: None, partition_rows: int) -> None:
+def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(target: int, partition_rows: int) -> None:
     committed = np.array([1, 0, 1, 0], np.uint8)
     n_stored = 4 * partition_rows - 1
     rows = np.array([0, partition_rows, partition_rows - 1, 2 * partition_rows - 1, n_stored - 1])
@@ -123,7 +110,7 @@ def test_partitions_of_rows_are_found_and_rows_that_are_missing_counted(either: 
         assert partitions_of(np.array([0, wrong]), n_stored, partition_rows, committed)[1] == -1
 
 
-def test_values_that_are_not_finite_are_found(either: None) -> None:
+def test_values_that_are_not_finite_are_found() -> None:
     """Every float16 alone, and float32 of every exponent, also after values that are finite."""
     halves = np.arange(2**16, dtype=np.uint16)
     found = [all_finite(halves[number : number + 1].view(np.int8), True) for number in range(2**16)]
@@ -155,11 +142,9 @@ class Search:
         self.least = np.full(padded_queries(len(queries)), np.inf, np.float32)
         self.least[: len(queries)] = -np.inf
         length = 0.0 if mean is None else float(np.linalg.norm(mean))
-        of_rows, of_queries = (
-            ([], np.empty((0, len(queries)), np.int64)) if groups is None else ([groups[0]], groups[1])
-        )
+        of_groups = ([], np.empty((0, len(queries)), np.int64)) if groups is None else ([groups[0]], groups[1])
         self.kernel = Candidates(
-            queries, pack_queries(queries), metric, mean, length, of_rows, of_queries,
+            queries, pack_queries(queries), metric, mean, length, *of_groups,
             n_best or capacity - 1, self.scores, self.rows, self.filled, self.least,
         )  # fmt: skip
 
@@ -313,7 +298,7 @@ def test_the_best_remain_when_the_candidates_are_full(target: int, kind: int, n_
 
 @pytest.mark.parametrize("ascending", [False, True])
 @pytest.mark.parametrize("count", [1, 7, 9, 100, 1000])
-def test_rows_are_ranked_by_score_and_then_by_row(either: None, count: int, ascending: bool) -> None:
+def test_rows_are_ranked_by_score_and_then_by_row(count: int, ascending: bool) -> None:
     generator = np.random.default_rng(count)
     scores = generator.integers(-40, 40, (30, count)) / 8
     scores[::3] = generator.standard_normal((10, count))
@@ -417,10 +402,8 @@ class UnitSums:
         self.total = np.zeros(size)
 
     def add(self, vectors: np.ndarray, words: np.ndarray = NONE, sentences: np.ndarray = NONE) -> int:
-        return add_cosines(
-            vectors.view(np.int8), vectors.dtype == np.float16, words, self.word_counts, self.word_sums,
-            self.word_totals, sentences, self.sizes, self.values, self.runs, self.run_sums, self.buffers, self.total,
-        )  # fmt: skip
+        half = vectors.dtype == np.float16
+        return add_cosines(self, vectors.view(np.int8), half, words, sentences, self.sizes)
 
 
 def units_of(vectors: np.ndarray) -> np.ndarray:

@@ -104,10 +104,6 @@ class Batch:
             raise beyond_float32(self.layer)
         return vectors, norms
 
-    def require_finite(self) -> None:
-        """Raise NonFiniteError if a value is not finite, or a vector too long for the precision."""
-        _ = self._checked
-
     @cached_property
     def inverse_norms(self) -> torch.Tensor:
         """The factor that scales each vector to unit length, [n]; 0 for a zero vector."""
@@ -161,22 +157,14 @@ class Reducer(Protocol[State]):
 
 
 def _reduce_rows(
-    store: Store,
-    *,
-    scope: tuple[int, int, torch.dtype, str],
-    reducers: Mapping[str, Reducer[Any]],
-    rows: NDArray[np.int64] | slice,
-    start: int,
-    size: int,
+    scope: Scope, reducers: Mapping[str, Reducer[Any]], rows: NDArray[np.int64] | slice, start: int, size: int
 ) -> dict[str, Any]:
     """Reduce rows in blocks of `size`; the first of them has the position `start` in the selection."""
-    layer, n_rows, dtype, device = scope
-    whole = Scope(store, layer, n_rows, dtype, choose_device(device, float64=True))
-    states = {name: reducer.init(whole) for name, reducer in reducers.items()}
-    selection = Selection(store, layers=layer, rows=rows)
-    buffer = torch.empty(min(size, len(selection)), store.hidden_size, dtype=dtype, device=whole.device)
+    states = {name: reducer.init(scope) for name, reducer in reducers.items()}
+    selection = Selection(scope.store, layers=scope.layer, rows=rows)
+    buffer = torch.empty(min(size, len(selection)), scope.hidden_size, dtype=scope.dtype, device=scope.device)
     for block in selection.scan(block_rows=size, copy=False):
-        batch = Batch(store, layer, start, block.rows, block.vectors, buffer)
+        batch = Batch(scope.store, scope.layer, start, block.rows, block.vectors, buffer)
         for name, reducer in reducers.items():
             states[name] = reducer.update(states[name], batch)
         start += len(batch)
@@ -249,21 +237,14 @@ def scan(
     selection = selected(data, layers)
     n_rows, hidden_size = len(selection), selection.store.hidden_size
     block_rows = block_rows or max(1, BLOCK_NBYTES // (4 * hidden_size))
-    local = choose_device(device, float64=True)
+    where = choose_device(device, float64=True)
+    scopes = [Scope(selection.store, layer, n_rows, PRECISIONS[precision], where) for layer in selection.layers]
     spans = part_spans(n_rows, block_rows, hidden_size, parts)
     in_flight = None if max_states is None else max_states - 1  # the others are merged into one
     n_threads = min(thread_count(threads), len(spans) * len(selection.layers), in_flight or MAX_PARTS)
     calls = (
-        partial(
-            _reduce_rows,
-            selection.store,
-            scope=(layer, n_rows, PRECISIONS[precision], device),
-            reducers=reducers,
-            rows=selection.rows_at(start, stop),
-            start=start,
-            size=block_rows,
-        )
-        for layer in selection.layers
+        partial(_reduce_rows, scope, reducers, selection.rows_at(start, stop), start, block_rows)
+        for scope in scopes
         for start, stop in spans
     )
     results, done = {}, 0
@@ -272,7 +253,7 @@ def scan(
         torch_threads(1),
         closing(in_threads(calls, threads=n_threads, in_flight=in_flight)) as found,
     ):
-        for layer in selection.layers:
+        for scope in scopes:
             states: dict[str, Any] = {}
             for start, stop in spans:
                 others = next(found)
@@ -282,8 +263,7 @@ def scan(
                 }
                 done += stop - start
                 report(done)
-            scope = Scope(selection.store, layer, n_rows, PRECISIONS[precision], local)
-            results[layer] = {name: reducer.finish(states[name], scope) for name, reducer in reducers.items()}
+            results[scope.layer] = {name: reducer.finish(states[name], scope) for name, reducer in reducers.items()}
     return results
 
 

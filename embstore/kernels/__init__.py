@@ -6,7 +6,21 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
+
+from embstore.kernels.plain import (
+    Candidates,
+    add_cosines,
+    all_finite,
+    gather_rows,
+    pack_queries,
+    padded_queries,
+    partitions_of,
+    rank_rows,
+    score_pairs,
+    will_need,
+)
 
 __all__ = [
     "Candidates",
@@ -24,33 +38,12 @@ __all__ = [
 
 VERSIONS = ("C", "C with AVX2", "C with AVX-512")  # by the numbers of `limit_target`
 
-if TYPE_CHECKING:
-    from embstore.kernels.compiled import (
-        Candidates,
-        add_cosines,
-        all_finite,
-        gather_rows,
-        pack_queries,
-        padded_queries,
-        partitions_of,
-        rank_rows,
-        score_pairs,
-        will_need,
-    )
+_extension: Any = None
+if os.environ.get("EMBSTORE_PURE", "0") in ("", "0"):
+    with suppress(ImportError):
+        from embstore.kernels import compiled as _extension
 
-    _extension: Any
-else:
-    from embstore.kernels import plain as _kernels
-
-    _extension = None
-    if os.environ.get("EMBSTORE_PURE", "0") in ("", "0"):
-        try:
-            from embstore.kernels import compiled as _extension
-
-            _kernels = _extension
-        except ImportError:
-            pass
-    globals().update({name: getattr(_kernels, name) for name in __all__ if name != "compiled_name"})
+        globals().update({name: getattr(_extension, name) for name in __all__ if name != "compiled_name"})
 
 
 def compiled_name() -> str | None:

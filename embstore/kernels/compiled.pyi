@@ -145,19 +145,12 @@ def score_pairs(
     """Score queries `owners` (at unit length for the cosine) with vectors `numbers`, pair by pair in float64."""
 
 def add_cosines(
+    sums: Any,
     vectors: NDArray[np.int8],
     half: bool,
     words: NDArray[np.int64],
-    word_counts: NDArray[np.int64],
-    word_sums: NDArray[Any],
-    word_totals: NDArray[np.float64],
     sentences: NDArray[np.int64],
-    sentence_sizes: NDArray[np.int64],
-    sentence_values: NDArray[np.float64],
-    runs: NDArray[np.int64],
-    run_sums: NDArray[Any],
-    buffers: NDArray[Any],
-    total: NDArray[np.float64],
+    sizes: NDArray[np.int64],
 ) -> int:
     """Add vectors to sums of unit vectors by word, by sentence and in all, each read once.
 
@@ -165,6 +158,7 @@ def add_cosines(
     vectors without a word are then left out, and there are neither sentences nor a total.
 
     The arithmetic has the dtype of the sums, float32 or float64; so have vectors that are not `half`. `words` and
-    `sentences` [n] may be empty, -1 is none, and sentences ascend; the other arguments are explained in kernels.h.
+    `sentences` [n] may be empty, -1 is none, and sentences ascend; `sizes` [sentence]. `sums` has the arrays
+    word_counts, word_sums, word_totals, values (of sentences), runs, run_sums, buffers and total; see kernels.h.
     Returns how many vectors are not zero, or -1 if one is not finite or its square overflows.
     """

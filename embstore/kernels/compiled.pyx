@@ -259,8 +259,7 @@ cdef class Candidates:
         const uint8_t[:, ::1] terms,
         float[:, :] bounds,
     ):
-        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, bounds)
-        self._check_terms(1, weights.shape[0], weights.shape[1], terms)
+        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, bounds, 1, weights, terms)
         self._check_groups(groups, n)
         if allowed is not None and allowed.shape[0] != n:
             raise ValueError("those that are allowed are not those of the rows")
@@ -288,10 +287,9 @@ cdef class Candidates:
         cdef int level, n_levels = len(levels)
         cdef const uint8_t *starts[16]
         cdef const uint8_t[:, ::1] groups
-        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, bounds)
+        cdef sketch_block_t block = self._block(first, n, segment, offsets, norms, bounds, n_levels, weights, terms)
         if limits.shape[0] != self._search.n_queries or not 0 < n_levels <= 16:
             raise ValueError("the limits are not those of the queries, or the levels are not 1 to 16")
-        self._check_terms(n_levels, weights.shape[0], weights.shape[1], terms)
         if n <= 0:
             return 0
         for query in range(self._search.n_queries):
@@ -316,6 +314,9 @@ cdef class Candidates:
         const uint16_t[::1] offsets,
         const uint16_t[::1] norms,
         float[:, :] bounds,
+        int64_t n_levels,
+        const int8_t[:, ::1] weights,
+        const uint8_t[:, ::1] terms,
     ) except *:
         cdef sketch_block_t block
         cdef int64_t padded = (n + SKETCH_GROUP - 1) // SKETCH_GROUP * SKETCH_GROUP, n_queries = self._search.n_queries
@@ -325,6 +326,10 @@ cdef class Candidates:
             raise ValueError("the norms or offsets are not those of the rows")
         if (bounds.shape[0], bounds.shape[1]) != (n_queries, padded) or bounds.strides[1] != 4:
             raise ValueError("the bounds are not those of the queries and rows")
+        if (weights.shape[0], weights.shape[1]) != (n_queries * n_levels, SKETCH_SIZE):
+            raise ValueError("the weights are not those of the queries")
+        if (terms.shape[0], terms.shape[1]) != (n_queries * n_levels, sizeof(sketch_terms_t)):
+            raise ValueError("the terms are not those of the queries")
         block.n, block.first, block.stride, block.segment = n, first, bounds.strides[0] // 4, segment
         block.offsets = &offsets[0] if padded else NULL
         return block
@@ -332,13 +337,6 @@ cdef class Candidates:
     cdef _check_groups(self, const uint8_t[:, ::1] groups, int64_t n):
         if groups.shape[0] != (n + SKETCH_GROUP - 1) // SKETCH_GROUP or groups.shape[1] != SKETCH_GROUP_NBYTES:
             raise ValueError("the groups are not those of the rows")
-
-    cdef _check_terms(self, int64_t n_levels, int64_t n_weights, int64_t size, const uint8_t[:, ::1] terms):
-        cdef int64_t n = self._search.n_queries * n_levels
-        if (n_weights, size) != (n, SKETCH_SIZE):
-            raise ValueError("the weights are not those of the queries")
-        if (terms.shape[0], terms.shape[1]) != (n, sizeof(sketch_terms_t)):
-            raise ValueError("the terms are not those of the queries")
 
 
 def score_pairs(
@@ -366,36 +364,39 @@ ctypedef fused real:
     double
 
 
-def add_cosines(
+def add_cosines(of, vectors, bint half, words, sentences, sizes):
+    arrays = of.word_counts, of.word_totals, of.values, of.runs, of.total, of.word_sums, of.run_sums, of.buffers
+    return _add_cosines(vectors, half, words, sentences, sizes, *arrays)
+
+
+def _add_cosines(
     const char[:, ::1] vectors,
     bint half,
     const int64_t[::1] words,
-    int64_t[:, ::1] word_counts,
-    real[:, ::1] word_sums,
-    double[:, ::1] word_totals,
     const int64_t[::1] sentences,
     const int64_t[::1] sentence_sizes,
+    int64_t[:, ::1] word_counts,
+    double[:, ::1] word_totals,
     double[::1] sentence_values,
     int64_t[:, ::1] runs,
+    double[::1] total,
+    real[:, ::1] word_sums,
     real[:, :, ::1] run_sums,
     real[:, ::1] buffers,
-    double[::1] total,
 ):
     cdef cosines_t sums
     cdef int64_t n = vectors.shape[0], size = total.shape[0], n_words = word_sums.shape[0], n_nonzero
     if not n:
         return 0
-    if vectors.shape[1] != size * (2 if half else sizeof(real)) or words.shape[0] not in (0, n):
-        raise ValueError("the shapes of the arguments do not fit")
-    if sentences.shape[0] not in (0, n) or sentence_sizes.shape[0] != sentence_values.shape[0]:
-        raise ValueError("the shapes of the arguments do not fit")
-    if (word_counts.shape[0], word_counts.shape[1]) != (n_words, 3) or (runs.shape[0], runs.shape[1]) != (2, 2):
-        raise ValueError("the shapes of the arguments do not fit")
-    if (run_sums.shape[0], run_sums.shape[1], buffers.shape[0]) != (2, 2, 2):
-        raise ValueError("the shapes of the arguments do not fit")
-    if word_sums.shape[1] not in (size, 2 * size) or word_totals.shape[1] != word_sums.shape[1]:
-        raise ValueError("the shapes of the arguments do not fit")
-    if not size == run_sums.shape[2] == buffers.shape[1]:
+    if not (
+        vectors.shape[1] == size * (2 if half else sizeof(real))
+        and words.shape[0] in (0, n) and sentences.shape[0] in (0, n)
+        and sentence_sizes.shape[0] == sentence_values.shape[0]
+        and (word_counts.shape[0], word_counts.shape[1], runs.shape[0], runs.shape[1]) == (n_words, 3, 2, 2)
+        and (run_sums.shape[0], run_sums.shape[1], buffers.shape[0]) == (2, 2, 2)
+        and word_sums.shape[1] in (size, 2 * size) and word_totals.shape[1] == word_sums.shape[1]
+        and size == run_sums.shape[2] == buffers.shape[1]
+    ):
         raise ValueError("the shapes of the arguments do not fit")
     sums.size, sums.n, sums.half, sums.width = size, n, half, word_sums.shape[1]
     sums.vectors = &vectors[0, 0]

@@ -90,8 +90,8 @@ enum { SKETCH_SIZE = 64, SKETCH_GROUP = 16, SKETCH_GROUP_NBYTES = 608 };
 
 /* What a query makes of a level. Value of a row, of which `step`, `spread` and `of_error` are in each level:
    base + scale (step (2 product - offset) + spread) + of_error error + of_norm norm + of_square norm^2; its bound has
-   of_tail tail more. Both are to be divided by the norm if `divides`. Where no term is of the norm, norms may be NULL; see
-   float_of_norm. */
+   of_tail tail more. Both are to be divided by the norm if `divides`. Where no term is of the norm, norms may be NULL. A
+   norm is stored as the 16 bits of a float32 after its sign. */
 typedef struct {
     float base, step, spread, of_error, of_tail, of_norm, of_square;
     int32_t offset, divides;

@@ -6,6 +6,7 @@ A sketch is not searched without the extension: a search reads the vectors then,
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,9 @@ def will_need(starts: NDArray[np.uint64], nbytes: int, skips_resident: bool = Fa
     """Without the extension the system reads pages when they are used."""
 
 
-def pack_queries(queries: NDArray[np.float32]) -> None:
+def pack_queries(queries: NDArray[np.float32]) -> Any:
     """Queries are not packed for numpy."""
+    return None
 
 
 def padded_queries(n_queries: int) -> int:
@@ -91,26 +93,20 @@ def _squares(values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(np.einsum("ij,ij->i", values, values))
 
 
+@dataclass(eq=False)
 class Candidates:
-    def __init__(
-        self,
-        queries: NDArray[np.float32],
-        packed: Any,
-        metric: int,
-        mean: NDArray[np.float32] | None,
-        mean_length: float,
-        row_groups: list[NDArray[np.int64]],
-        query_groups: NDArray[np.int64],
-        n_best: int,
-        scores: NDArray[np.float32],
-        rows: NDArray[np.int64],
-        filled: NDArray[np.int64],
-        least: NDArray[np.float32],
-    ) -> None:
-        self.queries, self.metric, self.mean = queries, metric, mean
-        self.mean_length = np.float32(mean_length)
-        self.row_groups, self.query_groups, self.n_best = row_groups, query_groups, n_best
-        self.scores, self.rows, self.filled, self.least = scores, rows, filled, least
+    queries: NDArray[np.float32]
+    packed: Any
+    metric: int
+    mean: NDArray[np.float32] | None
+    mean_length: float
+    row_groups: list[NDArray[np.int64]]
+    query_groups: NDArray[np.int64]
+    n_best: int
+    scores: NDArray[np.float32]
+    rows: NDArray[np.int64]
+    filled: NDArray[np.int64]
+    least: NDArray[np.float32]
 
     def add(
         self,
@@ -147,7 +143,7 @@ class Candidates:
         if self.mean is not None:
             values = values - self.mean
         squares = _squares(values)
-        subtracted = np.sqrt(squares) + 2 * self.mean_length
+        subtracted = np.sqrt(squares) + np.float32(2 * self.mean_length)
         if self.metric == COSINE:
             odd = np.flatnonzero(~((squares > SMALLEST) & (squares < np.inf)))
             largest = np.abs(values[odd]).max(1, initial=0)
@@ -239,31 +235,16 @@ def _grouped(codes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def add_cosines(
+    sums: Any,
     vectors: NDArray[np.int8],
     half: bool,
     words: NDArray[np.int64],
-    word_counts: NDArray[np.int64],
-    word_sums: NDArray[Any],
-    word_totals: NDArray[np.float64],
     sentences: NDArray[np.int64],
-    sentence_sizes: NDArray[np.int64],
-    sentence_values: NDArray[np.float64],
-    runs: NDArray[np.int64],
-    run_sums: NDArray[Any],
-    buffers: NDArray[Any],
-    total: NDArray[np.float64],
+    sizes: NDArray[np.int64],
 ) -> int:
+    word_counts, word_sums, word_totals = sums.word_counts, sums.word_sums, sums.word_totals
+    runs, run_sums, total = sums.runs, sums.run_sums, sums.total
     size, width, dtype = len(total), word_sums.shape[1], word_sums.dtype
-    shapes: list[Any] = [(word_counts.shape, (len(word_sums), 3)), (runs.shape, (2, 2)), (run_sums.shape, (2, 2, size))]
-    shapes += [
-        (buffers.shape, (2, size)),
-        (word_totals.shape[1:], (width,)),
-        (len(sentence_values), len(sentence_sizes)),
-    ]
-    if any(shape != expected for shape, expected in shapes) or width not in (size, 2 * size):
-        raise ValueError("the shapes of the arguments do not fit")
-    if len(words) not in (0, len(vectors)) or len(sentences) not in (0, len(vectors)):
-        raise ValueError("the shapes of the arguments do not fit")
     rows = vectors.view(np.float16 if half else dtype)
     if width > size:  # vectors without a word are not read
         rows, words = rows[words >= 0], words[words >= 0]
@@ -277,17 +258,17 @@ def add_cosines(
     if len(words):
         codes, starts, order = _grouped(words)
         parts = [np.add.reduceat(each[order], starts, 0, np.float64) for each in (units, rows)[: width // size]]
-        sums = np.concatenate(parts, 1) if len(codes) else np.empty((0, width))
+        added = np.concatenate(parts, 1) if len(codes) else np.empty((0, width))
         counts = np.diff(starts, append=len(order))
         word_counts[codes, 2] += np.add.reduceat((squares > 0)[order], starts, dtype=np.int64) if len(codes) else 0
         frequent = word_counts[codes, 0] >= 0
         word_counts[codes[frequent], 1] += counts[frequent]
         flushed = frequent & (word_counts[codes, 1] >= FLUSH_COUNT)
         slots = word_counts[codes[flushed], 0]
-        word_totals[slots] += word_sums[codes[flushed]] + sums[flushed]
+        word_totals[slots] += word_sums[codes[flushed]] + added[flushed]
         word_sums[codes[flushed]] = 0
         word_counts[codes[flushed], 1] %= FLUSH_COUNT
-        word_sums[codes[~flushed]] += sums[~flushed].astype(dtype)
+        word_sums[codes[~flushed]] += added[~flushed].astype(dtype)
     if width > size:
         return int(np.count_nonzero(squares))
     if not len(sentences):
@@ -300,28 +281,22 @@ def add_cosines(
         counts = np.diff(starts, append=len(order))
         for number, sentence in enumerate(codes.tolist()):
             if sentence != runs[0, 0]:
-                _close_run(sentence_sizes, sentence_values, runs, run_sums, total)
+                _close_run(sums, sizes)
                 runs[0], run_sums[0] = (sentence, 0), 0
             runs[0, 1] += counts[number]
             run_sums[0] += plain[number], unit[number]
     return int(np.count_nonzero(squares))
 
 
-def _close_run(
-    sizes: NDArray[np.int64],
-    values: NDArray[np.float64],
-    runs: NDArray[np.int64],
-    run_sums: NDArray[Any],
-    total: NDArray[np.float64],
-) -> None:
+def _close_run(sums: Any, sizes: NDArray[np.int64]) -> None:
     """Set the value of the sentence just read, or keep it as the first one if it began before this part."""
-    sentence, count = runs[0].tolist()
+    sentence, count = sums.runs[0].tolist()
     if sentence < 0:
         return
-    plain, unit = run_sums[0].astype(np.float64)
-    total += unit
+    plain, unit = sums.run_sums[0].astype(np.float64)
+    sums.total += unit
     if count < sizes[sentence]:
-        runs[1], run_sums[1] = runs[0], run_sums[0]
+        sums.runs[1], sums.run_sums[1] = sums.runs[0], sums.run_sums[0]
     else:
         length = float(np.linalg.norm(plain))
-        values[sentence] = float(plain @ unit) / length / count if length > 0 else 0.0
+        sums.values[sentence] = float(plain @ unit) / length / count if length > 0 else 0.0

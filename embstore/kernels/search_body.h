@@ -114,48 +114,36 @@ INLINE TARGET float NAME(square_of)(float *row, int64_t size) {
     return NAME(read_row)(own, FLOAT, NULL, NULL, size, row);
 }
 
-/* The row, in floats, as it is compared, but for its length: product times *scale minus *bias is a score that orders
-   rows as the metric does. */
+/* Product times *scale minus *bias is a score that orders rows as the metric does. */
+INLINE TARGET void NAME(measure)(const search_t *search, float square, float *scale, float *bias, float *longest) {
+    *scale = search->metric == COSINE ? 1 / sqrtf(square) : 1;
+    *bias = search->metric == DISTANCE ? square / 2 : 0;
+    if (square > *longest) *longest = square;
+}
+
+/* Measure a row, in floats and minus the mean, of which float32 may not give the length; returns its state. */
 TARGET static int NAME(transform_row)(
     const search_t *search, float square, float *row, float *scale, float *bias, float *longest
 ) {
     const int64_t size = search->size;
-    *scale = 1;
-    *bias = 0;
-    if (search->mean) {
-        for (int64_t j = 0; j < size; j++) row[j] -= search->mean[j];
-        square = NAME(square_of)(row, size);
-    }
-    float subtracted = sqrtf(square) + 2 * search->mean_length;
     if (search->metric != COSINE) {
         if (!(square < INFINITY)) return BAD;
-        if (square > *longest) *longest = square;
-        if (search->metric == DISTANCE) *bias = square / 2;
-        return FINE;
-    }
-    if (!(SMALLEST < square && square < INFINITY)) {
+    } else if (!(SMALLEST < square && square < INFINITY)) {
         float largest = largest_of(row, size);
         if (!(largest < INFINITY)) return BAD;
         if (search->mean) return UNSURE;
-        if (largest == 0) return FINE;
-        for (int64_t j = 0; j < size; j++) row[j] /= largest;
-        square = NAME(square_of)(row, size);
-    } else if (search->mean && subtracted > CANCELLED * sqrtf(square)) {
+        for (int64_t j = 0; largest && j < size; j++) row[j] /= largest;
+        square = largest ? NAME(square_of)(row, size) : 1;
+    } else if (search->mean && sqrtf(square) + 2 * search->mean_length > CANCELLED * sqrtf(square)) {
         return UNSURE;
     }
-    *scale = 1 / sqrtf(square);
+    NAME(measure)(search, square, scale, bias, longest);
     return FINE;
 }
 
 /* Whether transform_row needs no look at the values of a row, as for most. */
 INLINE TARGET int NAME(is_plain)(const reading_t *reading, float square) {
     return reading->least_square < square && square < INFINITY;
-}
-
-INLINE TARGET void NAME(measure)(const search_t *search, float square, float *scale, float *bias, float *longest) {
-    *scale = search->metric == COSINE ? 1 / sqrtf(square) : 1;
-    *bias = search->metric == DISTANCE ? square / 2 : 0;
-    if (square > *longest) *longest = square;
 }
 
 /* Add the row to the candidates of the queries of one vector, from `first` on, whose scores are above the least. */
@@ -233,10 +221,7 @@ TARGET static int NAME(score_odd)(
     row_t rows[ROWS_OF_FEW];
     const char *ahead[ROWS_OF_FEW];
     for (int i = 0; i < ROWS_OF_FEW; i++) rows[i].values = ahead[i] = (const char *)buffer;
-    float square = kind == HALF     ? NAME(read_row)(row, HALF, NULL, NULL, search->size, buffer)
-                   : kind == BFLOAT ? NAME(read_row)(row, BFLOAT, NULL, NULL, search->size, buffer)
-                   : kind == CODES  ? NAME(read_row)(row, CODES, reading->center, NULL, search->size, buffer)
-                                    : NAME(read_row)(row, FLOAT, NULL, NULL, search->size, buffer);
+    float square = NAME(read_row)(row, kind, reading->center, reading->mean, search->size, buffer);
     int state = NAME(transform_row)(search, square, buffer, &scale, &bias, longest);
     if (state != FINE) return state;
     NAME(dots_few)(
@@ -313,7 +298,6 @@ INLINE TARGET int64_t NAME(read_chunk)(
             NAME(measure)(search, square, scale + i, bias + i, longest);
             continue;
         }
-        square = NAME(read_row)(from, kind, reading->center, NULL, size, row);
         state[start + i] = (uint8_t)NAME(transform_row)(search, square, row, scale + i, bias + i, longest);
         if (state[start + i] != FINE) {
             n_other++;

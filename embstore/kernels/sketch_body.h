@@ -68,12 +68,8 @@ INLINE TARGET void NAME(add_level)(
 
 /* WIDTH norms as floats. */
 INLINE TARGET floats NAME(load_norms)(const uint16_t *from) {
-#if WIDTH > 1
     typedef uint32_t numbers __attribute__((vector_size(4 * WIDTH)));
     return (floats)((numbers)NAME(load_bfloats)(from) >> 1);
-#else
-    return float_of_norm(*from);
-#endif
 }
 
 /* Bit i says whether the bound of row at + i is above the limit, times its norm if the score is divided by that. */

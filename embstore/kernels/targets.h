@@ -34,13 +34,6 @@ static inline float float_of_bfloat(uint16_t bits) {
     return number.value;
 }
 
-/* The norm of a vector is stored as the 16 bits of a float32 after its sign. */
-static inline float float_of_norm(uint16_t bits) {
-    union { uint32_t bits; float value; } number;
-    number.bits = (uint32_t)bits << 15;
-    return number.value;
-}
-
 #define JOIN_(name, suffix) name##_##suffix
 #define JOIN(name, suffix) JOIN_(name, suffix)
 

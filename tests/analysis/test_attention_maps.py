@@ -284,12 +284,6 @@ def test_values_equal_a_slow_cosine(
     assert calls[-1] == (25, 25)
 
 
-@pytest.mark.quick(1)
-def test_a_model_equals_itself(pair: tuple[Path, Path]) -> None:
-    table = attention_similarity(SAMPLE[:5], model_a=pair[0], model_b=pair[0])
-    np.testing.assert_allclose(table["value"].to_numpy(), 1, atol=1e-12)
-
-
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save("bert", tmp_path_factory.mktemp("model") / "bert")

@@ -80,8 +80,7 @@ def test_cka_does_not_depend_on_memory_or_blocks(written: Written, monkeypatch: 
             part = linear_cka(written.store)["value"]
         np.testing.assert_allclose(part, whole, atol=1e-10, rtol=0)
     monkeypatch.setattr(cka, "BLOCK_ROWS", 7)
-    part = linear_cka(written.store)["value"]
-    np.testing.assert_allclose(part, whole, atol=1e-10, rtol=0)
+    np.testing.assert_allclose(linear_cka(written.store)["value"], whole, atol=1e-10, rtol=0)
 
 
 def test_chunks_hold_every_pair_once_and_few_layers() -> None:
@@ -98,20 +97,9 @@ def test_chunks_hold_every_pair_once_and_few_layers() -> None:
 
 def test_cka_of_a_selection(written: Written) -> None:
     rows = np.random.default_rng(0).permutation(300)[:80]
-    table = linear_cka(written.store.select(rows=rows))
+    table = linear_cka(written.store.select(rows=rows), other_layers=LAYERS)
     assert set(table["count"]) == {80}
     np.testing.assert_allclose(table["value"], expected(written, written, rows), atol=1e-9, rtol=0)
-
-
-def test_cka_knows_rotation_shift_and_scale(tmp_path: Path) -> None:
-    vectors = vectors_of(3)[0]
-    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(10, 10)))[0]
-    turned = np.stack([vectors, 7 * vectors @ rotation + 3, np.random.default_rng(1).normal(size=vectors.shape)])
-    table = linear_cka(stored(tmp_path / "turned.zarr", turned).store, layers=0)
-    again = linear_cka(stored(tmp_path / "again.zarr", turned).store, layers=0, other_layers=LAYERS)
-    assert table["value"][0] == pytest.approx(1, abs=1e-12)
-    assert again["value"][1] == pytest.approx(1, abs=1e-9)
-    assert again["value"][2] < 0.5
 
 
 def test_what_does_not_vary_has_no_cka(tmp_path: Path) -> None:

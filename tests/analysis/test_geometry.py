@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from embstore.analysis.geometry.moments import Moments
 from embstore.analysis.geometry.summary import bootstrap_means, extreme_words, summarize_geometry
 from embstore.analysis.scan import Scope, _reduce_rows, reduce, selected
 from embstore.analysis.words import all_types
-from embstore.config import config
 from embstore.errors import InvalidValueError, MissingRowsError, NonFiniteError, UnfinishedStoreWarning
 from embstore.intervals import expanded
 from tests.analysis.test_spectra import explained
@@ -42,12 +41,6 @@ def mean_cosine(vectors: np.ndarray) -> float:
     lengths = np.linalg.norm(vectors, axis=1)
     units = vectors / np.where(lengths > 0, lengths, 1)[:, None]
     return float((units @ units.T)[np.triu_indices(len(vectors), 1)].mean())
-
-
-def test_the_mean_over_pairs_is_that_of_a_loop() -> None:
-    vectors = np.concatenate([array for _, array in awkward_words()])[::4]
-    pairs = [cosine(one, other) for one, other in combinations(vectors, 2)]
-    assert mean_cosine(vectors) == pytest.approx(np.mean(pairs), abs=1e-13)
 
 
 def within_sentence(vectors: np.ndarray) -> float:
@@ -182,9 +175,8 @@ def states_of(
     reducers: dict[str, Any], selection: es.store.Selection, layer: int, start: int, stop: int
 ) -> dict[str, Any]:
     """The states of a part of a selection, in blocks of 20 rows of float64."""
-    scope = (layer, len(selection), torch.float64, "cpu")
-    rows = selection.rows_at(start, stop)
-    return _reduce_rows(selection.store, scope=scope, reducers=reducers, rows=rows, start=start, size=20)
+    scope = Scope(selection.store, layer, len(selection), torch.float64, torch.device("cpu"))
+    return _reduce_rows(scope, reducers, selection.rows_at(start, stop), start, 20)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -380,13 +372,3 @@ def test_a_store_four_times_the_memory(tmp_path: Path) -> None:
     )
     assert bounded["grown"] < MEMORY, bounded["grown"]
     assert bounded["grown"] < whole["grown"] / 2  # type: ignore[operator]
-
-
-def test_the_words_are_done_in_parts_where_the_memory_is_small(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    made = write_words(tmp_path / "store.h5", [(f"word{number}", rng.normal(size=(4, 8))) for number in range(300)])
-    whole = geometry(made.store, min_contexts=2, metrics="selfsim")
-    with config(memory=3000):
-        part = geometry(made.store, min_contexts=2, metrics="selfsim")
-    assert part.drop("value", "baseline", "adjusted").equals(whole.drop("value", "baseline", "adjusted"))
-    np.testing.assert_allclose(part["value"], whole["value"], atol=1e-7)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from embstore.analysis.attention.maps import Maps
-from embstore.analysis.attention.measure import BATCH_SUBWORDS, Pass, Reader, frame_of
+from embstore.analysis.attention.measure import BATCH_SUBWORDS, Held, Pass, Reader, frame_of
 from embstore.analysis.attention.statistic import Statistic, Values
 from embstore.arguments import Count, Positive, checked
 from embstore.config import settings
@@ -56,10 +56,10 @@ def attention_similarity(
         if first.info.tokenizer_sha256 != second.info.tokenizer_sha256:
             raise ModelError(f"{names} have different tokenizers: compare models with the same tokenizer")
         reader = Reader(opened, first, max_length=max_length, n_sentences=n_sentences, seed=seed)
-        held, cosines = _Held(), _Cosines()
+        held = Held()
+        cosines = _Cosines(held.values)
         first_pass = Pass(first, [held], layers=None, heads=None)
         second_pass = Pass(second, [cosines], layers=None, heads=None)
-        cosines.others = held.values
         for tokens, batch, inputs in reader.batches(BATCH_SUBWORDS.get(where.type, 2048)):
             held.values.clear()
             first_pass.add(tokens, batch, inputs)
@@ -68,26 +68,12 @@ def attention_similarity(
     return frame_of([cosines], second_pass.shape).select("layer", "head", "value")
 
 
-class _Held(Statistic):
-    """Holds the maps of all layers of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.values: list[torch.Tensor] = []
-
-    def update(self, maps: Maps) -> None:
-        self.values.append(maps.values)
-
-    def results(self) -> Iterator[Values]:
-        yield from ()
-
-
 class _Cosines(Statistic):
     """Sums of a.b, a.a and b.b of maps a, and `others` b of the same batch."""
 
-    def __init__(self) -> None:
+    def __init__(self, others: list[torch.Tensor]) -> None:
         super().__init__()
-        self.others: list[torch.Tensor] = []
+        self.others = others
 
     def update(self, maps: Maps) -> None:
         a, b = maps.values, self.others[maps.layer]

@@ -168,7 +168,8 @@ class Edges:
 
     @classmethod
     def of(cls, tokens: Tokens) -> Edges:
-        columns: list[tuple[NDArray[Any], ...]] = []
+        none = np.zeros(0, np.int64)
+        columns: list[tuple[NDArray[Any], ...]] = [(none, none, none, none.astype(np.bool_))]
         roots = np.full(len(tokens.sentences), -1, np.int64)
         names: list[str] = []
         for row, (sentence, forms) in enumerate(zip(tokens.sentences, tokens.present, strict=True)):
@@ -183,14 +184,11 @@ class Edges:
             dependants = np.flatnonzero(mask)
             columns.append((np.full(len(dependants), row), dependants, heads[mask], tree.punctuation[forms][mask]))
             names += [tree.relations[form] for form in forms[mask].tolist()]
-        if not names:
-            none = np.zeros(0, np.int64)
-            return cls(none, none, none, none.astype(np.bool_), [], none, roots)
-        relations, codes = np.unique(np.array(names), return_inverse=True)
+        relations, codes = np.unique(np.array(names, str), return_inverse=True)
         order = np.argsort(codes, kind="stable")
-        arrays = [np.concatenate(each)[order] for each in zip(*columns, strict=True)]
+        rows, dependants, heads, marks = (np.concatenate(each)[order] for each in zip(*columns, strict=True))
         starts = np.searchsorted(codes[order], np.arange(len(relations)))
-        return cls(arrays[0], arrays[1], arrays[2], arrays[3], relations.tolist(), starts, roots)
+        return cls(rows, dependants, heads, marks, relations.tolist(), starts, roots)
 
 
 class Maps:

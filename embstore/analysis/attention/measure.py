@@ -326,24 +326,25 @@ def sentence_attention(
     if isinstance(sentence, str):
         item = Document(sentence, spans=[Span(0, len(sentence), "sentence")])
     network = load_attention_model(model, device=choose_device(settings().device))
-    collected = _Collected()
-    measured = Pass(network, [collected], layers=layers, heads=heads)
+    held = Held()
+    measured = Pass(network, [held], layers=layers, heads=heads)
     (tokens, batch, inputs), *_ = Reader(open_corpus([item]), network).batches(1)
     measured.add(tokens, batch, inputs)
     spelled = network.network.tokenizer.subword_text
     subwords = tuple(spelled(index) for index in inputs["input_ids"][0].tolist())
-    return SentenceAttention(subwords, measured.shape.layers, measured.shape.heads, np.stack(collected.values))
+    values = np.stack([each[0].cpu().numpy() for each in held.values])
+    return SentenceAttention(subwords, measured.shape.layers, measured.shape.heads, values)
 
 
-class _Collected(Statistic):
-    """Keeps the maps of a batch of one sentence."""
+class Held(Statistic):
+    """Holds the maps of all layers of a batch."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.values: list[NDArray[np.float32]] = []
+        self.values: list[torch.Tensor] = []
 
     def update(self, maps: Maps) -> None:
-        self.values.append(maps.values[0].cpu().numpy().copy())
+        self.values.append(maps.values)
 
     def results(self) -> Iterator[Values]:
         yield from ()

@@ -84,23 +84,10 @@ class CosineSums:
     ) -> None:
         """Add a batch, given the word and the sentence of each vector; raises NonFiniteError."""
         half = batch.stored.dtype == np.float16
-        n_nonzero = add_cosines(
-            np.ascontiguousarray(batch.stored if half else batch.stored.astype(self.dtype, copy=False)).view(np.int8),
-            half,
-            words,
-            self.word_counts,
-            self.word_sums,
-            self.word_totals,
-            sentences,
-            sizes,
-            self.values,
-            self.runs,
-            self.run_sums,
-            self.buffers,
-            self.total,
-        )
+        stored = batch.stored if half else batch.stored.astype(self.dtype, copy=False)
+        n_nonzero = add_cosines(self, np.ascontiguousarray(stored).view(np.int8), half, words, sentences, sizes)
         if n_nonzero < 0:
-            batch.require_finite()
+            _ = batch.vectors  # raises if a value is not finite
             raise beyond_float32(batch.layer)
         self.n_nonzero += n_nonzero
         self.count += len(batch)

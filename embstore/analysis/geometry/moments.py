@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from embstore.analysis.geometry.spectra import largest_eigenpairs, symmetric_product
+from embstore.analysis.geometry.spectra import share_of_first, symmetric_product
 from embstore.analysis.scan import Batch, Scope
 from embstore.errors import NonFiniteError
 
@@ -75,11 +75,7 @@ class LayerMoments:
         moment = self.scatter + self.count * np.outer(self.mean, self.mean)
         if not np.isfinite(moment).all():
             raise NonFiniteError("the second moment holds a value that is not finite: some vectors are not finite")
-        variance = float(np.trace(moment))
-        if variance <= 0:
-            return float("nan")
-        largest, _ = largest_eigenpairs(torch.from_numpy(np.ascontiguousarray(moment))[None], vectors=False)
-        return min(float(largest[0]) / variance, 1.0)
+        return float(share_of_first(torch.from_numpy(moment)[None])[0])
 
 
 def _ratio(one: float, other: float) -> float:

@@ -23,14 +23,15 @@ _ANGLE = 1e-7  # of an eigenvector, in radians
 
 
 def _shares_of_batch(batch: WordBatch, resources: Resources) -> torch.Tensor:
-    return _share_of_first(word_grams(batch.vectors.to(resources.device, resources.dtype)))
+    return share_of_first(word_grams(batch.vectors.to(resources.device, resources.dtype)))
 
 
 def _share_of_blocks(blocks: Blocks, resources: Resources) -> torch.Tensor:
-    return _share_of_first(word_moment(blocks(), resources)[None])
+    return share_of_first(word_moment(blocks(), resources)[None])
 
 
-def _share_of_first(matrices: torch.Tensor) -> torch.Tensor:
+def share_of_first(matrices: torch.Tensor) -> torch.Tensor:
+    """The share of the largest eigenvalue in the sum of all, [w]; NaN where all are zero."""
     trace = matrices.diagonal(dim1=1, dim2=2).sum(1)
     return (largest_eigenpairs(matrices, vectors=False)[0] / trace).clamp(0, 1)
 
@@ -100,7 +101,7 @@ def sample_mev(stored: NDArray[Any]) -> float:
         row = int(np.flatnonzero(~np.isfinite(array).all(1))[0])
         raise NonFiniteError(f"vector {row} of the sample holds a value that is not finite: leave it out")
     shorter = torch.from_numpy(array if len(array) <= array.shape[1] else array.T)
-    return float(_share_of_first(symmetric_product(shorter[None]))[0])
+    return float(share_of_first(symmetric_product(shorter[None]))[0])
 
 
 def largest_eigenpairs(matrices: torch.Tensor, *, vectors: bool = True) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +86,10 @@ def can_decide(search: Search, sketch: Sketch, limits: SearchLimits) -> bool:
 def sketch_search(search: Search, sketch: Sketch, limits: SearchLimits) -> SketchHits:
     """The k nearest rows of each query of a search, exactly."""
     n_queries = len(search.queries)
-    if not len(search.rows):
-        hits = search.hits(np.full((n_queries, 1), -1))
-        return SketchHits(hits.rows, hits.scores, np.zeros(n_queries, bool), 0)
-    if not can_decide(search, sketch, limits):
-        hits = search.decide(*search.candidates())
-        return SketchHits(hits.rows, hits.scores, np.ones(n_queries, bool), 0)
+    has_rows = len(search.rows) > 0
+    if not (has_rows and can_decide(search, sketch, limits)):
+        hits = search.decide(*search.candidates()) if has_rows else search.hits(np.full((n_queries, 1), -1))
+        return SketchHits(hits.rows, hits.scores, np.full(n_queries, has_rows), 0)
     found = []
     for first in range(0, n_queries, MOST_QUERIES):
         part = search.part(np.arange(first, min(n_queries, first + MOST_QUERIES)))
@@ -135,7 +133,7 @@ class _SketchSearch:
         self.products = search.queries @ sketch.rotation.directions.T
         self.squares = np.square(search.queries).sum(1)
         self.lengths = np.sqrt(self.squares)
-        self.mean_length = 0.0 if self.centered else sketch.mean_length
+        self.mean_length = 0.0 if self.centered else float(np.linalg.norm(sketch.rotation.mean))
         self.weights, self.terms = self._terms()
         self._add_to_first(self.terms[0])
         self.packed_terms = self.terms.view(np.uint8).reshape(self.terms.size, -1)
@@ -228,8 +226,8 @@ class _SketchSearch:
         """Set the bounds [q, row] of rows by the first level, and add the likely ones."""
         first, stop, offsets, norms, groups = part
         allowed = self.allowed(first, stop)
-        terms = self.weights[0], self.packed_terms[: len(bounds)]
-        likely.kernel.scan(groups, first, stop - first, SEGMENT, offsets, norms, allowed, *terms, bounds)
+        terms, kernel = (self.weights[0], self.packed_terms[: len(bounds)]), cast(Any, likely.kernel)
+        kernel.scan(groups, first, stop - first, SEGMENT, offsets, norms, allowed, *terms, bounds)
         read = [groups, norms, offsets if allowed is not None or self.search.exclude else None]
         with self.lock:
             self.nbytes += sum(each.nbytes for each in read if each is not None)
@@ -253,10 +251,15 @@ class _SketchSearch:
         search, codes = self.search, self.sketch.codes
         near.least[:] = self.least()
         scale = of_norms(norms) if norms is not None and search.space.metric == "cosine" else np.float32(1)
-        needed = partial(_open_groups, bounds, limits, scale, self.active)
+
+        def needed() -> NDArray[np.bool_]:
+            """The groups of which a row may be near to one of the active queries."""
+            is_open = bounds[self.active] > limits[self.active][:, None] * scale
+            return np.asarray(is_open.any(0).reshape(-1, GROUP).any(1))
+
         levels = [groups, *(codes.groups(level, first, stop, needed) for level in range(1, codes.layout.n_levels))]
-        terms = self.weights.reshape(-1, LEVEL), self.packed_terms
-        n_read = near.kernel.choose(levels, first, stop - first, SEGMENT, offsets, norms, *terms, bounds, limits)
+        terms, kernel = (self.weights.reshape(-1, LEVEL), self.packed_terms), cast(Any, near.kernel)
+        n_read = kernel.choose(levels, first, stop - first, SEGMENT, offsets, norms, *terms, bounds, limits)
         with self.lock:
             self.nbytes += min(n_read, len(groups) * (len(levels) - 1)) * GROUP_NBYTES
             self.n_near += near.filled - before
@@ -303,10 +306,3 @@ class _SketchSearch:
         least = np.full(padded_queries(len(self.active)), np.inf, np.float32)
         least[: len(self.active)] = np.where(self.active, -np.inf if values is None else values, np.inf)
         return least
-
-
-def _open_groups(
-    bounds: NDArray[np.float32], limits: NDArray[np.float32], scale: Any, active: NDArray[np.bool_]
-) -> NDArray[np.bool_]:
-    """The groups of which a row may be near to one of the active queries."""
-    return np.asarray((bounds[active] > limits[active][:, None] * scale).any(0).reshape(-1, GROUP).any(1))

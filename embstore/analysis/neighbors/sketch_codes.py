@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -188,9 +188,6 @@ class Encoded:
         ]
         return cls(np.concatenate([part.norms for part in parts], 1), levels)
 
-    def ordered(self, order: NDArray[np.int64]) -> Encoded:
-        return Encoded(self.norms[:, order], [(codes[order], lengths[order]) for codes, lengths in self.levels])
-
     def groups(self, level: int) -> NDArray[np.uint8]:
         """A level in groups of rows: [group, GROUP_NBYTES]."""
         codes, lengths = self.levels[level]
@@ -341,10 +338,6 @@ class Sketch:
     longest: float
     vector_nbytes: int
 
-    @cached_property
-    def mean_length(self) -> float:
-        return float(np.linalg.norm(self.rotation.mean))
-
 
 def write_sketch(
     vectors: StoreVectors, folder: Path, progress: Callable[[int], object]
@@ -380,7 +373,7 @@ def write_codes(
         file.truncate(layout.nbytes)
         for start, encoded in _segments(blocks, rotation, what):
             order = _by_cluster(rotation, encoded)
-            encoded = encoded.ordered(order)
+            encoded = Encoded(encoded.norms[:, order], [(codes[order], own[order]) for codes, own in encoded.levels])
             offsets = np.zeros(-(-len(order) // GROUP) * GROUP, np.uint16)
             offsets[: len(order)] = order
             parts: list[NDArray[Any]] = [*as_norms(encoded.norms), offsets]

@@ -101,12 +101,8 @@ class StoreVectors:
             yield partial(StoredBlock, **vars(block), rows=chosen, spread=chosen is not None)
 
     def _gathered(self, rows: NDArray[np.int64]) -> StoredBlock:
-        out = None
-        if self.store.dtype == "bfloat16":
-            out = np.empty((len(rows), self.hidden_size), np.uint16)
-        return StoredBlock(
-            0, self.store.vectors(rows, layers=self.layer, out=None if out is None else out[None])[0], rows=rows
-        )
+        out = np.empty((1, len(rows), self.hidden_size), np.uint16) if self.store.dtype == "bfloat16" else None
+        return StoredBlock(0, self.store.vectors(rows, layers=self.layer, out=out)[0], rows=rows)
 
 
 class ArrayVectors:
@@ -131,10 +127,8 @@ class ArrayVectors:
         for start in range(0, len(rows), block_rows):
             part = rows[start : start + block_rows]
             first, last = int(part[0]), int(part[-1]) + 1
-            if last - first == len(part):
-                yield partial(StoredBlock, first, array[first:last])
-            else:
-                yield partial(StoredBlock, first, array[first:last], rows=np.asarray(part), spread=True)
+            chosen = None if last - first == len(part) else np.asarray(part)
+            yield partial(StoredBlock, first, array[first:last], rows=chosen, spread=chosen is not None)
 
 
 def stored_bytes(vectors: NDArray[Any]) -> tuple[NDArray[np.int8], int]:
