@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -201,9 +201,6 @@ class JoinedSource:
             for block in blocks:
                 yield replace(block, first=base + block.first)
 
-    def sequential(self, array: str, layer: int, stop: int) -> _JoinedReader:
-        return _JoinedReader(self, array, layer, stop)
-
     def require_committed(self, start: int, stop: int) -> None:
         for number, first, last in self._spans(start, stop):
             if not self.described[number].finished:
@@ -236,31 +233,6 @@ class MemberLabels:
             raise InvalidValueError(f"{self._of.path} has no added labels {name!r}")
         for source in some:
             source.label_files.remove(name)
-
-
-class _JoinedReader:
-    """Reads rows of the members of a collection, one after the other."""
-
-    def __init__(self, joined: JoinedSource, array: str, layer: int, stop: int) -> None:
-        self._of, self._array, self._layer, self._stop = joined, array, layer, stop
-        self._member, self._reader = -1, ExitStack()
-
-    def __enter__(self) -> _JoinedReader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._reader.close()
-
-    def read_rows(self, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        done = 0
-        for number, _, own in self._of._by_member(rows):
-            if number != self._member:
-                self._reader.close()
-                stop = min(self._stop - int(self._of._starts[number]), self._of.described[number].n_rows)
-                reader = self._of.opened[number].sequential(self._array, self._layer, stop)
-                self._member, self._source = number, self._reader.enter_context(reader)
-            self._source.read_rows(own, out[done : done + len(own)])
-            done += len(own)
 
 
 # One store, or several that are one: what `Store` and the analyses read

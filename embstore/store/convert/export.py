@@ -19,12 +19,12 @@ from embstore.store.convert.filling import PartitionBuffer, fill_store, require_
 from embstore.store.layout import Layout, partition_rows
 from embstore.store.metadata import Dropped, Metadata, check_metadata
 from embstore.store.opening import open_store
+from embstore.store.source import FileSource
 from embstore.store.storage.location import ObjectPath, parse_location
 from embstore.store.store import Selection, Store
-from embstore.store.vectors import STORAGE_DTYPE, decode
 
 LEFT_OUT = "left out of an export"
-BATCH_NBYTES = 2 * 2**20
+BATCH_NBYTES = 2**25  # of rows, which are requested from a bucket at the same time
 
 Rows = NDArray[np.int64]
 
@@ -138,54 +138,33 @@ class _Copy:
         """Put rows `[start, stop)` of the copy into the buffer."""
         if buffer.layout != self._layout:
             self._of_site(self._source, buffer.layout)
-        same = self._layout.dtype == self._source.dtype and not self._has_many_centers
-        put = self._copy if same else self._convert
-        for layer in range(len(self._layers)):
-            put(buffer, layer, start, stop)
+        own = self._source.source
+        is_same = self._layout.dtype == self._source.dtype
+        for place, layer in enumerate(self._layout.layers):
+            if is_same and self._source.dtype == "int8" and isinstance(own, FileSource):
+                self._copy_codes(own, buffer, place, start, stop)
+                continue
+            for first, rows in self._batches(start, stop):
+                if is_same and self._source.dtype != "int8":
+                    out = buffer.stored(self._layout.vectors, place, first - start, first - start + len(rows))
+                    self._source.vectors(rows, layers=layer, out=out[None])
+                else:  # each store of a collection of int8 has a center of its own
+                    vectors = self._source.vectors(rows, layers=layer)[0]
+                    buffer.put(place, first - start, vectors, where=self._namer(rows))
 
     def _of_site(self, source: Store, layout: Layout) -> None:
         """Copy this site of the source from now on."""
         self._source, self._layout = source.site(layout.site), layout
-        self._layers = [self._source.layers.index(layer) for layer in layout.layers]
 
-    @property
-    def _has_many_centers(self) -> bool:
-        """Whether the source is a collection of int8, whose codes mean other values in each member."""
-        return self._source.dtype == "int8" and self._source.source.center is None
-
-    def _copy(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
-        vectors = self._layout.vectors
-        for array in [vectors, "scale"] if self._layout.dtype == "int8" else [vectors]:
-            with self._sequential(array, layer, stop) as source:
+    def _copy_codes(self, source: FileSource, buffer: PartitionBuffer, place: int, start: int, stop: int) -> None:
+        end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
+        for array in (self._layout.vectors, "scale"):
+            with source.sequential(array, self._layout.layers[place], end) as stored:
                 for first, rows in self._batches(start, stop):
-                    source.read_rows(rows, buffer.stored(array, layer, first - start, first - start + len(rows)))
-
-    def _convert(self, buffer: PartitionBuffer, layer: int, start: int, stop: int) -> None:
-        if self._has_many_centers:
-            for first, rows in self._batches(start, stop):
-                values = self._source.vectors(rows, layers=self._source.layers[self._layers[layer]])[0]
-                buffer.put(layer, first - start, values, where=self._namer(rows))
-            return
-        dtype, center = self._source.dtype, self._source.source.center
-        center = None if center is None else center[self._layers[layer]]
-        vectors = self._layout.vectors
-        with self._sequential(vectors, layer, stop) as codes, self._sequential("scale", layer, stop) as scales:
-            for first, rows in self._batches(start, stop):
-                values = np.empty((len(rows), self._layout.hidden_size), STORAGE_DTYPE[dtype])
-                codes.read_rows(rows, values)
-                scale = None
-                if center is not None:
-                    scale = np.empty(len(rows), np.float32)
-                    scales.read_rows(rows, scale)
-                values = decode(values, dtype, scale=scale, center=center)
-                buffer.put(layer, first - start, values, where=self._namer(rows))
+                    stored.read_rows(rows, buffer.stored(array, place, first - start, first - start + len(rows)))
 
     def _namer(self, rows: Rows) -> Callable[[int], str]:
         return lambda number: f"row {rows[number]} of {self._source.path}"
-
-    def _sequential(self, array: str, layer: int, stop: int) -> Any:
-        end = stop if self._rows is None else int(self._rows[stop - 1]) + 1
-        return self._source.source.sequential(array, self._layout.layers[layer], end)
 
     def _batches(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
         """Yield rows `[start, stop)` of the copy in batches: (first row, the same rows of the source)."""
@@ -199,7 +178,7 @@ class _Copy:
         if self._layout.dtype != "int8":
             return None
         if self._source.source.center is not None:
-            return self._source.source.center[self._layers]
+            return self._source.source.center[[self._source.layers.index(layer) for layer in self._layout.layers]]
         sample = sample_rows(self._layout.n_rows)
         rows = sample if self._rows is None else self._rows[sample]
         means = []
