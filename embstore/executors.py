@@ -56,10 +56,7 @@ class Processes(ProcessPoolExecutor):
 
     @checked
     def __init__(
-        self,
-        n_workers: Annotated[int, Range(1, 100_000)] | None = None,
-        *,
-        devices: Iterable[str | int] | None = None,
+        self, n_workers: Annotated[int, Range(1, 100_000)] | None = None, *, devices: Iterable[str | int] | None = None
     ) -> None:
         names = ("cpu",) * (n_workers or n_cores()) if devices is None else tuple(map(device_name, devices))
         if not names:

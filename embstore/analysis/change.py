@@ -228,11 +228,7 @@ class Units:
 
     @classmethod
     def of(
-        cls,
-        vectors: Floats,
-        is_new: NDArray[np.bool_],
-        units: NDArray[np.int64],
-        clusters: NDArray[np.int64] | None,
+        cls, vectors: Floats, is_new: NDArray[np.bool_], units: NDArray[np.int64], clusters: NDArray[np.int64] | None
     ) -> Units:
         """Sum vectors [n, feature] whose sides and units are given."""
         names, numbers = np.unique(units * 2 + is_new, return_inverse=True)

@@ -102,9 +102,7 @@ class Split:
         return words_of_subwords(self.first, self.last, self.bounds, self.indptr)
 
 
-def word_characters(
-    sentences: Sequence[Sentence],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def word_characters(sentences: Sequence[Sentence]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return where the words of each sentence begin and end, [n_sentences + 1], and the characters of each word.
 
     Both, [n_words], are counted from the beginning of the sentence's `text`.
@@ -333,11 +331,7 @@ class Encoder(ABC):
 
 
 def check_arguments(
-    info: ModelInfo,
-    layers: Sequence[int],
-    pooling: str,
-    batch_subwords: int = 1,
-    attention_window: int | None = None,
+    info: ModelInfo, layers: Sequence[int], pooling: str, batch_subwords: int = 1, attention_window: int | None = None
 ) -> tuple[int, ...]:
     """Return the layers as integers; raises InvalidValueError, in one line, for an argument that is not allowed."""
     chosen = tuple(int(layer) for layer in layers)

@@ -295,11 +295,7 @@ def encoder_of(store: Store, model: str | Path | None = None) -> Encoder:
 
 
 def encode_word(
-    store: Store,
-    text: str,
-    *,
-    layers: Sequence[int],
-    model: str | Path | Encoder | None = None,
+    store: Store, text: str, *, layers: Sequence[int], model: str | Path | Encoder | None = None
 ) -> NDArray[np.float32]:
     """Encode a word in a new sentence as the sentences of the store were: float32 [layer, hidden_size].
 

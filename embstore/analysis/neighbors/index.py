@@ -52,15 +52,7 @@ from embstore.store.backend import zarr_storage
 from embstore.store.layout import RESIDUAL, Layers, one_layer
 from embstore.store.metadata import canonical, document_crc32c
 from embstore.store.storage.base import KeyNotFoundError
-from embstore.store.storage.files import (
-    crc32c_of_file,
-    make_folders,
-    read_json,
-    reading,
-    remove,
-    replacing,
-    storing,
-)
+from embstore.store.storage.files import crc32c_of_file, make_folders, read_json, reading, remove, replacing, storing
 from embstore.store.zarr.format import INDEXES
 from embstore.vectors.linalg import unit_rows
 

@@ -74,12 +74,7 @@ class LabelledExamples:
 
 
 def iter_batches(
-    examples: Examples,
-    order: NDArray[np.int64],
-    layers: Sequence[int],
-    *,
-    batch_size: int,
-    device: torch.device,
+    examples: Examples, order: NDArray[np.int64], layers: Sequence[int], *, batch_size: int, device: torch.device
 ) -> Iterator[tuple[NDArray[np.int64], torch.Tensor]]:
     """Yield (numbers, columns) of each batch; columns are float32 [layer, n, width + 1], the last column 1.
 

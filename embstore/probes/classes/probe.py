@@ -209,11 +209,7 @@ class ClassProbe(Probe[FittedClasses]):
 
     @checked
     def predict(
-        self,
-        *,
-        layers: Layers = -1,
-        split: str = "test",
-        data: Store | Selection | None = None,
+        self, *, layers: Layers = -1, split: str = "test", data: Store | Selection | None = None
     ) -> pl.DataFrame:
         """Return the classes that the probes of one layer and the first seed find for each word-class pair.
 

@@ -99,12 +99,7 @@ class ClassTrainer(Trainer):
     min_gain = 3e-3
 
     def __init__(
-        self,
-        shape: Shape,
-        data: LabelledExamples,
-        dev: LabelledExamples | None,
-        standard: Standard,
-        schedule: Schedule,
+        self, shape: Shape, data: LabelledExamples, dev: LabelledExamples | None, standard: Standard, schedule: Schedule
     ) -> None:
         self._shape, self._data, self._dev, self._schedule = shape, data, dev, schedule
         self._size = (len(shape.layers), shape.n_probes)

@@ -92,12 +92,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
     @checked
     def fit(
-        self,
-        data: Store | Selection,
-        train: Edges,
-        dev: Edges | None = None,
-        *,
-        name: str | None = None,
+        self, data: Store | Selection, train: Edges, dev: Edges | None = None, *, name: str | None = None
     ) -> EdgeProbe:
         """Train the probes on the train targets of a task, stopping on the dev targets; returns itself.
 
@@ -217,11 +212,7 @@ class EdgeProbe(Probe[FittedEdges]):
 
     @checked
     def predict(
-        self,
-        edges: Edges,
-        *,
-        data: Store | Selection | None = None,
-        seed: Count | None = None,
+        self, edges: Edges, *, data: Store | Selection | None = None, seed: Count | None = None
     ) -> NDArray[np.float32]:
         """Return the probability that P(0) ... P(L) give each label of each target, float32 [layers, targets, labels].
 

@@ -267,10 +267,7 @@ def expected_layers(scores: NDArray[np.float64], layers: Sequence[int]) -> NDArr
 
 
 def undetermined(
-    values: Sequence[float],
-    ends: Interval | None,
-    layers: Sequence[int],
-    n_different: int | None = None,
+    values: Sequence[float], ends: Interval | None, layers: Sequence[int], n_different: int | None = None
 ) -> str:
     """Return why an expected layer is not a position among the layers, empty if it is one.
 

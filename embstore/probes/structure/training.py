@@ -22,12 +22,7 @@ READ = 5  # batches in memory: in use, and read ahead in the dtype of the store 
 
 
 def train_structure(
-    shape: StructureShape,
-    data: Treebank,
-    dev: Treebank | None,
-    *,
-    schedule: Schedule,
-    progress: Progress = False,
+    shape: StructureShape, data: Treebank, dev: Treebank | None, *, schedule: Schedule, progress: Progress = False
 ) -> Trained:
     """Train all probes of a shape; they are numbered in the order [layer, task, seed].
 
