@@ -128,7 +128,7 @@ def export(
     out: Annotated[
         str,
         opt.argument(
-            "OUT", "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, NAME.parquet or NAME.safetensors."
+            "OUT", "What to write: NAME.zarr, NAME.h5, s3://BUCKET/NAME.zarr, or NAME.parquet."
         ),
     ],
     layers: Annotated[str, opt.option("LIST", "Only these layers: last, -1 or numbers such as 0,6-12.")] = "all",
@@ -144,7 +144,7 @@ def export(
     if word_list is not None:
         chosen = [*(chosen or ()), *opt.read_words(word_list, option="--word-list")]
     part = es.open(store, verify="lazy").select(words=chosen, layers=opt.layers_of(layers))
-    if Path(out).suffix in (".parquet", ".safetensors"):
+    if Path(out).suffix == ".parquet":
         if dtype is not None:
             raise InvalidValueError(f"--dtype {dtype} converts stores only: {out} keeps what is stored")
         es.store.write_table(part, out)

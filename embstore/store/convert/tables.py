@@ -1,4 +1,4 @@
-"""Hand stored rows over to other tools: Arrow batches, Parquet and safetensors files."""
+"""Hand stored rows over to other tools: Arrow batches and Parquet files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 from polars.io.plugins import register_io_source
 
 from embstore.arguments import checked
@@ -18,15 +17,12 @@ from embstore.config import settings
 from embstore.errors import InvalidValueError, MissingRowsError
 from embstore.progress import reporting
 from embstore.store.metadata import as_json
-from embstore.store.storage.files import replacing_table, write_file
-from embstore.store.storage.safetensors import header
+from embstore.store.storage.files import replacing_table
 from embstore.store.vectors import VALUE_DTYPE
 
-FILES = (".parquet", ".safetensors")
 BATCH_NBYTES = 2**23  # of vectors that are read at a time
 GROUP_NBYTES = 2**26  # of vectors in a row group of a Parquet file
 TABLE_ROWS = 2**16  # of the occurrence table, made at a time
-INTEGERS = ("occurrence", "sentence", "position", "source")
 
 
 def lazy_table(selection: Any, *, columns: Sequence[str] | None = None, report: Any = None) -> pl.LazyFrame:
@@ -83,19 +79,17 @@ def arrow_stream(selection: Any, *, columns: Sequence[str] | None) -> Any:
 
 @checked
 def write_table(selection: Any, out: str | os.PathLike[str]) -> Path:
-    """Write the occurrence table and vectors of a selection to a new .parquet or .safetensors file, in bounded memory.
+    """Write the occurrence table and vectors of a selection to a new .parquet file, in bounded memory.
 
-    Numbers are those that `vectors()` returns, to the bit: float16 stays float16; bfloat16 becomes float32 in Parquet
-    and stays in safetensors; int8 becomes float32. Parquet: the columns of `table()` and one list of fixed size a
-    layer, `layer_0`. Safetensors: a tensor [occurrence, feature] a layer, and `occurrence`, `sentence`, `position`
-    and `source` as int64. The file appears once it is complete.
+    Numbers are those that `vectors()` returns, to the bit: float16 stays float16; bfloat16 and int8 become float32. The
+    columns are those of `table()` and one list of fixed size a layer, `layer_0`. The file appears once it is complete.
 
     Raises InvalidValueError for another suffix and for a path that is taken, MissingRowsError for rows not written
     yet, StorageError.
     """
     path = Path(out)
-    if path.suffix not in FILES:
-        raise InvalidValueError(f"{path} has no known suffix: choose {' or '.join(FILES)}")
+    if path.suffix != ".parquet":
+        raise InvalidValueError(f"{path} has another suffix than .parquet, which the table is written as")
     if os.path.lexists(path):
         raise InvalidValueError(f"{path} exists already: choose another path, or remove it first")
     store = selection.store
@@ -106,36 +100,12 @@ def write_table(selection: Any, out: str | os.PathLike[str]) -> Path:
                 f"{len(selection) - written:,} of the rows of {store.path} are not written yet: finish it first"
             )
     about = {"embstore": json.dumps(as_json(store.metadata))}
-    is_parquet = path.suffix == ".parquet"
-    total = len(selection) * (1 if is_parquet else len(selection.layers))
-    with replacing_table(path) as partial, reporting(settings().progress, total=total, label="export") as report:
-        if is_parquet:
-            row_nbytes = store.hidden_size * VALUE_DTYPE[store.dtype].itemsize * len(selection.layers)
-            group = max(1024, min(TABLE_ROWS, GROUP_NBYTES // row_nbytes))
-            lazy_table(selection, report=report).sink_parquet(
-                partial, compression="lz4", row_group_size=group, statistics=False, metadata=about
-            )
-        else:
-            write_file(partial, _safetensors(selection, about, report))
+    row_nbytes = store.hidden_size * VALUE_DTYPE[store.dtype].itemsize * len(selection.layers)
+    group = max(1024, min(TABLE_ROWS, GROUP_NBYTES // row_nbytes))
+    options: Any = {"compression": "lz4", "row_group_size": group, "statistics": False, "metadata": about}
+    with (
+        replacing_table(path) as partial,
+        reporting(settings().progress, total=len(selection), label="export") as report,
+    ):
+        lazy_table(selection, report=report).sink_parquet(partial, **options)
     return path
-
-
-def _safetensors(selection: Any, about: dict[str, str], report: Any) -> Iterator[NDArray[Any] | bytes]:
-    """Yield the bytes of a file, a few MiB at a time."""
-    store, n_rows = selection.store, len(selection)
-    dtype = "float32" if store.dtype == "int8" else store.dtype
-    layers = tuple(dict.fromkeys(selection.layers))
-    vectors = {f"layer_{layer}": (dtype, (n_rows, store.hidden_size)) for layer in layers}
-    yield header({**dict.fromkeys(INTEGERS, ("int64", (n_rows,))), **vectors}, about)
-    for name in INTEGERS:
-        for first in range(0, n_rows, TABLE_ROWS):
-            some = store.select(rows=selection.rows_at(first, min(first + TABLE_ROWS, n_rows)))
-            yield some.table(columns=[name])[name].to_numpy().astype("<i8")
-    size, done = _batch_rows(selection, 1), 0
-    kind = np.dtype(np.uint16) if dtype == "bfloat16" else VALUE_DTYPE[store.dtype]
-    for layer in layers:
-        for first in range(0, n_rows, size):
-            rows = store.select(rows=selection.rows_at(first, min(first + size, n_rows))).rows
-            yield store.vectors(rows, layers=layer, out=np.empty((1, len(rows), store.hidden_size), kind))[0]
-            done += len(rows)
-            report(done)
