@@ -14,11 +14,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from embstore.arguments import Range, check_value, hints_of
+from embstore.arguments import check_value, hints_of
 from embstore.errors import InvalidValueError
 
 MAX_COMMENT = 110  # columns of a comment, which terminals show in one line
-_JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", Path: "string", NoneType: "null"}
+_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: '"none"'}
+_TYPES |= dict.fromkeys((Path, PathLike), "string")
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,6 @@ class Setting:
         """What it is, with its default in brackets."""
         shown = [] if self.default is inspect.Parameter.empty else [f"[default: {_shown(self.default)}]"]
         return " ".join([*([self.text] if self.text else []), *shown])
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of its values."""
-        return _schema(self.kind) | ({"description": self.text} if self.text else {})
 
 
 class Config:
@@ -96,18 +93,6 @@ class Config:
         choice = next((each for each in arguments if each in choices), choices[0])
         return "".join(_line(name, setting) for name, setting in self.settings(choice).items())
 
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the file."""
-        tables = [
-            {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {name: setting.schema() for name, setting in self.settings(choice).items()},
-            }
-            for choice in self.choices()
-        ]
-        return {"anyOf": tables} if self.by else tables[0]
-
 
 def _settings_of(source: Any) -> dict[str, Setting]:
     if isinstance(source, Mapping):
@@ -133,14 +118,15 @@ def _texts(doc: str) -> dict[str, str]:
     }
 
 
-def _arms(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+def _kinds(kind: Any) -> list[Any]:
+    """Return the types of a union, or the one type, each without its range."""
+    arms = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    return [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms]
 
 
 def _converted(value: Any, kind: Any) -> Any:
     """Return a value of TOML as its type has it: None for "none", tuples for lists, paths for text."""
-    arms = _arms(kind)
-    kinds = [get_args(arm)[0] if get_origin(arm) is Annotated else arm for arm in arms]
+    kinds = _kinds(kind)
     if value == "none" and NoneType in kinds:
         return None
     tuples = [arm for arm in kinds if get_origin(arm) is tuple]
@@ -169,28 +155,7 @@ def _shown(default: Any) -> str:
 
 def _named(kind: Any) -> str:
     """Return what a type is called in a comment."""
-    arms = _schema(kind).get("anyOf", [_schema(kind)])
-    names = [arm.get("type") or " or ".join(map(json.dumps, arm.get("enum", ["none"]))) for arm in arms]
+    names: list[str] = []
+    for each in _kinds(kind):
+        names += map(json.dumps, get_args(each)) if get_origin(each) is Literal else [_TYPES.get(each, "array")]
     return " or ".join(dict.fromkeys(names))
-
-
-def _schema(kind: Any) -> dict[str, Any]:
-    arms = _arms(kind)
-    if len(arms) > 1:
-        parts = [_schema(arm) for arm in arms]
-        return {"anyOf": [part if part != {"type": "null"} else {"const": "none"} for part in parts]}
-    if get_origin(kind) is Annotated:
-        base, *ranges = get_args(kind)
-        schema = _schema(base)
-        for each in ranges:
-            if isinstance(each, Range):
-                schema |= {"minimum": each.least} | ({"maximum": each.most} if each.most != float("inf") else {})
-        return schema
-    if get_origin(kind) is Literal:
-        return {"enum": list(get_args(kind))}
-    if kind in _JSON_TYPES:
-        return {"type": _JSON_TYPES[kind]}
-    members = [each for each in get_args(kind) if each is not Ellipsis]
-    if isinstance(kind, type) and issubclass(kind, PathLike):
-        return {"type": "string"}
-    return {"type": "array"} | ({"items": _schema(members[0])} if members else {})

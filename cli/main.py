@@ -21,7 +21,7 @@ from embstore_cli.options import option
 
 OPENMP_WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "1"}  # of GNU's OpenMP, in tries; of LLVM's, in ms
 MAX_WORD = 200  # characters of a word in a message
-START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models and speed"
+START, STORES, MEASURES, PROBES, MODELS = "Start here", "Stores", "Analysis", "Probes and studies", "Models"
 _signals: list[int] = []  # that have come: DuckDB and Polars turn the exception of one into an error of theirs
 
 
@@ -93,7 +93,6 @@ COMMANDS = (
     Entry("generate", "models.generate", MODELS, "generate prompts.txt made.jsonl --model gpt2"),
     _group("probe", "Train probes on stored vectors.", PROBES, _PROBE),
     Entry("reproduce", "reproduce.reproduce", PROBES, "reproduce zhao2020 corpus.txt -m bert-base-uncased --out study"),
-    Entry("bench", "bench.bench", MODELS, "bench --quick"),
 )
 
 GLOBAL = {"device": "cpu", "threads": "4", "memory": "8GiB"}  # the options of `embstore` itself, with an example

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import click
 import polars as pl
+import typer
 
 import embstore as es
 from embstore.corpus import Sentence
@@ -44,6 +50,43 @@ def blocks(page: Path) -> Iterator[Block]:
         if match["language"] in LANGUAGES:
             line = text.count("\n", 0, match.start("code")) + 1
             yield Block(page, line, match["language"], match["code"], match["reason"])
+
+
+def commands_of(block: Block) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Yield the variables and the words of each command of a block."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        variables = [word.partition("=") for word in words[: next((i for i, w in enumerate(words) if "=" not in w), 0)]]
+        if words:
+            yield {name: value for name, _, value in variables}, words[len(variables) :]
+
+
+@cache
+def commands() -> dict[str, Any]:
+    """Return every command and group by its words, such as "embstore probe edges"."""
+    main = importlib.import_module("embstore_cli.main")
+    found: dict[str, Any] = {}
+
+    def add(command: Any, name: str) -> None:
+        found[name] = command
+        for inner, each in getattr(command, "commands", {}).items():
+            add(each, f"{name} {inner}")
+
+    add(typer.main.get_command(main.app), "embstore")
+    return found
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command of embstore as the command line does, without running it."""
+    command, name, rest = commands()[words[0]], words[0], words[1:]
+    given, rest, _ = command.make_parser(click.Context(command)).parse_args(args=rest)
+    while rest and hasattr(command, "commands"):
+        name, rest = f"{name} {rest[0]}", [word for word in rest[1:] if word != "--write-config"]
+        command = commands()[name]
+        given, rest, _ = command.make_parser(click.Context(command)).parse_args(args=rest)
+    missing = [each.name for each in command.params if each.required and not given.get(each.name)]
+    assert not missing or "--write-config" in words, f"{shlex.join(words)}: {missing} is missing"
+    assert not rest, f"{shlex.join(words)}: {rest} is too much"
 
 
 def write_folder(folder: Path, minilm: Path) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import embstore as es
-from tests.documents import PAGES, ROOT, Block, blocks, write_folder
+from tests.documents import PAGES, ROOT, Block, blocks, commands, commands_of, write_folder
 from tests.object_server import bucket_environment
 from tests.test_public_names import private_names
 
@@ -64,15 +64,6 @@ def run_python(block: Block, names: dict[str, object]) -> None:
     exec(compile(padding + block.code, str(block.page), "exec"), names)
 
 
-def commands_of(block: Block) -> Iterator[tuple[dict[str, str], list[str]]]:
-    """Yield the variables and the words of each command of a block."""
-    for line in block.code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        variables = [word.partition("=") for word in words[: next((i for i, w in enumerate(words) if "=" not in w), 0)]]
-        if words:
-            yield {name: value for name, _, value in variables}, words[len(variables) :]
-
-
 def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     from embstore_cli.main import run
 
@@ -86,25 +77,6 @@ def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
             with pytest.raises(SystemExit) as ended:
                 run()
         assert not ended.value.code, f"{where} ended with status {ended.value.code}"
-
-
-def check_command(words: list[str]) -> None:
-    """Parse a command of embstore as the command line does, without running it."""
-    import click
-    import typer
-
-    from embstore_cli.main import app
-
-    command, context, rest = typer.main.get_command(app), None, words[1:]
-    while True:
-        context = click.Context(command, info_name=command.name, parent=context)
-        given, rest, _ = command.make_parser(context).parse_args(args=list(rest))
-        if not hasattr(command, "commands"):
-            break
-        _, command, rest = command.resolve_command(context, rest)
-    missing = [each.name for each in command.params if each.required and not given.get(each.name)]
-    assert not missing, f"{shlex.join(words)}: {missing} is missing"
-    assert not rest, f"{shlex.join(words)}: {rest} is too much"
 
 
 def check_names(code: str, known: dict[str, Any]) -> None:
@@ -130,19 +102,13 @@ def check_names(code: str, known: dict[str, Any]) -> None:
             inspect.signature(function).bind_partial(**{each.arg: None for each in node.keywords if each.arg})
 
 
-SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason]
+SKIPPED = [block for page in PAGES for block in blocks(page) if block.reason and block.language == "python"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", SKIPPED, ids=lambda block: f"{block.page.stem}-{block.line}")
-def test_what_is_not_run_has_commands_options_and_names_that_exist(block: Block) -> None:
-    if block.language == "python":
-        known: dict[str, Any] = {"es": es}
-        check_names(block.code, known)
-    else:
-        for _, words in commands_of(block):
-            if words[0] == "embstore":
-                check_command(words)
+def test_what_is_not_run_has_names_that_exist(block: Block) -> None:
+    check_names(block.code, {"es": es})
 
 
 # Options of other programs of which the pages speak: allennlp, embedding-atlas, npm, pip, ray, Slurm, tensorboard.
@@ -154,13 +120,8 @@ OTHERS = re.compile(
 
 @pytest.mark.slow
 def test_options_that_pages_name_exist() -> None:
-    import typer
-
-    from embstore_cli.main import app
-
-    commands, options = [typer.main.get_command(app)], {"--help", "--write-config"}
-    for command in commands:
-        commands += getattr(command, "commands", {}).values()
+    options = {"--help", "--write-config"}
+    for command in commands().values():
         for parameter in command.params:
             options |= {*parameter.opts, *parameter.secondary_opts}
     for page in PAGES:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import re
-import shlex
-import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import jsonschema
 import pytest
-import typer
 
 import embstore
-from tests.documents import PAGES, ROOT, blocks
+from tests.documents import PAGES, ROOT, blocks, check_command, commands, commands_of
 
 MAX_KNOBS = 230  # options and keys of --config on all pages of --help together, without what prints a page
 MAX_KNOBS_OF_A_COMMAND = 54
-CONFIG_SCHEMA = ROOT / "schemas" / "config.schema.json"
 FOLDERS = ("cli", "examples", "explorer", "studies")
 SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 MODULES = {"errors", "executors"}  # public, and imported by their names: `from embstore.errors import ...`
-COMMAND = re.compile(r"^(?:\$ )?embstore [a-z].*?(?:(?<!\\)$)", re.M | re.S)
 
 
 def is_public(name: str) -> bool:
@@ -106,25 +98,6 @@ def test_every_name_in_a_namespace_resolves() -> None:
             assert getattr(value, inner) is not None, f"{name}.{inner}"
 
 
-@cache
-def commands() -> dict[str, Any]:
-    """Return every command and group by its words, such as "embstore probe edges"."""
-    main = importlib.import_module("embstore_cli.main")
-    found: dict[str, Any] = {}
-
-    def add(command: Any, name: str) -> None:
-        found[name] = command
-        for inner, each in getattr(command, "commands", {}).items():
-            add(each, f"{name} {inner}")
-
-    add(typer.main.get_command(main.app), "embstore")
-    return found
-
-
-def options_of(command: Any) -> list[str]:
-    return [option for each in command.params if each.param_type_name == "option" for option in each.opts]
-
-
 def knobs() -> dict[str, tuple[int, int]]:
     """Return the number of options of each command, and of the keys of its --config file."""
     counts = {}
@@ -141,60 +114,26 @@ def test_the_number_of_options_and_settings() -> None:
     assert max(map(sum, counts.values())) <= MAX_KNOBS_OF_A_COMMAND, counts
 
 
-def config_schemas() -> dict[str, Any]:
-    """Return the JSON schema of the --config file of each command."""
-    configs = {name.partition(" ")[2]: getattr(command, "config", None) for name, command in commands().items()}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "The files of settings that commands take with --config, by command",
-        "$defs": {name: config.schema() for name, config in configs.items() if config is not None},
-    }
-
-
-def test_the_schema_of_settings_is_that_of_the_functions() -> None:
-    assert json.loads(CONFIG_SCHEMA.read_text("utf-8")) == config_schemas(), "run python -m tests.test_public_names"
-
-
-@pytest.mark.parametrize("name", config_schemas()["$defs"])
-def test_the_file_that_a_command_writes_has_its_settings(name: str) -> None:
-    config = commands()[f"embstore {name}"].config
+@pytest.mark.parametrize("name", [name for name, command in commands().items() if getattr(command, "config", None)])
+def test_the_file_that_a_command_writes_has_its_settings(name: str, tmp_path: Path) -> None:
+    config, path = commands()[name].config, tmp_path / "a.toml"
     for choice in config.choices():
-        text = config.toml([choice])
-        keys = re.findall(r"^(?:# )?(\w+) =", text, re.M)
+        path.write_text(config.toml([choice]), "utf-8")
+        keys = re.findall(r"^(?:# )?(\w+) =", path.read_text("utf-8"), re.M)
         assert keys == list(config.settings(choice))
-        set_keys = tomllib.loads(text)
-        schema = config_schemas()["$defs"][name]
-        jsonschema.validate(set_keys, schema)
-
-
-def wrong_words(line: str) -> str | None:
-    """Return what a command of the documents has that the command line does not know: a command or an option."""
-    words = shlex.split(line.replace("\\\n", " ").split(" #")[0])
-    name = "embstore"
-    while len(words) > 1 and f"{name} {words[1]}" in commands():
-        name, words = f"{name} {words[1]}", words[1:]
-    if hasattr(commands()[name], "commands") and len(words) > 1 and not words[1].startswith("-"):
-        return f"{name} {words[1]}"
-    known = {*options_of(commands()[name]), "--help", "--write-config"}
-    given = [word.split("=")[0] for word in words[1:] if re.match(r"--?[a-z]", word)]
-    unknown = [word for word in given if word not in known and word.replace("--no-", "--") not in known]
-    return f"{name} {unknown[0]}" if unknown else None
+        config.read(path, choice)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_documents_exist(page: Path) -> None:
-    wrong = [
-        f"{page.name}:{block.line}: {found}"
-        for block in blocks(page)
-        if block.language == "bash"
-        for match in COMMAND.finditer(block.code)
-        if (found := wrong_words(match[0])) is not None
-    ]
-    assert not wrong, "\n".join(wrong)
+    for block in blocks(page):
+        if block.language == "bash":
+            for _, words in commands_of(block):
+                if words[0] == "embstore":
+                    check_command(words)
 
 
-if __name__ == "__main__":  # writes the schema, and prints the options and settings of each command
-    CONFIG_SCHEMA.write_text(json.dumps(config_schemas(), indent=1) + "\n", "utf-8")
+if __name__ == "__main__":  # prints the options and settings of each command
     for command, (options, settings) in knobs().items():
         print(f"{command:30} {options:3} {settings:3}")
     print("in all", sum(map(sum, knobs().values())))

@@ -108,11 +108,6 @@ def test_the_file_that_is_written_explains_each_setting() -> None:
         '# How many are taken, and how many at most.\n# most =  # integer or "none"\n'
         '# file =  # string or "none"\ndeep = false\n# own =  # string\n'
     )
-    schema = CONFIG.schema()["properties"]
-    text = "How many are taken, and how many at most."
-    assert schema["n"] == {"type": "integer", "minimum": 1, "maximum": 9, "description": text}
-    assert schema["kind"] == {"enum": ["a", "b"]}
-    assert schema["windows"] == {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "none"}]}}
 
 
 def test_a_command_writes_its_settings_and_reads_them_back(work: Work) -> None:

@@ -19,11 +19,11 @@ import pytest
 
 import embstore as es
 from embstore.errors import EmbstoreError
+from tests.documents import commands
 from tests.hostile.defects import limited
 from tests.models import tiny
 from tests.resilience.conftest import campaign
 from tests.store_making import make_store
-from tests.test_public_names import commands
 
 TEXTS = [
     "",
@@ -84,7 +84,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         value = getattr(es, name)
         listed = getattr(value, "__all__", ()) if isinstance(value, ModuleType) else ()
         found |= {f"{name}.{inner}": getattr(value, inner) for inner in listed} or {name: value}
-    skipped = ("explore", "bench", "errors.", "executors.", "config", "demo", "extraction.bench")
+    skipped = ("explore", "errors.", "executors.", "config", "demo")
     return {name: value for name, value in found.items() if is_checked(value) and not name.startswith(skipped)}
 
 
@@ -123,7 +123,7 @@ def test_functions(name: str, folder: Path, tmp_path: Path, monkeypatch: pytest.
 @cache
 def leaves() -> dict[str, Any]:
     """Every command by its words, but those that serve, measure or download."""
-    skipped = ("demo", "explore", "bench", "reproduce", "publish")
+    skipped = ("demo", "explore", "reproduce", "publish")
     found = {name.removeprefix("embstore "): each for name, each in commands().items() if not hasattr(each, "commands")}
     return {name: each for name, each in found.items() if not name.startswith(skipped)}
 
