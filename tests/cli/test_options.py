@@ -136,12 +136,11 @@ def test_an_option_at_a_wrong_place_is_named_with_its_place(typed: str, message:
     work.refuses(typed, message)
 
 
-@pytest.mark.parametrize("out", ["new.parquet", "new.safetensors"])
-def test_what_is_exported_is_checked_whatever_its_form(out: str, work: Work) -> None:
+def test_what_is_exported_is_checked_whatever_its_form(work: Work) -> None:
     shard = work / "store.zarr" / "hidden_states" / "c" / "0" / "0" / "0"
     data = shard.read_bytes()
     shard.write_bytes(bytes([data[0] ^ 1]) + data[1:])
-    work.refuses(f"export store.zarr {out}", "the rows of partition 0 of store.zarr were changed", status=1)
+    work.refuses("export store.zarr new.parquet", "the rows of partition 0 of store.zarr were changed", status=1)
 
 
 @pytest.mark.parametrize("kind", ["context", "attention"])

@@ -1,4 +1,4 @@
-"""Stored rows in other tools, equal to `vectors()` to the bit: Arrow, Parquet, safetensors, torch."""
+"""Stored rows in other tools, equal to `vectors()` to the bit: Arrow, Parquet, torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from unittest.mock import Mock
 import numpy as np
 import polars as pl
 import pytest
-import safetensors.numpy
-import safetensors.torch
 import torch
 
 import embstore as es
@@ -53,19 +51,6 @@ def test_parquet_has_the_table_and_the_vectors(store: es.Store, tmp_path: Path) 
         path = es.store.write_table(selection, tmp_path / f"{number}.parquet")
         check(pl.read_parquet(path), selection)
     assert "embstore" in pl.read_parquet_metadata(path)
-
-
-@pytest.mark.quick(3)
-def test_safetensors_has_the_vectors_as_stored(store: es.Store, tmp_path: Path) -> None:
-    for number, selection in enumerate(selections(store)):
-        path = es.store.write_table(selection, tmp_path / f"{number}.safetensors")
-        found = safetensors.torch.load_file(path)
-        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(store.dtype, torch.float32)
-        for layer, each in zip(selection.layers, selection.vectors(), strict=True):
-            assert found[f"layer_{layer}"].dtype == kind
-            assert found[f"layer_{layer}"].to(torch.from_numpy(each).dtype).numpy().tobytes() == each.tobytes()
-        table = selection.table()
-        assert all(found[name].tolist() == table[name].to_list() for name in tables.INTEGERS)
 
 
 @pytest.mark.quick(1)
@@ -118,18 +103,17 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     made = example()
     store = made.make(tmp_path / "s.zarr")
     (tmp_path / "taken.parquet").write_text("mine")
-    for name, message in (("x.csv", "choose .parquet or .safetensors"), ("taken.parquet", "exists already")):
+    for name, message in (("x.csv", "has another suffix than .parquet"), ("taken.parquet", "exists already")):
         with pytest.raises(InvalidValueError, match=message):
             es.store.write_table(store.select(), tmp_path / name)
     assert (tmp_path / "taken.parquet").read_text() == "mine"
     made.fill(made.create(tmp_path / "part.zarr"), [0])
     with pytest.warns(UnfinishedStoreWarning):
         part = es.open(tmp_path / "part.zarr")
-    for suffix in tables.FILES:
-        with pytest.raises(MissingRowsError, match="not written yet"):
-            es.store.write_table(part.select(), tmp_path / f"part{suffix}")
-        assert not (tmp_path / f"part{suffix}").exists()
-        es.store.write_table(part.select(rows=range(100)), tmp_path / f"part{suffix}")
+    with pytest.raises(MissingRowsError, match="not written yet"):
+        es.store.write_table(part.select(), tmp_path / "part.parquet")
+    assert not (tmp_path / "part.parquet").exists()
+    es.store.write_table(part.select(rows=range(100)), tmp_path / "part.parquet")
 
 
 def test_a_result_that_is_a_frame_is_shown_and_saved(tmp_path: Path) -> None:
