@@ -82,9 +82,7 @@ def expected_rows(
             firsts.append(len(pieces))
             for first, last in unit_spans(sentence, unit):
                 units.append((source, sentence, first, last, firsts[first], firsts[last]))
-        contexts = plain_contexts(
-            numbers, limit, n_words=n_words, n_subwords=n_subwords, both=not encoder.causal
-        )
+        contexts = plain_contexts(numbers, limit, n_words=n_words, n_subwords=n_subwords, both=not encoder.causal)
         if unit == "sentence" and context == "sentence":
             contexts = [(0, min(len(pieces), limit), 0, len(pieces))]
         for source, sentence, first, last, start, stop in units:

@@ -59,7 +59,7 @@ def test_cuts_are_those_of_a_plain_loop(seed: int) -> None:
         n_words, n_subwords, both = int(random.integers(0, 3)), int(random.integers(0, 3)), bool(random.integers(2))
         places = Places(bounds[:-1], bounds[1:])
         overlap = Overlap(n_words, n_subwords, both)
-        found = np.concatenate(list(cut_texts(np.array([0, n]), limit, overlap, lambda text: places)))
+        found = np.concatenate(list(cut_texts(np.array([0, n]), limit, overlap, lambda text, places=places: places)))
         expected = plain_contexts(words.tolist(), limit, n_words=n_words, n_subwords=n_subwords, both=both)
         assert found.tolist() == [list(each[:3]) for each in expected]
         assert [at for *_, owned, stop in expected for at in range(owned, stop)] == list(range(n))

@@ -33,7 +33,7 @@ FIELDS: dict[str, list[Any]] = {  # of each document
 
 
 def sentences(words: int = 30) -> list[Sentence]:
-    """Documents of several sentences, next to sentences without one; a few words have no piece, some follow without a space."""
+    """Documents of several sentences, next to sentences without one; words without a piece, or without a space before."""
     random = np.random.default_rng(3)
     fields = [{name: values[at] for name, values in FIELDS.items() if values[at] is not None} for at in range(5)]
     fields[0]["never"] = None
@@ -127,20 +127,21 @@ def test_the_digest_covers_documents_fields_and_spaces() -> None:
 def test_what_names_no_document_stores_none() -> None:
     index, _ = read([Sentence(["a"]), Sentence(["b"])])
     assert index.document is None
-    index, _ = read([Sentence(["a"], {}, (), Document(fields={"year": 1})), Sentence(["b"], {}, (), Document(fields={"year": 2}))])
+    years = [Document(fields={"year": year}) for year in (1, 2)]
+    index, _ = read([Sentence([word], {}, (), document) for word, document in zip("ab", years, strict=True)])
     assert index.document is None, "each sentence is a document of its own"
     assert index.labels["year"].codes.tolist() == [0, 1]
 
 
 def test_bad_documents_are_refused_in_one_line() -> None:
-    for sentence, message in [
-        (Sentence(["a"], {}, (), Document(fields={"year": [1]})), "document 0 has the field 'year' [1]: a value is text"),
-        (Sentence(["a"], {"year": ["x"]}, (), Document(fields={"year": 1})), "'year' is both a label column and a field"),
-        (Sentence(["a"], {}, (), Document(fields={"a/b": 1})), "column 'a/b': a name is made of letters"),
-        (Sentence(["a"], {}, (), Document(fields={"word": 1})), "column 'word': every occurrence table has one"),
+    for fields, labels, message in [
+        ({"year": [1]}, {}, "document 0 has the field 'year' [1]: a value is text"),
+        ({"year": 1}, {"year": ["x"]}, "'year' is both a label column and a field"),
+        ({"a/b": 1}, {}, "column 'a/b': a name is made of letters"),
+        ({"word": 1}, {}, "column 'word': every occurrence table has one"),
     ]:
         with pytest.raises(CorpusError) as caught:
-            read([sentence])
+            read([Sentence(["a"], labels, (), Document(fields=fields))])
         assert message in str(caught.value)
 
 

@@ -63,9 +63,7 @@ def plain(folder: Path, first: list[str], second: list[str]) -> tuple[list[int |
 @pytest.mark.quick(1)
 def test_pairs_are_encoded_as_the_tokenizer_makes_them(name: str, tmp_path: Path) -> None:
     folder = model(name, tmp_path / "model")
-    corpus = [
-        sentence_pair(Sentence(first), Sentence(second), {"label": str(at)}) for at, (first, second) in enumerate(PAIRED)
-    ]
+    corpus = [sentence_pair(*map(Sentence, pair), {"label": str(at)}) for at, pair in enumerate(PAIRED)]
     made = plan_of([["The", "cat"], *corpus], model=folder, dtype="float32", specials=True)
     store = es.extract(made, tmp_path / "x.zarr")
     assert es.verify(store.path).ok

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,4 +114,4 @@ def test_subwords_are_those_of_the_tokenizer(
         assert index.contexts is not None
         assert index.contexts.start[1:].tolist() == index.contexts.stop[:-1].tolist()
     bounds = np.searchsorted(index.document, np.arange(len(texts) + 1))
-    assert [index.text.document(*run) for run in zip(bounds, bounds[1:], strict=False)] == texts
+    assert [index.text.document(*run) for run in pairwise(bounds)] == texts

@@ -232,9 +232,7 @@ def test_an_encoder_that_knows_nothing_of_windows_gets_shorter_sentences(
             start, end = int(begin + start), int(begin + end)
             left, right = min(left, start), max(right, end)
             seen = flat[left:right]
-            expected = [
-                span_vector(seen, start - left, end - left, layer=layer, pooling="mean") for layer in range(3)
-            ]
+            expected = [span_vector(seen, start - left, end - left, layer=layer, pooling="mean") for layer in range(3)]
             np.testing.assert_array_equal(vectors[:, row], np.stack(expected))
 
 
