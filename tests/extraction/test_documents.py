@@ -33,7 +33,7 @@ FIELDS: dict[str, list[Any]] = {  # of each document
 
 
 def sentences(words: int = 30) -> list[Sentence]:
-    """Documents of several sentences, next to sentences without one; words without a piece, or without a space before."""
+    """Documents of some sentences, next to sentences without one; words have no piece, or no space before them."""
     random = np.random.default_rng(3)
     fields = [{name: values[at] for name, values in FIELDS.items() if values[at] is not None} for at in range(5)]
     fields[0]["never"] = None
