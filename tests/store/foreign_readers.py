@@ -48,13 +48,18 @@ def by_xarray(path: str) -> dict[str, np.ndarray]:
     import xarray
 
     engine: dict[str, Any] = {"engine": "zarr", "consolidated": False}
+    if path.endswith(".h5"):
+        engine = {"engine": "h5netcdf"}
     dataset = xarray.open_dataset(path, **engine)
     assert dataset["hidden_states"].dims == ("layer", "occurrence", "feature")
+    arrays = {"hidden_states", "scale", "center", "layer", "commits", "checksum"}
+    assert set(dataset.variables) <= arrays  # the scales without values are dimensions only
     assert dataset["commits"].dims == ("partition", "record")
     assert set(dataset["hidden_states"].coords) == {"layer"}
     chosen = dataset["hidden_states"].sel(layer=dataset["layer"].values[1])
     np.testing.assert_array_equal(chosen.values, dataset["hidden_states"].values[1])
     tree = xarray.open_datatree(path, **engine)
+    assert not any("phony" in name for node in tree.subtree for name in map(str, node.dims))
     assert tree["occurrences/type"].dims == tree["types/occurrences"].dims == ("occurrence",)
     assert tree["sentences/text_offsets"].dims == tree["sentences/indptr"].dims == ("sentence_bound",)
     found = {}
@@ -72,11 +77,16 @@ def by_h5py(path: str) -> dict[str, np.ndarray]:
         assert isinstance(json.loads(file.attrs["embstore"]), dict)
 
         def visit(name: str, node: Any) -> None:
-            if isinstance(node, h5py.Dataset):
-                assert all(dim.label for dim in node.dims), name
+            if isinstance(node, h5py.Dataset) and not node.is_scale:
+                for dim, size in zip(node.dims, node.shape, strict=True):
+                    assert dim.label == dim[0].name.split("/")[-1], name
+                    assert dim[0].is_scale, name
+                    assert dim[0].shape == (size,), name
                 found[name] = node[...]
 
         file.visititems(visit)
+        assert file["layer"].is_scale
+        found["layer"] = file["layer"][...]
     return found
 
 

@@ -1,4 +1,4 @@
-"""zarr-python, TensorStore, xarray and h5py read the same values, without importing embstore."""
+"""zarr-python, TensorStore, xarray (HDF5 by h5netcdf) and h5py read the same values, without importing embstore."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.store.example import DTYPES, Example, example
 from tests.store.foreign_readers import described
 
 SCRIPT = Path(__file__).with_name("foreign_readers.py")
-TOOLS = [("zarr", ".zarr"), ("tensorstore", ".zarr"), ("xarray", ".zarr"), ("h5py", ".h5")]
+TOOLS = [("zarr", ".zarr"), ("tensorstore", ".zarr"), ("xarray", ".zarr"), ("h5py", ".h5"), ("xarray", ".h5")]
 Seen = dict[str, list[str]]
 
 

@@ -47,6 +47,7 @@ from embstore.store.storage.files import as_bytes, crc32c, opened, write_at
 
 PAGE_NBYTES = 4096  # to which vectors are aligned, for the memory map
 MAX_ATTRIBUTE_NBYTES = 60_000  # a header of the oldest format holds 64 KiB
+NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable."
 
 
 def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -> None:
@@ -60,6 +61,7 @@ def create(path: Path, metadata: Metadata, frozen: Mapping[str, NDArray[Any]]) -
         _create(file, checksum_spec())
         for spec in payload_specs(metadata):
             _create(file, spec, chunks=(1, chunk_rows(spec), *spec.shape[2:]))
+        _add_scales(file, [*frozen_specs(arrays), commits_spec(metadata.n_partitions), *payload_specs(metadata)])
         addresses = find_addresses(file, metadata, arrays)
     with opened(path, os.O_RDWR) as descriptor:
         for name, array in frozen.items():
@@ -92,13 +94,13 @@ def _new_file(path: Path, vectors: Sequence[ArraySpec]) -> Iterator[h5py.File]:
                 file.close()
 
 
-def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None = None) -> None:
+def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None = None, allocated: bool = True) -> None:
     creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if chunks:
         creation.set_chunk(chunks)
     else:
         creation.set_layout(h5py.h5d.CONTIGUOUS)
-    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    creation.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY if allocated else h5py.h5d.ALLOC_TIME_LATE)
     creation.set_fill_value(np.array(spec.fill, spec.dtype))
     creation.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     creation.set_obj_track_times(False)
@@ -111,6 +113,32 @@ def _create(file: h5py.File, spec: ArraySpec, *, chunks: tuple[int, ...] | None 
         dataset.dims[axis].label = label
     for key, value in spec.attributes.items():
         dataset.attrs[key] = value
+
+
+def _add_scales(file: h5py.File, specs: Sequence[ArraySpec]) -> None:
+    """Attach dimension scales, by which h5py, netCDF and xarray know that arrays share a dimension, and its name."""
+    # A scale is the array of this name in the group (`layer`), else an empty dataset, as netCDF marks one without
+    # values. All attributes are written once, for the library leaves gaps where it extends them.
+    arrays = {spec.path for spec in specs}
+    used: dict[str, list[tuple[h5py.Reference, int]]] = {}
+    for spec in specs:
+        group = spec.path.rpartition("/")[0]
+        paths = [name if name in ("occurrence", "block") else f"{group}/{name}".lstrip("/") for name in spec.dims]
+        for axis, (path, size) in enumerate(zip(paths, spec.shape, strict=True)):
+            if path not in file:
+                _create(file, ArraySpec(path, (size,), np.dtype(">f4"), (), 0, (), (), {}), allocated=False)
+            used.setdefault(path, [])
+            if path != spec.path:
+                used[path].append((file[spec.path].ref, axis))
+        if spec.path not in paths:
+            scales = np.empty(len(paths), object)
+            scales[:] = [np.array([file[path].ref], h5py.ref_dtype) for path in paths]
+            file[spec.path].attrs.create("DIMENSION_LIST", scales, dtype=h5py.vlen_dtype(h5py.ref_dtype))
+    for path, references in used.items():
+        scale = file[path]
+        scale.make_scale(path if path in arrays else f"{NO_VARIABLE}{len(scale):10d}")
+        kind = np.dtype([("dataset", h5py.ref_dtype), ("dimension", "<i4")])
+        scale.attrs.create("REFERENCE_LIST", np.array(references, kind))
 
 
 def _write_attribute(file: h5py.File, text: str) -> None:
