@@ -110,7 +110,8 @@ def open_checkpoint(model: str | Path, *, revision: str | None) -> Checkpoint:
     """Find a model folder, or download one from the hub, and read all but its weights; raises ModelError."""
     with quiet():
         folder, revision = _find_folder(model, revision)
-        return Checkpoint(folder, revision, _weight_files(folder), _config(folder), _tokenizer(folder))
+        config = _config(folder)  # which says whether the folder may be read
+        return Checkpoint(folder, revision, _weight_files(folder), config, _tokenizer(folder))
 
 
 def _find_folder(model: str | Path, revision: str | None) -> tuple[Path, str | None]:
