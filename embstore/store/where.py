@@ -64,7 +64,10 @@ def parse(condition: str) -> pl.Expr:
                 f"where {quoted(condition)} is not about each occurrence on its own, or makes text longer: compare "
                 "columns with AND, OR, NOT, IN, BETWEEN, LIKE, IS NULL, %, lower() and the like, and dates as text"
             )
-        return pl.Expr.deserialize(io.StringIO(text), format="json") if _WIDE in text else parsed
+        try:
+            return pl.Expr.deserialize(io.StringIO(text), format="json") if _WIDE in text else parsed
+        except pl.exceptions.ComputeError:  # Polars reads 128 levels of JSON
+            raise InvalidValueError(f"where {quoted(condition)} has too many operators in a row: write fewer") from None
 
 
 def rows_where(
