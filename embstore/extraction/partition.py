@@ -295,7 +295,7 @@ class Part:
             start, stop = bounds, text.subword_indptr[sentence + 1]
             stop = np.minimum(stop, start + MAX_POOLED)
         else:
-            after = np.minimum(word + index.words.n_words()[index.type[rows]], first_word + n_words)
+            after = np.minimum(word + index.n_words[index.type[rows]], first_word + n_words)
             start, stop = self._places.first[word], self._places.last[after - 1]
         start, stop = start - begin, np.minimum(stop - begin, length)
         if options.cls_place is not None:

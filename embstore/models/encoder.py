@@ -74,7 +74,7 @@ class Split:
 
     `ids`: int32 [n_subwords], without special subwords, but with those between the two texts of a pair, which are the
     subwords of its empty word. `bounds`: int64 [n_sentences + 1], where the subwords of each sentence begin and end; a
-    subword belongs to the sentence in which its first character that is no white space stands. `indptr`: int64
+    subword belongs to the sentence that has its first character that is no white space. `indptr`: int64
     [n_sentences + 1], where its words begin and end. `first`, `last`: int64 [n_words], word i has the subwords `[first,
     last)`, counted over all; equal for a word without any. Words may share a subword, a subword may be of no word, and
     one that begins in the sentence before may be a word's first. `start`, `stop`: int32 [n_subwords], the characters

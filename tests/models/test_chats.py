@@ -57,7 +57,7 @@ def test_chats_are_those_of_the_template(name, template, chat, data):
     strips = template in ("llama 3", "plain")
     contents = [(content.strip() if strips else content, role) for role, content in CHATS[chat]]
     assert [(part, role) for part, role, kind in spans if kind == "content"] == contents
-    if template in ("chatml", "zephyr", "llama 3"):  # markup is that of the message around whose content it stands
+    if template in ("chatml", "zephyr", "llama 3"):  # markup is of the message whose content it is around
         for part, role, kind in spans:
             named = [other for other in ("system", "user", "assistant") if other in part]
             assert kind == "content" or named in ([], [role])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tokenizers import pre_tokenizers
 
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
-_BAD, _MORE = 0xFFFF, 0xFFFE  # stand for the first and for every other byte of what is no UTF-8
+_BAD, _MORE = 0xFFFF, 0xFFFE  # mark the first and every other byte of what is no UTF-8
 _SPACES = np.zeros(0x3002, np.bool_)  # the last one is for all other characters
 _SPACES[[index for index in range(0x3001) if chr(index).isspace()]] = True
 
@@ -38,7 +38,7 @@ def uncovered(text: str, offsets: Sequence[tuple[int, int]]) -> Iterator[int]:
 
 
 class Spelling:
-    """The bytes that the subwords of a fast tokenizer stand for."""
+    """The bytes that each subword of a fast tokenizer spells."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend

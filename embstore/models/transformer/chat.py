@@ -13,7 +13,7 @@ from embstore.errors import InvalidValueError
 from embstore.models.checkpoint import quiet, reason
 from embstore.models.transformer.tokens import SubwordTokenizer
 
-PLACEHOLDER = "\ue000{}\ue000"  # stands for the content of a message, to see what is written around it
+PLACEHOLDER = "\ue000{}\ue000"  # replaces the content of a message, to see what is written around it
 SYSTEM = "system"
 MAX_LAYOUTS = 1 << 10
 
