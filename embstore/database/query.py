@@ -161,6 +161,7 @@ class Database:
         from embstore.database.tables import Table
 
         columns = [name for name in store.select(rows=[]).table().columns if name != "text"]
+        columns += [name for name in ("token", "context_position", "document_position") if name not in columns]
         vectors = [f"h{layer}" for layer in store.layers]
         _require_distinct([*columns, *vectors], f"columns of {store.path}", "rename the label or field, or use select")
         firsts = store.select(rows=np.flatnonzero(np.diff(store.index.sentence, prepend=-1)))

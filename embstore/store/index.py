@@ -353,11 +353,11 @@ class Index:
             start, stop = text.word_start[first], text.word_stop[last]
         end = np.asarray(text.stop[sentence], np.int64)
         place = np.where(self.position[rows] < 0, shift, end)
-        is_special = self._is_special(rows, sentence)
+        is_special = self.is_special(rows, sentence)
         starts, stops = (np.where(is_special, place, np.clip(each, shift, end)) - shift for each in (start, stop))
         return starts, stops
 
-    def _is_special(self, rows: NDArray[np.int64], sentence: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def is_special(self, rows: NDArray[np.int64], sentence: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which rows are special tokens, whose positions are before and after those of the words."""
         bounds, position = self.text.word_indptr, self.position[rows]
         special: NDArray[np.bool_] = (position < 0) | (position >= bounds[sentence + 1] - bounds[sentence])
@@ -393,14 +393,14 @@ class Index:
             start, stop = begin + text.word_subword[first], begin + text.word_subword[last] + text.word_subwords[last]
         n_words = text.word_indptr[sentence + 1] - text.word_indptr[sentence]
         special = np.where(position < 0, begin + position, bounds[sentence + 1] + position - n_words)
-        is_special = self._is_special(rows, sentence)
+        is_special = self.is_special(rows, sentence)
         return np.where(is_special, special, start), np.where(is_special, special + 1, stop)
 
     def concordance(self, rows: NDArray[np.int64]) -> list[tuple[str, str, str]]:
         """Return for each row the three parts of its sentence: before the word or phrase, it, and after it."""
         sentences = np.asarray(self.sentence[rows])
         starts, stops = self.spans(rows)
-        special = self._is_special(rows, sentences)
+        special = self.is_special(rows, sentences)
         if self.subword is None:
             special |= starts == stops  # between the two texts of a pair
         lines = []

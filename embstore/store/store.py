@@ -454,6 +454,11 @@ class Selection:
         the label columns, and `text` (the sentence, as it was written). Words, labels and fields of text are Polars
         enumerations; other fields have their own type. `columns`: only these. Raises InvalidValueError for a column
         that does not exist.
+
+        By name there are also `token` (the number of the subword in the vocabulary, null for a word of several),
+        `context_position` (the subwords before it in the context that the model was given), `document_position` (the
+        words before it in the document), `context_from_end`, `document_from_end`, `from_end`, `length` (the words of
+        the sentence), and for a label column x the places `x_position` and `x_from_end` in its run of equal labels.
         """
         from embstore.store.table import occurrence_table
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from embstore.errors import COLUMNS, InvalidValueError, StoreDamagedError, quoted
 from embstore.store.index import Field, Index
+from embstore.store.places import TOKEN, place, place_names
 from embstore.store.storage.files import REPAIR_HINT
 from embstore.store.strings import Strings
+from embstore.store.text import NO_ID
 
 _TYPES: dict[str, type[pl.DataType]] = {"bool": pl.Boolean, "int": pl.Int64, "float": pl.Float64}
 
@@ -26,7 +28,8 @@ def occurrence_table(index: Index, *, rows: NDArray[np.int64] | None, columns: S
         raise InvalidValueError(f"columns must be a list of names, not {quoted(columns)}")
     names = known if columns is None else list(columns)
     for name in names:
-        if name not in known:
+        if name not in known and name not in place_names(index):
+            known += place_names(index)
             raise InvalidValueError(f"there is no column {name!r}: the occurrence table has {', '.join(known)}")
         if names.count(name) > 1:
             raise InvalidValueError(f"the column {name!r} is given twice: name each once")
@@ -60,7 +63,10 @@ def column_of(index: Index, name: str, rows: NDArray[np.int64] | None) -> pl.Ser
         return _field(name, index.fields[name], index.document_of(np.asarray(of_rows(index.sentence), np.int64)))
     if name in COLUMNS:
         return pl.Series(name, of_rows(getattr(index, name)))
-    return _enumeration(name, of_rows(index.labels[name].codes), index.labels[name].names)
+    if name in index.labels:
+        return _enumeration(name, of_rows(index.labels[name].codes), index.labels[name].names)
+    places = pl.Series(name, place(index, name, np.arange(len(index.type)) if rows is None else rows))
+    return places.set(places == NO_ID, None) if name == TOKEN else places
 
 
 def _field(name: str, field: Field, documents: NDArray[np.int64]) -> pl.Series:

@@ -16,14 +16,12 @@ from polars import selectors
 
 from embstore.errors import COLUMNS, InvalidValueError, quoted
 from embstore.store.index import Index
+from embstore.store.places import PLACES, place_names
 from embstore.store.table import column_of, value_type
 
 MAX_CONDITION = 2000  # characters
 MAX_TREE = 2**17  # bytes that Polars makes of them: each BETWEEN, CASE or left() around another doubles it
 BLOCK_ROWS = 2**18
-STEP = 2**12  # rows that are looked at for the end of a run of labels, then twice as many
-POSITION, FROM_END = "_position", "_from_end"
-PLACES = ("length", "from_end", *(scope + end for scope in ("document", "context") for end in (POSITION, FROM_END)))
 # None gives more text than it is given, as replace() and lpad() do: inside each other, they would fill any memory.
 _FUNCTIONS = (
     "Abs Coalesce ConcatHorizontal Contains EndsWith FillNull Find IsNotNull IsNull LenBytes LenChars Lowercase Not "
@@ -77,19 +75,14 @@ def rows_where(
 
     `rows`: only some of them (None: all, ascending).
 
-    Besides the columns of `Selection.table`, all text as strings, there are those of PLACES, and of each label column x
-    `x_position` and `x_from_end`; a label or field of the same name comes first. Raises InvalidValueError for a column
-    that does not exist and a condition that cannot be used on the values. Whole numbers are computed in 128 bits.
+    The columns are those of `Selection.table`, all text as strings. Raises InvalidValueError for a column that does not
+    exist and a condition that cannot be used on the values. Whole numbers are computed in 128 bits.
     """
     parsed, columns = parse(condition), _Columns(index)
     names = sorted(set(parsed.meta.root_names()) - {"occurrence"})
     columns.require(names, condition)
     if set(parsed.meta.root_names()) == {*names[:1]} and columns.is_coded(names[0]):
         yield from columns.rows_with_values(names[0], parsed, rows, condition)
-        return
-    if rows is not None and any(columns.is_place(name) for name in names):  # which is found from the rows before it
-        found = np.concatenate(list(rows_where(index, condition, block_rows=block_rows)))
-        yield rows[np.isin(rows, found)]
         return
     n_rows = len(index.type) if rows is None else len(rows)
     block_rows = max(1, block_rows // len(parsed.meta.root_names()))  # as `||` may join each column with itself
@@ -115,20 +108,13 @@ class _Columns:
         """Raise InvalidValueError for a name that no column has."""
         index = self._index
         given = [*COLUMNS[:-1], *index.fields, *index.own_labels, "text"]
-        runs = {name + end for name in index.own_labels for end in (POSITION, FROM_END)}
         for name in names:
-            if name not in given and name not in PLACES and name not in runs:
-                label = next(iter(index.own_labels), None)
-                known = [*given, *PLACES, *([] if label is None else [label + POSITION, label + FROM_END])]
+            if name not in given and name not in place_names(index):
+                known = [*given, *place_names(index)[: len(PLACES) + 2]]  # the places in runs of one label
                 raise InvalidValueError(
                     f"where {quoted(condition)}: there is no column {quoted(name)}; text is in single quotes, "
                     f"and the columns are {', '.join(known)}"
                 )
-
-    def is_place(self, name: str) -> bool:
-        """Whether a column says where an occurrence is among others."""
-        index = self._index
-        return name not in COLUMNS and name not in index.fields and name not in index.own_labels
 
     def is_coded(self, name: str) -> bool:
         """Whether a column of text is stored as numbers of its distinct values."""
@@ -169,68 +155,13 @@ class _Columns:
             return self._named(name, self._codes(name, rows), lambda: pl.Series(list(labels.names), dtype=pl.String))
         if name == "word":
             return self._named(name, self._codes(name, rows), lambda: pl.Series(list(index.words), dtype=pl.String))
-        if name in COLUMNS:
-            return column_of(index, name, np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
-        assert isinstance(rows, slice)
-        return pl.Series(name, self._place(name, rows))
+        return column_of(index, name, np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows)
 
     def _named(self, name: str, codes: NDArray[Any], make: Callable[[], pl.Series]) -> pl.Series:
         if name not in self._values:
             self._values[name] = pl.concat([made := make(), pl.Series([None], dtype=made.dtype)])
         values = self._values[name]
         return values.gather(np.where(codes < 0, len(values) - 1, codes)).alias(name)
-
-    def _place(self, name: str, rows: slice) -> _Numbers:
-        """Return where each occurrence is in its sentence, document, context or run of equal labels."""
-        index, is_position = self._index, name.endswith(POSITION)
-        scope = name.removesuffix(POSITION if is_position else FROM_END)
-        if scope in index.own_labels:
-            return self._run_place(scope, rows, from_end=not is_position)
-        sentence = np.asarray(index.sentence[rows])
-        starts = index.text.word_indptr
-        if name == "length":
-            return starts[sentence + 1] - starts[sentence]
-        if scope == "context":
-            return self._context_place(rows, sentence, is_position)
-        word = starts[sentence] + index.position[rows]
-        begin, end = starts[sentence], starts[sentence + 1]
-        if scope == "document" and index.document is not None:
-            own = slice(sentence[0], sentence[-1] + 1) if len(sentence) else slice(0, 0)
-            bounds = (np.searchsorted(index.document, index.document[own], side) for side in ("left", "right"))
-            begin, end = (starts[bound][sentence - own.start] for bound in bounds)
-        return word - begin if is_position else end - word - index.n_words[index.type[rows]]
-
-    def _context_place(self, rows: slice, sentence: _Numbers, is_position: bool) -> _Numbers:
-        """Return how many subwords of its context are before, or after, each occurrence."""
-        index, own = self._index, np.arange(rows.start, rows.stop)
-        start, stop = index.subword_spans(own)
-        if index.contexts is None:
-            begin, end = index.text.subword_indptr[sentence], index.text.subword_indptr[sentence + 1]
-        else:
-            context = index.contexts.of_rows(own)
-            begin, end = index.contexts.start[context], index.contexts.stop[context]
-        return np.asarray(start - begin if is_position else end - stop)
-
-    def _run_place(self, label: str, rows: slice, *, from_end: bool) -> _Numbers:
-        """Return how many occurrences of the same run of labels in a document are before, or after, each one."""
-        first, last, n_rows = rows.start, rows.stop, len(self._index.type)
-        while first > 0 and not self._changes(label, first, rows.start + 1).any():
-            first = max(0, first - STEP - (rows.start - first))
-        while last < n_rows and not self._changes(label, rows.stop, last).any():
-            last = min(n_rows, last + STEP + (last - rows.stop))
-        begins = self._changes(label, first, last)
-        bounds = np.append(np.flatnonzero(begins), last - first)
-        own = np.arange(rows.start - first, rows.stop - first)
-        run = np.cumsum(begins)[own] - 1
-        places: _Numbers = bounds[run + 1] - own - 1 if from_end else own - bounds[run]
-        return places
-
-    def _changes(self, label: str, first: int, last: int) -> NDArray[np.bool_]:
-        """Return which of the rows `[first, last)` differ from the row before in label or document."""
-        index, both = self._index, slice(max(first - 1, 0), last)
-        codes, documents = index.own_labels[label].codes[both], index.document_of(np.asarray(index.sentence[both]))
-        found = (np.diff(codes) != 0) | (np.diff(documents) != 0)
-        return found if first else np.append(np.ones(min(last, 1), bool), found)
 
 
 def _is_elementwise(node: Any) -> bool:

@@ -38,7 +38,9 @@ def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def joined(parts: Iterable[Examples]) -> Examples:
-    return Examples(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+    *tensors, columns = zip(*parts, strict=True)
+    named = {name: torch.cat([each[name] for each in columns]) for name in columns[0]}
+    return Examples(*map(torch.cat, tensors), named)
 
 
 def order(batches: Iterable[Examples]) -> list[int]:
@@ -47,7 +49,11 @@ def order(batches: Iterable[Examples]) -> list[int]:
 
 def same(found: Iterable[Examples], expected: Iterable[Examples]) -> bool:
     pairs = zip(found, expected, strict=True)
-    return all(torch.equal(one, other) for pair in pairs for one, other in zip(*pair, strict=True))
+    return all(
+        torch.equal(one, other)
+        for pair in pairs
+        for one, other in zip(*((*batch[:3], *batch.columns.values()) for batch in pair), strict=True)
+    )
 
 
 def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
@@ -59,6 +65,20 @@ def hold(examples: Examples, made: Made, layers: tuple[int, ...]) -> None:
     assert [None if code < 0 else tags[code] for code in examples.labels.tolist()] == [
         made.table[row]["upos"] for row in rows.tolist()
     ]
+
+
+@pytest.mark.parametrize("shuffle", ORDERS)
+def test_batches_have_columns_of_the_table(made: Made, shuffle: bool) -> None:
+    names = ["token", "context_position", "document", "word", "upos"]
+    batch = joined(TorchDataset(made.store.select(words="bank"), columns=names, batch_size=7, shuffle=shuffle))
+    table = made.store.select(rows=batch.rows.numpy()).table(columns=names)
+    assert list(batch.columns) == names
+    for name in names:
+        assert batch.columns[name].tolist() == table[name].to_physical().fill_null(-1).to_list(), name
+    with pytest.raises(InvalidValueError, match="there is no column 'tokens'"):
+        TorchDataset(made.store.select(), columns=["tokens"])
+    with pytest.raises(InvalidValueError, match="'text' is text, which has no codes"):
+        TorchDataset(made.store.select(), columns=["text"])
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 256, 300, 100_000])

@@ -15,8 +15,8 @@ import embstore as es
 from embstore.corpus.sentence import Document, Sentence
 from embstore.errors import CorpusError, InvalidValueError
 from embstore.executors import Processes
-from embstore.store import Index
-from embstore.store import where as where_module
+from embstore.store import Index, places
+from embstore.store.table import occurrence_table
 from embstore.store.where import rows_where
 from tests.extraction.fake import FakeEncoder
 from tests.extraction.plans import counted, plan_of
@@ -125,6 +125,7 @@ def plain(index: Index, name: str) -> list[Any]:
             given = np.array([index.contexts.start[context], index.contexts.stop[context]])
         found.append({
             "length": n_words[sentence],
+            "token": index.text.ids[subword] if index.subwords[row] == 1 else -1,
             "from_end": n_words[sentence] - int(index.position[row]) - width,
             "document_position": word - first,
             "document_from_end": last - word - width,
@@ -139,14 +140,17 @@ def plain(index: Index, name: str) -> list[Any]:
 @pytest.mark.parametrize("block_rows", [1, 7, 10**6])
 @pytest.mark.slow
 def test_places_are_those_counted_one_by_one(block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(where_module, "STEP", 2)
+    monkeypatch.setattr(places, "STEP", 2)
     index = plan_of(corpus(), model=FakeEncoder(), context="document").index
     assert index.contexts is not None
-    for name in (*where_module.PLACES, "tag_position", "tag_from_end"):
+    for name in (*places.PLACES, "tag_position", "tag_from_end"):
         expected = plain(index, name)
-        for value in sorted(set(expected))[:: 1 + len(set(expected)) // 4]:
+        for value in sorted(set(expected) - {-1})[:: 1 + len(set(expected)) // 4]:
             found = np.concatenate(list(rows_where(index, f"{name} = {value}", block_rows=block_rows)))
             assert found.tolist() == [row for row, each in enumerate(expected) if each == value], (name, value)
+        rows = np.random.default_rng(0).permutation(len(expected))
+        column = occurrence_table(index, rows=rows, columns=[name])[name].fill_null(-1)
+        assert column.to_list() == [expected[row] for row in rows], "in any order"
 
 
 def test_the_rules_after_it_apply_to_what_it_leaves() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import polars as pl
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,11 +23,12 @@ STORED = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class Examples(NamedTuple):
-    """A batch of occurrences: `vectors` [n, layer, hidden_size], `rows` int64 [n], `labels` [n]."""
+    """A batch: `vectors` [n, layer, hidden_size], `rows` int64 [n], `labels` [n], and `columns` by name, each [n]."""
 
     vectors: torch.Tensor
     rows: torch.Tensor
     labels: torch.Tensor
+    columns: dict[str, torch.Tensor]
 
 
 @checked
@@ -43,6 +45,9 @@ class TorchDataset(IterableDataset[Examples]):
     label : str or array, optional
         A label column, whose codes become the labels (-1 for none); or one value for each row of the selection:
         integers and booleans as int64, floats as float32, strings as codes in sorted order.
+    columns : list of str
+        Columns of `Selection.table` that each batch has too, such as "token", "context_position" and "document":
+        integers and booleans as int64, floats as float32, words and labels as codes, -1 for null (floats: NaN).
     batch_size, drop_last : int, bool
         `drop_last`: without the incomplete batch at the end, so that all processes have as many batches.
     shuffle : bool
@@ -54,7 +59,7 @@ class TorchDataset(IterableDataset[Examples]):
     Raises
     ------
     InvalidValueError
-        For a label column that does not exist and for an array of another length.
+        For a column that does not exist or is text without codes, and for an array of another length.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class TorchDataset(IterableDataset[Examples]):
         selection: Any,
         *,
         label: Any = None,
+        columns: Sequence[str] = (),
         batch_size: Positive = 256,
         shuffle: bool = False,
         drop_last: bool = False,
@@ -74,7 +80,8 @@ class TorchDataset(IterableDataset[Examples]):
         if dtype is not None and not dtype.is_floating_point:
             raise InvalidValueError(f"dtype {dtype} is not allowed: give one of torch's, such as torch.float32")
         self._selection = selection
-        self._labels = _labels(selection, label)
+        self._labels, self._columns = _labels(selection, label), list(columns)
+        self._read_columns(selection.rows[:0])
         self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, seed
         self._dtype = STORED[selection.store.dtype] if dtype is None else dtype
         known = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -117,8 +124,9 @@ class TorchDataset(IterableDataset[Examples]):
             spans = [(start, min(start + size, self._stop)) for start in starts[group * n_grouped :][:n_grouped]]
             whole = [(spans[0][0], spans[-1][1])] if n_turns == 1 else spans
             positions = np.concatenate([np.arange(*span) for span in whole])
-            columns = self._read(positions if order is None else order[positions])
-            return [Examples(*batch) for batch in zip(*(torch.split(part, size) for part in columns), strict=True)]
+            *parts, columns = self._read(positions if order is None else order[positions])
+            divided = zip(*(torch.split(part, size) for part in (*parts, *columns.values())), strict=True)
+            return [Examples(*batch[:3], dict(zip(columns, batch[3:], strict=True))) for batch in divided]
 
         for batches in read_ahead(read, -(-len(starts) // n_grouped)):
             yield from batches
@@ -132,7 +140,23 @@ class TorchDataset(IterableDataset[Examples]):
         held = np.empty((len(layers), len(rows), store.hidden_size), kind)
         vectors = torch.from_numpy(store.vectors(rows, layers=layers, out=held)).view(STORED[store.dtype])
         vectors = vectors.transpose(0, 1).to(self._dtype).contiguous()
-        return Examples(vectors, torch.from_numpy(rows), torch.from_numpy(labels))
+        return Examples(vectors, torch.from_numpy(rows), torch.from_numpy(labels), self._read_columns(rows))
+
+    def _read_columns(self, rows: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        if not self._columns:
+            return {}
+        read = self._selection.store.select(rows=rows).table(columns=self._columns)
+        return {column.name: _numbers(column) for column in read}
+
+
+def _numbers(column: pl.Series) -> torch.Tensor:
+    """Return a column as int64, or float32 where it has floats."""
+    if column.dtype.is_float():
+        return torch.from_numpy(column.cast(pl.Float32).fill_null(np.nan).to_numpy(writable=True))
+    if column.dtype == pl.String:
+        raise InvalidValueError(f"the column {column.name!r} is text, which has no codes: read it with table()")
+    codes = column.to_physical() if isinstance(column.dtype, pl.Enum) else column
+    return torch.from_numpy(codes.cast(pl.Int64).fill_null(-1).to_numpy(writable=True))
 
 
 def _labels(selection: Any, label: Any) -> NDArray[Any] | None:
