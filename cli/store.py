@@ -47,6 +47,7 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
         "documents": f"{described['n_documents']:,}",
         "fields": ", ".join(fields) or "none",
         "extraction": _plain(described["extraction"]),
+        "sinks": _sinks(described.get("sinks")),
         "dropped": ", ".join(dropped) or "none",
         "partitions": f"{described['n_partitions']:,} of {described['partition_rows']:,} rows",
         "format": described["format_version"],
@@ -55,6 +56,15 @@ def info(store: opt.StorePath, as_json: opt.AsJson = False) -> None:
     for name, value in lines.items():
         if value:
             print(f"{name + ':':<12}{value}")
+
+
+def _sinks(sinks: dict[str, Any] | None) -> str:
+    """What people read of the positions of contexts whose vectors are much longer than others."""
+    if sinks is None:
+        return ""
+    positions = " and ".join(map(str, sinks["positions"]))
+    times = f"{sinks['ratio']:,.0f} times longer than others at layer {sinks['layer']}"
+    return f"subword {positions} of each context, up to {times}; select(sinks=False) leaves them out"
 
 
 def _plain(value: Any) -> str:

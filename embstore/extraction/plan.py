@@ -35,6 +35,7 @@ from embstore.store import Index, Metadata
 from embstore.store.backend import exists, open_reader
 from embstore.store.layout import ITEM_NBYTES, RESIDUAL, Layout, partition_rows
 from embstore.store.metadata import Dropped
+from embstore.store.sinks import SINK_RATIO
 from embstore.store.storage.location import ObjectPath, parse_location
 
 UNLIMITED_LENGTH = 1024  # subwords, for a model that has no limit of its own
@@ -101,6 +102,11 @@ class Plan:
         survey, options = self.survey, self.metadata.corpus["options"]
         types = list(islice(survey.types, N_TYPES))
         lines = [f"the batching {name} is not used: it {why}" for name, why in self.encoder.refused.items()]
+        if self.encoder.sink_ratio > SINK_RATIO:
+            lines.append(
+                f"the first subword of a context is an attention sink: its vectors are up to "
+                f"{self.encoder.sink_ratio:,.0f} times longer than others; select(sinks=False) leaves them out"
+            )
         n_runs = sum(bool(SPACELESS.search(word)) for word in types)
         if options.get("language") not in (None, "ja", "th", "zh") and 10 * n_runs > len(types):
             lines.append(

@@ -130,6 +130,7 @@ class BatchedEncoder(Encoder):
                 spans = word_spans(sample, self.info.max_subwords)
                 options: dict[str, Any] = {"layers": chosen, "pooling": pooling, "attention_window": attention_window}
                 expected = {site: self._require_plain(sample, spans, **options, site=site) for site in sites}
+                self.sink_ratio = first_ratio(expected[RESIDUAL], spans) if RESIDUAL in sites else 0.0
                 options["sites"] = sites
 
                 def run(batching: str) -> Iterable[Pooled]:
@@ -288,6 +289,15 @@ class BatchedEncoder(Encoder):
         vectors = tuple(each if work.on_device else each.cpu() for each in pool.vectors())
         done = mark(self.device) if work.on_device else None
         return RunningBatch(rows[pool.order], vectors, done, tuple(work.sites))
+
+
+def first_ratio(vectors: NDArray[np.float32], spans: Spans) -> float:
+    """Return the largest ratio over layers of the median length of first subwords to that of the others."""
+    lengths, is_first = np.linalg.norm(vectors.astype(np.float64), axis=-1), spans.start == 0
+    if is_first.all() or not is_first.any():
+        return 0.0
+    first, others = (np.median(lengths[:, some], axis=1) for some in (is_first, ~is_first))
+    return float((first / np.maximum(others, np.finfo(np.float64).tiny)).max(initial=0))
 
 
 def fastest(

@@ -176,6 +176,7 @@ class Encoder(ABC):
     batching: str
     batchings: tuple[str, ...] = ("packed",)
     refused: Mapping[str, str] = {}
+    sink_ratio: float = 0.0
     n_specials: int
     special_ids: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     cls_place: int | None = None

@@ -21,6 +21,7 @@ from embstore.store.index import LABELS, Index, Labels
 from embstore.store.layout import Layers, one_layer, resolve_layers
 from embstore.store.metadata import Metadata, as_json
 from embstore.store.reading.rows import BLOCK_NBYTES, DENSE
+from embstore.store.sinks import find_sinks, rows_without_sinks
 from embstore.store.source import Missing, layout_of
 from embstore.store.storage.location import ObjectPath, member_names
 from embstore.store.vectors import VALUE_DTYPE
@@ -205,8 +206,9 @@ class Store:
         rows: ArrayLike | slice | None = None,
         where: str | None = None,
         layers: Layers = None,
+        sinks: bool = True,
     ) -> Selection:
-        """Select the occurrences that satisfy all conditions, and layers; no vector is read.
+        """Select the occurrences that satisfy all conditions, and layers; no vector is read, but for `sinks`.
 
         Parameters
         ----------
@@ -220,6 +222,9 @@ class Store:
             A condition in SQL, such as "upos = 'VERB' AND length < 12" (see docs/how-to/corpora.md).
         layers : int, str or list, optional
             One or several (-1 or "last" is the last one), all by default.
+        sinks : bool
+            False: without the first positions of contexts that are attention sinks, which a causal model gives vectors
+            ten to hundreds of times longer than all others. Which these are is measured in the first contexts.
 
         Raises
         ------
@@ -230,10 +235,12 @@ class Store:
 
             store.select(words=["bank", "court"], where="position < 5", layers=[0, -1]).table()
         """
-        if words is None and labels is None and where is None:
+        if words is None and labels is None and where is None and sinks:
             return Selection(self, layers=layers, rows=rows)
         self.source.require_current(columns=True)
         conditions = parse_conditions(self.index, words=words, labels=labels, where=where)
+        if not sinks:
+            conditions.append(lambda some: rows_without_sinks(self, np.arange(self.n_rows) if some is None else some))
         return Selection(self, layers=layers, rows=rows, conditions=conditions)
 
     def describe(self) -> dict[str, Any]:
@@ -251,6 +258,8 @@ class Store:
             "fields": {name: {"kind": own.kind, "values": len(own.names)} for name, own in self.index.fields.items()},
             "nbytes": self.n_rows * self.metadata.row_nbytes,
         }
+        if not self.metadata.virtual and not self.source.is_remote and (sinks := find_sinks(self)):
+            described["sinks"] = {**sinks._asdict(), "positions": list(sinks.positions)}
         if members != [self.source]:
             names = member_names([member.path for member in members])
             described["members"] = [

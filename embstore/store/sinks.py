@@ -1,0 +1,58 @@
+"""Attention sinks: the first positions of contexts, where a causal model's vectors are many times longer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embstore.store.places import place
+
+if TYPE_CHECKING:
+    from embstore.store.store import Store
+
+# A sink is 50 to 200 times longer than the median of its layer, other vectors at most 4 times.
+SINK_RATIO = 10.0
+N_POSITIONS = 4  # of a context that are looked at: models have one or two sinks
+N_CONTEXTS = 32
+N_OTHERS = 512  # vectors for the median
+
+
+class Sinks(NamedTuple):
+    """`positions`: in a context, counted in subwords. `ratio`: their length by the median of `layer`."""
+
+    positions: tuple[int, ...]
+    ratio: float
+    layer: int
+
+
+def find_sinks(store: Store) -> Sinks | None:
+    """Return which positions of a context are sinks, None if none is.
+
+    A position is a sink if, at a stored layer, the median length of its vectors in the first contexts of the store is
+    more than SINK_RATIO times that of vectors at later positions.
+    """
+    rows = np.arange(min(store.n_rows, N_CONTEXTS * N_OTHERS))
+    rows = rows[store.source.is_written(rows)]
+    positions = place(store.index, "context_position", rows)
+    first = [rows[positions == position][:N_CONTEXTS] for position in range(N_POSITIONS)]
+    others = rows[positions >= N_POSITIONS][:N_OTHERS]
+    if not len(others):
+        return None
+    lengths = _lengths(store, others)
+    medians = np.array([_lengths(store, some) / lengths if len(some) else 0 * lengths for some in first])
+    sinks = tuple(np.flatnonzero(medians.max(1) > SINK_RATIO).tolist())
+    return Sinks(sinks, float(medians.max()), store.layers[int(medians.max(0).argmax())]) if sinks else None
+
+
+def _lengths(store: Store, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the median length of vectors, [layer], no less than a small positive number."""
+    vectors = store.vectors(rows).astype(np.float64)
+    return np.maximum(np.median(np.linalg.norm(vectors, axis=-1), axis=1), np.finfo(np.float64).tiny)
+
+
+def rows_without_sinks(store: Store, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of the rows that are no sinks."""
+    sinks = find_sinks(store)
+    return rows if sinks is None else rows[~np.isin(place(store.index, "context_position", rows), sinks.positions)]

@@ -1,0 +1,57 @@
+"""The first positions of contexts with vectors many times longer than others are found and left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import embstore as es
+from embstore.store.places import place
+from embstore.store.sinks import SINK_RATIO, find_sinks
+from tests.json_schemas import validator_of
+from tests.models import tiny
+
+
+def stored(
+    folder: Path, *positions: int, length: float = 3000.0, context: object = 24
+) -> tuple[es.extraction.Plan, es.Store]:
+    """Return the plan and the store of a GPT-2 whose vectors at some positions are long."""
+    encoder = es.load_encoder(tiny.save("gpt2", folder / "gpt2"))
+    with torch.no_grad():
+        encoder.network.model.wpe.weight[list(positions), 7] = length  # type: ignore[attr-defined]
+    options = es.ExtractionOptions(unit="subword", context=context)  # type: ignore[arg-type]
+    texts = [" ".join(words) for words in tiny.random_sentences(50, seed=4)]
+    plan = es.plan(["\n".join(texts[:40]), *texts[40:]], model=encoder, options=options)
+    return plan, es.extract(plan, folder / "store.zarr")
+
+
+@pytest.mark.parametrize("positions", [(0,), (0, 1)])
+def test_sinks_are_found_and_left_out(positions: tuple[int, ...], tmp_path: Path) -> None:
+    plan, store = stored(tmp_path, *positions)
+    described = store.describe()
+    validator_of("info").validate(described)
+    lengths = np.linalg.norm(store.select().vectors().astype(float), axis=-1)
+    is_long = (lengths > SINK_RATIO * np.median(lengths, axis=1, keepdims=True)).any(0)
+    assert described["sinks"]["positions"] == list(positions)
+    assert described["sinks"]["ratio"] == pytest.approx((lengths.max(1) / np.median(lengths, axis=1)).max(), rel=0.2)
+    assert is_long.sum() >= 5
+    assert store.select(sinks=False).rows.tolist() == np.flatnonzero(~is_long).tolist()
+    assert store.select(sinks=False, rows=[30, 0, 31], where="position < 99").rows.tolist() == [30, 31]
+    assert any("attention sink" in line for line in plan.advice)
+
+
+def test_a_store_without_sinks_is_whole(tmp_path: Path) -> None:
+    plan, store = stored(tmp_path, 0, length=0.1)
+    assert find_sinks(store) is None
+    assert "sinks" not in store.describe()
+    assert len(store.select(sinks=False)) == store.n_rows
+    assert not any("attention sink" in line for line in plan.advice)
+
+
+def test_a_position_later_in_a_context_is_no_sink(tmp_path: Path) -> None:
+    _, store = stored(tmp_path, 9)
+    assert (place(store.index, "context_position", np.arange(store.n_rows)) == 9).any()
+    assert find_sinks(store) is None
